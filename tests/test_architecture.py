@@ -1,4 +1,4 @@
-"""The arrows between packages: who may import whom. Imports are read from the source, so laziness hides none."""
+"""Allowed imports between packages, read from the source, so that lazy imports count too."""
 
 import ast
 import re
@@ -57,7 +57,7 @@ def offenders(package: str, forbidden: set[str], beneath: str = "") -> list[str]
 
 
 @pytest.mark.parametrize("package", ALLOWED)
-def test_arrows_never_point_upwards(package: str) -> None:
+def test_no_package_imports_one_above_it(package: str) -> None:
     assert list((ROOT / package).rglob("*.py"))
     assert offenders(package, OURS - ALLOWED[package]) == []
 
@@ -94,7 +94,7 @@ def test_files_that_prose_names_exist() -> None:
             )
 
 
-def test_who_knows_a_web_framework_or_the_heavy_stack() -> None:
+def test_web_framework_and_heavy_stack_are_imported_only_where_allowed() -> None:
     for package in ("openenv_core", "rl_bridge"):
         assert offenders(package, WEB) == []
     for package in ("openenv_core", "servers", "envs"):
@@ -109,7 +109,7 @@ def test_only_the_server_side_of_an_environment_knows_servers() -> None:
         assert wrong == []
 
 
-def test_the_wire_is_known_in_one_place() -> None:
+def test_error_codes_are_spelled_in_one_module() -> None:
     codes = ("UNKNOWN_TYPE", "VALIDATION_ERROR", "EXECUTION_ERROR", "CAPACITY_REACHED", "FACTORY_ERROR")
     keys = [f'"{code}"' for code in codes]
     known = [

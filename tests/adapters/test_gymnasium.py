@@ -129,7 +129,7 @@ def test_ppo_of_stable_baselines_learns_over_the_wire_what_it_learns_without() -
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Blackjack-v1"])
-def test_what_is_left_out_on_the_loop_is_looked_at_all_the_same(env_id: str) -> None:
+def test_quick_environment_refuses_what_gymnasium_refuses(env_id: str) -> None:
     served = QuickGymnasiumEnvironment(env_id)
     with pytest.raises(EpisodeOverError):
         served.step(GymnasiumAction(action=1))
@@ -151,7 +151,7 @@ async def test_an_action_outside_of_the_space_is_refused_and_the_episode_goes_on
     await with_env(gymnasium_app("CartPole-v1"), use)
 
 
-async def test_wrappers_are_put_around_the_first_innermost() -> None:
+async def test_first_wrapper_is_the_innermost() -> None:
     def use(env: ServedEnv) -> None:
         env.reset(seed=1)
         assert [env.step(1)[3] for _ in range(2)] == [False, True]
@@ -181,7 +181,7 @@ def test_spaces_and_values_are_the_same_after_the_wire(space: spaces.Space[Any])
         assert write_value(again, read_value(again, write_value(space, value))) == write_value(space, value)
 
 
-def test_what_is_no_space_or_cannot_cross_is_said() -> None:
+def test_unsupported_spaces_are_refused() -> None:
     for described in (
         {},
         {"type": "Graph"},

@@ -56,7 +56,7 @@ async def test_an_episode_is_played_and_its_reward_is_the_environments() -> None
         assert keep_group(None, group)
 
 
-async def test_a_failure_beside_the_policy_drops_the_group() -> None:
+async def test_infrastructure_failure_drops_the_group() -> None:
     from openenv_core.adapters.miles import keep_group, run
 
     async with serving(fragile_app) as address, policy(act(7)) as (url, _):
@@ -69,7 +69,7 @@ async def test_a_failure_beside_the_policy_drops_the_group() -> None:
         await run(url, "Count.", None, row)
 
 
-async def test_a_policy_that_calls_nothing_is_left_after_its_turns() -> None:
+async def test_policy_without_calls_ends_after_its_turns() -> None:
     from openenv_core.adapters.miles import run
 
     async with serving(fragile_app) as address, policy("a", "b", "c") as (url, chats):

@@ -46,7 +46,7 @@ def test_twenty_hands_are_played_and_their_rewards_are_the_servers() -> None:
         hesitant.close()
 
 
-def test_what_the_page_shows_plays() -> None:
+def test_the_page_example_plays() -> None:
     page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
     block = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)[1]
     with serve(app="envs.blackjack_env.server.app:app") as server:

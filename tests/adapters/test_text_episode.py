@@ -46,7 +46,7 @@ async def test_tools_are_the_environments_own_and_what_a_tool_says_reaches_the_p
 
 
 @pytest.mark.parametrize("key", [INFRASTRUCTURE_ERROR, UNSCORED])
-async def test_an_episode_that_nobody_can_score_has_no_reward(key: str) -> None:
+async def test_unscored_episode_has_no_reward(key: str) -> None:
     class Failing(Counter):
         def step(self, action: Add) -> Count:
             return Count(metadata={key: "a disk is full"}, done=True)
@@ -61,12 +61,12 @@ async def test_an_episode_that_nobody_can_score_has_no_reward(key: str) -> None:
 
 
 @pytest.mark.slow
-async def test_a_lost_server_is_no_reward_and_the_next_reset_says_so() -> None:
+async def test_lost_server_gives_no_reward_and_fails_the_next_reset() -> None:
     async with serving(blackjack) as address:
-        episode = TextEpisode(f"http://{address}", reset_timeout_s=0.3)
+        episode = TextEpisode(f"http://{address}", reset_timeout_s=2.0)
         await episode.reset(seed=1)
-    said = await episode.call("act", {"action": "hit"})
-    assert said.startswith("error: the environment has failed")
+    reply = await episode.call("act", {"action": "hit"})
+    assert reply.startswith("error: the environment has failed")
     assert episode.reward is None
     with pytest.raises(ConnectionFailedError):
         await episode.reset(seed=2)
@@ -90,6 +90,6 @@ def test_the_last_call_of_an_answer_counts() -> None:
         "[" * 5000,
     ],
 )
-def test_an_answer_without_a_call_is_told_the_form(text: str) -> None:
+def test_answer_without_a_call_is_answered_with_the_expected_form(text: str) -> None:
     with pytest.raises(ValueError, match="<tool_call>"):
         read_call(text)

@@ -90,7 +90,7 @@ async def roll_out(address: str, amounts: list[int]) -> tuple[Any, list[str]]:
     return group, prompts
 
 
-async def test_a_rollout_that_the_machine_failed_leaves_its_group() -> None:
+async def test_rollout_lost_to_infrastructure_leaves_its_group() -> None:
     async with serving(fragile_app) as address:
         group, prompts = await roll_out(address, [1, 7, 3])
         assert prompts[0].startswith("Count.")

@@ -61,8 +61,8 @@ def policy() -> tuple[Any, Any]:
         pad_token_id=tokenizer.pad_token_id,
     )
     model = Qwen3ForCausalLM(config)
-    said = {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(ANSWERS)}
-    model.generation_config.suppress_tokens = sorted(set(range(len(tokenizer))) - said)
+    answer_ids = {tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(ANSWERS)}
+    model.generation_config.suppress_tokens = sorted(set(range(len(tokenizer))) - answer_ids)
     return model, tokenizer
 
 
@@ -99,7 +99,7 @@ def trainer_of(policy: tuple[Any, Any], environments: TRLEnvironments, folder: P
     )
 
 
-def test_what_the_page_shows_trains_and_leaves_nothing_behind(
+def test_the_page_example_trains_and_leaves_nothing_running(
     policy: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import trl
@@ -129,9 +129,7 @@ def test_what_the_page_shows_trains_and_leaves_nothing_behind(
     ]
 
 
-def test_a_server_that_is_killed_in_the_middle_of_hands_becomes_no_reward(
-    policy: tuple[Any, Any], tmp_path: Path
-) -> None:
+def test_server_killed_amid_hands_gives_no_reward(policy: tuple[Any, Any], tmp_path: Path) -> None:
     from transformers import TrainerCallback
 
     order = tmp_path / "order"
@@ -176,9 +174,9 @@ def test_rollouts_keep_the_tokens_that_were_sampled_and_what_the_environment_gav
         played.append(environments.rollout_func(prompts, trainer))
         return played[-1]
 
-    def watched(**told: Any) -> list[float | None]:
-        rewards.extend(environment_reward(**told))
-        return rewards[-len(told["prompts"]) :]
+    def watched(**columns: Any) -> list[float | None]:
+        rewards.extend(environment_reward(**columns))
+        return rewards[-len(columns["prompts"]) :]
 
     targets = {"table": "blackjack", "other": "blackjack"}
     with TRLEnvironments(targets, prompt="Play.", unfinished_reward=-1) as environments:
@@ -210,9 +208,11 @@ def test_rollouts_keep_the_tokens_that_were_sampled_and_what_the_environment_gav
                 assert len(ids) == len(mask) <= 512
                 sampled = [token for token, own in zip(ids, mask, strict=True) if own]
                 assert set(sampled) <= answers
-                given = tokenizer.decode([token for token, own in zip(ids, mask, strict=True) if not own])
-                longest = max(longest, given.count("<|im_start|>user"))
-                assert given.count("<|im_start|>user") == given.count("<|im_start|>assistant")
+                prompt_text = tokenizer.decode(
+                    [token for token, own in zip(ids, mask, strict=True) if not own]
+                )
+                longest = max(longest, prompt_text.count("<|im_start|>user"))
+                assert prompt_text.count("<|im_start|>user") == prompt_text.count("<|im_start|>assistant")
         assert longest, "no hand had a second answer"
 
 
@@ -241,8 +241,8 @@ def test_a_roll_out_whose_server_is_lost_has_no_reward(policy: tuple[Any, Any], 
         def answer(contexts: list[list[int]], *_: Any) -> Any:
             server.process.kill()
             server.process.wait()
-            said = [*policy[1].convert_tokens_to_ids(ANSWERS[:1]), end]
-            return [said] * len(contexts), [[-0.5, -0.25]] * len(contexts)
+            tokens = [*policy[1].convert_tokens_to_ids(ANSWERS[:1]), end]
+            return [tokens] * len(contexts), [[-0.5, -0.25]] * len(contexts)
 
         trainer._generate_single_turn = answer
         found = environments.rollout_func([environments.train_dataset[0]["prompt"]], trainer)
@@ -272,7 +272,7 @@ def test_several_environments_are_told_apart_by_name_and_each_has_its_own_tools(
         assert again.reset(seed=5, prompt="x") == table.reset(seed=5, prompt="y")
 
 
-def test_siblings_are_reset_ahead_and_play_what_their_row_says() -> None:
+def test_siblings_are_reset_ahead_with_the_seed_of_their_row() -> None:
     with TRLEnvironments("blackjack") as environments:
         factory = environments.environment_factory
         assert callable(factory)

@@ -1,4 +1,4 @@
-"""Vectors of served environments: what Gymnasium's own give, step for step; failures of members; parts of a vector."""
+"""Vectors of served environments: equal to Gymnasium's own step for step; failing members; partial steps."""
 
 import asyncio
 from collections.abc import Callable
@@ -82,8 +82,8 @@ async def test_a_vector_is_what_gymnasium_makes_of_it(env_id: str, mode: str) ->
         envs.action_space.seed(5)
         seeds: list[Any] = [7, [4, 5, 6]]
         for seed in seeds:
-            begun, other_begun = local.reset(seed=seed), envs.reset(seed=seed)
-            assert plain(space, begun[0], count) == plain(space, other_begun[0], count)
+            expected_reset, actual_reset = local.reset(seed=seed), envs.reset(seed=seed)
+            assert plain(space, expected_reset[0], count) == plain(space, actual_reset[0], count)
             ends = 0
             for _ in range(30 if env_id == "CartPole-v1" else 9):
                 actions = envs.action_space.sample()
@@ -100,7 +100,7 @@ async def test_a_vector_is_what_gymnasium_makes_of_it(env_id: str, mode: str) ->
     await with_vector(gymnasium_app(env_id), use, count, autoreset_mode=mode)
 
 
-async def test_some_are_reset_and_the_others_repeat_their_last_observation() -> None:
+async def test_partial_reset_repeats_the_last_observation_of_the_others() -> None:
     def use(envs: ServedVectorEnv) -> None:
         first, _ = envs.reset(seed=[1, 2, 3])
         mask = np.array([False, True, False])
@@ -117,7 +117,7 @@ async def test_some_are_reset_and_the_others_repeat_their_last_observation() -> 
     await with_vector(gymnasium_app("CartPole-v1"), use, 3)
 
 
-async def test_what_fails_of_one_is_told_with_the_steps_of_the_others() -> None:
+async def test_failure_of_one_member_comes_with_the_steps_of_the_others() -> None:
     def use(envs: ServedVectorEnv) -> None:
         envs.reset(seed=1)
         with pytest.raises(MembersFailedError, match=r"environment 1 .* no action of Discrete") as caught:
@@ -192,7 +192,7 @@ class Press(Action):
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-async def test_what_does_not_count_is_no_step(mode: str) -> None:
+async def test_infrastructure_failure_of_a_member_does_not_count(mode: str) -> None:
     def use(envs: ServedVectorEnv) -> None:
         envs.reset()
         with pytest.raises(MembersFailedError, match="does not count: the disk is full") as caught:
@@ -208,13 +208,13 @@ class Tree(Observation):
 
 
 async def test_a_vector_that_has_no_spaces_takes_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = []
+    slot_requests = []
     app = create_app(Numbered, Press, Tree, max_concurrent_envs=2)
     take = app.sessions.slots.take
-    monkeypatch.setattr(app.sessions.slots, "take", lambda *args: taken.append(args) or take(*args))
+    monkeypatch.setattr(app.sessions.slots, "take", lambda *args: slot_requests.append(args) or take(*args))
     with pytest.raises(ConfigurationError):
         await with_vector(app, lambda _: None, 1)
-    assert not taken
+    assert not slot_requests
 
 
 async def test_pictures_are_those_of_each() -> None:
@@ -228,7 +228,7 @@ async def test_pictures_are_those_of_each() -> None:
     await with_vector(app, use, 2, render_mode="rgb_array")
 
 
-async def test_a_vector_that_does_not_fit_is_refused_and_a_closed_one_gives_all_back() -> None:
+async def test_too_large_vector_is_refused_and_closing_frees_all_slots() -> None:
     app = gymnasium_app("CartPole-v1", max_concurrent_envs=4)
 
     def use(envs: ServedVectorEnv) -> None:
@@ -241,7 +241,7 @@ async def test_a_vector_that_does_not_fit_is_refused_and_a_closed_one_gives_all_
     assert app.sessions.active == 0
 
 
-async def test_a_server_without_this_dialect_is_told_so() -> None:
+async def test_server_without_the_dialect_is_reported() -> None:
     async with scripted(ServerConnection.wait_closed) as url, GenericEnvClient(url) as client:
         with pytest.raises(ConnectionFailedError, match=r"to speak ropewalk\.v1"):
             await client.vector(1)

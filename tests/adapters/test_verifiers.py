@@ -37,12 +37,12 @@ def endpoint(answer: Callable[[dict[str, Any]], str]) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            text = answer(json.loads(asked["messages"][-1]["content"]))
+            requests = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            text = answer(json.loads(requests["messages"][-1]["content"]))
             self.send_response(200)
             self.send_header("content-type", "text/event-stream")
             self.end_headers()
-            about = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": asked["model"]}
+            about = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": requests["model"]}
             for delta, reason in (({"role": "assistant", "content": text}, None), ({}, "stop")):
                 chunk = {**about, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
                 self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
@@ -76,11 +76,11 @@ def play(folder: Path, server: str, model: str, resets: str) -> list[float]:
     uv = folder / "uv"
     uv.write_text(UV)
     uv.chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     path = os.pathsep.join((str(VENV / "bin"), str(folder), os.environ["PATH"]))
     words = [str(VENV / "bin" / "python"), *command.split()[1:], "--no-rich", "--output-dir", "out"]
     variables = {"PYTHONPATH": str(ROOT), "PATH": path, "HOME": str(folder)}
-    done = finished(*words, cwd=folder, env=kept | variables, timeout_s=PATIENCE_S)
+    done = finished(*words, cwd=folder, env=inherited | variables, timeout_s=PATIENCE_S)
     (traces,) = (*folder.glob("out/*/traces.jsonl"), *([] if done.returncode == 0 else [Path(done.stderr)]))
     episodes = [json.loads(line) for line in traces.read_text().splitlines()]
     assert all(episode["ok"] for episode in episodes), episodes
@@ -95,27 +95,29 @@ def test_twenty_hands_have_the_mean_reward_that_the_server_gave(tmp_path: Path) 
     resets = ", ".join(f"{{ seed = {seed} }}" for seed in range(HANDS))
     with serve(app="envs.blackjack_env.server.app:app") as server, endpoint(answer) as model:
         rewards = play(tmp_path, server.address, model, f"[{resets}]")
-        given = []
+        expected_rewards = []
         with GenericEnvClient(f"http://{server.address}").sync() as client:
             for seed in range(HANDS):
                 result = client.reset(seed=seed)
                 while not result.done:
                     result = client.step(json.loads(answer({"observation": result.observation})))
-                given.append(result.reward)
+                expected_rewards.append(result.reward)
     assert len(rewards) == HANDS
-    assert sum(rewards) / HANDS == sum(given) / HANDS
-    assert sorted(rewards) == sorted(given)
+    assert sum(rewards) / HANDS == sum(expected_rewards) / HANDS
+    assert sorted(rewards) == sorted(expected_rewards)
 
 
 def test_tools_of_an_environment_are_shown_and_called(tmp_path: Path) -> None:
-    asked = []
+    requests = []
 
     def answer(prompt: dict[str, Any]) -> str:
-        asked.append(prompt)
+        requests.append(prompt)
         tool = prompt["action_schema"]["available_tools"][0]
         return json.dumps({"tool_name": tool["name"], "arguments": {}})
 
     with serve(app="envs.shop_env.server.app:app") as server, endpoint(answer) as model:
         assert play(tmp_path, server.address, model, "[{ seed = 1, max_calls = 2 }]") == [0.0]
-    assert "task" in asked[0]["observation"]
-    assert asked[1]["observation"]["tool_name"] == asked[0]["action_schema"]["available_tools"][0]["name"]
+    assert "task" in requests[0]["observation"]
+    assert (
+        requests[1]["observation"]["tool_name"] == requests[0]["action_schema"]["available_tools"][0]["name"]
+    )

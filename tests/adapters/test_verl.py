@@ -84,8 +84,10 @@ async def test_the_policys_tokens_alone_are_trained_on() -> None:
         ids, mask = output.response_ids, output.response_mask
         own = words.decode([token for token, trained in zip(ids, mask, strict=True) if trained])
         assert own.replace("\n", "") == f"Hm.<|im_end|>{act(3)}<|im_end|>"
-        given = words.decode([token for token, trained in zip(ids, mask, strict=True) if not trained])
-        assert "there is no call of a tool in the answer" in given
+        untrained_text = words.decode(
+            [token for token, trained in zip(ids, mask, strict=True) if not trained]
+        )
+        assert "there is no call of a tool in the answer" in untrained_text
         assert len(output.response_logprobs) == len(ids)
         assert (output.reward_score, output.num_turns) == (3.0, 4)
         assert words.decode([*output.prompt_ids, *ids]).startswith(prompts[1])

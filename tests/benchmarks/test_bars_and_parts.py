@@ -304,7 +304,7 @@ def opening(argv: list[str], plan: dict[str, int], *files: str) -> Iterator[tupl
         yield opened
 
 
-def refused(argv: list[str], *files: str) -> None:
+def assert_refused(argv: list[str], *files: str) -> None:
     with pytest.raises(SystemExit) as ended, opening(argv, {}, *files):
         pass
     assert ended.value.code == 2
@@ -314,7 +314,7 @@ def test_folder_is_resumed_with_its_plan_by_one_process_at_a_time(tmp_path: Path
     folder = tmp_path / "kept"
     with opening(["--folder", str(folder)], {"seeds": 3}) as opened:
         assert opened == (folder, {"seeds": 3})
-        refused(["--resume", str(folder)])
+        assert_refused(["--resume", str(folder)])
     with opening(["--resume", str(folder)], {"seeds": 1}) as opened:
         assert opened == (folder, {"seeds": 3})
     for argv in (
@@ -322,7 +322,7 @@ def test_folder_is_resumed_with_its_plan_by_one_process_at_a_time(tmp_path: Path
         ["--resume", folder, "--seeds", "2"],
         ["--resume", tmp_path / "missing"],
     ):
-        refused([str(word) for word in argv])
+        assert_refused([str(word) for word in argv])
     with pytest.raises(OSError, match="of the body"), opening(["--resume", str(folder)], {}):
         raise OSError("of the body")
 
@@ -335,9 +335,9 @@ def test_folder_is_not_resumed_after_its_files_changed(tmp_path: Path) -> None:
     with opening(["--resume", str(folder)], {}, str(file)) as opened:
         assert opened == (folder, {"seeds": 3})
     file.write_text("seeds: 4\n")
-    refused(["--resume", str(folder)], str(file))
+    assert_refused(["--resume", str(folder)], str(file))
     file.unlink()
-    refused(["--resume", str(folder)], str(file))
+    assert_refused(["--resume", str(folder)], str(file))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`scripts/gpu-check`: its checks on the CPU, and what it makes of those that fail, crash, hang or cannot be made."""
+"""`scripts/gpu-check`: its checks on a CPU, and its report of failing, crashing, hanging and skipped ones."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from module_run import finished
 
 ROOT = Path(__file__).parents[2]
 VLLM = "reload,decode-0.6B"
@@ -16,17 +17,15 @@ VLLM = "reload,decode-0.6B"
 def gpu_check(
     *argv: str, python: str = sys.executable, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(ROOT / "scripts" / "gpu-check"), *argv],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
+    return finished(
+        str(ROOT / "scripts" / "gpu-check"),
+        *argv,
         env={**os.environ, "PYTHON": python, **environment},
+        timeout_s=280,
     )
 
 
-def found(file: Path) -> dict[str, dict[str, Any]]:
+def read_checks(file: Path) -> dict[str, dict[str, Any]]:
     return {check["check"]: check for check in json.loads(file.read_text())["checks"]}
 
 
@@ -48,7 +47,7 @@ def test_checks_pass_on_a_cpu_with_tiny_shapes(names: str, tmp_path: Path) -> No
     file = tmp_path / "found.json"
     process = gpu_check("--dry", "--only", names, "--json", str(file))
     assert process.returncode == 0, process.stdout + process.stderr
-    checks = found(file)
+    checks = read_checks(file)
     assert {name: check["status"] for name, check in checks.items()} == dict.fromkeys(
         names.split(","), "passed"
     )
@@ -60,7 +59,7 @@ def test_checks_pass_on_a_cpu_with_tiny_shapes(names: str, tmp_path: Path) -> No
 
 
 @pytest.mark.heavy
-def test_what_is_wrong_is_out_of_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_planted_fault_is_out_of_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Attention that looks across documents, a gradient that is off, weights that came otherwise."""
     import torch
 
@@ -140,7 +139,7 @@ else:
 
 
 @pytest.mark.slow
-def test_one_that_fails_crashes_or_hangs_does_not_stop_the_rest(tmp_path: Path) -> None:
+def test_failing_crashing_or_hanging_check_does_not_stop_the_rest(tmp_path: Path) -> None:
     python, stub, file = tmp_path / "python", tmp_path / "stub.py", tmp_path / "found.json"
     stub.write_text(f"PYTHON = {str(python)!r}\n{STUB}")
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {stub} "$@"\n')
@@ -148,7 +147,7 @@ def test_one_that_fails_crashes_or_hangs_does_not_stop_the_rest(tmp_path: Path) 
     argv = ["--only", "step,attention,loss,versions", "--json", str(file)]
     process = gpu_check(*argv, python=str(python))
     assert process.returncode == 1, process.stdout + process.stderr
-    checks = found(file)
+    checks = read_checks(file)
     assert {name: check["status"] for name, check in checks.items()} == {
         "step": "failed",
         "attention": "crashed",
@@ -169,7 +168,7 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-def test_what_cannot_be_made_here_is_skipped_with_its_reason(tmp_path: Path) -> None:
+def test_check_that_cannot_run_here_is_skipped_with_the_reason(tmp_path: Path) -> None:
     """A Python that has nothing but itself, as a machine without an index may."""
     file = tmp_path / "found.json"
     bare = tmp_path / "python"
@@ -177,7 +176,7 @@ def test_what_cannot_be_made_here_is_skipped_with_its_reason(tmp_path: Path) -> 
     bare.chmod(0o755)
     process = gpu_check("--only", "versions,reload", "--json", str(file), python=str(bare))
     assert process.returncode == 1, "nothing was looked at, which is no pass"
-    assert {name: (check["status"], check["why"]) for name, check in found(file).items()} == {
+    assert {name: (check["status"], check["why"]) for name, check in read_checks(file).items()} == {
         "versions": ("skipped", "torch is not installed here"),
         "reload": ("skipped", "torch is not installed here"),
     }
@@ -188,14 +187,14 @@ def test_what_cannot_be_made_here_is_skipped_with_its_reason(tmp_path: Path) -> 
 def test_a_machine_without_a_gpu_fails_one_check_and_skips_the_others(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     assert gpu_check("--only", "versions,decode-8B", "--json", str(file)).returncode == 1
-    checks = found(file)
+    checks = read_checks(file)
     assert (checks["versions"]["status"], checks["decode-8B"]["status"]) == ("failed", "skipped")
     assert "sees no GPU: it is built without CUDA" in checks["versions"]["why"]
     assert figures(checks["versions"])["torchtitan"] == "0.3.0"
     assert checks["decode-8B"]["why"] == "torch sees no GPU here; --dry runs this on the CPU"
 
 
-def test_a_package_that_is_missed_is_told_and_a_module_of_ours_is_a_fault() -> None:
+def test_missing_package_is_reported_and_missing_own_module_fails() -> None:
     from benchmarks.gpu.child import missing_package
 
     caused = RuntimeError("so")
@@ -205,7 +204,7 @@ def test_a_package_that_is_missed_is_told_and_a_module_of_ours_is_a_fault() -> N
     assert missing_package(ValueError("else")) is None
 
 
-def test_words() -> None:
+def test_invalid_arguments_are_refused() -> None:
     listed = gpu_check("--list").stdout.splitlines()
     assert len(listed) == 12
     assert all(" s: " in line for line in listed)

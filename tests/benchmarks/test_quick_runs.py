@@ -1,8 +1,6 @@
 """Every benchmark's command runs with tiny numbers, and its figures add up. How large they are is not checked."""
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 from missing import missing
+from module_run import run_module
 from quick_benchmark import ROOT, quick_benchmark
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -206,24 +205,8 @@ def test_sessions_that_wait_a_second_take_a_second(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: the sandbox isolates nothing elsewhere")
 def test_sandbox_run_leaves_nothing_behind(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    process = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "benchmarks.sandbox",
-            "--quick",
-            "--no-peers",
-            "--levels",
-            "lsm",
-            "--json",
-            str(out),
-        ],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    options = ("--quick", "--no-peers", "--levels", "lsm", "--json", str(out))
+    process = run_module("benchmarks.sandbox", *options, cwd=ROOT, timeout_s=300)
     found = json.loads(out.read_text())
     if any(note.startswith("lsm: ") for note in found["notes"]):
         missing(f"needs the level lsm: {found['notes']}")

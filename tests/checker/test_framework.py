@@ -1,4 +1,4 @@
-"""What checks stand on: how they come out, what is drawn for them, what is told of them."""
+"""The checker's framework: outcomes of checks, sampling from schemas, reports."""
 
 import json
 import random
@@ -32,7 +32,7 @@ from openenv_core.targets import Target, TargetKind, target_of
 NOWHERE = Target(TargetKind.URL, "http://127.0.0.1:1")
 
 
-def made(
+def make_check(
     work: Any, level: CheckLevel = CheckLevel.STATIC, deadline_s: float = 20.0, name: str = "thing"
 ) -> Check:
     return Check(name, level, "It holds.", deadline_s, work)
@@ -62,15 +62,15 @@ def raising(error: BaseException) -> Any:
         (raising(SystemExit(3)), Status.CRASHED, "SystemExit: 3", "report it as a bug"),
     ],
 )
-def test_how_a_check_comes_out(work: Any, status: Status, words: str, change: str) -> None:
-    result = run_check(Subject(NOWHERE), made(work))
+def test_outcome_of_a_check(work: Any, status: Status, words: str, change: str) -> None:
+    result = run_check(Subject(NOWHERE), make_check(work))
     assert result.status is status
     assert words in result.message
     assert change in result.change
 
 
-def test_a_check_that_does_not_end_is_given_up() -> None:
-    result = run_check(Subject(NOWHERE), made(lambda _: time.sleep(1), deadline_s=0.05))
+def test_check_past_its_deadline_is_abandoned() -> None:
+    result = run_check(Subject(NOWHERE), make_check(lambda _: time.sleep(1), deadline_s=0.05))
     assert result.status is Status.FAILED
     assert "within 0.05 s" in result.message
 
@@ -95,15 +95,15 @@ def test_checks_are_chosen_by_level_and_by_name() -> None:
 def report() -> CheckReport:
     subject = Subject(NOWHERE)
     works = [
-        made(lambda _: "fine", name="good"),
-        made(
+        make_check(lambda _: "fine", name="good"),
+        make_check(
             raising(CheckError("expected a,\n got \x1b[2J\x00b", change="do a")),
             CheckLevel.RUNTIME,
             name="bad",
         ),
-        made(raising(NotApplicableError("no folder")), CheckLevel.RUNTIME, name="idle"),
-        made(raising(CheckWarnedError("doubtful", change="look")), CheckLevel.RUNTIME, name="odd"),
-        made(raising(KeyError("x")), CheckLevel.LOAD, name="broken"),
+        make_check(raising(NotApplicableError("no folder")), CheckLevel.RUNTIME, name="idle"),
+        make_check(raising(CheckWarnedError("doubtful", change="look")), CheckLevel.RUNTIME, name="odd"),
+        make_check(raising(KeyError("x")), CheckLevel.LOAD, name="broken"),
     ]
     return run(subject, works)
 
@@ -126,7 +126,7 @@ def test_the_report_for_people() -> None:
     console = Console(out, 5)
     found = report()
     for result in found.results:
-        console.begin(made(None, result.level, name=result.check))
+        console.begin(make_check(None, result.level, name=result.check))
         console.end(result)
     console.finish(found)
     text = out.getvalue()
@@ -171,15 +171,15 @@ class Everything(BaseModel):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("modest", [True, False])
-def test_what_is_drawn_follows_the_schema_and_the_seed(modest: bool) -> None:
+def test_samples_follow_the_schema_and_the_seed(modest: bool) -> None:
     schema = Everything.model_json_schema()
-    drawn = sample(schema, 40, 1, modest=modest)
-    assert len(drawn) == 40
-    for value in drawn:
+    samples = sample(schema, 40, 1, modest=modest)
+    assert len(samples) == 40
+    for value in samples:
         Everything.model_validate_json(json.dumps(value))
-    assert drawn == sample(schema, 40, 1, modest=modest)
-    assert drawn != sample(schema, 40, 2, modest=modest)
-    assert any("metadata" in value for value in drawn) is not modest
+    assert samples == sample(schema, 40, 1, modest=modest)
+    assert samples != sample(schema, 40, 2, modest=modest)
+    assert any("metadata" in value for value in samples) is not modest
 
 
 def test_a_small_schema_is_exhausted_and_an_impossible_one_is_a_finding() -> None:
@@ -192,8 +192,8 @@ def test_a_small_schema_is_exhausted_and_an_impossible_one_is_a_finding() -> Non
 
 def test_an_author_s_examples_go_first() -> None:
     schema = {"type": "object", "examples": [{"b": 2}]}
-    drawn = pool(schema, [{"a": 1}], lambda: [], 0).draw(random.Random(0))
-    first = [next(drawn) for _ in range(20)]
+    samples = pool(schema, [{"a": 1}], lambda: [], 0).draw(random.Random(0))
+    first = [next(samples) for _ in range(20)]
     assert first[:2] == [{"a": 1}, {"b": 2}]
     assert {json.dumps(one) for one in first} == {'{"a": 1}', '{"b": 2}'}
 
@@ -219,10 +219,10 @@ def test_a_url_has_neither_folder_nor_code_nor_a_server_of_ours() -> None:
 
 def test_every_fault_of_a_manifest_is_told_at_once() -> None:
     content = {"spec_version": 2, "nmae": "x", "validation": {"episodes": {"endles": True}}}
-    with pytest.raises(ConfigurationError) as told:
+    with pytest.raises(ConfigurationError) as error:
         parse_manifest(content)
     for words in ("spec_version", "name: missing", "did you mean 'name'", "did you mean 'endless'"):
-        assert words in str(told.value)
+        assert words in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_every_fault_of_a_manifest_is_told_at_once() -> None:
         ("openenv_core", TargetKind.NAME),
     ],
 )
-def test_what_a_text_stands_for(text: str, kind: TargetKind, tmp_path: Path, monkeypatch: Any) -> None:
+def test_target_of_a_text(text: str, kind: TargetKind, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine.sock")
     assert target_of(text).kind is kind
 
@@ -262,13 +262,15 @@ def test_an_app_comes_through_the_entry_point(monkeypatch: Any) -> None:
         targets.load_app("blackjack")
 
 
-def test_what_fails_alike_is_told_once() -> None:
+def test_equal_failures_are_reported_once() -> None:
     with Subject(NOWHERE) as subject:
         checks_of = [
-            made(raising(CheckError(f"expected {n}", change="do a", cause="one")), name=f"check {n}")
+            make_check(raising(CheckError(f"expected {n}", change="do a", cause="one")), name=f"check {n}")
             for n in "ab"
         ]
-        checks_of += [made(raising(ExecutionError("no task", code="EXECUTION_ERROR")), name=n) for n in "cd"]
+        checks_of += [
+            make_check(raising(ExecutionError("no task", code="EXECUTION_ERROR")), name=n) for n in "cd"
+        ]
         found = run(subject, checks_of).results
     assert [one.status for one in found] == [Status.FAILED, Status.SKIPPED] * 2
     assert found[1].message == "as check a"

@@ -2,7 +2,6 @@
 
 import json
 import random
-import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
@@ -11,6 +10,7 @@ from typing import Any
 
 import gallery
 import pytest
+from module_run import finished
 
 from openenv_core.checker.check import CheckLevel, select_checks
 from openenv_core.checker.load import Growth, leaks_memory, leaks_resources
@@ -26,21 +26,21 @@ ENDED_S = 300.0
 Verdict = dict[str, tuple[str, str]]
 
 
-def judged(folder: Path, step_timeout_s: float) -> Verdict:
+def run_all_checks(folder: Path, step_timeout_s: float) -> Verdict:
     """Run every check on an environment, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(gallery.HERE / "judge.py"), str(folder), str(step_timeout_s)],
+    done = finished(
+        sys.executable,
+        str(gallery.HERE / "judge.py"),
+        str(folder),
+        str(step_timeout_s),
         cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=ENDED_S,
-        check=False,
+        timeout_s=ENDED_S,
     )
     assert done.returncode == 0, done.stderr
     return {name: (status, message) for name, (status, message) in json.loads(done.stdout).items()}
 
 
-def named(verdict: Verdict, *statuses: Status) -> set[str]:
+def checks_with(verdict: Verdict, *statuses: Status) -> set[str]:
     return {name for name, (status, _) in verdict.items() if status in statuses}
 
 
@@ -60,7 +60,7 @@ class Verdicts:
 
     def _submit(self, folder: Path, bug: gallery.Bug | None) -> Future[Verdict]:
         patience_s = gallery.STEP_TIMEOUT_S if bug is None else bug.step_timeout_s
-        return self._pool.submit(judged, gallery.build(folder, bug), patience_s)
+        return self._pool.submit(run_all_checks, gallery.build(folder, bug), patience_s)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def _of_verdicts(item: Any) -> bool:
 @pytest.mark.parametrize("name", [GOOD, *(bug.name for bug in BUGS)])
 def test_a_planted_bug_is_caught_by_its_check_alone(name: str, verdicts: Verdicts) -> None:
     good, verdict = verdicts.of(GOOD), verdicts.of(name)
-    bad = {check: verdict[check] for check in named(verdict, *BAD)}
-    skipped = named(verdict, Status.SKIPPED)
+    bad = {check: verdict[check] for check in checks_with(verdict, *BAD)}
+    skipped = checks_with(verdict, Status.SKIPPED)
     if name == GOOD:
         assert bad == {}
         # It has no tools, and is no image.
@@ -90,7 +90,7 @@ def test_a_planted_bug_is_caught_by_its_check_alone(name: str, verdicts: Verdict
         planted = gallery.bug(name)
         assert set(bad) == {planted.caught_by}, bad
         assert bad[planted.caught_by][0] == Status.FAILED
-        assert skipped - named(good, Status.SKIPPED) <= planted.also_skipped
+        assert skipped - checks_with(good, Status.SKIPPED) <= planted.also_skipped
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_bugs_of_the_seed_are_caught_in_this_process(name: str, tmp_path: Path) 
 @pytest.mark.soak
 @pytest.mark.timeout(ENDED_S)
 @pytest.mark.parametrize("name", [GOOD, "unseeded", "global_generator"])
-def test_at_a_url_it_is_seen_over_the_wire(name: str, tmp_path: Path) -> None:
+def test_planted_bug_is_caught_at_a_url(name: str, tmp_path: Path) -> None:
     bug = None if name == GOOD else gallery.bug(name)
     folder = gallery.build(tmp_path, bug)
     levels = [CheckLevel.SEMANTIC, CheckLevel.HOSTILE, CheckLevel.LOAD]

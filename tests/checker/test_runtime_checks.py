@@ -213,7 +213,7 @@ def test_a_game_that_never_rewards_is_doubtful(tmp_path: Path) -> None:
     assert (result.status, "null for each of" in result.message) == (Status.WARNED, True)
 
 
-def test_what_instances_share_is_named(tmp_path: Path) -> None:
+def test_state_shared_by_instances_is_named(tmp_path: Path) -> None:
     class Remembers(Walk):
         places: ClassVar[list[int]] = []
 
@@ -342,6 +342,6 @@ class MoreState(Walk):
         return WalkState.model_validate({**super().state.model_dump(), "more": 1})
 
 
-def test_what_is_not_promised_is_not_held_against_it() -> None:
+def test_undeclared_properties_are_not_checked() -> None:
     assert look("states_follow_schema", walk(MoreState)).status is Status.PASSED
     assert look("reward_in_range", walk(Generous)).status is Status.SKIPPED

@@ -1,4 +1,4 @@
-"""What semantic and hostile checks stand on: compared episodes, the network hook, the values that are sent."""
+"""Parts of the semantic and hostile checks: comparing episodes, the network hook, hostile values."""
 
 import _socket
 import json
@@ -30,7 +30,7 @@ def result(reward: Any = None, done: bool = False, **observation: Any) -> dict[s
     return {"observation": observation, "reward": reward, "done": done, "metadata": None}
 
 
-def served(factory: Any) -> Any:
+def serve_factory(factory: Any) -> Any:
     return create_app(factory, Add, Count, state_cls=CountState).served
 
 
@@ -42,7 +42,7 @@ def test_equal_episodes_do_not_part_and_metadata_may_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "told"),
+    ("one", "other", "message"),
     [
         ([result(x=1)], [result(x=2)], "at the reset, observation.x is 1 in one and 2 in the other"),
         ([result(x=[0, 1])], [result(x=[0, 2])], "observation.x[1] is 1"),
@@ -52,16 +52,16 @@ def test_equal_episodes_do_not_part_and_metadata_may_differ() -> None:
         ([result(), result()], [result()], "one ends after 1 steps and the other after 0"),
     ],
 )
-def test_where_episodes_part(one: list[Any], other: list[Any], told: str) -> None:
+def test_first_difference_of_episodes(one: list[Any], other: list[Any], message: str) -> None:
     found = find_difference(one, other)
     assert found is not None
-    assert told in found
+    assert message in found
 
 
 @pytest.mark.parametrize("factory", [Counter, AsyncCounter])
 def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> None:
     actions = [{"amount": 4}, {"amount": "x"}, {"amount": 9}, {"amount": 1}]
-    with LocalEnvironment(served(factory)) as environment:
+    with LocalEnvironment(serve_factory(factory)) as environment:
         played = [turn.plain for turn in turns(environment, environment.reset, 3, actions)]
     assert [one.get("error") or (one["observation"]["total"], one["done"]) for one in played] == [
         (3, False),
@@ -71,27 +71,27 @@ def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> N
     ]
 
 
-def test_what_raises_in_the_environment_is_an_error_or_a_finding() -> None:
+def test_exception_of_the_environment_is_an_error_or_a_finding() -> None:
     class Broken(Counter):
         def __init__(self) -> None:
             raise RuntimeError("no table")
 
-    with LocalEnvironment(served(Counter)) as environment:
+    with LocalEnvironment(serve_factory(Counter)) as environment:
         environment.reset(seed=50)
         with pytest.raises(ExecutionError):
             environment.step({"amount": 1})
     with pytest.raises(CheckError, match="no table"):
-        LocalEnvironment(served(Broken))
+        LocalEnvironment(serve_factory(Broken))
 
 
-def test_who_takes_a_seed() -> None:
+def test_environments_that_take_a_seed() -> None:
     class Unseeded(Counter):
         def reset(self, *, episode_id: str | None = None) -> Count:  # type: ignore[override]
             return Count()
 
-    assert takes_seed(served(Counter)) is True
-    assert takes_seed(served(Unseeded)) is False
-    assert takes_seed(served(lambda: Counter())) is None
+    assert takes_seed(serve_factory(Counter)) is True
+    assert takes_seed(serve_factory(Unseeded)) is False
+    assert takes_seed(serve_factory(lambda: Counter())) is None
 
 
 # ---- whom a server talks to
@@ -99,7 +99,7 @@ def test_who_takes_a_seed() -> None:
 UDP = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"
 
 
-def test_which_hosts_are_this_machine_and_which_are_allowed() -> None:
+def test_local_and_allowed_hosts() -> None:
     for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1", "", "0.0.0.0", "LOCALHOST."):
         assert inside.is_local(host), host
     for host in ("192.0.2.7", "example.org", "1.127.0.0", "2001:db8::1"):
@@ -110,7 +110,7 @@ def test_which_hosts_are_this_machine_and_which_are_allowed() -> None:
     assert not inside.is_allowed("evil-example.org", ["*.example.org", "example.org"])
 
 
-def noted(code: str, *allowed: str) -> tuple[list[str], str]:
+def run_with_hook(code: str, *allowed: str) -> tuple[list[str], str]:
     """Run code with the hook; return whom it tried to reach, and what it printed."""
     with hook_folder() as (folder, env_vars):
         notes = folder / "hosts"
@@ -119,19 +119,21 @@ def noted(code: str, *allowed: str) -> tuple[list[str], str]:
         return notes.read_text().split(), done.stdout + done.stderr
 
 
-def test_an_attempt_is_noted_and_stopped() -> None:
-    hosts, said = noted(f"{UDP}\ns.sendto(b'', ('192.0.2.7', 9))\nprint('sent')")
+def test_connection_to_another_host_is_recorded_and_stopped() -> None:
+    hosts, output = run_with_hook(f"{UDP}\ns.sendto(b'', ('192.0.2.7', 9))\nprint('sent')")
     assert hosts == ["192.0.2.7"]
-    assert "does not allow 192.0.2.7" in said
-    assert "sent" not in said
+    assert "does not allow 192.0.2.7" in output
+    assert "sent" not in output
 
 
-def test_an_attempt_whose_error_is_swallowed_is_noted_also_in_a_child() -> None:
+def test_swallowed_connection_error_is_recorded_also_in_a_child() -> None:
     inner = "try: socket.create_connection(('telemetry.invalid', 80), 1)\nexcept OSError: print('went on')"
     inner = f"import socket\n{inner}"
-    hosts, said = noted(f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {inner!r}])")
+    hosts, output = run_with_hook(
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {inner!r}])"
+    )
     assert hosts == ["telemetry.invalid"]
-    assert "went on" in said
+    assert "went on" in output
 
 
 def test_loopback_and_what_is_allowed_pass() -> None:
@@ -140,16 +142,16 @@ def test_loopback_and_what_is_allowed_pass() -> None:
         "socket.getaddrinfo('192.0.2.9', 80)\n"
         "try: socket.getaddrinfo('nothing.invalid', 80)\nexcept socket.gaierror: pass\nprint('done')"
     )
-    hosts, said = noted(code, "nothing.invalid")
+    hosts, output = run_with_hook(code, "nothing.invalid")
     assert hosts == []
-    assert "done" in said
+    assert "done" in output
 
 
 def test_an_allowed_lookup_allows_its_own_addresses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     look = "try: socket.getaddrinfo('good.invalid', 80)\nexcept socket.gaierror: pass\n"
-    hosts, said = noted(f"{look}{UDP}\ns.sendto(b'', ('192.0.2.7', 9))", "good.invalid")
+    hosts, output = run_with_hook(f"{look}{UDP}\ns.sendto(b'', ('192.0.2.7', 9))", "good.invalid")
     assert hosts == ["192.0.2.7"]
-    assert "does not allow 192.0.2.7" in said
+    assert "does not allow 192.0.2.7" in output
     # Names without a network: the answers are made up.
     made_up = [(2, 1, 6, "", ("192.0.2.5", 80)), (10, 1, 6, "", ("::ffff:192.0.2.6", 80, 0, 0))]
     monkeypatch.setattr(_socket, "getaddrinfo", lambda *_, **__: made_up)
@@ -168,15 +170,15 @@ def test_a_sitecustomize_of_the_users_own_runs_as_well(tmp_path: Path) -> None:
     with hook_folder() as (folder, env_vars):
         env = {**os.environ, **env_vars, inside.COLLECTED: str(folder / "collected")}
         env["PYTHONPATH"] = os.pathsep.join([env_vars["PYTHONPATH"], str(tmp_path)])
-        said = subprocess.check_output([sys.executable, "-c", ""], env=env, text=True, timeout=30)
-    assert said.strip() == "my own"
+        output = subprocess.check_output([sys.executable, "-c", ""], env=env, text=True, timeout=30)
+    assert output.strip() == "my own"
 
 
 # ---- what is sent to a server that is ill-treated
 
 
 @pytest.mark.slow
-def test_what_is_sent_reaches_the_ends_of_the_schema_and_is_wrong_in_many_ways(tmp_path: Path) -> None:
+def test_hostile_values_reach_the_limits_of_the_schema_and_break_it_in_many_ways(tmp_path: Path) -> None:
     with Subject.of(gallery.build(tmp_path)) as good:
         (valid, invalid), again = (split(Subject.of(good.url)) for _ in range(2))
     assert json.dumps((valid, invalid)) == json.dumps(again)  # of the same seed

@@ -95,12 +95,12 @@ def test_a_fault_in_a_folder_is_found(check: str, files: Any, words: str, tmp_pa
         dockerfile("EXPOSE 8000", "ENV API_KEY=${GIVEN_LATER}"),
     ],
 )
-def test_what_is_no_secret_in_the_image_is_none(files: Any, tmp_path: Path) -> None:
+def test_files_kept_out_of_the_image_are_no_secrets(files: Any, tmp_path: Path) -> None:
     result = of_folder("dockerfile_secrets", folder_with(tmp_path, **files))
     assert result.status is Status.PASSED, result
 
 
-def test_what_the_base_brings_need_not_be_repeated(tmp_path: Path) -> None:
+def test_settings_of_the_base_image_need_not_be_repeated(tmp_path: Path) -> None:
     folder_with(
         tmp_path, dockerfile="ARG BASE_IMAGE=reg.org/ropewalk-base:0.1.0\nFROM ${BASE_IMAGE} AS a\nFROM a\n"
     )

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
+from module_run import finished
 from subjects import README, folder_with
 
 from openenv_core.checker.check import checks
@@ -42,9 +43,7 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
 
 
 def run_python(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, *words], cwd=cwd, capture_output=True, text=True, timeout=250, check=False
-    )
+    return finished(sys.executable, *words, cwd=cwd, timeout_s=250)
 
 
 def validate(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -54,13 +53,13 @@ def validate(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
 def test_without_the_checker_s_packages_the_extra_is_named(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     assert main(["validate", "blackjack"]) == 2
-    said = capsys.readouterr()
-    assert "got none of the name jsonschema; pip install 'ropewalk[author]'" in said.err
-    assert said.out == ""
+    captured = capsys.readouterr()
+    assert "got none of the name jsonschema; pip install 'ropewalk[author]'" in captured.err
+    assert captured.out == ""
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         ([], "expected what to look at"),
         (["nosuchenvironment"], "there are:"),
@@ -72,12 +71,12 @@ def test_without_the_checker_s_packages_the_extra_is_named(monkeypatch: Any, cap
         (["blackjack", "--junit", "/nosuch/folder/report.xml"], "a file that can be written"),
     ],
 )
-def test_wrong_usage_and_what_cannot_be_had_are_status_2(
-    words: list[str], told: str, capsys: Any, monkeypatch: Any, tmp_path: Path
+def test_wrong_usage_and_missing_targets_are_status_2(
+    arguments: list[str], message: str, capsys: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no-engine.sock")
-    assert main(["validate", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert main(["validate", *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_findings_are_status_1_in_json_and_junit(folder: Path, tmp_path: Path, capsys: Any) -> None:
@@ -196,13 +195,13 @@ def test_the_page_lists_every_check_with_its_sentence() -> None:
     text = PAGE.read_text()
     missing = [one.name for one in checks() if f"| `{one.name}` | {one.says} |" not in text]
     assert not missing
-    told = {
+    documented = {
         line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 3
     }
-    assert sorted(told) == sorted(one.name for one in checks())  # each has a name of its own
+    assert sorted(documented) == sorted(one.name for one in checks())  # each has a name of its own
 
 
-def test_what_had_ended_before_an_interruption_is_reported(
+def test_finished_checks_are_reported_after_an_interruption(
     folder: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     from openenv_core.checker import runner as isolation

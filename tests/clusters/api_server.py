@@ -75,16 +75,16 @@ class ApiServer:
 
     def _events(self, selector: str, seconds: float) -> Iterator[bytes]:
         wanted = dict(part.split("=") for part in selector.split(","))
-        told: dict[str, dict[str, Any]] = {}
+        sent: dict[str, dict[str, Any]] = {}
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with self._lock:
                 shown = list(self._pods.values())
             for one in shown:
                 name = one["metadata"]["name"]
-                if wanted.items() <= one["metadata"]["labels"].items() and told.get(name) is not one:
-                    event = {"type": "MODIFIED" if name in told else "ADDED", "object": one}
-                    told[name] = one
+                if wanted.items() <= one["metadata"]["labels"].items() and sent.get(name) is not one:
+                    event = {"type": "MODIFIED" if name in sent else "ADDED", "object": one}
+                    sent[name] = one
                     yield json.dumps(event).encode() + b"\n"
             time.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""The manifests of examples/grpo_blackjack/kubernetes, and what they say of who may reach whom."""
+"""The manifests of examples/grpo_blackjack/kubernetes, and which connections they allow."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ def load_all() -> list[dict[str, Any]]:
 OBJECTS = load_all()
 
 
-def named(kind: str, name: str) -> dict[str, Any]:
+def find(kind: str, name: str) -> dict[str, Any]:
     (found,) = (one for one in OBJECTS if (one["kind"], one["metadata"]["name"]) == (kind, name))
     return found
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 from free_ports import free_ports
 from missing import missing
+from module_run import finished
 
 PACKAGES = (
     "libhwloc15",
@@ -84,9 +85,7 @@ def require_slurm() -> Path:
 
 
 def _apt(folder: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        ["apt-get", "-q", *words], cwd=folder, capture_output=True, text=True, timeout=DOWNLOAD_S, check=False
-    )
+    return finished("apt-get", "-q", *words, cwd=folder, timeout_s=DOWNLOAD_S)
 
 
 class SlurmNode:
@@ -130,9 +129,7 @@ class SlurmNode:
 
     def run(self, *words: str, timeout_s: float = 30, check: bool = True) -> str:
         """What one of Slurm's commands prints."""
-        done = subprocess.run(
-            words, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        done = finished(*words, env=self.environment, timeout_s=timeout_s)
         if check:
             assert done.returncode == 0, (words, done.stdout, done.stderr, self.logs())
         return done.stdout

@@ -26,13 +26,13 @@ def token(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def port(token: Path) -> Iterator[int]:
-    given = {name: value for name, value in variables("environment").items() if value is not None}
+    environment = {name: value for name, value in variables("environment").items() if value is not None}
     # The image lets everybody in by itself; the manifest's token must win.
-    given |= {"ROPEWALK_TOKEN_FILE": str(token), "ROPEWALK_INSECURE": "1"}
+    environment |= {"ROPEWALK_TOKEN_FILE": str(token), "ROPEWALK_INSECURE": "1"}
     port = free_port()
     words = ["serve", "envs.blackjack_env.server.app:app", "--host", "0.0.0.0", "--port", str(port)]
     with subprocess.Popen(
-        [sys.executable, "-m", "openenv_core.cli", *words], cwd=ROOT, env={**os.environ, **given}
+        [sys.executable, "-m", "openenv_core.cli", *words], cwd=ROOT, env={**os.environ, **environment}
     ) as server:
         try:
             yield port

@@ -49,12 +49,12 @@ SENT = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() i
 """What the engine gets of the repository; the rest is ignored."""
 
 
-def named(before: str) -> list[str]:
+def words_after(before: str) -> list[str]:
     (words,) = re.findall(rf"{re.escape(before)} ([\w ]+?)(?:;|$)", TEXT, re.MULTILINE)
     return str(words).split()
 
 
-def test_what_is_copied_is_sent_to_the_engine_and_nothing_secret() -> None:
+def test_copied_files_are_sent_to_the_engine_and_no_secrets() -> None:
     copied = [word for line in re.findall(r"^COPY (.+)$", TEXT, re.MULTILINE) for word in line.split()[:-1]]
     assert len(copied) > 5
     for word in copied:
@@ -66,15 +66,15 @@ def test_what_is_copied_is_sent_to_the_engine_and_nothing_secret() -> None:
     assert {Path(name).parts[0] for name in SENT}.isdisjoint({".git", ".venvs", "runs", "tests", ".env"})
 
 
-def test_packages_that_stand_in_until_the_code_comes_are_those_of_the_project() -> None:
+def test_placeholder_packages_are_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     found = project["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert sorted(named("for package in")) == sorted(pattern.removesuffix("*") for pattern in found)
+    assert sorted(words_after("for package in")) == sorted(pattern.removesuffix("*") for pattern in found)
 
 
 def test_all_code_is_compiled_since_nobody_can_later() -> None:
     code = {name for name in SENT if (ROOT / name).is_dir() and any((ROOT / name).rglob("*.py"))}
-    assert set(named("-m compileall -q")) == code - {"scripts", "dockerfiles"}
+    assert set(words_after("-m compileall -q")) == code - {"scripts", "dockerfiles"}
 
 
 # ---- with an engine
@@ -90,24 +90,24 @@ def docker(*words: str, timeout_s: float = 120, check: bool = True) -> str:
 def image(engine: DockerEngine) -> str:
     """Built, from the cache where that has its layers; it stays, since that takes minutes otherwise."""
     gateway = engine.call("GET", "/networks/bridge")["IPAM"]["Config"][0]["Gateway"]
-    with served_to_containers(gateway, settings_of_pip()) as given:
-        _build(engine, given)
+    with served_to_containers(gateway, settings_of_pip()) as build_arguments:
+        _build(engine, build_arguments)
     return IMAGE
 
 
-def _build(engine: DockerEngine, given: Mapping[str, str]) -> None:
-    content = _content(given, base=engine.call("GET", f"/images/{BASE}/json")["Id"])
+def _build(engine: DockerEngine, build_arguments: Mapping[str, str]) -> None:
+    content = _content(build_arguments, base=engine.call("GET", f"/images/{BASE}/json")["Id"])
     if content_of(engine, IMAGE) != content:
-        _look_for_packages(given)
-    arguments = [f"--build-arg={name}={value}" for name, value in given.items()]
+        _look_for_packages(build_arguments)
+    arguments = [f"--build-arg={name}={value}" for name, value in build_arguments.items()]
     file = str(ROOT / "dockerfiles/rl/Dockerfile")
     label = f"--label={CONTENT}={content}"
     docker("build", "--tag", IMAGE, "--file", file, label, *arguments, str(ROOT), timeout_s=BUILD_S)
 
 
-def _content(given: Mapping[str, str], *, base: str) -> str:
+def _content(build_arguments: Mapping[str, str], *, base: str) -> str:
     """What decides whether the packages are installed anew."""
-    digest = hashlib.sha256(json.dumps([base, given], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([base, build_arguments], sort_keys=True).encode())
     for name in RECIPE:
         place = ROOT / name
         for path in sorted(place.rglob("*")) if place.is_dir() else [place]:
@@ -116,10 +116,10 @@ def _content(given: Mapping[str, str], *, base: str) -> str:
     return digest.hexdigest()
 
 
-def _look_for_packages(given: Mapping[str, str]) -> None:
+def _look_for_packages(build_arguments: Mapping[str, str]) -> None:
     """End the test where containers reach no packages: the build would try for long, and fail."""
     name = f"ropewalk-test-look-{uuid.uuid4().hex[:8]}"
-    variables = [f"--env={key}={value}" for key, value in given.items()]
+    variables = [f"--env={key}={value}" for key, value in build_arguments.items()]
     try:
         docker("run", "--rm", "--name", name, *variables, BASE, "sh", "-euc", LOOK, timeout_s=LOOK_S)
     except (AssertionError, subprocess.TimeoutExpired) as error:
@@ -155,9 +155,9 @@ def mesh(image: str) -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.docker
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_what_is_in_it(image: str) -> None:
-    said = docker("run", "--rm", *LOCKED, "--network", "none", image, "id", "-u")
-    assert said == "10001"
+def test_image_has_the_code_and_its_imports_and_nothing_else(image: str) -> None:
+    output = docker("run", "--rm", *LOCKED, "--network", "none", image, "id", "-u")
+    assert output == "10001"
     shown = json.loads(docker("image", "inspect", image))[0]
     assert shown["Config"]["User"] == "10001:10001"
     # The code, and not what lies beside it in the repository.

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 from manifests import ROOT, container, pod_templates
+from module_run import finished
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -92,14 +93,14 @@ class Cluster:
         return False
 
     def controller(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, CONTROLLER, str(self.folder), *words],
+        return finished(
+            sys.executable,
+            CONTROLLER,
+            str(self.folder),
+            *words,
             cwd=ROOT,
             env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=RUN_S,
-            check=False,
+            timeout_s=RUN_S,
         )
 
     def close(self) -> None:

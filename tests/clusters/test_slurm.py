@@ -72,7 +72,7 @@ def until_called(folder: Path, line: str) -> None:
         time.sleep(0.1)
 
 
-def test_a_worker_a_node_and_the_controller_that_knows_them(slurm: SlurmNode, folder: Path) -> None:
+def test_each_node_has_a_worker_known_to_the_controller(slurm: SlurmNode, folder: Path) -> None:
     job = submit(slurm, folder, "stay=yes", "trainer.iterations=3")
     until_called(folder, "worker ")
     until_called(folder, "serve ")
@@ -142,14 +142,14 @@ def run_script(folder: Path, **variables: str) -> subprocess.CompletedProcess[st
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     (folder / "slow").write_text(SLOW)
-    given = {
+    environment = {
         "PATH": f"{folder}:{folder}/slurm:{os.environ['PATH']}",
         "BASH_ENV": str(folder / "slow"),
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "localhost",
         "ROPEWALK_VENV": str(folder / "venv"),
     }
-    return finished("bash", SCRIPT, cwd=folder, env={**given, **variables}, timeout_s=60)
+    return finished("bash", SCRIPT, cwd=folder, env={**environment, **variables}, timeout_s=60)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def run_script(folder: Path, **variables: str) -> subprocess.CompletedProcess[st
         ("CONT", 3, 3, False),  # nobody told it
     ],
 )
-def test_a_controller_that_ends_while_it_is_told_is_asked_for_its_status(
+def test_exit_status_of_a_signalled_controller_decides_about_requeueing(
     tmp_path: Path, signal: str, ended: int, status: int, queued: bool
 ) -> None:
     done = run_script(tmp_path, SIGNAL=signal, STATUS=str(ended))
@@ -178,9 +178,9 @@ def test_steps_have_the_job_s_cpus_and_jobs_on_a_node_have_ports_of_their_own(tm
     assert steps == ["srun for 6 CPUs"] * 2 + ["srun for no CPUs"] * 4
     masters = [int(found) for line in called for found in re.findall(r"monarch\.master_port=(\d+)", line)]
     # A worker's port and the environment's lie around each.
-    taken = [port + beside for port in masters for beside in (-1, 0, 1)]
-    assert len(set(taken)) == 9
-    assert all(1024 < port < 32768 for port in taken)  # what systems choose by themselves lies above
+    ports = [port + beside for port in masters for beside in (-1, 0, 1)]
+    assert len(set(ports)) == 9
+    assert all(1024 < port < 32768 for port in ports)  # what systems choose by themselves lies above
 
 
 @pytest.mark.parametrize(("gpus", "made"), [("2", ".venvs/rl"), ("1", ".venvs/rl-cpu")])

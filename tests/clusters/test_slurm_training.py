@@ -45,9 +45,9 @@ def test_a_job_trains_and_goes_on_where_its_time_was_over(tmp_path: Path) -> Non
         log = tmp_path / "job.log"
         deadline = time.monotonic() + START_S
         while not iterations(tmp_path):
-            told = log.read_text()[-3000:] if log.exists() else ""
-            assert slurm.state(job) in {"PENDING", "RUNNING"}, told
-            assert time.monotonic() < deadline, told
+            log_tail = log.read_text()[-3000:] if log.exists() else ""
+            assert slurm.state(job) in {"PENDING", "RUNNING"}, log_tail
+            assert time.monotonic() < deadline, log_tail
             time.sleep(0.2)
         slurm.run("scancel", "--batch", "--signal=USR1", job)
         slurm.wait(job, "PENDING", timeout_s=120)

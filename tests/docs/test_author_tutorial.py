@@ -21,14 +21,14 @@ __all__ = ["engine"]
 PAGE = ROOT / "docs" / "tutorials" / "author.md"
 IMAGE = "dice-env:latest"
 AT_MOST = 12
-PATIENCE_S = 1800
+TIMEOUT_S = 1800
 
 ENDED = "\x1e"
 """Begins the line that the script prints after each command: its number and its status."""
 
 
 @dataclass(frozen=True)
-class Told:
+class CommandResult:
     """One command of the page and what came of it."""
 
     command: str
@@ -59,22 +59,22 @@ def test_the_page_is_short_and_goes_from_an_installation_to_a_checked_image() ->
 
 @pytest.mark.docker
 @pytest.mark.soak
-@pytest.mark.timeout(PATIENCE_S + 120)
+@pytest.mark.timeout(TIMEOUT_S + 120)
 def test_every_command_of_the_page_does_what_it_says(engine: DockerEngine, tmp_path: Path) -> None:
     there_before = engine.has_image(IMAGE)
     clone(tmp_path / "ropewalk")
     python = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(python)], check=True, timeout=120)
     try:
-        told = follow(commands(PAGE.read_text()), tmp_path, python)
+        results = follow(commands(PAGE.read_text()), tmp_path, python)
     finally:
         if not there_before:
             remove = ["docker", "image", "rm", "--force", IMAGE]
             subprocess.run(remove, capture_output=True, timeout=60, check=False)
-    for one in told:
+    for one in results:
         assert one.status == 0, f"{one.command} ended with {one.status}:\n{one.output[-6000:]}"
-    assert [one.command for one in told] == commands(PAGE.read_text())
-    by_command = {one.command: one.output for one in told}
+    assert [one.command for one in results] == commands(PAGE.read_text())
+    by_command = {one.command: one.output for one in results}
     assert "reward 1" in next(text for command, text in by_command.items() if "ropewalk play" in command)
     for command in ("ropewalk validate .", f"ropewalk validate {IMAGE}"):
         summary = by_command[command].rstrip().splitlines()[-1]
@@ -83,9 +83,9 @@ def test_every_command_of_the_page_does_what_it_says(engine: DockerEngine, tmp_p
         assert int(counts[1]) >= 15
     assert re.search(r"\d+ passed", by_command["pytest"])
     # What was installed brought the whole template, hidden files included.
-    whole = make(names_of("dice"), parent=tmp_path / "here")
-    assert [part for part in parts(whole) if not (tmp_path / "dice_env" / part).is_file()] == []
-    assert told[-1].output.split() == ["Found:", "it", "is", "6.", "1.0"]
+    template = make(names_of("dice"), parent=tmp_path / "here")
+    assert [part for part in parts(template) if not (tmp_path / "dice_env" / part).is_file()] == []
+    assert results[-1].output.split() == ["Found:", "it", "is", "6.", "1.0"]
 
 
 def parts(folder: Path) -> list[Path]:
@@ -102,30 +102,30 @@ def clone(folder: Path) -> None:
             shutil.copyfile(ROOT / name, folder / name)
 
 
-def follow(given: list[str], folder: Path, python: Path) -> list[Told]:
+def follow(command_list: list[str], folder: Path, python: Path) -> list[CommandResult]:
     """Type commands into one shell, up to the first that fails."""
     script = "".join(
         f"{command}\nstatus=$?; printf '\\n{ENDED}%d %d\\n' {number} $status; [ $status = 0 ] || exit\n"
-        for number, command in enumerate(given)
+        for number, command in enumerate(command_list)
     )
     variables = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ROPEWALK"))
     }
     variables |= {"VIRTUAL_ENV": str(python), "PATH": f"{python / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    with (folder / "said").open("w+b") as said:
+    with (folder / "said").open("w+b") as output_file:
         shell = subprocess.Popen(
             ["bash", "-c", script], cwd=folder, env=variables, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=said, stderr=said,
+            stdin=subprocess.DEVNULL, stdout=output_file, stderr=output_file,
         )  # fmt: skip
         try:
-            shell.wait(PATIENCE_S)
+            shell.wait(TIMEOUT_S)
         except BaseException:
             os.killpg(shell.pid, 15)
             shell.wait()
             raise
-        said.seek(0)
-        text = said.read().decode(errors="replace")
-    told: list[Told] = []
+        output_file.seek(0)
+        text = output_file.read().decode(errors="replace")
+    results: list[CommandResult] = []
     for output, number, status in re.findall(rf"(.*?)\n{ENDED}(\d+) (\d+)\n", text, flags=re.DOTALL):
-        told.append(Told(given[int(number)], int(status), output))
-    return told
+        results.append(CommandResult(command_list[int(number)], int(status), output))
+    return results

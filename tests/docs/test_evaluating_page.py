@@ -24,9 +24,9 @@ def test_two_policies_are_evaluated_and_compared(
         command, name, *words = shlex.split(line, comments=True)
         if name == "eval":
             assert (command, run(COMMAND, words)) == ("ropewalk", 0)
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     heading, row = re.findall(r"^```text\n(.*)\n(.*)\n```", PAGE, flags=re.MULTILINE)[0]
-    assert told.splitlines()[0].split() == heading.split()
-    assert "B better" in told
+    assert output.splitlines()[0].split() == heading.split()
+    assert "B better" in output
     assert (tmp_path / "evals" / "basic" / "evaluation.json").exists()
     assert row.split()[0] == "blackjack"

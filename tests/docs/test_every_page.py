@@ -1,4 +1,5 @@
-"""Every block of every page: its commands and their options exist, its imports work, its data can be read.
+"""Every block of every page: its commands and their options exist, its imports work, its data can be read, and the
+files that the page links to or names are there.
 
 What can be run as it stands is run by the other files of this folder, and by the tests of what the page is about.
 """
@@ -42,6 +43,16 @@ def command_lines(page: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_linked_and_named_files_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)", text):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+    folders = "constraints|dockerfiles|docs|envs|examples|scripts"
+    for path in re.findall(rf"(?<![\w./-])(?:\./)?((?:{folders})/[\w./-]*\w)", text):
+        assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_commands_have_their_options(page: Path) -> None:
     points = {point.name: point for point in entry_points(group=GROUP)}
     for words in command_lines(page):
@@ -49,8 +60,8 @@ def test_commands_have_their_options(page: Path) -> None:
             command = load(points[words[1]])
             parser = argparse.ArgumentParser()
             command.configure(parser)
-            given = words[2:] if command.reword is None else command.reword(words[2:])
-            parser.parse_intermixed_args(given)
+            arguments = words[2:] if command.reword is None else command.reword(words[2:])
+            parser.parse_intermixed_args(arguments)
         else:
             found = importlib.util.find_spec(words[2])
             assert found is not None, words

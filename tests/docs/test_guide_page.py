@@ -44,13 +44,13 @@ def test_the_file_is_the_one_that_is_tested_and_commands_are_taken_by_their_pars
         parser.parse_intermixed_args(rest if command.reword is None else command.reword(rest))
 
 
-def trained(line: str, *more: str) -> Config:
+def training_config(line: str, *more: str) -> Config:
     words = [word for word in shlex.split(line)[2:] if word not in ("--config", "cluster.yaml")]
     return load_config(GUIDE, [*overrides_first_class(words), *more])
 
 
 def test_training_as_printed_is_ready_and_finds_room(tmp_path: Path) -> None:
-    many, alone = (trained(line) for line in BLOCKS if line.startswith("ropewalk train"))
+    many, alone = (training_config(line) for line in BLOCKS if line.startswith("ropewalk train"))
     require_trainable(many)
     require_trainable(alone)
     assert (many.monarch.roles.gpus(), alone.monarch.roles.gpus()) == (22, 0)

@@ -1,11 +1,11 @@
-"""docs/harbor.md: its example runs, and what it says to be heeded and refused is what the code reads."""
+"""docs/harbor.md: its example runs, and it names every key that the code reads."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from module_run import finished
 
 from envs.harbor_env.tasks import AgentTable, EnvironmentTable, TaskTable, VerifierTable
 
@@ -17,7 +17,7 @@ TEXT = (ROOT / "docs" / "harbor.md").read_text(encoding="utf-8")
 def test_the_example_prints_what_the_page_is_about() -> None:
     (block,) = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
     command = [sys.executable, "-W", "error", "-c", block]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    done = finished(*command, cwd=ROOT, timeout_s=200)
     assert done.stdout == "Write the word rope into word.txt.\nnotes.txt\n1.0\n", done.stderr
 
 

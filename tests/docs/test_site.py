@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 from importlib import import_module
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from missing import missing
+from module_run import finished
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 600
@@ -28,9 +28,9 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.names |= {given.get("id") or ""}
-        source = given.get("src") or (given.get("href") if tag == "link" else None)
+        attributes = dict(attrs)
+        self.names |= {attributes.get("id") or ""}
+        source = attributes.get("src") or (attributes.get("href") if tag == "link" else None)
         if source:
             self.loaded.add(source)
 
@@ -44,10 +44,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not python.is_file():
         missing(f"needs MkDocs in .venvs; {HOW_TO}")
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [str(python), "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
-    )  # fmt: skip
+    command = [str(python), "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = finished(*command, cwd=ROOT, env={**os.environ, "NO_COLOR": "1"}, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     return folder
 

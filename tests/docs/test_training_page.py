@@ -39,9 +39,9 @@ def test_every_preset_and_every_key_is_named() -> None:
 def logged_by_the_loss(settings: AlgorithmConfig, **more: torch.Tensor) -> set[str]:
     """With the least of a batch: a token, of older weights than the trainer's."""
     one = {"logprobs": torch.zeros(1), "entropy": torch.zeros(1), "old_logprobs": torch.zeros(1)}
-    _, told = policy_loss(LossInputs(**one, advantages=torch.zeros(1), **more), settings)
+    _, loss_metrics = policy_loss(LossInputs(**one, advantages=torch.zeros(1), **more), settings)
     metrics = LossMetrics()
-    metrics.add({**told, "policy/entropy": torch.zeros(1)})
+    metrics.add({**loss_metrics, "policy/entropy": torch.zeros(1)})
     metrics.add_mismatch(torch.zeros(1), fresh=torch.tensor([False]))
     return set(metrics.reduce(lambda sums: sums, lambda most: most))
 
@@ -49,7 +49,7 @@ def logged_by_the_loss(settings: AlgorithmConfig, **more: torch.Tensor) -> set[s
 LEAST = AlgorithmConfig()
 
 
-def test_what_the_loss_tells_is_listed() -> None:
+def test_metrics_of_the_loss_are_listed() -> None:
     always, _, sometimes = section("What is always logged").partition("Where there is such a thing")
     least = logged_by_the_loss(LEAST)
     more = {"reference_logprobs": torch.zeros(1), "proximal_logprobs": torch.zeros(1)}
@@ -59,7 +59,7 @@ def test_what_the_loss_tells_is_listed() -> None:
         assert f"`{name}`" in (always if name in least else sometimes), name
 
 
-def test_what_is_always_logged_always_is() -> None:
+def test_metrics_listed_as_always_logged_are_logged() -> None:
     answer = Completion(tokens=[1], logprobs=[0.0], versions=[0], stopped=True)
     one = Trajectory(seed=0, turns=[Turn(prompt=[1], completion=answer)], ending=Ending.COMPLETED, reward=0.0)
     logged = {
@@ -80,8 +80,8 @@ class Direct:
         self._environment = environment
 
     async def step(self, action: Any, /) -> StepResult[Any]:
-        said: Any = self._environment.step(action)
-        return StepResult(said, said.reward, said.done, said.metadata)
+        observation: Any = self._environment.step(action)
+        return StepResult(observation, observation.reward, observation.done, observation.metadata)
 
 
 async def test_the_example_is_a_task(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ async def test_the_example_is_a_task(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "0.5\n"
 
 
-def test_every_ending_is_in_the_table_and_what_becomes_of_it() -> None:
+def test_every_ending_and_its_treatment_are_in_the_table() -> None:
     table = [row for row in SECTION.splitlines() if row.startswith("| `")]
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table]
     endings = [Ending(row[0].strip("`")) for row in rows]
@@ -117,7 +117,7 @@ def test_every_ending_is_in_the_table_and_what_becomes_of_it() -> None:
         assert ("`algorithm.overlong`" in becomes) == ending.is_truncated(), ending
 
 
-def test_settings_that_are_named_are_there() -> None:
+def test_named_settings_exist() -> None:
     named = re.findall(r"`(rollout|model)\.([a-z_]+)`", SECTION)
     known = {"rollout": RolloutConfig.model_fields, "model": ModelConfig.model_fields}
     assert len(named) > 6

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from module_run import finished
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -38,15 +39,15 @@ class Reader:
     instead: dict[str, str] = field(default_factory=WITHOUT_DOCKER.copy)
 
     def follow(self, page: str) -> None:
-        said = ""
+        output = ""
         for language, block in BLOCK.findall(page):
             if language == "bash":
-                said = "".join(map(self.type, commands(block)))
+                output = "".join(map(self.type, commands(block)))
             elif language == "python":
-                said = self.run([sys.executable, "-W", "error", "-c", self.here(block)])
+                output = self.run([sys.executable, "-W", "error", "-c", self.here(block)])
             elif language == "text":
                 for line in block.splitlines():
-                    assert line in said, said
+                    assert line in output, output
             else:
                 assert language in ("json", "yaml"), f"nobody runs blocks of {language}"
 
@@ -68,15 +69,7 @@ class Reader:
         return text
 
     def run(self, command: list[str]) -> str:
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=variables(self.folder.parent),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        done = finished(*command, cwd=self.folder, env=variables(self.folder.parent), timeout_s=TIMEOUT_S)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -86,8 +79,8 @@ def commands(block: str) -> list[str]:
 
 
 def variables(packages: Path) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ROPEWALK")}
-    return kept | {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROPEWALK")}
+    return inherited | {
         "PYTHONPATH": str(packages),
         "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
     }

@@ -117,8 +117,8 @@ def lose_a_generator_and_end(run: Watched, folder: Path, end: Callable[[], None]
 def assert_went_on(again: Watched, trained: int) -> None:
     """Assert that a resumed run continued after the last iteration, or the one before: the signal may have come between
     an iteration's line in the log and its checkpoint."""
-    said = again.output()
-    assert any(f"resuming after iteration {version}\n" in said for version in (trained - 1, trained))
+    output = again.output()
+    assert any(f"resuming after iteration {version}\n" in output for version in (trained - 1, trained))
 
 
 @contextlib.contextmanager

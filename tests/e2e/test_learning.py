@@ -37,7 +37,7 @@ SHORT = (
 """
 
 
-def test_short_training_beats_always_standing_whatever_comes_between(
+def test_short_training_beats_always_standing_despite_kill_and_resumption(
     ropewalk: Callable[..., Watched], tmp_path: Path
 ) -> None:
     """Its generator is killed, Ctrl-C interrupts it, and it is resumed: no iteration is lost or taken twice."""

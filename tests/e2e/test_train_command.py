@@ -160,11 +160,11 @@ def judges(prompt, response, target):
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("function", "status", "told"),
+    ("function", "status", "message"),
     [("raises", 1, "no such column"), ("sleeps", 1, "no reward"), ("judges", 0, ""), ("runs_code", 0, "")],
 )
-def test_reward_function_that_raises_sleeps_or_judges(
-    ropewalk: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, status: int, told: str
+def test_reward_function_that_raises_hangs_or_scores(
+    ropewalk: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, status: int, message: str
 ) -> None:
     (tmp_path / "own_rewards.py").write_text(REWARDS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
@@ -173,7 +173,7 @@ def test_reward_function_that_raises_sleeps_or_judges(
         words = [words[0], "monarch.roles.coder.replicas=1"]
     run = ropewalk(*small(tmp_path, *words))
     assert run.wait(RUN_TIMEOUT_S) == status, run.output()[-3000:]
-    assert told in run.output()
+    assert message in run.output()
     assert "Traceback" not in run.output().partition("own_rewards")[0]
     if status == 0:
         metrics = rows(tmp_path / "run")

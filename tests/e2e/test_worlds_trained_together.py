@@ -52,7 +52,7 @@ def written(folder: Path, environments: dict[str, Any]) -> tuple[str, ...]:
     return ("--config", str(file), "--name", "run", f"output_dir={folder}", f"model.path={policy}")
 
 
-def drawn(run: Path) -> dict[int, str]:
+def drawn_environments(run: Path) -> dict[int, str]:
     """The environment of every group that was trained."""
     records = [json.loads(line) for line in read_lines(run)]
     return {record["group"]: record["environment"] for record in records}
@@ -66,20 +66,22 @@ def test_resumed_run_goes_on_with_the_same_draws_and_evaluates_each_environment(
     run = tmp_path / "run"
     resumed = ropewalk("train", "--resume", str(run), "trainer.iterations=4")
     assert resumed.wait(RUN_TIMEOUT_S) == 0, resumed.output()[-3000:]
-    assert drawn(run) == {
+    assert drawn_environments(run) == {
         group: draw_environment(0, group, {"blackjack": 3.0, "sqlite": 1.0}) for group in range(64)
     }
-    counted = Counter(drawn(run).values())
+    counted = Counter(drawn_environments(run).values())
     assert 48 - 13 < counted["blackjack"] < 48 + 13  # 99.98% of the binomial interval
-    whole = rows(run)
+    all_rows = rows(run)
     for name in ENVIRONMENTS:
         own = [
             json.loads(line)
             for line in (run / "environments" / name / "metrics.jsonl").read_text().splitlines()
         ]
-        assert [row["rollout/groups"] for row in own] == [row[f"env/{name}/rollout/groups"] for row in whole]
+        assert [row["rollout/groups"] for row in own] == [
+            row[f"env/{name}/rollout/groups"] for row in all_rows
+        ]
         assert sum(row["rollout/groups"] for row in own) == counted[name]
-        assert [row["loss/total"] for row in own] == [row["loss/total"] for row in whole]
+        assert [row["loss/total"] for row in own] == [row["loss/total"] for row in all_rows]
     report = json.loads((run / "report.json").read_text())
     assert {name: one["episodes"] for name, one in report["environments"].items()} == {
         "blackjack": 8,
@@ -96,7 +98,7 @@ def test_run_goes_on_without_the_environment_that_is_down(
     run = ropewalk("train", *words)
     assert run.wait(RUN_TIMEOUT_S) == 0, run.output()[-3000:]
     assert run.output().count("the environment down is set aside") == 1
-    assert set(drawn(tmp_path / "run").values()) == set(ENVIRONMENTS)
+    assert set(drawn_environments(tmp_path / "run").values()) == set(ENVIRONMENTS)
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert (report["episodes"], report["environments"]["down"]["dropped"]) == (16, 8)
 

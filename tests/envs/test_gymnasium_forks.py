@@ -60,7 +60,7 @@ class Declared(Foreign):
     ("wrapper", "options", "forkable"),
     [(Foreign, {}, False), (Declared, {}, True), (NormalizeObservation, {"render_mode": "rgb_array"}, False)],
 )
-def test_what_is_not_known_to_be_sound_is_not_declared(
+def test_unknown_environments_declare_no_forks(
     wrapper: Callable[..., Any], options: dict[str, Any], forkable: bool
 ) -> None:
     env = GymnasiumEnvironment("CartPole-v1", [wrapper], options)
@@ -72,7 +72,7 @@ def test_what_is_not_known_to_be_sound_is_not_declared(
     ("options", "wrappers", "quick"),
     [({}, [], True), ({"render_mode": "rgb_array"}, [], False), ({}, [gymnasium.Wrapper], False)],
 )
-def test_only_what_never_waits_is_stepped_on_the_event_loop(
+def test_only_nonblocking_environments_step_on_the_event_loop(
     options: dict[str, Any], wrappers: list[Any], quick: bool
 ) -> None:
     made: Any = gymnasium_app("Blackjack-v1", wrappers, **options).sessions.factory()

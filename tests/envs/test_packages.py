@@ -1,9 +1,8 @@
-"""What each environment's folder owes as a package of its own: a distribution, light imports, a README that runs."""
+"""Each environment's folder as a package of its own: a distribution, light imports, a README that runs."""
 
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from module_run import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVS = {
@@ -21,9 +21,7 @@ every_environment = pytest.mark.parametrize("name", ENVS)
 
 
 def run(*command: str, cwd: Path = ROOT, **variables: str) -> str:
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **variables}, capture_output=True, text=True, timeout=100
-    )
+    done = finished(*command, cwd=cwd, env={**os.environ, **variables}, timeout_s=100)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -67,10 +65,10 @@ def test_the_wheel_holds_everything_and_imports_under_its_own_name(name: str, tm
     files = {path.relative_to(folder).as_posix() for kind in kinds for path in folder.rglob(kind)}
     assert {f"{folder.name}/{file}" for file in files} <= packed
     code = f"import {folder.name}.server.app as app; print(app.__file__)"
-    said = run(
+    output = run(
         sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(installed), str(ROOT)])
     )
-    assert str(installed) in said
+    assert str(installed) in output
 
 
 README_OUTPUT = {
@@ -97,7 +95,7 @@ def test_the_readme_runs(name: str) -> None:
     printed = "".join(run(sys.executable, "-W", "error", "-c", block) for block in blocks)
     expected = README_OUTPUT[name]
     if expected is None:
-        said = [line.partition("#")[2].strip() for line in blocks[0].splitlines() if "print(" in line]
-        assert [line.strip("[]").replace("'", "") for line in printed.splitlines()] == said
+        comments = [line.partition("#")[2].strip() for line in blocks[0].splitlines() if "print(" in line]
+        assert [line.strip("[]").replace("'", "") for line in printed.splitlines()] == comments
     else:
         assert re.fullmatch(expected, printed, re.MULTILINE), printed

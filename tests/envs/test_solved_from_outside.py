@@ -28,7 +28,7 @@ START = "from openenv_core.cli.main import main; raise SystemExit(main())"
 async def test_an_mcp_host_solves_a_task(tmp_path: Path, name: str, solve: Any, tool: str, last: str) -> None:
     command = ["-c", START, "mcp", name, "--seed", "7", "--option", "split=test"]
     parameters = StdioServerParameters(command=sys.executable, args=command, cwd=ROOT)
-    said: list[Any] = []
+    results: list[Any] = []
     with (tmp_path / "log").open("w") as log:
         async with Client(stdio_client(parameters, errlog=log), mode="auto") as client:
             (found,) = (await client.read_resource("task://current")).contents
@@ -38,13 +38,13 @@ async def test_an_mcp_host_solves_a_task(tmp_path: Path, name: str, solve: Any, 
             loop = asyncio.get_running_loop()
 
             def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
-                asked = client.call_tool(name, arguments)
-                result = asyncio.run_coroutine_threadsafe(asked, loop).result(timeout=60)
+                calling = client.call_tool(name, arguments)
+                result = asyncio.run_coroutine_threadsafe(calling, loop).result(timeout=60)
                 assert not result.is_error, result.content
                 value: Any = result.structured_content
-                said.append(value["result"] if set(value) == {"result"} else value)
-                return CallToolObservation(tool_name=name, result=said[-1])
+                results.append(value["result"] if set(value) == {"result"} else value)
+                return CallToolObservation(tool_name=name, result=results[-1])
 
             await asyncio.to_thread(solve, found.text, call)
             assert (await client.call_tool(tool, {})).is_error  # it is over
-    assert said[-1] == last
+    assert results[-1] == last

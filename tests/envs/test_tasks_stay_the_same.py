@@ -25,7 +25,7 @@ def digest(parts: list[Any]) -> str:
     return sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:16]
 
 
-def told(world: Any, name: str, **arguments: Any) -> Any:
+def result_of(world: Any, name: str, **arguments: Any) -> Any:
     return calls_of(world)(name, arguments).model_dump(mode="json")
 
 
@@ -35,8 +35,8 @@ def sqlite_task(world: SqliteEnvironment, seed: int, split: str) -> list[Any]:
     if seed % 10:
         return found
     seen = world.reset(seed=seed, split=split, episode_id="x")
-    tables = [table["name"] for table in told(world, "list_tables")["result"]]
-    described = [told(world, "describe_table", table=table) for table in tables]
+    tables = [table["name"] for table in result_of(world, "list_tables")["result"]]
+    described = [result_of(world, "describe_table", table=table) for table in tables]
     return [*found, seen.model_dump(mode="json"), world.state.model_dump(mode="json"), described]
 
 
@@ -47,8 +47,8 @@ def shop_task(world: ShopEnvironment, seed: int, split: str) -> list[Any]:
     found = [seen.model_dump(mode="json"), world.state.model_dump(mode="json"), right]
     return [
         *found,
-        told(world, "get_policy", topic="returns"),
-        *(told(world, "ask_customer", topic=one) for one in topics),
+        result_of(world, "get_policy", topic="returns"),
+        *(result_of(world, "ask_customer", topic=one) for one in topics),
     ]
 
 

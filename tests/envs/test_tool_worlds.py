@@ -1,4 +1,4 @@
-"""What the shop and the database share as worlds of tools: seeds, calls, resets and ends."""
+"""Properties that the shop and the database share as worlds of tools: seeds, calls, resets and ends."""
 
 import random
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ def test_the_solver_solves_tasks_of_every_split_and_level(kind: Kind, world: Any
 
 
 @pytest.mark.soak
-def test_who_does_not_look_earns_next_to_nothing(kind: Kind, world: Any) -> None:
+def test_guessing_without_tools_earns_next_to_nothing(kind: Kind, world: Any) -> None:
     for name, policy in kind.baselines.items():
         source, call = random.Random(7), calls_of(world)
         earned = [policy(world.reset(split="test", index=index).task, call, source) for index in range(300)]
@@ -96,22 +96,22 @@ def test_who_does_not_look_earns_next_to_nothing(kind: Kind, world: Any) -> None
 
 def test_the_seed_and_the_calls_decide_everything(kind: Kind, world: Any) -> None:
     other = kind.environment()
-    asked = set()
+    tasks = set()
     for seed in range(5):
         one, two = world.reset(seed=seed, episode_id="x"), other.reset(seed=seed, episode_id="x")
         assert one == two
         assert (world.state, world.state.index, world.state.split) == (other.state, seed, "train")
         for name, arguments in kind.looks:
             assert calls_of(world)(name, dict(arguments)) == calls_of(other)(name, dict(arguments))
-        asked.add(one.task)
-    assert len(asked) == 5
+        tasks.add(one.task)
+    assert len(tasks) == 5
     assert world.reset(index=3).task == world.reset(seed=3).task == world.reset(seed=1_000_003).task
-    drawn = world.reset()
-    assert world.reset(seed=world.state.seed).task == drawn.task
+    unseeded = world.reset()
+    assert world.reset(seed=world.state.seed).task == unseeded.task
     other.close()
 
 
-def test_calls_that_cannot_be_made_cost_a_call_and_nothing_else(kind: Kind, world: Any) -> None:
+def test_invalid_calls_cost_a_call_and_nothing_else(kind: Kind, world: Any) -> None:
     task = world.reset(seed=4, max_calls=200).task
     for count, (name, arguments) in enumerate(kind.impossible, 1):
         seen = calls_of(world)(name, arguments)
@@ -121,7 +121,7 @@ def test_calls_that_cannot_be_made_cost_a_call_and_nothing_else(kind: Kind, worl
     assert kind.solve(task, calls_of(world)) == 1.0
 
 
-def test_a_reset_that_cannot_be_leaves_the_episode_as_it_was(kind: Kind, world: Any) -> None:
+def test_refused_reset_leaves_the_episode_unchanged(kind: Kind, world: Any) -> None:
     world.reset(seed=1)
     before = world.state
     refused: list[dict[str, Any]] = [
@@ -159,7 +159,7 @@ def test_an_episode_ends_once_by_its_reward_or_its_calls(kind: Kind, world: Any)
     assert world.read_resource("task://current", SILENT)[0]["text"] == seen.task
     assert world.get_prompt("task", {}, SILENT).messages[0]["content"]["text"] == seen.task
     calls: list[CallToolObservation] = []
-    kind.solve(seen.task, lambda *given: calls.append(call(*given)) or calls[-1])
+    kind.solve(seen.task, lambda *call_arguments: calls.append(call(*call_arguments)) or calls[-1])
     assert (calls[-1].terminated, calls[-1].truncated) == (True, False)
     for tool in (kind.ends, name, "no_such_tool"):
         with pytest.raises(EpisodeOverError):

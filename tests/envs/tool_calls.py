@@ -1,4 +1,4 @@
-"""What tests of several environments share."""
+"""Helpers that tests of several environments share."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a server can do to who asks it: turn away, lie, fill, repeat what is secret. Its transport is played."""
+"""The client of a model's endpoint against hostile servers, over a fake transport: errors, secrets, retries."""
 
 import asyncio
 import ssl
@@ -26,13 +26,13 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long it waits before it asks again; nobody waits."""
-    told: list[float] = []
+    pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
-        told.append(seconds)
+        pauses.append(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
-    return told
+    return pauses
 
 
 def client(answer: Answer) -> EndpointClient:
@@ -60,9 +60,7 @@ def test_key_that_cannot_be_sent_is_refused_and_not_repeated(
 
 
 @pytest.mark.parametrize("number", [401, 503])
-def test_error_of_a_server_is_told_without_the_key_and_control_characters(
-    number: int, waits: list[float]
-) -> None:
+def test_server_error_is_shown_without_key_and_control_characters(number: int, waits: list[float]) -> None:
     said = f"\x1b[31mnot with\n{KEY}\x1b]0;title\x07 \u202e".encode() + b"\xff" + b"x" * (1 << 20)
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -150,9 +148,9 @@ def test_proxy_is_used_for_other_hosts_alone(monkeypatch: pytest.MonkeyPatch) ->
             assert await one.request("GET", "/models") == b'"yes"'
             await one.close()
 
-    with answering("yes") as (port, asked):
+    with answering("yes") as (port, requested):
         proxy_everything(monkeypatch, port, "HTTP_PROXY")
         asyncio.run(
             ask_all([f"http://{host}/v1" for host in (f"127.0.0.1:{port}", f"localhost:{port}", "far")])
         )
-    assert asked == ["/v1/models", "/v1/models", "http://far/v1/models"]
+    assert requested == ["/v1/models", "/v1/models", "http://far/v1/models"]

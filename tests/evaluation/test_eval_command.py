@@ -88,9 +88,9 @@ def test_random_policy_has_the_exact_return(tmp_path: Path, capsys: pytest.Captu
         0,
         {"completed": 600},
     )
-    told = capsys.readouterr()
-    assert table in told.out
-    assert "600 of 600" in told.err
+    captured = capsys.readouterr()
+    assert table in captured.out
+    assert "600 of 600" in captured.err
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def lines(folder: Path) -> list[Any]:
     return [json.loads(line) for line in (folder / "rollouts" / "000001.jsonl").read_text().splitlines()]
 
 
-def test_what_a_policy_gets_wrong(
+def test_policy_errors_are_reported(
     table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(__file__).parent)
@@ -126,7 +126,7 @@ def test_what_a_policy_gets_wrong(
     assert {(one["ending"], one["reward"]) for one in lines(Path(out))} == {("refused_action", 0.0)}
     assert evaluate(table, "--policy", f"{HERE}:broken", "--out", str(tmp_path / "broken")) == 1
     assert "it is broken" in capsys.readouterr().err
-    for words, told in {
+    for words, message in {
         ("--policy", "random", "--out", out): "choose another by --out",
         ("--policy", f"{HERE}:absent", "--out", str(tmp_path / "a")): "cannot import the policy",
         ("--policy", "random", "--episodes", "0"): "episodes: Input should be greater than 0",
@@ -135,7 +135,7 @@ def test_what_a_policy_gets_wrong(
         ("--policy", "random", "--split", "test", "--out", str(tmp_path / "b")): "split 'test'",
     }.items():
         assert evaluate(table, *words) == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 
 
@@ -152,8 +152,8 @@ class Killed:
     def end(self, number: signal.Signals | None = None) -> tuple[int, str]:
         if number is not None:
             self.process.send_signal(number)
-        _, told = self.process.communicate(timeout=LIMIT_S)
-        return self.process.returncode, told
+        _, output = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, output
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ class Killed:
 def test_killed_evaluation_goes_on_to_the_same_figures(
     table: str, tmp_path: Path, number: signal.Signals
 ) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
     words = (
         table,
         "--policy",
@@ -174,18 +174,18 @@ def test_killed_evaluation_goes_on_to_the_same_figures(
         "4",
         "--out",
     )
-    assert evaluate(*words, str(whole)) == 0
+    assert evaluate(*words, str(uninterrupted)) == 0
     one = Killed(*words, str(killed))
     records = killed / "rollouts" / "000001.jsonl"
     eventually(lambda: records.exists() and records.read_bytes().count(b"\n") > 200)
-    status, told = one.end(number)
+    status, output = one.end(number)
     if number is signal.SIGTERM:
-        assert (status, "--resume" in told) == (130, True)
+        assert (status, "--resume" in output) == (130, True)
     played = records.read_bytes()
     assert played.count(b"\n") < 800
     records.write_bytes(played + b'{"environment": "cut o')  # as a kill may leave it
     assert evaluate("--resume", str(killed)) == 0
-    assert figures(killed) == figures(whole)
+    assert figures(killed) == figures(uninterrupted)
     assert figures(killed)[table]["episodes"] == len(lines(killed)) == 800
 
 
@@ -240,9 +240,9 @@ def test_server_that_dies_makes_no_zeros(tmp_path: Path, capsys: pytest.CaptureF
         words = (url, "--policy", "random", "--episodes", "100000", "--sessions", "4", "--patience", "0.2")
         assert evaluate(*words, "--out", str(out)) == 1
         killer.join()
-    told = capsys.readouterr().err
-    assert "4 episodes in a row were lost" in told
-    assert f"--resume {out}" in told
+    stderr = capsys.readouterr().err
+    assert "4 episodes in a row were lost" in stderr
+    assert f"--resume {out}" in stderr
     records = EvaluationFolder(out).read().records.values()
     lost = [one for one in records if one.ending == "failed_environment"]
     assert len(lost) >= 4
@@ -253,7 +253,7 @@ def test_server_that_dies_makes_no_zeros(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.fixture
 def model() -> Iterator[tuple[str, list[Any], list[Any]]]:
     """A model behind the OpenAI chat protocol: its URL, the requests, and what it answers one after the other."""
-    asked: list[Any] = []
+    requests: list[Any] = []
     answers: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -261,8 +261,8 @@ def model() -> Iterator[tuple[str, list[Any], list[Any]]]:
             self.reply(200, {"data": [{"id": "m"}]})
 
         def do_POST(self) -> None:
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            found = answers[min(len(asked), len(answers)) - 1]
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            found = answers[min(len(requests), len(answers)) - 1]
             refused = isinstance(found, int)
             self.reply(found if refused else 200, {"choices": [{"message": found}]})
 
@@ -279,7 +279,7 @@ def model() -> Iterator[tuple[str, list[Any], list[Any]]]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked, answers
+        yield f"http://127.0.0.1:{server.server_port}/v1", requests, answers
         server.shutdown()
         thread.join()
 
@@ -290,17 +290,19 @@ def call(name: str, arguments: str) -> dict[str, Any]:
 
 
 def test_model_plays_by_calls(table: str, tmp_path: Path, model: tuple[str, list[Any], list[Any]]) -> None:
-    url, asked, answers = model
+    url, requests, answers = model
     answers += [{"content": "Hm."}, call("act", "{"), call("act", '{"action": "stand"}')]
     out = tmp_path / "out"
     assert evaluate(table, "--policy", url, "--episodes", "1", "--out", str(out)) == 0
     (record,) = lines(out)
     assert (record["ending"], record["tool_calls"], len(record["turns"])) == ("completed", 2, 3)
-    assert asked[0]["tools"][0]["function"]["name"] == "act"
-    assert asked[0]["messages"][0]["content"].startswith("You hold")
-    said = [message["content"] for message in asked[2]["messages"] if message["role"] in ("user", "tool")]
-    assert "there is no call of a tool" in said[1]
-    assert said[2] == "error: the arguments are no JSON object: {"
+    assert requests[0]["tools"][0]["function"]["name"] == "act"
+    assert requests[0]["messages"][0]["content"].startswith("You hold")
+    replies = [
+        message["content"] for message in requests[2]["messages"] if message["role"] in ("user", "tool")
+    ]
+    assert "there is no call of a tool" in replies[1]
+    assert replies[2] == "error: the arguments are no JSON object: {"
     assert record["turns"][1]["context"].startswith("[user] error: there is no call")
 
 
@@ -322,17 +324,17 @@ def test_server_with_room_for_one_is_waited_for(
 def test_model_plays_in_text_until_its_context_is_full(
     table: str, tmp_path: Path, model: tuple[str, list[Any], list[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url, asked, answers = model
+    url, requests, answers = model
     answers += [{"content": "I cannot say."}, 400]
     out = tmp_path / "out"
     words = (table, "--policy", url, "--mode", "text", "--episodes", "1", "--system", "Play well.", "--out")
     assert evaluate(*words, str(out)) == 0
     (record,) = lines(out)
     assert (record["ending"], record["reward"]) == ("truncated_length", 0.0)
-    assert "tools" not in asked[0]
-    assert asked[0]["messages"][0]["content"].startswith("Play well.\n\nCall one tool at a time")
+    assert "tools" not in requests[0]
+    assert requests[0]["messages"][0]["content"].startswith("Play well.\n\nCall one tool at a time")
     answers[:] = [400]
-    asked.clear()
+    requests.clear()
     assert evaluate(*words, str(tmp_path / "refused")) == 1
     assert "refuses the first request" in capsys.readouterr().err
     answers[:] = [503]

@@ -1,4 +1,4 @@
-"""Intervals, against tables and by hand; what scored episodes come to, alone and beside others."""
+"""Intervals against tables and by hand, and summaries of scored episodes."""
 
 import pytest
 
@@ -20,13 +20,13 @@ def test_quantiles(degrees: int, t: float) -> None:
     assert student_95(degrees) == pytest.approx(t, abs=1e-4)
 
 
-def test_by_hand() -> None:
+def test_interval_by_hand() -> None:
     # Mean 2, standard deviation 1, t of 2 degrees 4.303: 4.303 / sqrt(3) = 2.4843.
     assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4843, 2 + 2.4843), abs=1e-4)
 
 
 @pytest.mark.parametrize("values", [[1.0], [2.0, 2.0, 2.0]])
-def test_what_has_no_spread_has_no_interval(values: list[float]) -> None:
+def test_values_without_spread_have_no_interval(values: list[float]) -> None:
     assert mean_interval(values) is None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from module_run import finished
 from serve_process import SUPPORT, eventually, gone, serve
 from terminal_process import PATIENCE_S, in_terminal
 
@@ -16,14 +17,16 @@ from openenv_core.cli.main import main
 
 
 def play(*words: str, typed: str = "", **environ: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "openenv_core.cli", "play", *words],
+    return finished(
+        sys.executable,
+        "-m",
+        "openenv_core.cli",
+        "play",
+        *words,
         input=typed,
         cwd=SUPPORT,
         env={**os.environ, **environ},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+        timeout_s=PATIENCE_S,
     )
 
 
@@ -79,8 +82,8 @@ def test_lines_of_a_pipe_are_answers() -> None:
     done = play("playground:fields_app", "--json", typed="".join(f"{line}\n" for line in typed))
     first, step, error, left, second, last, episode = events(done)
     assert (first["event"], first["reward"], first["done"]) == ("reset", None, False)
-    told = {"kind": "move", "steps": 3, "speed": "fast", "loud": True, "weight": 1.5, "path": [1, 2]}
-    assert step["action"] == {**told, "place": {"x": 1}}
+    fields = {"kind": "move", "steps": 3, "speed": "fast", "loud": True, "weight": 1.5, "path": [1, 2]}
+    assert step["action"] == {**fields, "place": {"x": 1}}
     assert step["observation"]["told"]["place"] == {"x": 1, "y": 0}
     assert (step["step"], step["reward"], step["return"]) == (1, 0.5, 0.5)
     assert (error["event"], error["type"]) == ("error", "ExecutionError")
@@ -96,7 +99,7 @@ def test_lines_of_a_pipe_are_answers() -> None:
     assert raised == "RuntimeError: as it was told"
 
 
-def test_what_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words, why in (
         (("blackjack", "--action", "hit"), "expected a JSON object"),
         (("blackjack", "--action", "{}", "--random", "3"), "expected --action or --random"),
@@ -176,7 +179,7 @@ def test_tools_are_listed_and_their_arguments_asked_for() -> None:
 
 
 @pytest.mark.soak
-def test_the_terminal_is_not_the_environments() -> None:
+def test_environment_text_cannot_control_the_terminal() -> None:
     with in_terminal("play", "playground:fields_app", cwd=SUPPORT) as terminal:
         terminal.until("\nsteps (integer 1..9): ")
         assert "\x1b]0;" not in terminal.raw

@@ -1,9 +1,16 @@
-"""Fixtures of the bridge's tests: checkpoints, and the environment of an engine."""
+"""Fixtures of the bridge's tests: checkpoints, the environment of an engine, and import paths of started processes."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture
+def importable_modules(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes that the test starts import the modules of its folder."""
+    monkeypatch.setenv("PYTHONPATH", str(request.path.parent), prepend=os.pathsep)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Versions are told a token at a time, and the oldest counts."""
+"""Versions are recorded for each token, and the oldest counts."""
 
 from rl_bridge.types import NO_VERSION, Completion, Ending, Group, TrainSample, Trajectory, Turn
 
@@ -21,7 +21,7 @@ def test_the_oldest_token_counts() -> None:
     assert Group(seed=0, trajectories=siblings).version == 2
 
 
-def test_what_has_no_token_is_as_old_as_can_be_and_makes_nothing_beside_it_older() -> None:
+def test_turn_without_tokens_does_not_age_the_others() -> None:
     assert completion().version == trajectory(completion()).version == Group(seed=0).version == 0
     assert trajectory(completion(5), completion()).version == 5
     assert Group(seed=0, trajectories=[trajectory(completion()), trajectory(completion(4))]).version == 4

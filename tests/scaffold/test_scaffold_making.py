@@ -1,4 +1,4 @@
-"""Folders that `ropewalk init` makes: names, what is in them, and what is not made at all."""
+"""Folders that `ropewalk init` makes: names, contents, and refusals."""
 
 import ast
 import re
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import released
+from module_run import finished
 
 from openenv_core.cli.main import main
 from openenv_core.errors import ConfigurationError
@@ -52,7 +53,7 @@ def files(folder: Path) -> dict[str, str]:
     }
 
 
-def left(folder: Path) -> list[str]:
+def entries(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -87,7 +88,7 @@ def test_its_caller_loads_no_server(made: Path) -> None:
     assert done.stdout.splitlines() == ["rock_paper_env.server.app:app", "[]"]
 
 
-def test_what_has_nothing_of_a_template_in_it_is_of_one_cloth_with_blackjack_s() -> None:
+def test_template_files_equal_those_of_blackjack() -> None:
     ours = released.ROOT / "envs" / "blackjack_env"
     for name in (".dockerignore", "server/Dockerfile"):
         text = (FOLDER / "game" / name).read_text()
@@ -99,7 +100,7 @@ def test_folder_is_made_where_nothing_is_and_nowhere_else(tmp_path: Path) -> Non
     (tmp_path / "there" / NAMES.package).mkdir(parents=True)
     for parent in ("there", "new/newer"):
         assert (make(NAMES, "game", tmp_path / parent) / "openenv.yaml").is_file()
-        assert left(tmp_path / parent) == [NAMES.package]
+        assert entries(tmp_path / parent) == [NAMES.package]
     mine = tmp_path / "mine" / NAMES.package
     mine.mkdir(parents=True)
     (mine / "mine").write_text("mine")
@@ -111,13 +112,13 @@ def test_folder_is_made_where_nothing_is_and_nowhere_else(tmp_path: Path) -> Non
     linked.symlink_to("nowhere")  # is not followed
     with pytest.raises(ConfigurationError, match="something else of that name"):
         make(NAMES, "game", linked.parent)
-    assert left(linked.parent) == [NAMES.package]
+    assert entries(linked.parent) == [NAMES.package]
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="choose another place"):
         make(NAMES, "game", tmp_path / "file")
 
 
-def test_neither_what_running_a_template_left_nor_its_modes_are_copied(
+def test_caches_and_modes_of_a_template_are_not_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     template = tmp_path / "templates" / "game"
@@ -153,7 +154,7 @@ def test_nothing_is_left_of_a_folder_that_could_not_be_finished(
     with pytest.raises(expected):
         make(NAMES, "game", tmp_path / "new" / "newer")
     assert written == 5
-    assert left(tmp_path) == []
+    assert entries(tmp_path) == []
 
 
 def test_command_says_what_it_made_and_what_to_do_next(
@@ -161,8 +162,8 @@ def test_command_says_what_it_made_and_what_to_do_next(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", "rock-paper", "--dir", "two words", "--template", "tools"]) == 0
-    said = capsys.readouterr().out
-    assert "cd 'two words/rock_paper_env'\n" in said
+    output = capsys.readouterr().out
+    assert "cd 'two words/rock_paper_env'\n" in output
     for word in (
         "play .",
         "serve . --reload",
@@ -171,17 +172,17 @@ def test_command_says_what_it_made_and_what_to_do_next(
         "build .",
         "validate rock-paper-env:latest",
     ):
-        assert word in said
-    assert "pip install gymnasium" not in said
+        assert word in output
+    assert "pip install gymnasium" not in output
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     assert main(["init", "cart", "--dir", "envs", "--template", "gymnasium"]) == 0
     assert "pip install gymnasium" in capsys.readouterr().out
     assert main(["init", "cart", "--dir", "envs"]) == 2
     assert main(["init", "dice", "--template", "tool"]) == 2
-    said = capsys.readouterr().err
-    assert "a folder with something in it" in said
-    assert "did you mean 'tools'?" in said
-    assert left(tmp_path) == ["envs", "two words"]
+    output = capsys.readouterr().err
+    assert "a folder with something in it" in output
+    assert "did you mean 'tools'?" in output
+    assert entries(tmp_path) == ["envs", "two words"]
 
 
 @pytest.mark.soak
@@ -193,13 +194,13 @@ def test_the_released_packages_validator_reads_the_manifest(made: Path) -> None:
         "found = OpenEnvYamlParser().parse(Path(sys.argv[1]))\n"
         "print(found.name, found.reward.range, found.network.mode)"
     )
-    done = subprocess.run(
-        [str(released.python("0.10.0")), "-c", code, str(made)],
+    done = finished(
+        str(released.python("0.10.0")),
+        "-c",
+        code,
+        str(made),
         env=released.environment(),
-        capture_output=True,
-        text=True,
-        timeout=released.PATIENCE_S,
-        check=False,
+        timeout_s=released.PATIENCE_S,
     )
     assert done.stdout.split("\n")[0] == "rock_paper_env (0.0, 1.0) no-network", done.stderr
 
@@ -237,7 +238,7 @@ def test_all_ways_to_write_a_name_are_one_name(text: str) -> None:
         ("blackjack", "envs.blackjack_env"),
     ],
 )
-def test_names_that_nothing_can_be_called_are_refused(text: str, says: str) -> None:
+def test_invalid_names_are_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^expected .*, got .*; (try|choose) ") as refused:
         names_of(text)
     assert says in str(refused.value)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from docker_engine import engine
+from module_run import finished
 from released import ROOT, drive, our_server
 
 from openenv_core import GenericEnvClient
@@ -51,14 +52,14 @@ def image(engine: DockerEngine, folder: Path) -> Iterator[str]:
 def run(*words: str, cwd: Path, module: str = "openenv_core.cli") -> str:
     """Run a command as in a new shell, and return what it printed."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words],
+    done = finished(
+        sys.executable,
+        "-m",
+        module,
+        *words,
         cwd=cwd,
         env={**variables, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+        timeout_s=600,
     )
     assert done.returncode == 0, f"{' '.join(words)}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return done.stdout
@@ -76,11 +77,11 @@ def assert_all_passed(report: str) -> None:
 
 
 @pytest.mark.slow
-def test_its_own_tests_pass_and_it_is_served(folder: Path, template: str) -> None:
+def test_own_tests_pass_and_the_environment_is_served(folder: Path, template: str) -> None:
     # Leaks over a thousand episodes are looked for in the third tier, by all levels.
-    said = run("-q", "-p", "no:cacheprovider", "-k", "not level", cwd=folder, module="pytest")
-    assert "failed" not in said
-    assert "passed" in said
+    output = run("-q", "-p", "no:cacheprovider", "-k", "not level", cwd=folder, module="pytest")
+    assert "failed" not in output
+    assert "passed" in output
     with GenericEnvClient.from_process(str(folder)) as env:
         assert not env.reset(seed=7).done
         assert 0 <= (env.step(PLAYED[template]).reward or 0) <= 1
@@ -88,24 +89,24 @@ def test_its_own_tests_pass_and_it_is_served(folder: Path, template: str) -> Non
 
 
 @pytest.mark.soak
-def test_it_passes_every_level(folder: Path) -> None:
+def test_made_environment_passes_every_level(folder: Path) -> None:
     assert_all_passed(run("validate", ".", "--json", cwd=folder))
 
 
 @pytest.mark.soak
 @pytest.mark.interop
-def test_it_is_served_and_played_by_the_released_client(folder: Path, template: str) -> None:
+def test_made_environment_is_played_by_the_released_client(folder: Path, template: str) -> None:
     with our_server(str(folder)) as url:
         plan = [{"reset": {"seed": 7}}, {"step": PLAYED[template]}, {"state": {}}]
         (outcomes,) = drive("0.10.0", "episodes", url, "sync", plan=[plan])
-        begun, stepped, state = outcomes
-        assert (begun["done"], stepped["done"]) == (False, False)
+        first, stepped, state = outcomes
+        assert (first["done"], stepped["done"]) == (False, False)
         assert 0 <= stepped["reward"] <= 1
         assert (state["step_count"], state["seed"]) == (1, 7)
 
 
 @pytest.mark.soak
 @pytest.mark.docker
-def test_it_becomes_an_image_that_passes(image: str, folder: Path) -> None:
+def test_image_of_a_made_environment_passes(image: str, folder: Path) -> None:
     report = run("validate", image, "--json", cwd=folder.parent)
     assert_all_passed(report)

@@ -100,7 +100,7 @@ def test_a_policy_is_a_mapping_a_function_or_chances() -> None:
     assert set(oracle.evaluate(b.always_stand).visits) == set(deal_distribution())
 
 
-def test_illegal_answers() -> None:
+def test_illegal_answers_cost_the_penalty() -> None:
     everywhere = oracle.evaluate(lambda *_: None, illegal_return=-2.0)
     assert everywhere.mean_return == pytest.approx(-2.0)
     assert everywhere.illegal == pytest.approx(1.0)

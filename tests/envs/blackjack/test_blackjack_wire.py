@@ -54,7 +54,7 @@ def test_sessions_with_seeds_of_their_own_play_side_by_side_as_they_play_alone(t
             assert got == {mine: alone[mine], other: alone[other]}
 
 
-def test_what_cannot_be_done_is_an_error_and_leaves_the_hand_as_it_was(table: Client) -> None:
+def test_invalid_action_is_an_error_and_leaves_the_hand_unchanged(table: Client) -> None:
     with GenericEnvClient(base_url=table.base_url).sync() as raw:
         with pytest.raises(ExecutionError, match="before the first step"):
             raw.step({"action": "hit"})

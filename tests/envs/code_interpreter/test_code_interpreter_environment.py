@@ -1,4 +1,4 @@
-"""What an episode is, over fakes of what runs the code: what is kept, what is lost, and whose fault it was."""
+"""Episodes over fake backends: state that is kept or lost, and failures of code, policy or infrastructure."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -64,7 +64,7 @@ async def test_a_reset_ends_the_interpreter_before(
     assert (state.episode_id, state.seed, state.step_count, state.execution_count) == ("mine", 5, 0, 0)
 
 
-async def test_lost_state_is_said_once_and_the_files_of_the_reset_are_back(
+async def test_lost_state_is_reported_once_and_reset_files_are_restored(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
     await env.reset_async(files={"a": "given"})
@@ -78,7 +78,7 @@ async def test_lost_state_is_said_once_and_the_files_of_the_reset_are_back(
     assert backend.opened[0].closed
 
 
-async def test_the_infrastructure_s_failures_are_no_errors_of_the_code(
+async def test_infrastructure_failures_are_no_errors_of_the_code(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
     await env.reset_async(files={"a": "x"})
@@ -88,9 +88,9 @@ async def test_the_infrastructure_s_failures_are_no_errors_of_the_code(
     assert "a machine that works" in str(seen.reason)
     backend.refusing = True
     for action in (GetFile(path="a"), PutFile(path="a", content=""), Restart()):
-        told = await env.step_async(action)
-        assert isinstance(told, CodeInterpreterObservation)
-        assert (told.status, told.error) == ("sandbox_error", None)
+        observation = await env.step_async(action)
+        assert isinstance(observation, CodeInterpreterObservation)
+        assert (observation.status, observation.error) == ("sandbox_error", None)
     began = await env.reset_async()
     assert began.metadata["execution"]["status"] == "sandbox_error"
     backend.refusing = False
@@ -113,7 +113,7 @@ async def test_a_backend_that_does_not_start_is_the_infrastructure_s_failure(
     assert (await run(env, "1")).status == "ok"
 
 
-async def test_a_caller_that_leaves_does_not_keep_an_interpreter_open(
+async def test_cancelled_caller_keeps_no_interpreter_open(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
     await env.reset_async()
@@ -128,7 +128,7 @@ async def test_a_caller_that_leaves_does_not_keep_an_interpreter_open(
     await eventually(lambda: backend.opened[0].closed)
 
 
-async def test_without_a_task_a_submission_is_the_policy_s_mistake(env: CodeInterpreterEnvironment) -> None:
+async def test_submission_without_a_task_is_the_policy_s_mistake(env: CodeInterpreterEnvironment) -> None:
     seen = await env.step_async(Submit(code="1"))
     assert isinstance(seen, CodeInterpreterObservation)
     assert seen.error is not None
@@ -183,7 +183,7 @@ async def test_bad_options_leave_the_episode_as_it_was(
         await env.reset_async(snapshot=True)
 
 
-async def test_files_that_cannot_be_had_are_the_code_s_mistake(
+async def test_unreadable_files_are_the_code_s_mistake(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
     await env.reset_async()
@@ -203,7 +203,7 @@ async def test_files_that_cannot_be_had_are_the_code_s_mistake(
     assert env.state.step_count == 6
 
 
-async def test_a_restart_forgets_all_but_what_the_reset_brought(
+async def test_restart_keeps_only_the_files_of_the_reset(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
     await env.reset_async(files={"a": "x"})

@@ -116,7 +116,7 @@ async def test_a_snapshot_is_restored_again_and_again_and_no_process_is_left() -
     await eventually(lambda: processes() <= before)
 
 
-async def test_an_episode_that_was_not_begun_for_it_is_not_forked() -> None:
+async def test_episode_without_snapshot_option_is_not_forked() -> None:
     async with interpreters() as (app, client):
         await client.fork(0, 1)  # nothing has been run yet
         await client.ask("reset")
@@ -126,7 +126,7 @@ async def test_an_episode_that_was_not_begun_for_it_is_not_forked() -> None:
         assert app.sessions.active == 2
 
 
-async def test_a_client_that_leaves_while_it_forks_leaves_nothing() -> None:
+async def test_client_cancelled_while_forking_leaves_no_process() -> None:
     before = processes()
     async with interpreters() as (_, client):
         await client.ask("reset", options={"snapshot": True})
@@ -139,7 +139,7 @@ async def test_a_client_that_leaves_while_it_forks_leaves_nothing() -> None:
     await eventually(lambda: processes() <= before)
 
 
-async def test_a_snapshot_outlives_those_who_leave_while_it_is_restored() -> None:
+async def test_snapshot_survives_cancelled_restores() -> None:
     before = processes()
     shared = SharedBackend(SETTINGS)
     first = CodeInterpreterEnvironment(shared)

@@ -1,4 +1,4 @@
-"""What crosses the wire, what a reset may ask for, and what a server can be told."""
+"""Models on the wire, options of a reset, and settings of a server."""
 
 import json
 from dataclasses import replace
@@ -61,7 +61,7 @@ class ReleasedObservation(BaseModel):
     exit_code: int = 0
 
 
-def test_every_action_is_told_by_its_type_or_its_one_field() -> None:
+def test_action_is_identified_by_its_type_or_single_field() -> None:
     for data, action in (
         ({"code": "1"}, Execute(code="1")),
         ({"type": "execute", "code": "1", "stdin": "x"}, Execute(code="1", stdin="x")),
@@ -75,7 +75,7 @@ def test_every_action_is_told_by_its_type_or_its_one_field() -> None:
     assert PutFile(path="a", content_base64="AAEC").data == b"\x00\x01\x02"
 
 
-def test_what_is_no_action_is_refused() -> None:
+def test_invalid_actions_are_refused() -> None:
     refused: list[dict[str, Any]] = [{}, {"type": "unknown"}, {"type": "execute"}, {"code": 1}]
     refused += [
         {"code": "1", "timeout_s": 0},
@@ -169,7 +169,7 @@ def test_options_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"pakages": []}, "pakages"),
         ({"packages": "csv"}, "packages: .*valid list"),
@@ -195,8 +195,8 @@ def test_options_are_read() -> None:
         ({"task": "a", "index": 3}, "both"),
     ],
 )
-def test_bad_options_are_refused_with_what_was_expected(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidResetOptionError, match=said):
+def test_invalid_options_are_refused_with_the_expected_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidResetOptionError, match=message):
         read_options(options, SETTINGS)
 
 
@@ -217,7 +217,7 @@ def test_settings_come_from_variables() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "said"),
+    ("variable", "value", "message"),
     [
         ("MINIMUM_ISOLATION", "strong", "'namespaces', 'lsm', 'seccomp' or 'process'"),
         ("TIMEOUT_S", "soon", "CODE_INTERPRETER_TIMEOUT_S"),
@@ -227,12 +227,12 @@ def test_settings_come_from_variables() -> None:
         ("PRELOAD", "no_such_package", "no_such_package"),
     ],
 )
-def test_variables_that_cannot_be_used_are_named(variable: str, value: str, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+def test_variables_that_cannot_be_used_are_named(variable: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         InterpreterSettings.from_environment({f"CODE_INTERPRETER_{variable}": value})
 
 
-def test_what_is_preloaded_has_to_be_offered_and_the_backend_known() -> None:
+def test_preloaded_packages_must_be_offered_and_the_backend_known() -> None:
     variables = {"CODE_INTERPRETER_PRELOAD": "json", "CODE_INTERPRETER_PACKAGES": "csv"}
     with pytest.raises(ConfigurationError, match="name it in both"):
         InterpreterSettings.from_environment(variables)
@@ -250,9 +250,7 @@ def test_what_is_preloaded_has_to_be_offered_and_the_backend_known() -> None:
         (False, "namespaces", "namespaces"),
     ],
 )
-def test_who_can_reach_a_server_decides_how_strong_its_walls_must_be(
-    exposed: bool | None, named: str | None, least: str
-) -> None:
+def test_reachable_server_needs_strong_isolation(exposed: bool | None, named: str | None, least: str) -> None:
     settings = InterpreterSettings(minimum_isolation=None if named is None else Isolation(named))
     assert settings.required_isolation(exposed) == least
     low = InterpreterSettings(strongest_isolation=Isolation.SECCOMP)

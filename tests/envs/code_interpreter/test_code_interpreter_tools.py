@@ -1,8 +1,9 @@
-"""The interpreter's actions as tools: what a caller who knows tools alone gets, over real interpreters and fakes."""
+"""The interpreter's actions as tools, over real interpreters and fakes."""
 
 import asyncio
 import base64
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,8 +36,8 @@ SETTINGS = InterpreterSettings(
 PNG = b"\x89PNG\r\n\x1a\n and more"
 
 
-class Told(ToolContext):
-    """Keeps what it is told."""
+class RecordedProgress(ToolContext):
+    """Keeps the seconds that are reported as progress."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -112,7 +113,7 @@ async def test_a_run_is_shown_as_text_and_pictures_and_told_as_data(env: CodeInt
     assert texts(await call(env, "run_python", code="x = 1")) == ["It ran, and printed nothing."]
 
 
-async def test_what_code_does_wrong_is_the_call_s_error_and_the_variables_stay(
+async def test_error_of_the_code_is_the_call_s_error_and_variables_stay(
     env: CodeInterpreterEnvironment,
 ) -> None:
     failed = await call(env, "run_python", code="kept = 5\nprint('before')\n1 / 0")
@@ -150,7 +151,7 @@ async def test_files_are_written_read_and_listed(env: CodeInterpreterEnvironment
         assert error(await call(env, "read_file", path=path))[0] == "execution_error"
 
 
-async def test_a_failure_of_the_infrastructure_is_told_as_that(
+async def test_infrastructure_failure_is_reported_as_such(
     faked: tuple[CodeInterpreterEnvironment, FakeBackend],
 ) -> None:
     env, backend = faked
@@ -168,16 +169,22 @@ async def test_a_failure_of_the_infrastructure_is_told_as_that(
     assert not (await call(env, "run_python", code="1")).is_error
 
 
-async def test_a_caller_who_gives_up_interrupts_the_code_and_the_interpreter_lives(
+async def workspace(env: CodeInterpreterEnvironment) -> Path:
+    """The folder that the code runs in; at this level of isolation this process sees it too."""
+    return Path((await call(env, "run_python", code="import os; print(os.getcwd(), end='')")).value["stdout"])
+
+
+async def test_cancelled_call_interrupts_the_code_and_the_interpreter_lives(
     env: CodeInterpreterEnvironment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "PROGRESS_INTERVAL_S", 0.02)
     await call(env, "write_file", path="kept.txt", content="x")
-    code = "begun = True\nwhile True: pass"
-    told = Told()
-    running = asyncio.create_task(call(env, "run_python", told, code=code))
-    await eventually(lambda: len(told.seconds) > 2)
-    assert told.seconds == sorted(told.seconds)
+    started = await workspace(env) / "started"
+    code = "begun = True\nopen('started', 'w').close()\nwhile True: pass"
+    progress = RecordedProgress()
+    running = asyncio.create_task(call(env, "run_python", progress, code=code))
+    await eventually(lambda: started.exists() and len(progress.seconds) > 2)
+    assert progress.seconds == sorted(progress.seconds)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -186,10 +193,11 @@ async def test_a_caller_who_gives_up_interrupts_the_code_and_the_interpreter_liv
     assert not after.value["state_lost"]
     # Code that ignores an interrupt is ended, and the files of the reset are back.
     await env.reset_async(files={"given": "y"}, limits={"grace_s": 0.05})
+    started = await workspace(env) / "started"
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + code
-    told = Told()
-    running = asyncio.create_task(call(env, "run_python", told, code=code))
-    await eventually(lambda: len(told.seconds) > 5)
+    progress = RecordedProgress()
+    running = asyncio.create_task(call(env, "run_python", progress, code=code))
+    await eventually(lambda: started.exists() and progress.seconds)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -197,7 +205,7 @@ async def test_a_caller_who_gives_up_interrupts_the_code_and_the_interpreter_liv
     assert after.value["result"] == "(False, 'y')"
 
 
-async def test_an_interpreter_that_knows_no_interrupt_is_ended_when_its_caller_gives_up(
+async def test_interpreter_without_interrupt_is_ended_by_a_cancelled_call(
     faked: tuple[CodeInterpreterEnvironment, FakeBackend],
 ) -> None:
     env, backend = faked

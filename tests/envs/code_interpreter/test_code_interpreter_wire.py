@@ -1,4 +1,4 @@
-"""The code interpreter through a server, as its callers meet it; whose fault it was, by a trainer's question."""
+"""The code interpreter through a server: tasks, grading, and whether a failure is the infrastructure's."""
 
 import asyncio
 import json
@@ -73,10 +73,10 @@ def raw(server: ServeProcess) -> Iterator[Any]:
 
 async def test_an_official_client_runs_code_sees_figures_and_gives_up(server: ServeProcess) -> None:
     path = f"/mcp/{await opened(server.address)}"
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def progress(*_: Any) -> None:
-        begun.set()
+        started.set()
 
     async with host(server.address, path, HANDSHAKE) as client:
         assert "run_python" in [tool.name for tool in (await client.list_tools()).tools]
@@ -88,7 +88,7 @@ async def test_an_official_client_runs_code_sees_figures_and_gives_up(server: Se
         assert "ZeroDivisionError" in text_of(failed)
         endless = {"code": "while True: pass"}
         call = asyncio.create_task(client.call_tool("run_python", endless, progress_callback=progress))
-        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        await asyncio.wait_for(started.wait(), PATIENCE_S)
         call.cancel()
         await asyncio.wait([call], timeout=PATIENCE_S)
         after = await client.call_tool("run_python", {"code": "kept"})
@@ -107,9 +107,9 @@ def test_a_task_is_given_judged_and_over(client: Any) -> None:
     assert (right.reward, right.done, right.observation.verdict.reason) == (1.0, True, "passed")
     assert right.observation.isolation == began.isolation
     for seen in (began, wrong.observation, right.observation):
-        said = seen.model_dump_json()
-        assert HIDDEN_NUMBER not in said
-        assert HIDDEN_TEXT not in said
+        text = seen.model_dump_json()
+        assert HIDDEN_NUMBER not in text
+        assert HIDDEN_TEXT not in text
     assert (client.state().task, client.state().done) == ("double", True)
     with pytest.raises(ExecutionError, match="after the end"):
         client.execute("1")
@@ -120,21 +120,23 @@ def test_a_task_is_given_judged_and_over(client: Any) -> None:
 def test_a_task_is_chosen_by_its_place_or_by_the_seed(client: Any) -> None:
     for options in ({"split": "train", "index": 1}, {"task": {"split": "train", "id": "eleven"}}):
         assert client.reset(**options).observation.prompt == "Print 11."
-    drawn = [client.reset(task={"split": "train"}, seed=seed).observation.prompt for seed in [*range(8)] * 2]
-    assert drawn[:8] == drawn[8:]
-    assert len(set(drawn)) == 2
+    prompts = [
+        client.reset(task={"split": "train"}, seed=seed).observation.prompt for seed in [*range(8)] * 2
+    ]
+    assert prompts[:8] == prompts[8:]
+    assert len(set(prompts)) == 2
     for task in ("none", {"split": "none"}, {"split": "train", "index": 2}, {"index": 1}, 3):
         with pytest.raises(ExecutionError, match="reset option task"):
             client.reset(task=task)
 
 
-def test_the_task_routes_tell_nothing_that_is_hidden(server: ServeProcess) -> None:
+def test_task_routes_reveal_nothing_hidden(server: ServeProcess) -> None:
     place = "/code_interpreter"
     assert server.get(f"{place}/splits")[1] == [{"name": "train", "type": "train"}]
     assert server.request("POST", f"{place}/num_tasks", {"split": "train"})[1] == {"num_tasks": 2}
-    told = server.request("POST", f"{place}/tasks", {"split": "train"})[1]
-    assert [task["id"] for task in told["tasks"]] == ["double", "eleven"]
-    assert HIDDEN_NUMBER not in json.dumps(told)
+    reply = server.request("POST", f"{place}/tasks", {"split": "train"})[1]
+    assert [task["id"] for task in reply["tasks"]] == ["double", "eleven"]
+    assert HIDDEN_NUMBER not in json.dumps(reply)
     assert server.request("POST", f"{place}/task", {"split": "train", "index": 2})[0] == 400
 
 
@@ -142,16 +144,16 @@ def test_the_task_routes_tell_nothing_that_is_hidden(server: ServeProcess) -> No
 def test_beyond_loopback_weak_walls_are_refused_unless_they_are_named() -> None:
     weak = {**ENVIRON, "CODE_INTERPRETER_STRONGEST_ISOLATION": "process"}
     beyond = ("--host", "0.0.0.0", "--insecure")
-    status, said = refusal(*beyond, "--port", "0", app=APP, **weak)
+    status, output = refusal(*beyond, "--port", "0", app=APP, **weak)
     assert status == 2
-    assert "set CODE_INTERPRETER_MINIMUM_ISOLATION=process" in said
-    assert "Traceback" not in said
+    assert "set CODE_INTERPRETER_MINIMUM_ISOLATION=process" in output
+    assert "Traceback" not in output
     with serve(*beyond, app=APP, **weak, CODE_INTERPRETER_MINIMUM_ISOLATION="process") as server:
         seen = server.request("POST", "/step", {"action": {"type": "execute", "code": "1"}})[1]
         assert seen["observation"]["isolation"] == "process"
         assert "Isolation: process." in server.get("/metadata")[1]["description"]
-    status, said = refusal(app=APP, **ENVIRON, CODE_INTERPRETER_TIMEOUT_S="soon")
-    assert (status, "CODE_INTERPRETER_TIMEOUT_S" in said, "Traceback" in said) == (2, True, False)
+    status, output = refusal(app=APP, **ENVIRON, CODE_INTERPRETER_TIMEOUT_S="soon")
+    assert (status, "CODE_INTERPRETER_TIMEOUT_S" in output, "Traceback" in output) == (2, True, False)
 
 
 HOSTILE = (
@@ -188,7 +190,7 @@ def zygotes() -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-async def test_nothing_that_code_does_is_the_infrastructures(url: str) -> None:
+async def test_no_misbehaviour_of_code_counts_as_infrastructure_failure(url: str) -> None:
     async with CodeInterpreterEnv(url) as env, GenericEnvClient(url) as released:
         for code in HOSTILE:
             await env.reset(limits={"timeout_s": 1.0, "grace_s": 0.1})
@@ -201,7 +203,7 @@ async def test_nothing_that_code_does_is_the_infrastructures(url: str) -> None:
             assert not is_infrastructure_failure(await released.step({"code": code})), code
 
 
-async def test_a_killed_zygote_is_and_the_next_episode_is_sound(url: str) -> None:
+async def test_killed_zygote_is_infrastructure_failure_and_the_next_episode_works(url: str) -> None:
     async with CodeInterpreterEnv(url) as env, GenericEnvClient(url) as released:
         for client in (env, released):
             await client.reset()
@@ -263,8 +265,8 @@ async def test_code_alone_is_sent_once_a_type_was_refused() -> None:
         sent: list[Any] = []
         payload = env._step_payload
         env._step_payload = lambda action: sent.append(made := payload(action)) or made  # type: ignore[method-assign]
-        begun = (await env.reset()).observation
-        assert begun == CodeInterpreterObservation()
+        first = (await env.reset()).observation
+        assert first == CodeInterpreterObservation()
         result = await env.execute("one")
         assert (result.observation.stdout, result.observation.status, result.reward) == ("one", "ok", 0.5)
         assert result.observation.metadata == {"last_code": "one"}

@@ -1,4 +1,4 @@
-"""Episodes of Harbor tasks: what a solution and nothing earn, what actions and tools do, and how an episode ends."""
+"""Episodes of Harbor tasks: rewards of solutions, actions and tools, and the ways an episode ends."""
 
 import shutil
 from hashlib import md5
@@ -41,13 +41,13 @@ def test_a_solution_earns_the_reward_and_nothing_does_not(player: Player, name: 
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("name", CONTAINER)
-def test_it_is_so_in_a_container(player: Player, name: str) -> None:
+def test_solution_earns_the_reward_in_a_container(player: Player, name: str) -> None:
     check_verdicts(player, name)
 
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
-def test_a_container_is_what_the_task_says_and_is_gone_afterwards(player: Player, engine: Any) -> None:
+def test_container_follows_the_task_and_is_removed(player: Player, engine: Any) -> None:
     player.reset("ropewalk/report")
     machine: Any = player.env._machine
     container = machine._container
@@ -56,7 +56,7 @@ def test_a_container_is_what_the_task_says_and_is_gone_afterwards(player: Player
     seen = player.run("whoami; pwd; cat notes.txt; cat /proc/self/environ | tr '\\0' '\\n' | grep WANTED")
     assert seen.output.splitlines() == ["nobody", "/srv", "name: REPORT_NAME"]
     check_actions(player, "/tmp")
-    slow = player.step(Run(command="sleep 60 & echo begun; sleep 60", timeout_s=1))
+    slow = player.step(Run(command="sleep 60 & echo begun; sleep 60", timeout_s=3))
     assert (slow.status, slow.output, slow.exit_code) == ("timeout", "begun\n", None)
     assert "sleep 60" not in player.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '").output.replace("cat", "")
     assert player.run("yes | head -c 20000000").status == "output_limit"
@@ -91,7 +91,7 @@ def check_actions(player: Player, folder: str) -> None:
 def test_actions_read_write_edit_and_run(player: Player) -> None:
     player.reset("make-tool")
     check_actions(player, "/app")
-    slow = player.step(Run(command="sleep 60 & echo begun; sleep 60", timeout_s=0.3))
+    slow = player.step(Run(command="sleep 60 & echo begun; sleep 60", timeout_s=1.5))
     assert (slow.status, slow.output) == ("timeout", "begun\n")
     flood = player.run("yes | head -c 20000000")
     assert (flood.status, flood.cut) == ("output_limit", True)
@@ -128,7 +128,7 @@ def test_the_same_actions_are_tools(player: Player) -> None:
         player.run("ls")
 
 
-def test_whoever_takes_down_the_sandbox_earns_nothing(player: Player) -> None:
+def test_taking_down_the_sandbox_earns_nothing(player: Player) -> None:
     player.reset("ropewalk/count-lines")
     seen = player.run("echo 3 > count.txt; kill -9 $PPID")
     assert (seen.done, seen.reward, seen.status) == (True, 0.0, "killed")
@@ -192,7 +192,7 @@ def test_without_a_reward_an_episode_is_unscored_and_not_0(
     assert infrastructure_failure(seen) is None
 
 
-def test_a_machine_that_cannot_be_had_is_nobodys_fault(
+def test_unavailable_machine_is_an_infrastructure_failure(
     player: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")

@@ -1,4 +1,4 @@
-"""Policies that would rather have the reward than do the task: none of them gets it, and all of them get 0."""
+"""Attacks on the verifier of a Harbor task: each of them earns 0."""
 
 import io
 import tarfile
@@ -60,7 +60,7 @@ def rob(player: Player, task: str, command: str, answer: str) -> None:
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_in_a_sandbox(player: Player, attack: str) -> None:
+def test_attack_in_a_sandbox_earns_nothing(player: Player, attack: str) -> None:
     rob(player, "ropewalk/count-lines", ATTACKS[attack], "count.txt")
 
 
@@ -73,11 +73,11 @@ def test_in_a_sandbox(player: Player, attack: str) -> None:
         for name in (*ATTACKS, *AS_ROOT)
     ],
 )
-def test_in_a_container(player: Player, attack: str) -> None:
+def test_attack_in_a_container_earns_nothing(player: Player, attack: str) -> None:
     rob(player, "sort-table", {**ATTACKS, **AS_ROOT}[attack], "people.csv")
 
 
-async def test_the_tests_come_when_nothing_of_the_policys_runs_any_more() -> None:
+async def test_verifier_starts_after_all_processes_of_the_policy_ended() -> None:
     calls: list[str] = []
 
     class Recorder:
@@ -91,7 +91,7 @@ async def test_the_tests_come_when_nothing_of_the_policys_runs_any_more() -> Non
 
         async def pack(self, path: str) -> bytes | None:
             calls.append(f"{self.whose} pack {path}")
-            return packed(("app", tarfile.DIRTYPE, "")) if path == "/app" else None
+            return pack(("app", tarfile.DIRTYPE, "")) if path == "/app" else None
 
         async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
             calls.append(f"{self.whose} unpack {path}")
@@ -117,7 +117,7 @@ async def test_the_tests_come_when_nothing_of_the_policys_runs_any_more() -> Non
     assert (calls[8], calls[-1]) == ("verifier end", "verifier close")
 
 
-def packed(*members: tuple[str, bytes, str]) -> bytes:
+def pack(*members: tuple[str, bytes, str]) -> bytes:
     """Pack members by name, type and what they are: their content, or where they lead."""
     held = io.BytesIO()
     with tarfile.open(fileobj=held, mode="w") as archive:
@@ -133,8 +133,8 @@ def packed(*members: tuple[str, bytes, str]) -> bytes:
     return held.getvalue()
 
 
-def test_only_what_is_plain_and_leads_nowhere_else_is_taken_over() -> None:
-    given = packed(
+def test_only_plain_files_inside_the_folder_are_copied() -> None:
+    archive = pack(
         ("app", tarfile.DIRTYPE, ""),
         ("app/good", tarfile.REGTYPE, "good"),
         ("app/same", tarfile.LNKTYPE, "app/good"),
@@ -148,9 +148,9 @@ def test_only_what_is_plain_and_leads_nowhere_else_is_taken_over() -> None:
         ("app/device", tarfile.CHRTYPE, ""),
         ("app/pipe", tarfile.FIFOTYPE, ""),
     )
-    with tarfile.open(fileobj=io.BytesIO(make_plain_archive(given, "app"))) as kept:
-        found = {member.name: (member.type, member.mode) for member in kept}
-        file = kept.extractfile("app/same")
+    with tarfile.open(fileobj=io.BytesIO(make_plain_archive(archive, "app"))) as unpacked:
+        found = {member.name: (member.type, member.mode) for member in unpacked}
+        file = unpacked.extractfile("app/same")
         assert file is not None
         assert file.read() == b"good"
     plain, link, folder = tarfile.REGTYPE, tarfile.SYMTYPE, tarfile.DIRTYPE
@@ -160,14 +160,14 @@ def test_only_what_is_plain_and_leads_nowhere_else_is_taken_over() -> None:
         "app/same": (plain, 0o755),
         "app/down": (link, 0o755),
     }
-    assert make_plain_archive(packed(("app", tarfile.SYMTYPE, "tests")), "app").strip(b"\0") == b""
-    file_instead = packed(("app", tarfile.REGTYPE, "a file"))
+    assert make_plain_archive(pack(("app", tarfile.SYMTYPE, "tests")), "app").strip(b"\0") == b""
+    file_instead = pack(("app", tarfile.REGTYPE, "a file"))
     assert make_plain_archive(file_instead, "app", folder=True).strip(b"\0") == b""
     with pytest.raises(TransferError):
         make_plain_archive(b"no archive", "app")
     half = "x" * (ARCHIVE_BYTES // 2)
     with pytest.raises(TransferError):
-        make_plain_archive(packed(*((f"app/{n}", tarfile.REGTYPE, half) for n in "abc")), "app")
+        make_plain_archive(pack(*((f"app/{n}", tarfile.REGTYPE, half) for n in "abc")), "app")
 
 
 def test_reward_files_are_numbers_by_name() -> None:

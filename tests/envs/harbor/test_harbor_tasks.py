@@ -1,4 +1,4 @@
-"""What a folder of Harbor tasks says, and what of the format is refused."""
+"""Reading a folder of Harbor tasks, and the features of the format that are refused."""
 
 import shutil
 from pathlib import Path
@@ -28,14 +28,14 @@ def test_a_task_is_what_its_folder_says() -> None:
     tasks = HarborTasks(TASKS)
     assert tasks.splits == ["train"]
     assert tasks.num_tasks("train") == 5
-    told = tasks.get_task("train", 0)
-    assert (told["id"], told["kind"], told["metadata"]) == (
+    task_row = tasks.get_task("train", 0)
+    assert (task_row["id"], task_row["kind"], task_row["metadata"]) == (
         "ropewalk/count-lines",
         "process",
         {"difficulty": "easy"},
     )
-    assert told["task"].startswith("Write into `count.txt`")  # without the canary above it
-    assert "expected" not in str(told)
+    assert task_row["task"].startswith("Write into `count.txt`")  # without the canary above it
+    assert "expected" not in str(task_row)
     assert tasks.find("sort-table") == ("train", 4)
     report = tasks.task(*tasks.find("ropewalk/report"))
     assert (report.kind, report.image, report.separate) == ("container", "python:3.11-slim", True)
@@ -105,14 +105,14 @@ def test_older_spellings_are_read(tmp_path: Path) -> None:
         ("[environment", "task.toml"),
     ],
 )
-def test_what_cannot_be_had_is_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
+def test_unsupported_features_are_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(InvalidTaskError, match=why) as refused:
         HarborTask.read(with_config(tmp_path, text))
     assert str(tmp_path) in str(refused.value)
 
 
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh", "environment"])
-def test_what_has_to_be_there_is_asked_for(tmp_path: Path, missing: str) -> None:
+def test_required_fields_are_demanded(tmp_path: Path, missing: str) -> None:
     place = with_config(tmp_path, NO_NETWORK)
     shutil.rmtree(place / missing) if (place / missing).is_dir() else (place / missing).unlink()
     with pytest.raises(InvalidTaskError, match=missing.partition("/")[0]):
@@ -122,7 +122,7 @@ def test_what_has_to_be_there_is_asked_for(tmp_path: Path, missing: str) -> None
 @pytest.mark.parametrize(
     "path", ["/tests", "/tests/x", "/", "/logs", "../tests", "/logs/verifier/reward.txt"]
 )
-def test_nothing_of_the_policys_lands_where_the_verifiers_own_is(tmp_path: Path, path: str) -> None:
+def test_policy_files_never_overwrite_the_verifier(tmp_path: Path, path: str) -> None:
     place = with_config(tmp_path, f'artifacts = ["{path}"]\n{IMAGE}')
     with pytest.raises(InvalidTaskError, match="apart from"):
         HarborTask.read(place).collect_paths("/app")
@@ -135,8 +135,8 @@ def test_variables_are_filled_in_and_missing_ones_are_named(
 ) -> None:
     monkeypatch.setenv("HARBOR_TEST_SET", "set")
     task = HarborTask.read(with_config(tmp_path, NO_NETWORK))
-    given = {"A": "${HARBOR_TEST_SET}", "B": "${HARBOR_TEST_UNSET:-else}", "C": "plain ${X}"}
-    assert task.variables(given) == {"A": "set", "B": "else", "C": "plain ${X}"}
+    values = {"A": "${HARBOR_TEST_SET}", "B": "${HARBOR_TEST_UNSET:-else}", "C": "plain ${X}"}
+    assert task.variables(values) == {"A": "set", "B": "else", "C": "plain ${X}"}
     with pytest.raises(InvalidTaskError, match="HARBOR_TEST_UNSET"):
         task.variables({"A": "${HARBOR_TEST_UNSET}"})
 

@@ -1,4 +1,4 @@
-"""What tools are called, which arguments they get, and what comes back."""
+"""Names of tools, validation of arguments, and results of calls."""
 
 import socket
 from typing import Any
@@ -43,7 +43,7 @@ async def test_tools_of_several_servers_are_one_list_that_chat_templates_take() 
         assert len(openai_tools(tools)) == len(tools) == len(set(there))
 
 
-async def test_what_a_call_fails_of_is_told_by_kind() -> None:
+async def test_call_errors_have_a_kind() -> None:
     async with playing(house_of({"one": entry()})) as env:
         wrong: list[dict[str, Any]] = [{}, {"text": 7}]
         for arguments in wrong:  # held against the schema before the call
@@ -53,8 +53,8 @@ async def test_what_a_call_fails_of_is_told_by_kind() -> None:
         assert env.state.servers[0].calls == 0
         failed = await call(env, "fail", text="it is broken")
         assert (kind(failed), failed.error and failed.error.message) == ("execution_error", "it is broken")
-        asked = await call(env, "fail", text="MCP error -32602: Input validation error")
-        assert kind(asked) == "invalid_args"
+        observation = await call(env, "fail", text="MCP error -32602: Input validation error")
+        assert kind(observation) == "invalid_args"
         assert kind(await call(env, "refuse", code=-32602)) == "invalid_args"
         for code in (-32603, -32000, -32001, -32700):  # the SDK has some of them for a death too
             assert kind(await call(env, "refuse", code=code)) == "execution_error"
@@ -83,7 +83,7 @@ def test_a_result_has_one_value(answer: dict[str, Any], value: Any) -> None:
     assert result.metadata == {}
 
 
-def test_what_is_too_long_is_cut_and_what_cannot_be_cut_is_named() -> None:
+def test_long_results_are_cut_and_uncuttable_ones_named() -> None:
     content = [
         {"type": "text", "text": "ä" * 900},
         {"type": "image", "data": "aGk=" * 500, "mimeType": "image/png"},
@@ -158,7 +158,7 @@ def test_ordinary_schemas_are_held(
     assert check.find_faults(wrong)
 
 
-class Told(ToolContext):
+class RecordedProgress(ToolContext):
     def __init__(self) -> None:
         self.changed = 0
 
@@ -167,7 +167,7 @@ class Told(ToolContext):
 
 
 async def test_a_caller_over_mcp_is_told_of_a_changed_list() -> None:
-    context = Told()
+    context = RecordedProgress()
     async with playing(house_of({"one": entry()})) as env:
         await env.call_tool("add", {"name": "extra"}, context)
         await env.call_tool("count", {}, context)

@@ -1,4 +1,4 @@
-"""What an operator may configure, what a reset may ask for, and what a child gets of it all."""
+"""Configuration by the operator, options of a reset, and the environment of a child process."""
 
 import json
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_the_configuration_of_the_readme_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         (
             {"mcpServers": {"a": {**WELL, "comand": "x"}}},
@@ -76,13 +76,13 @@ def test_the_configuration_of_the_readme_is_one() -> None:
         ({"mcpServers": {"a": {**WELL, "ropewalk": {"allow_private": True}}}}, "for a url"),
     ],
 )
-def test_what_cannot_be_is_refused_and_says_where(config: Any, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said) as refusal:
+def test_invalid_configuration_is_refused_with_its_place(config: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as refusal:
         settings(config)
     assert "secret" not in str(refusal.value)
 
 
-def test_variables_that_cannot_be_are_refused() -> None:
+def test_invalid_variables_are_refused() -> None:
     refused: list[dict[str, str]] = [{"MCP_TOOLS_SERVERS": "{"}, {"MCP_TOOLS_SERVERS": "[" * 100_000}]
     refused += [{"MCP_TOOLS_SERVERS": '{"mcpServers": {"a": {"command": "x"}, "a": {"command": "y"}}}'}]
     refused += [{"MCP_TOOLS_CONFIG": "/no/such/file"}, {"MCP_TOOLS_CONFIG": "a", "MCP_TOOLS_SERVERS": "b"}]
@@ -92,7 +92,7 @@ def test_variables_that_cannot_be_are_refused() -> None:
             settings(**environ)
 
 
-async def test_a_child_gets_its_folder_and_what_it_was_given_and_nothing_else(
+async def test_child_gets_its_folder_and_configured_variables_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ROPEWALK_TOKENS", "canary")
@@ -112,7 +112,7 @@ async def test_a_child_gets_its_folder_and_what_it_was_given_and_nothing_else(
         assert (await call(other, "about")).result["environ"]["HOME"] != home
 
 
-async def test_what_is_not_allowed_is_not_there() -> None:
+async def test_tools_not_allowed_are_not_listed() -> None:
     house = house_of({"one": entry(allow=["c*", "echo", "die"], deny=["die"])})
     async with playing(house) as env:
         assert await names(env) == ["echo", "count", "chatter"]
@@ -126,8 +126,8 @@ async def test_budgets_end_an_episode_with_a_typed_outcome() -> None:
     house = house_of({"one": entry(calls=2), "two": entry()}, calls=5)
     async with playing(house) as env:
         assert [(await call(env, "one__count")).result for _ in range(2)] == [1, 2]
-        spent = await call(env, "one__count")
-        assert (kind(spent), spent.metadata["budget"], spent.done) == ("execution_error", "one", False)
+        answer = await call(env, "one__count")
+        assert (kind(answer), answer.metadata["budget"], answer.done) == ("execution_error", "one", False)
         assert (await call(env, "two__count")).result == 1
         assert kind(await call(env, "nothing")) == "tool_not_found"
         over = await call(env, "two__count")
@@ -151,7 +151,7 @@ async def test_budgets_end_an_episode_with_a_typed_outcome() -> None:
         assert env.state.transcript == []
 
 
-def test_a_reset_cannot_ask_for_more_than_there_is() -> None:
+def test_reset_cannot_exceed_the_configuration() -> None:
     refused: list[dict[str, Any]] = [{"command": "sh"}, {"url": "http://example.com"}, {"headers": {}}]
     refused += [
         {"mcpServers": {}},

@@ -49,10 +49,10 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_for_the_next_and_oth
         assert (await call(other, "count")).result == 1
         death = await call(env, "die", code=3)
         assert kind(death) == "transport_error"
-        said = infrastructure_failure(death)
-        assert said is not None
-        assert "status 3" in said
-        assert "I am dying" in said
+        failure = infrastructure_failure(death)
+        assert failure is not None
+        assert "status 3" in failure
+        assert "I am dying" in failure
         assert not death.done
         again = await call(env, "count")
         assert again.result == 1  # of a new process
@@ -99,7 +99,7 @@ async def test_restarts_come_to_an_end() -> None:
 
 
 @pytest.mark.slow
-async def test_a_tool_that_hangs_is_given_up_and_its_server_goes_on() -> None:
+async def test_hanging_tool_times_out_and_its_server_goes_on() -> None:
     async with playing(house_of({"one": entry(timeout_s=2.0)})) as env:
         assert (await call(env, "count")).result == 1
         hung = await call(env, "hang", seconds=60)
@@ -109,7 +109,7 @@ async def test_a_tool_that_hangs_is_given_up_and_its_server_goes_on() -> None:
         assert "notifications/cancelled" in (await call(env, "heard")).result
 
 
-async def test_a_call_that_its_caller_gives_up_is_cancelled_at_the_server_too() -> None:
+async def test_cancelled_call_is_cancelled_at_the_server_too() -> None:
     async with playing(house_of({"one": entry()})) as env:
         hanging = asyncio.create_task(call(env, "hang", seconds=60))
         await until(lambda: env.state.servers[0].calls == 1)
@@ -137,8 +137,8 @@ async def test_ten_megabytes_are_cut_with_a_flag_or_passed_whole() -> None:
         assert kind(cut) is None
         assert cut.metadata["cut"]["bytes"] > size
         assert len(cut.result) == 1 << 20
-        whole = await call(env, "whole__big", size=size)
-        assert (len(whole.result), whole.metadata) == (size, {})
+        uncut = await call(env, "whole__big", size=size)
+        assert (len(uncut.result), uncut.metadata) == (size, {})
         assert (await call(env, "cut__count")).result == 1
 
 
@@ -161,7 +161,7 @@ async def test_invalid_json_fails_the_call_and_not_the_server() -> None:
 
 
 @pytest.mark.soak
-async def test_what_a_server_prints_is_passed_over() -> None:
+async def test_output_of_a_server_is_ignored() -> None:
     async with playing(house_of({"one": entry()})) as env:
         for line in ("Listening...", "[INFO] ready", "", "\x00\xff", '{"seen": 1}', "{'text': 1}", "{"):
             assert (await call(env, "chatter", line=line)).result == "said it"
@@ -185,7 +185,7 @@ async def test_a_list_that_changes_is_seen_and_a_removed_tool_is_not_found() -> 
         assert (await call(other, "echo", text="x")).result == "x"
 
 
-async def test_nothing_is_left_behind() -> None:
+async def test_closing_leaves_no_process_or_folder() -> None:
     house = house_of({"one": entry(), "two": entry()})
     env = McpToolsEnvironment(house)
     await env.reset_async()
@@ -231,7 +231,7 @@ async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers
     await until(lambda: not os.path.exists(folder))
 
 
-async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
+async def test_session_without_a_folder_is_an_infrastructure_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", "/no/such/place")
@@ -261,12 +261,12 @@ async def test_a_session_that_gets_no_folder_is_the_infrastructures_fault(
         ),
     ],
 )
-async def test_a_server_that_does_not_start_is_the_infrastructures_fault(servers: Any, why: str) -> None:
+async def test_server_that_does_not_start_is_an_infrastructure_failure(servers: Any, why: str) -> None:
     assert why in await failure_to_begin(servers)
 
 
 @pytest.mark.parametrize("cancellations", [0, 1, 2])  # a deadline cancels, and then the end of its socket
-async def test_a_reset_that_comes_to_nothing_ends_the_servers_that_were_up(
+async def test_failed_reset_ends_the_servers_already_started(
     cancellations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, folders = tmp_path / "gate", tmp_path / "folders"
@@ -333,12 +333,12 @@ COUNTRIES = [f"c{number}" for number in range(250)]
     ],
     ids=["enum", "properties", "items", "told", "whole", "unique"],
 )
-def test_what_takes_too_long_to_check_is_left_to_the_server(schema: dict[str, Any], value: Any) -> None:
+def test_slow_validation_is_left_to_the_server(schema: dict[str, Any], value: Any) -> None:
     check = ArgumentCheck({"properties": {"a": schema, "b": {"type": "string"}}})
     assert check.find_faults({"a": value, "b": 1}) == []
 
 
-def test_what_a_policy_writes_in_earnest_is_checked() -> None:
+def test_ordinary_arguments_are_validated() -> None:
     check = ArgumentCheck({"properties": {"a": {"items": {"enum": COUNTRIES}}}, "required": ["a"]})
     assert check.find_faults({"a": ["c1"] * 100}) == []
     assert check.find_faults({"a": [*["c1"] * 100, "no"]})
@@ -366,7 +366,7 @@ def test_values_are_counted_in_pieces_and_not_within_texts() -> None:
     assert not ValueCounter().add(b'"",' * (MAX_VALUES + 1))
 
 
-async def test_who_sends_too_many_messages_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_that_sends_too_many_messages_is_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = []
 
     async def sleep(seconds: float) -> None:

@@ -124,8 +124,8 @@ async def test_no_way_of_writing_this_machine_reaches_it() -> None:
     async with serving(site.app) as address:  # type: ignore[arg-type]
         port = address.rpartition(":")[2]
         for host in ("localhost", "127.1", "2130706433", "0x7f000001", "0x7f.1", "0177.0.0.1", "localhost."):
-            said = await failure_to_begin({"site": {"url": f"http://{host}:{port}/mcp"}})
-            assert any(words in said for words in ("a public address", "a host with", "Invalid IPv4")), host
+            error = await failure_to_begin({"site": {"url": f"http://{host}:{port}/mcp"}})
+            assert any(words in error for words in ("a public address", "a host with", "Invalid IPv4")), host
     assert not site.seen
 
 
@@ -171,7 +171,7 @@ ANSWERS = (
 )
 
 
-async def test_an_answer_of_no_use_is_the_servers_fault_and_the_session_lives() -> None:
+async def test_unusable_answer_is_the_servers_fault_and_the_session_lives() -> None:
     site = Site()
     async with at_site(site, own=entry()) as env:
         for answer, why in ANSWERS:
@@ -225,7 +225,7 @@ async def test_a_server_that_refuses_to_be_connected_to_says_why() -> None:
 
 
 @pytest.mark.soak
-async def test_calls_over_http_that_are_given_up_keep_no_connection() -> None:
+async def test_timed_out_http_calls_keep_no_connection() -> None:
     site = Site()
     async with at_site(site, timeout_s=0.05) as env:
         for _ in range(20):  # more than there are connections

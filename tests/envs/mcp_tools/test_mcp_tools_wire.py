@@ -84,7 +84,7 @@ def test_nothing_is_left_of_a_server_that_is_stopped(tmp_path: Path) -> None:
     assert not os.path.exists(f"/proc/{about['pid']}")
 
 
-class Told(ToolContext):
+class RecordedProgress(ToolContext):
     def __init__(self) -> None:
         self.progressed: list[float] = []
 
@@ -153,9 +153,9 @@ async def everything(env: Any) -> None:
     assert [block["type"] for block in image][:2] == ["text", "image"]
     variables = json.loads((await call(env, "all__get-env")).result)
     assert "canary" not in variables.values()
-    told = Told()
-    await env.call_tool("all__trigger-long-running-operation", {"duration": 0.2, "steps": 2}, told)
-    assert told.progressed == [1, 2]
+    progress = RecordedProgress()
+    await env.call_tool("all__trigger-long-running-operation", {"duration": 0.2, "steps": 2}, progress)
+    assert progress.progressed == [1, 2]
     hung = await call(env, "all__trigger-long-running-operation", duration=60, steps=2)
     assert kind(hung) == "timeout"
     assert (await call(env, "all__echo", message="still")).result == "Echo: still"

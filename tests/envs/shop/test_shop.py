@@ -1,4 +1,4 @@
-"""The shop: what it hides and refuses, what counts as right, and what a conversation that goes otherwise costs."""
+"""The shop: secrecy, verification and limits, and the cost of any deviation from the solution."""
 
 import json
 from collections import Counter
@@ -46,8 +46,8 @@ def honest(shop: ShopEnvironment, **options: Any) -> Scenario:
         index += 1
     scenario = scenario_of(shop)
     customer = scenario.records.customers[scenario.customer_id]
-    told = {"customer_id": customer.id, "email": customer.email, "phone": customer.phone}
-    assert calls_of(shop)("verify_identity", told).result == {"verified": True}
+    identity = {"customer_id": customer.id, "email": customer.email, "phone": customer.phone}
+    assert calls_of(shop)("verify_identity", identity).result == {"verified": True}
     return scenario
 
 
@@ -59,12 +59,12 @@ def test_held_out_phrasings_are_never_used_in_training(shop: ShopEnvironment) ->
     assert len([one for one in held_out if one and one in tested]) > 4
 
 
-def test_nothing_hidden_is_told(shop: ShopEnvironment) -> None:
+def test_tasks_reveal_nothing_hidden(shop: ShopEnvironment) -> None:
     for index in range(20):
         seen = shop.reset(index=index)
         scenario = scenario_of(shop)
         call = calls_of(shop)
-        told = json.dumps(
+        visible = json.dumps(
             [
                 seen.model_dump(),
                 shop.state.model_dump(),
@@ -77,14 +77,14 @@ def test_nothing_hidden_is_told(shop: ShopEnvironment) -> None:
             ]
         )
         for customer in scenario.records.customers.values():
-            assert all(fact not in told for fact in (customer.email, customer.phone))
+            assert all(fact not in visible for fact in (customer.email, customer.phone))
             # A postcode is five digits, and so is many another thing: a word of its own.
-            assert f'"{customer.postcode}"' not in told
-        assert '"verdict' not in told
-        assert '"case' not in told
+            assert f'"{customer.postcode}"' not in visible
+        assert '"verdict' not in visible
+        assert '"case' not in visible
 
 
-def test_nothing_of_an_account_before_it_is_verified(shop: ShopEnvironment) -> None:
+def test_account_is_hidden_until_verified(shop: ShopEnvironment) -> None:
     shop.reset(index=0)
     scenario, call = scenario_of(shop), calls_of(shop)
     before = collect_facts(scenario.records)
@@ -96,21 +96,21 @@ def test_nothing_of_an_account_before_it_is_verified(shop: ShopEnvironment) -> N
     assert collect_facts(scenario.records) == before
 
 
-def test_nothing_is_said_to_somebody_who_is_not_verified(shop: ShopEnvironment) -> None:
+def test_only_refusals_are_accepted_for_an_unverified_customer(shop: ShopEnvironment) -> None:
     scenario = honest(shop, difficulty="easy")
     index = shop.state.index
-    told = [(decision, ground) for decision in get_args(Decision) for ground in get_args(Ground)]
+    replies = [(decision, ground) for decision in get_args(Decision) for ground in get_args(Ground)]
     shop.reset(index=index, difficulty="easy", max_calls=200)
     call = calls_of(shop)
     call("verify_identity", {"customer_id": scenario.customer_id, "email": "x", "phone": "y"})
-    taken = [
+    accepted = [
         (decision, ground)
-        for decision, ground in told
+        for decision, ground in replies
         if call("reply", {"request": 1, "decision": decision, "ground": ground}).error is None
     ]
-    assert taken == [("refused", "not_verified")]
+    assert accepted == [("refused", "not_verified")]
     honest(shop, difficulty="easy", max_calls=200)
-    for decision, ground in told:
+    for decision, ground in replies:
         assert call("reply", {"request": 1, "decision": decision, "ground": ground}).error is None
 
 
@@ -144,7 +144,7 @@ def test_another_customers_orders_stay_theirs(shop: ShopEnvironment) -> None:
     assert collect_facts(scenario.records) == before
 
 
-def test_who_guesses_is_shut_out(shop: ShopEnvironment) -> None:
+def test_guessing_the_identity_locks_the_account(shop: ShopEnvironment) -> None:
     shop.reset(index=0)
     scenario, call = scenario_of(shop), calls_of(shop)
     customer = scenario.records.customers[scenario.customer_id]
@@ -157,8 +157,8 @@ def test_who_guesses_is_shut_out(shop: ShopEnvironment) -> None:
         {"postcode": f"{customer.postcode}0", "phone": customer.phone},
     ]
     assert len(wrong) == MAX_TRIES
-    for told in wrong:
-        assert call("verify_identity", {"customer_id": customer.id, **told}).result == {"verified": False}
+    for guess in wrong:
+        assert call("verify_identity", {"customer_id": customer.id, **guess}).result == {"verified": False}
     seen = call("verify_identity", {"customer_id": customer.id, **right})
     assert seen.error is not None
     shop.reset(index=0)
@@ -212,7 +212,7 @@ TWICE = {
 CHANGING = {*TWICE, "change_address", "escalate", "add_note", "reply"}
 
 
-def recorded(shop: ShopEnvironment, index: int) -> list[tuple[str, dict[str, Any]]]:
+def record_calls(shop: ShopEnvironment, index: int) -> list[tuple[str, dict[str, Any]]]:
     """Return the calls that solve a task."""
     calls: list[tuple[str, dict[str, Any]]] = []
     call = calls_of(shop)
@@ -225,7 +225,7 @@ def recorded(shop: ShopEnvironment, index: int) -> list[tuple[str, dict[str, Any
     return calls
 
 
-def replayed(shop: ShopEnvironment, index: int, calls: list[tuple[str, dict[str, Any]]]) -> float:
+def replay(shop: ShopEnvironment, index: int, calls: list[tuple[str, dict[str, Any]]]) -> float:
     call = calls_of(shop)
     shop.reset(index=index, max_calls=200)
     return sum(float(call(name, arguments).reward or 0.0) for name, arguments in calls)
@@ -261,16 +261,16 @@ def test_the_solver_comes_to_what_the_rules_say_in_every_case(shop: ShopEnvironm
 def test_leaving_out_any_call_that_changes_something_costs(shop: ShopEnvironment) -> None:
     left_out = 0
     for index in range(12):
-        calls = recorded(shop, index)
-        assert replayed(shop, index, calls) == 1.0
+        calls = record_calls(shop, index)
+        assert replay(shop, index, calls) == 1.0
         for place, (name, _) in enumerate(calls):
             if name in CHANGING:
                 left_out += 1
-                assert replayed(shop, index, calls[:place] + calls[place + 1 :]) < 1.0, (index, name)
+                assert replay(shop, index, calls[:place] + calls[place + 1 :]) < 1.0, (index, name)
     assert left_out > 30
 
 
-def perturbed(name: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def perturb(name: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if name == "reply":
         yield {**arguments, "amount": arguments["amount"] + 0.01}
         yield {**arguments, "ground": "expired" if arguments["ground"] != "expired" else "too_late"}
@@ -290,16 +290,14 @@ def perturbed(name: str, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**arguments, "reason": "damaged"}
 
 
-def test_doing_it_otherwise_costs(shop: ShopEnvironment) -> None:
+def test_solving_it_otherwise_costs_reward(shop: ShopEnvironment) -> None:
     tried: Counter[str] = Counter()
     for index in range(60):
-        calls = recorded(shop, index)
+        calls = record_calls(shop, index)
         for place, (name, arguments) in enumerate(calls):
-            for other in perturbed(name, arguments) if tried[name] < 3 else ():
+            for other in perturb(name, arguments) if tried[name] < 3 else ():
                 tried[name] += 1
-                assert replayed(shop, index, [*calls[:place], (name, other), *calls[place + 1 :]]) < 1.0, (
-                    other
-                )
+                assert replay(shop, index, [*calls[:place], (name, other), *calls[place + 1 :]]) < 1.0, other
     assert {
         "reply",
         "issue_refund",
@@ -310,10 +308,10 @@ def test_doing_it_otherwise_costs(shop: ShopEnvironment) -> None:
     } <= tried.keys()
 
 
-def test_twice_is_once_too_often(shop: ShopEnvironment) -> None:
+def test_repeated_actions_cost_reward(shop: ShopEnvironment) -> None:
     twice: Counter[str] = Counter()
     for index in range(100):
-        calls = recorded(shop, index)
+        calls = record_calls(shop, index)
         for place, (name, _) in enumerate(calls):
             if name in TWICE and twice[name] < 4:
                 shop.reset(index=index, max_calls=200)
@@ -328,16 +326,16 @@ def test_twice_is_once_too_often(shop: ShopEnvironment) -> None:
     assert twice.keys() == TWICE
 
 
-def test_what_was_not_asked_for_costs(shop: ShopEnvironment) -> None:
+def test_unrequested_changes_cost_reward(shop: ShopEnvironment) -> None:
     task = make_task(0, held_out=False)
     assert not task.scenario.impostor
-    calls = recorded(shop, 0)
+    calls = record_calls(shop, 0)
     *before, last = calls
     other = next(one for one in task.scenario.records.customers if one != task.scenario.customer_id)
     note = ("add_note", {"customer_id": other, "kind": "suspicious", "text": "why not"})
     free = ("add_note", {"customer_id": other, "kind": "other", "text": "nothing"})
-    assert replayed(shop, 0, [*before, note, last]) <= 0.25
-    assert replayed(shop, 0, [*before, free, last]) == 1.0
+    assert replay(shop, 0, [*before, note, last]) <= 0.25
+    assert replay(shop, 0, [*before, free, last]) == 1.0
 
 
 def test_a_reward_counts_replies_and_what_was_changed() -> None:
@@ -365,7 +363,7 @@ def test_a_reward_counts_replies_and_what_was_changed() -> None:
     }
 
 
-def test_figures_of_the_policies_matter() -> None:
+def test_numbers_of_the_policies_decide() -> None:
     scenarios = [make_task(number, held_out=False).scenario for number in range(80)]
     for figure in ("days", "exchange_days", "faulty_days", "late_days", "refund_limit"):
         different = 0

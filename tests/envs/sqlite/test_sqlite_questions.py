@@ -1,4 +1,4 @@
-"""Questions and answers: two ways to work them out, what is taken for an answer, and where none is to be seen."""
+"""Questions and answers: worked out in two ways, compared leniently, and never visible."""
 
 import json
 import random
@@ -88,10 +88,10 @@ def test_held_out_phrasings_are_never_asked_in_training() -> None:
             }
         return found
 
-    kept = {family.phrasings[-1] for family in FAMILIES.values()}
+    held_out = {family.phrasings[-1] for family in FAMILIES.values()}
     usual = {form for family in FAMILIES.values() for form in family.phrasings[:-1]}
     assert phrasings_used(False) <= usual
-    assert phrasings_used(True) <= kept
+    assert phrasings_used(True) <= held_out
 
 
 TAKEN: list[tuple[ExpectedAnswer, list[Any], list[Any]]] = [
@@ -127,12 +127,12 @@ TAKEN: list[tuple[ExpectedAnswer, list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("answer", "right", "wrong"), TAKEN)
-def test_what_is_taken_for_an_answer(answer: ExpectedAnswer, right: list[Any], wrong: list[Any]) -> None:
-    assert [given for given in right if not answer.matches(given)] == []
-    assert [given for given in wrong if answer.matches(given)] == []
+def test_accepted_and_refused_answers(answer: ExpectedAnswer, right: list[Any], wrong: list[Any]) -> None:
+    assert [value for value in right if not answer.matches(value)] == []
+    assert [value for value in wrong if answer.matches(value)] == []
 
 
-def test_no_answer_is_too_much_to_be_compared() -> None:
+def test_hostile_answers_match_nothing() -> None:
     deep: Any = "x"
     for _ in range(200):
         deep = [deep]
@@ -147,7 +147,7 @@ def test_no_answer_is_too_much_to_be_compared() -> None:
         "\x00",
     ]
     every = [number(1), text("a"), texts(["a"]), sequence(["a"]), pairs([("a", 1)])]
-    assert not any(answer.matches(given) for answer in every for given in hostile)
+    assert not any(answer.matches(value) for answer in every for value in hostile)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_the_solver_solves_every_task_of_many(world: SqliteEnvironment) -> None:
     assert seen.keys() == FAMILIES.keys()
 
 
-def test_answers_are_nowhere_to_be_seen(world: SqliteEnvironment) -> None:
+def test_answers_are_visible_nowhere(world: SqliteEnvironment) -> None:
     # What is asked for by date may be the day of the task, which is told.
     looked = 0
     for index in range(30):
@@ -183,7 +183,7 @@ def test_answers_are_nowhere_to_be_seen(world: SqliteEnvironment) -> None:
         if answer.kind is not Kind.TEXT or answer.value[:2] == "20":
             continue
         looked += 1
-        told = [
+        visible = [
             seen.model_dump(),
             world.state.model_dump(),
             [tool.wire().model_dump() for tool in world.list_tools()],
@@ -193,7 +193,7 @@ def test_answers_are_nowhere_to_be_seen(world: SqliteEnvironment) -> None:
             calls_of(world)("list_tables", {}).model_dump(),
             calls_of(world)("submit_answer", {"answer": "nothing of the kind"}).model_dump(),
         ]
-        assert answer.value not in json.dumps(told), seen.question
+        assert answer.value not in json.dumps(visible), seen.question
     assert looked > 3
 
 

@@ -1,4 +1,4 @@
-"""What queries may do, and what they may not."""
+"""Limits of queries: statements, time, memory, and size of results."""
 
 import itertools
 import random
@@ -69,7 +69,7 @@ REFUSED = [
 ]
 
 
-def test_what_is_refused_is_said_and_changes_nothing(reader: ReadOnlyDatabase, tmp_path: Path) -> None:
+def test_refused_statement_is_reported_and_changes_nothing(reader: ReadOnlyDatabase, tmp_path: Path) -> None:
     before = everything(reader)
     for sql in REFUSED:
         try:
@@ -81,7 +81,7 @@ def test_what_is_refused_is_said_and_changes_nothing(reader: ReadOnlyDatabase, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_query_is_not_even_prepared(reader: ReadOnlyDatabase) -> None:
+def test_non_queries_are_not_prepared(reader: ReadOnlyDatabase) -> None:
     for sql in ("PRAGMA user_version", "DELETE FROM nothing", "", "/* SELECT 1", "BEGIN"):
         with pytest.raises(QueryRefusedError, match="expected one query that reads"):
             reader.query(sql)
@@ -104,7 +104,7 @@ def test_queries_that_take_too_much_are_ended_and_the_next_one_runs(
     assert reader.query(f"SELECT count(*) FROM {PEOPLE}")["rows"] == [[len(WORLD.people)]]
 
 
-def doubled(levels: int, definition: str, last: str = "a0 AS (SELECT 1 x)") -> str:
+def double(levels: int, definition: str, last: str = "a0 AS (SELECT 1 x)") -> str:
     parts = [
         definition.replace("NEW", f"a{level}").replace("OLD", f"a{level - 1}") for level in range(1, levels)
     ]
@@ -122,11 +122,11 @@ def doubled(levels: int, definition: str, last: str = "a0 AS (SELECT 1 x)") -> s
         "NEW\u00a0 AS (SELECT ')(' x FROM OLD\u00a0, OLD\u00a0 t)",
     ],
 )
-def test_parts_that_multiply_are_refused_before_they_are_written_out(
+def test_multiplying_expressions_are_refused_before_expansion(
     reader: ReadOnlyDatabase, definition: str
 ) -> None:
     mark = definition[3] if ord(definition[3]) > 127 else ""
-    few, many = (doubled(levels, definition, f"a0{mark} AS (SELECT 1 x)") + mark for levels in (5, 16))
+    few, many = (double(levels, definition, f"a0{mark} AS (SELECT 1 x)") + mark for levels in (5, 16))
     assert reader.query(few)["row_count"] == 1
     with pytest.raises(QueryRefusedError, match="written out"):
         reader.query(many)
@@ -155,9 +155,9 @@ def test_a_query_that_becomes_too_long_a_program_is_refused(reader: ReadOnlyData
 
 def test_a_query_has_so_many_parts_and_no_more(reader: ReadOnlyDatabase) -> None:
     line = "NEW AS (SELECT x FROM OLD)"
-    assert reader.query(doubled(50, line))["rows"] == [[1]]
+    assert reader.query(double(50, line))["rows"] == [[1]]
     with pytest.raises(QueryRefusedError, match="50 parts"):
-        reader.query(doubled(51, line))
+        reader.query(double(51, line))
 
 
 def test_usual_queries_run(reader: ReadOnlyDatabase) -> None:

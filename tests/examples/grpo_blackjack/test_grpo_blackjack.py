@@ -1,4 +1,4 @@
-"""What the policy reads, how strictly its answer is read, and the report's metrics by hand."""
+"""Prompts of the policy, strict parsing of its answers, and the report's metrics by hand."""
 
 import json
 from collections.abc import Sequence
@@ -158,7 +158,7 @@ def summary(
     return summarize(answers, outcome, config=config, rules=Rules(), rows=ROWS)
 
 
-def test_by_hand() -> None:
+def test_report_by_hand() -> None:
     report = summary(OPTIMUM, TEN)
     assert set(report) >= REPORT_FIELDS
     assert report["mean_return"] == pytest.approx(-0.25)

@@ -1,4 +1,4 @@
-"""The family of programming tasks: what is asked, what is right, what is held out, what a small model is told."""
+"""The family of programming tasks: prompts, grading, held-out tasks, and the task of a small model."""
 
 import asyncio
 import random
@@ -66,9 +66,9 @@ def test_the_solver_reads_the_program_out_of_the_prompt(held_out: bool) -> None:
         assert task.prompt.endswith(f" is {shown.expected}.")
         for case in (shown, *task.hidden):
             assert run(solution(task.prompt), case.args[0]) == case.expected
-        told = str(public_view(task))
+        public_text = str(public_view(task))
         assert [] in [case.args[0] for case in task.hidden]
-        assert all(str(case.args[0]) not in told for case in task.hidden if case.args[0])
+        assert all(str(case.args[0]) not in public_text for case in task.hidden if case.args[0])
     assert make_task(7, held_out=held_out) == make_task(7, held_out=held_out)
     with pytest.raises(ValueError, match="of the family"):
         solution("Write f(xs) for a list of integers. Dance. Example: f([]) is 0.")
@@ -86,7 +86,7 @@ def passes(program: Program, number: int) -> bool:
     return all(program(case.args[0]) == case.expected for case in make_task(number, held_out=True).hidden)
 
 
-def test_what_does_not_do_what_is_asked_does_not_pass() -> None:
+def test_incomplete_programs_do_not_pass() -> None:
     shortcuts = 0
     for number in NUMBERS[:20]:
         cases = make_task(number, held_out=True).hidden
@@ -101,7 +101,7 @@ def test_what_does_not_do_what_is_asked_does_not_pass() -> None:
     assert shortcuts == 0
 
 
-async def called(world: CodeFamilyEnvironment, tool: str, code: str | None = None) -> CallToolObservation:
+async def call_tool(world: CodeFamilyEnvironment, tool: str, code: str | None = None) -> CallToolObservation:
     arguments = {} if code is None else {"code": code}
     seen = world.step_async(CallToolAction(tool_name=tool, arguments=arguments))
     if asyncio.iscoroutine(seen):
@@ -116,23 +116,23 @@ async def test_the_world_runs_code_and_judges_what_is_handed_in() -> None:
         began = await world.reset_async(seed=TRAINING_SEEDS + 5)
         assert began.prompt == make_task(5, held_out=True).prompt
         code = solution(began.prompt)
-        ran = await called(world, "run_python", f"{code}\nprint({example(began.prompt)})")
+        ran = await call_tool(world, "run_python", f"{code}\nprint({example(began.prompt)})")
         assert began.prompt.endswith(f" is {ran.result['stdout'].strip()}.")
         assert (ran.reward, ran.done) == (None, False)
-        passed = await called(world, "submit")
+        passed = await call_tool(world, "submit")
         assert (passed.reward, passed.done) == (1.0, True)
         assert passed.result == {"passed": True, "cases_passed": 7, "cases": 7}
 
         await world.reset_async(seed=TRAINING_SEEDS + 5)
-        nothing = await called(world, "submit")  # the code of the episode before is forgotten
+        nothing = await call_tool(world, "submit")  # the code of the episode before is forgotten
         assert (nothing.reward, nothing.done) == (0.0, True)
 
         began = await world.reset_async(seed=5)
         assert began.prompt == make_task(5, held_out=False).prompt
         assert began.prompt != make_task(5, held_out=True).prompt
-        await called(world, "run_python", solution(began.prompt))
-        await called(world, "run_python", "def f(xs):\n    return 'no'")
-        wrong = await called(world, "submit")
+        await call_tool(world, "run_python", solution(began.prompt))
+        await call_tool(world, "run_python", "def f(xs):\n    return 'no'")
+        wrong = await call_tool(world, "submit")
         assert (wrong.reward, wrong.done) == (0.0, True)
         assert wrong.result["passed"] is False
     finally:
@@ -140,32 +140,34 @@ async def test_the_world_runs_code_and_judges_what_is_handed_in() -> None:
 
 
 @pytest.mark.slow
-async def test_to_hang_is_not_cheaper_than_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_submission_earns_zero_like_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(family, "LIMITS", {"timeout_s": 1.0, "total_s": 60.0})
     world = CodeFamilyEnvironment()
     try:
         await world.reset_async(seed=5)
-        await called(world, "run_python", "def f(xs):\n    while True: pass")
-        hung = await called(world, "submit")
+        await call_tool(world, "run_python", "def f(xs):\n    while True: pass")
+        hung = await call_tool(world, "submit")
         assert (hung.reward, hung.done, hung.metadata) == (0.0, True, {})
         assert hung.result == {"passed": False, "cases_passed": 0, "cases": 7}
     finally:
         await world.close_async()
 
 
-async def test_what_nobody_could_judge_is_not_0(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unjudged_submission_is_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
     world = CodeFamilyEnvironment()
-    for reason, scope, given, reward, metadata in (
+    for reason, scope, verdict_reward, reward, metadata in (
         ("timeout", "case", None, 0.0, {}),
         ("timeout", "total", None, None, {UNSCORED: "in words"}),
         ("sandbox_error", None, None, None, {INFRASTRUCTURE_ERROR: "in words"}),
         ("failed", None, 0.0, 0.0, {}),
     ):
-        verdict = SimpleNamespace(reason=reason, detail="in words", timeout_scope=scope, reward=given)
+        verdict = SimpleNamespace(
+            reason=reason, detail="in words", timeout_scope=scope, reward=verdict_reward
+        )
         verdict.passed, verdict.total = 0, 7
         judged = AsyncMock(return_value=SimpleNamespace(verdict=verdict))
         monkeypatch.setattr(world, "_submit", judged)
-        seen = await called(world, "submit")
+        seen = await call_tool(world, "submit")
         assert (seen.reward, seen.metadata) == (reward, metadata)
     await world.close_async()
 
@@ -193,7 +195,7 @@ def test_the_configuration_that_ships() -> None:
     assert calls * made.limits.timeout_s < made.limits.total_s
 
 
-async def test_it_is_told_of_two_tools(task: CodeTask) -> None:
+async def test_policy_sees_two_tools(task: CodeTask) -> None:
     class Lists:
         async def reset(self, **options: Any) -> StepResult[Any]:
             raise AssertionError
@@ -208,12 +210,12 @@ async def test_it_is_told_of_two_tools(task: CodeTask) -> None:
     assert {one["function"]["name"] for one in functions} == {"run_python", "submit"}
 
 
-def test_it_reads_the_prompt_what_was_printed_and_the_last_line_of_an_error(task: CodeTask) -> None:
+def test_policy_reads_prompt_output_and_last_line_of_an_error(task: CodeTask) -> None:
     observation = CodeInterpreterObservation(prompt="Write f(xs).")
     assert task.messages(observation) == [{"role": "user", "content": "Write f(xs)."}]
     printed = {"stdout": "[1, 2]\n", "stderr": "", "status": "ok"}
     assert task.result(CallToolObservation(tool_name="run_python", result=printed)) == "[1, 2]"
     message = "Traceback ...\n  line 1\nNameError: name 'y' is not defined\n"
     error = ToolError(error_type=ToolErrorType.EXECUTION_ERROR, message=message)
-    told = task.result(CallToolObservation(tool_name="run_python", error=error))
-    assert told == "error: NameError: name 'y' is not defined"
+    text = task.result(CallToolObservation(tool_name="run_python", error=error))
+    assert text == "error: NameError: name 'y' is not defined"

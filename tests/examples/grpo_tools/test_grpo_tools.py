@@ -1,4 +1,4 @@
-"""The family of questions: which they are, what is held out, whether the solver can answer them, what a model reads."""
+"""The family of questions: held-out tasks, the solver, and the texts shown to a small model."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -79,13 +79,13 @@ def test_the_configuration_that_ships() -> None:
     assert config.evaluation.episodes >= 500
 
 
-def test_what_a_small_model_reads(task: SqliteTask) -> None:
+def test_texts_shown_to_a_small_model(task: SqliteTask) -> None:
     environment = SmallSqliteEnvironment()
     first = environment.reset(seed=1, **RESET)
     assert task.messages(first) == [{"role": "user", "content": first.question}]
     tables = environment.step(CallToolAction(tool_name="list_tables"))
-    told = task.result(tables).splitlines()
-    assert told == [f"{one['name']}: {one['description'].split(';')[0]}" for one in tables.result]
+    text_lines = task.result(tables).splitlines()
+    assert text_lines == [f"{one['name']}: {one['description'].split(';')[0]}" for one in tables.result]
     assert any(";" in one["description"] for one in tables.result)
     table = tables.result[0]["name"]
     described = environment.step(CallToolAction(tool_name="describe_table", arguments={"table": table}))

@@ -38,8 +38,8 @@ def test_a_taught_policy_goes_on_by_reinforcement(name: str, updates: int, tmp_p
     teach = (output, *TAUGHT, f"sft.max_updates={updates}", f"sft.evaluate_every={updates}")
     run("examples.sft", "--config", f"examples/sft/{name}.yaml", "--name", "taught", *teach)
     words = ("--config", f"examples/grpo_{name}/config.yaml", "--name", "run", output, *TOY)
-    said = run("rl_bridge.train", *words, f"model.path={tmp_path / 'taught' / 'policy'}")
-    assert "4 held-out tasks solved" in said
+    printed = run("rl_bridge.train", *words, f"model.path={tmp_path / 'taught' / 'policy'}")
+    assert "4 held-out tasks solved" in printed
     report = json.loads((tmp_path / "run" / "report.json").read_text())
     assert sum(report["endings"].values()) == report["tasks"] == 4
     # Nothing failed that is not the policy's.

@@ -63,7 +63,7 @@ def test_traces_validation_words_and_held_out_tasks_have_seeds_of_their_own(name
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["sft.learning_rat=1"], "did you mean 'sft.learning_rate'"),
         (["world=missing.yaml"], "missing.yaml"),
@@ -75,11 +75,11 @@ def test_traces_validation_words_and_held_out_tasks_have_seeds_of_their_own(name
     ],
 )
 def test_nothing_is_made_for_a_recipe_that_cannot_be_begun(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "old").mkdir()
-    assert sft.main(["--config", str(FOLDER / "tools.yaml"), f"output_dir={tmp_path}", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert sft.main(["--config", str(FOLDER / "tools.yaml"), f"output_dir={tmp_path}", *arguments]) == 2
+    assert message in capsys.readouterr().err
     assert list(tmp_path.rglob("*")) == [tmp_path / "old"]
 
 
@@ -138,8 +138,8 @@ def test_the_report_counts_what_earned_1_and_shows_how_a_run_has_learned(tmp_pat
     assert (report["tasks"], report["solved"], report["success"], report["dropped"]) == (4, 1, 0.25, 1)
     assert report["endings"] == {"completed": 3, "unparsable_call": 1}
     assert report["ci95"] == pytest.approx(list(wilson_interval(1, 4)))
-    drawn = pixels(tmp_path / "learning_curve.png")
-    assert drawn.min() < drawn.max()
+    picture = pixels(tmp_path / "learning_curve.png")
+    assert picture.min() < picture.max()
     judged = summarize(dataclasses.replace(result, unscored=2))  # what nobody could judge is not solved
     assert (judged["tasks"], judged["solved"], judged["success"]) == (6, 1, pytest.approx(1 / 6))
     assert summarize(results([], []))["success"] is None
@@ -167,13 +167,13 @@ def test_the_whole_recipe_at_toy_size(name: str, tmp_path: Path) -> None:
     validations = [json.loads(line) for line in (tmp_path / "toy" / "sft.jsonl").read_text().splitlines()]
     assert (validations[0]["update"], validations[0]["loss"]) == (0, None)
     assert validations[-1]["loss"] < 0.7 * validations[1]["loss"]
-    drawn = pixels(tmp_path / "toy" / "losses.png")
+    picture = pixels(tmp_path / "toy" / "losses.png")
     seen = [Validation(**validation) for validation in validations]
-    kept = min(seen, key=lambda validation: validation.validation_loss)
-    draw_losses(seen, tmp_path / "again.png", kept=kept)
-    assert np.array_equal(drawn, pixels(tmp_path / "again.png"))
+    best = min(seen, key=lambda validation: validation.validation_loss)
+    draw_losses(seen, tmp_path / "again.png", kept=best)
+    assert np.array_equal(picture, pixels(tmp_path / "again.png"))
     draw_losses(seen[:1], tmp_path / "less.png", kept=seen[0])
-    assert not np.array_equal(drawn, pixels(tmp_path / "less.png"))
+    assert not np.array_equal(picture, pixels(tmp_path / "less.png"))
     policy = tmp_path / "toy" / "policy"
     ChatTokenizer(policy)
     began, ended = (Checkpoint(folder).tensors() for folder in (tmp_path / "toy" / "initial_policy", policy))

@@ -1,4 +1,4 @@
-"""Functions that a configuration names: those of the documentation run, and what is none is refused by its path."""
+"""Functions named by a configuration: those of the documentation run, and invalid ones are refused."""
 
 import re
 import sys
@@ -84,12 +84,12 @@ def inputs(count: int = 3) -> LossInputs:
 
 def test_the_documented_loss_wraps_the_one_that_is_built_in() -> None:
     ours, metrics = load_loss("mine:loss")(inputs(), PLAIN)
-    plain, told = load_loss(AlgorithmConfig().loss)(inputs(), PLAIN)
+    plain, plain_metrics = load_loss(AlgorithmConfig().loss)(inputs(), PLAIN)
     assert torch.equal(plain, policy_loss(inputs(), PLAIN)[0])
     # Ratios exp(1.5), exp(0.5), exp(-0.5): the first is beyond exp(1).
     assert ours.tolist() == pytest.approx([0.5 * plain[0].item(), *plain[1:].tolist()])
     assert metrics["loss/far_fraction"].tolist() == [1.0, 0.0, 0.0]
-    assert metrics.keys() - told.keys() == {"loss/far_fraction"}
+    assert metrics.keys() - plain_metrics.keys() == {"loss/far_fraction"}
 
 
 def test_the_documented_advantage_and_filter() -> None:
@@ -114,7 +114,7 @@ def test_the_documented_advantage_and_filter() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("of_a_sum", r"expected the loss of shape \[2\], one number a token, got \[\]"),
         ("alone", r"expected a pair \(loss of each token, metrics by name\), got Tensor"),
@@ -130,12 +130,12 @@ def test_the_documented_advantage_and_filter() -> None:
         ("THREE", "expected a plain function, got int"),
     ],
 )
-def test_what_is_no_loss_is_refused_when_it_is_loaded(name: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^algorithm\.loss=wrong_functions:{name}:? {told}"):
+def test_invalid_loss_function_is_refused_when_loaded(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^algorithm\.loss=wrong_functions:{name}:? {message}"):
         load_loss(f"wrong_functions:{name}")
 
 
-def test_a_loss_of_another_shape_later_on_is_refused_too() -> None:
+def test_loss_of_another_shape_is_refused_later_too() -> None:
     loss = load_loss("wrong_functions:at_first")
     with pytest.raises(
         TrainingError, match=r"wrong_functions:at_first: expected the loss of shape \[3\].* got \[2\]"
@@ -146,7 +146,7 @@ def test_a_loss_of_another_shape_later_on_is_refused_too() -> None:
 @pytest.mark.parametrize(
     ("name", "got"), [("too_few", r"\[0\.0\]"), ("infinite", r"\[inf, inf\]"), ("none_at_all", "None")]
 )
-def test_what_are_no_advantages_are_refused(name: str, got: str) -> None:
+def test_invalid_advantages_are_refused(name: str, got: str) -> None:
     advantage = load_advantage(f"wrong_functions:{name}")
     with pytest.raises(
         TrainingError, match=rf"^algorithm\.advantage=.*:{name}: expected 2 finite .* got {got}"
@@ -154,7 +154,7 @@ def test_what_are_no_advantages_are_refused(name: str, got: str) -> None:
         advantage([1.0, 0.0], normalize_std=True)
 
 
-def test_what_is_no_reason_is_refused() -> None:
+def test_invalid_refusal_reason_of_a_filter_is_refused() -> None:
     chosen: Any = load_group_filter("wrong_functions:yes")
     with pytest.raises(TrainingError, match=r"expected a reason in words, or None .* got True"):
         chosen(None, [1.0])
@@ -163,7 +163,7 @@ def test_what_is_no_reason_is_refused() -> None:
 
 
 @pytest.mark.parametrize("keys", [{"loss": "mine.loss"}, {"advantage": "groups"}, {"group_filter": "mine"}])
-def test_what_is_no_path_is_refused_by_the_configuration(keys: dict[str, str]) -> None:
+def test_invalid_function_path_is_refused_by_the_configuration(keys: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=re.escape(next(iter(keys)))):
         AlgorithmConfig.model_validate(keys)
 

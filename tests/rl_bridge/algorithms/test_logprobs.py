@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies in chunks are what log_softmax says of all logits at once, gradients too."""
+"""Chunked log-probabilities and entropies equal log_softmax of all logits at once, gradients included."""
 
 import math
 
@@ -11,12 +11,12 @@ from rl_bridge.algorithms.logprobs import token_logprobs
 TOKENS, WIDTH, VOCABULARY, TEMPERATURE = 11, 6, 23, 0.7
 
 
-def drawn(*shape: int, seed: int) -> Tensor:
+def random_tensor(*shape: int, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    hidden, weight = drawn(TOKENS, WIDTH, seed=1), drawn(VOCABULARY, WIDTH, seed=2)
+    hidden, weight = random_tensor(TOKENS, WIDTH, seed=1), random_tensor(VOCABULARY, WIDTH, seed=2)
     target = torch.arange(TOKENS) * 2 % VOCABULARY
     return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), target
 
@@ -28,15 +28,15 @@ def plain(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tenso
 
 def gradients(outputs: tuple[Tensor, Tensor], wrt: tuple[Tensor, Tensor], *, entropy: float) -> list[Tensor]:
     logprobs, entropies = outputs
-    loss = (logprobs * drawn(TOKENS, seed=3)).sum()
+    loss = (logprobs * random_tensor(TOKENS, seed=3)).sum()
     if entropy:
-        loss = loss - entropy * (entropies * drawn(TOKENS, seed=4)).sum()
+        loss = loss - entropy * (entropies * random_tensor(TOKENS, seed=4)).sum()
     return list(torch.autograd.grad(loss, wrt))
 
 
 @pytest.mark.parametrize("chunk", [1, 4, TOKENS, 1000])
 @pytest.mark.parametrize("entropy", [0.0, 0.3])
-def test_chunks_say_what_the_whole_says(chunk: int, entropy: float) -> None:
+def test_chunked_results_equal_unchunked_ones(chunk: int, entropy: float) -> None:
     hidden, weight, target = inputs()
     expected = plain(hidden, weight, target)
     found = token_logprobs(hidden, weight, target, temperature=TEMPERATURE, chunk=chunk)

@@ -19,7 +19,7 @@ SLOTS = 24
 
 
 @dataclass
-class Seen:
+class RunStatistics:
     """What a run looked like from outside."""
 
     staleness: Counter[int] = field(default_factory=Counter)
@@ -31,7 +31,7 @@ class Seen:
     slots_freed: int = 0
 
 
-class Run:
+class SimulatedRun:
     """The loop and its workers, with sleeps for work: the buffer, the ledger and the admission are the real ones."""
 
     def __init__(self, *, max_staleness: int, steps: int, seed: int, troubles: bool) -> None:
@@ -39,7 +39,7 @@ class Run:
         self.troubles = troubles
         self.steps = steps
         self.max_staleness = max_staleness
-        self.seen = Seen()
+        self.seen = RunStatistics()
         self.served = 0
         self.stopped_playing: dict[int, asyncio.Event] = {}
         self.admission = Admission(
@@ -120,7 +120,7 @@ class Run:
                 saved = self.buffer.state()
                 saved_at, trained_then = version, len(self.seen.trained)
 
-    async def __call__(self) -> Seen:
+    async def __call__(self) -> RunStatistics:
         workers = [asyncio.create_task(self.work()) for _ in range(SLOTS)]
         try:
             await self.loop()
@@ -135,9 +135,9 @@ class Run:
     ("max_staleness", "troubles"),
     [(0, True), (4, False), pytest.param(4, True, marks=pytest.mark.slow)],
 )
-def test_the_bound_is_never_broken_and_nobody_waits_for_ever(max_staleness: int, troubles: bool) -> None:
+def test_staleness_bound_holds_and_every_step_gets_its_groups(max_staleness: int, troubles: bool) -> None:
     steps = 10_000 // GROUPS_PER_BATCH if max_staleness == 4 and troubles else 80
-    run = Run(max_staleness=max_staleness, steps=steps, seed=max_staleness, troubles=troubles)
+    run = SimulatedRun(max_staleness=max_staleness, steps=steps, seed=max_staleness, troubles=troubles)
     seen = simulate(run())  # raises where everybody waits
     ledger = run.buffer.ledger
     assert len(seen.trained) == len(set(seen.trained)) == steps * GROUPS_PER_BATCH
@@ -167,7 +167,7 @@ def plain_buffer(*, max_staleness: int = 0, groups: int = 2, timeout_s: float = 
     )
 
 
-async def played(buffer: ReplayBuffer, *versions: int) -> Group:
+async def play_group(buffer: ReplayBuffer, *versions: int) -> Group:
     lease = await buffer.lease()
     group = aged_group(*versions, number=lease.group)
     assert await buffer.add(group, lease)
@@ -179,11 +179,11 @@ def test_the_oldest_go_first_and_none_that_could_not_wait_is_left_behind() -> No
         buffer = plain_buffer(max_staleness=1)
         slow = await buffer.lease()
         for _ in range(3):
-            await played(buffer, 0)
+            await play_group(buffer, 0)
         # Three are there, and the slow one may still wait for the next step.
         assert [group.id for group in await buffer.sample(0, 2)] == [1, 2]
         buffer.record_served(1)
-        young = [await played(buffer, 1) for _ in range(2)]
+        young = [await play_group(buffer, 1) for _ in range(2)]
         taking = asyncio.create_task(buffer.sample(1, 2))
         await asyncio.sleep(50.0)
         assert not taking.done()  # three are there, but the slow one may not be left behind
@@ -213,7 +213,7 @@ def test_a_straggler_is_cut_and_dropped_where_that_does_not_help() -> None:
         await asyncio.sleep(60.0 + CANCEL_GRACE_PERIOD_S + 1.0)
         assert [group for _, group in cut] == [1, 2]
         assert not await buffer.add(aged_group(0, number=stuck.group), stuck)
-        await played(buffer, 0)
+        await play_group(buffer, 0)
         assert [group.id for group in await taking] == [0, 3]
         assert buffer.ledger.dropped == {"1 of 4 siblings": 1, STRAGGLER: 1}
 
@@ -223,7 +223,7 @@ def test_a_straggler_is_cut_and_dropped_where_that_does_not_help() -> None:
 def test_groups_that_do_not_come_are_an_error_that_says_what_to_do() -> None:
     async def scenario() -> None:
         buffer = plain_buffer(max_staleness=1, timeout_s=30.0)
-        await played(buffer, 0)
+        await play_group(buffer, 0)
         await buffer.lease()
         with pytest.raises(
             Exception, match=r"expected 2 groups .* within 30 s, got 1, with 1 under way; raise"
@@ -264,8 +264,8 @@ def test_a_step_takes_the_oldest_weights_and_not_the_lowest_numbers() -> None:
         leases[:2] = [await buffer.lease() for _ in range(2)]  # begun anew, under newer weights
         for lease in leases:
             assert await buffer.add(aged_group(lease.floor, number=lease.group), lease)
-        taken = [await buffer.sample(version, 2) for version in (1, 2)]
-        assert [[group.id for group in step] for step in taken] == [[2, 3], [0, 1]]
+        batches = [await buffer.sample(version, 2) for version in (1, 2)]
+        assert [[group.id for group in step] for step in batches] == [[2, 3], [0, 1]]
 
     simulate(scenario())
 
@@ -284,10 +284,10 @@ def test_a_failure_reaches_whoever_waits_now_or_later() -> None:
     simulate(scenario())
 
 
-def test_what_was_finished_survives_a_rewind_and_what_was_leased_is_played_again() -> None:
+def test_finished_groups_survive_a_rewind_and_leased_ones_are_played_again() -> None:
     async def scenario() -> None:
         buffer = plain_buffer(max_staleness=1)
-        kept = await played(buffer, 0)
+        kept = await play_group(buffer, 0)
         lease = await buffer.lease()
         state = buffer.state()
         assert await buffer.add(aged_group(0, number=lease.group), lease)

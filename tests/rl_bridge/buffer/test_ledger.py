@@ -1,4 +1,4 @@
-"""The ledger: a group is trained at most once, whatever happens to those who work on it, and nothing is forgotten."""
+"""The ledger: a group is trained at most once, through losses, rewinds and late results, and none is forgotten."""
 
 import json
 from collections import Counter
@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rl_bridge.buffer.ledger import Fate, GroupLease, Ledger, UnfinishedGroup
 
 
-def leased(ledger: Ledger, *, served: int = 0, now: float = 0.0) -> GroupLease:
+def take_lease(ledger: Ledger, *, served: int = 0, now: float = 0.0) -> GroupLease:
     lease = ledger.lease(served=served, now=now, admit=True)
     assert lease is not None
     return lease
@@ -18,7 +18,7 @@ def leased(ledger: Ledger, *, served: int = 0, now: float = 0.0) -> GroupLease:
 
 def test_lost_work_goes_out_again_ahead_of_new_work_and_its_first_result_is_late() -> None:
     ledger = Ledger(max_losses=2)
-    lost, _ = leased(ledger), leased(ledger)
+    lost, _ = take_lease(ledger), take_lease(ledger)
     assert ledger.lose(lost.id)
     again = ledger.lease(served=5, now=1.0, admit=False)  # it was admitted once, and need not be again
     assert again is not None
@@ -31,52 +31,52 @@ def test_lost_work_goes_out_again_ahead_of_new_work_and_its_first_result_is_late
     assert (ledger.late, ledger.lost, ledger.admitted) == (3, 1, 2)
 
 
-def test_what_is_lost_too_often_is_dropped_with_the_reason() -> None:
+def test_group_lost_too_often_is_dropped_with_the_reason() -> None:
     ledger, fates = Ledger(max_losses=2), list[Fate]()
     ledger.on_fate = fates.append
-    assert [ledger.lose(leased(ledger).id) for _ in range(3)] == [True, True, False]
+    assert [ledger.lose(take_lease(ledger).id) for _ in range(3)] == [True, True, False]
     assert ledger.dropped == {"lost 3 times": 1}
     assert fates == [Fate(group=0, reason="lost 3 times")]
     assert (ledger.live, ledger.waiting) == (0, 0)
-    assert leased(ledger).group == 1
+    assert take_lease(ledger).group == 1
 
 
-def test_work_that_is_handed_on_is_no_loss_and_keeps_the_age_of_what_was_done() -> None:
+def test_handed_on_group_is_no_loss_and_keeps_its_age() -> None:
     ledger = Ledger(max_losses=0)
-    assert ledger.return_unfinished(leased(ledger, served=2).id, floor=2)
+    assert ledger.return_unfinished(take_lease(ledger, served=2).id, floor=2)
     assert ledger.unfinished_groups(served=5) == [UnfinishedGroup(floor=2)]
-    again = leased(ledger, served=4)
+    again = take_lease(ledger, served=4)
     assert (again.group, again.attempt, again.floor) == (0, 2, 2)
     assert ledger.unfinished_groups(served=5) == [UnfinishedGroup(floor=2, lease=again)]
     assert ledger.return_unfinished(again.id, floor=None)  # nothing was kept: it is as good as new
     assert ledger.unfinished_groups(served=5) == [UnfinishedGroup(floor=5)]
-    assert leased(ledger, served=4).floor == 4
+    assert take_lease(ledger, served=4).floor == 4
     assert ledger.lost == 0
     twice = Ledger(max_losses=1)
-    assert twice.return_unfinished(leased(twice, served=0).id, floor=None)
-    assert twice.lose(leased(twice, served=0).id)  # the first loss of the one that it may have
+    assert twice.return_unfinished(take_lease(twice, served=0).id, floor=None)
+    assert twice.lose(take_lease(twice, served=0).id)  # the first loss of the one that it may have
     kept = Ledger(max_losses=1)
-    assert kept.lose(leased(kept, served=3).id, floor=3)  # also where the worker after it is lost
-    assert leased(kept, served=4).floor == 3
+    assert kept.lose(take_lease(kept, served=3).id, floor=3)  # also where the worker after it is lost
+    assert take_lease(kept, served=4).floor == 3
 
 
 def test_a_lease_knows_the_first_group_of_its_weights() -> None:
     ledger = Ledger(max_losses=3)
-    assert [leased(ledger, served=0).first for _ in range(2)] == [0, 0]
-    lost = leased(ledger, served=1)
+    assert [take_lease(ledger, served=0).first for _ in range(2)] == [0, 0]
+    lost = take_lease(ledger, served=1)
     assert ledger.lose(lost.id)
-    assert [leased(ledger, served=1).first for _ in range(2)] == [2, 2]
+    assert [take_lease(ledger, served=1).first for _ in range(2)] == [2, 2]
     state = json.loads(json.dumps(ledger.state()))
-    assert leased(ledger, served=2).first == 4
+    assert take_lease(ledger, served=2).first == 4
 
     # It is the same after a rewind, though those under way are given out again.
     ledger.restore(state)
-    assert [leased(ledger, served=1).first for _ in range(3)] == [2, 2, 2]
+    assert [take_lease(ledger, served=1).first for _ in range(3)] == [2, 2, 2]
 
 
 def test_a_state_goes_through_json_and_makes_older_leases_void() -> None:
     ledger = Ledger(max_losses=3)
-    trained, finished, given_back, under_way, lost = (leased(ledger) for _ in range(5))
+    trained, finished, given_back, under_way, lost = (take_lease(ledger) for _ in range(5))
     for lease in (trained, finished):
         assert ledger.complete(lease.id)
     ledger.train(trained.group, 0)
@@ -84,12 +84,12 @@ def test_a_state_goes_through_json_and_makes_older_leases_void() -> None:
     assert ledger.lose(lost.id)
     state = json.loads(json.dumps(ledger.state()))
     assert ledger.complete(under_way.id)  # after the checkpoint, so it has not happened
-    later = leased(ledger)
+    later = take_lease(ledger)
 
     ledger.restore(state)
     assert (ledger.admitted, ledger.trained, set(ledger.finished)) == (5, 1, {finished.group})
     assert not ledger.complete(later.id)
-    redone = [leased(ledger, served=1) for _ in range(4)]
+    redone = [take_lease(ledger, served=1) for _ in range(4)]
     assert [lease.group for lease in redone] == [given_back.group, lost.group, under_way.group, 5]
     assert [lease.attempt for lease in redone] == [2, 2, 2, 1]
     assert {lease.floor for lease in redone} == {1}
@@ -108,7 +108,7 @@ def ledger_state_of(state: dict[str, object]) -> dict[str, object]:
     }
 
 
-class Books(RuleBasedStateMachine):
+class LedgerMachine(RuleBasedStateMachine):
     """Random lives of groups, a rewind now and then, held against a list of what was handed out and trained."""
 
     def __init__(self) -> None:
@@ -212,5 +212,5 @@ class Books(RuleBasedStateMachine):
         assert sorted(self.trained) == sorted(f.group for f in self.fates if f.version is not None)
 
 
-TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=30, stateful_step_count=40)
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=30, stateful_step_count=40)

@@ -23,11 +23,11 @@ def episode(turns: list[Turn]) -> Trajectory:
 
 
 def chat(turns: int) -> list[Turn]:
-    tokens, said = [1], []
+    tokens, turns_so_far = [1], []
     for number in range(turns):
-        said.append(Turn(prompt=Prefix(tokens), completion=answer(number, number)))
+        turns_so_far.append(Turn(prompt=Prefix(tokens), completion=answer(number, number)))
         tokens += [number, number, *range(50)]
-    return said
+    return turns_so_far
 
 
 def group_of(*turns: list[Turn]) -> Group:
@@ -48,12 +48,12 @@ def test_prompts_that_share_their_tokens_are_kept_once_and_share_them_again() ->
     prompts = [turn.prompt for turn in group.trajectories[0].turns]
     assert all(isinstance(prompt, Prefix) for prompt in prompts)
     assert len({id(prompt._tokens) for prompt in prompts}) == 1  # type: ignore[attr-defined]
-    (kept,) = json.loads(dump_groups([group_of(turns)]))
-    numbers = sum(len(turn["prompt"]) for turn in kept["trajectories"][0]["turns"])
+    (stored,) = json.loads(dump_groups([group_of(turns)]))
+    numbers = sum(len(turn["prompt"]) for turn in stored["trajectories"][0]["turns"])
     assert numbers == len(turns[-1].prompt)
 
 
-def test_what_an_older_checkpoint_has_is_read() -> None:
+def test_older_checkpoint_format_is_read() -> None:
     one = {"tokens": [7], "logprobs": [-0.5], "versions": [3], "stopped": True}
     turns = [{"prompt": [1, 2], "completion": one}, {"prompt": [1, 2, 7, 3], "completion": one}]
     played = {"seed": 5, "turns": turns, "ending": "completed", "reward": 1.0, "tool_calls": 0}
@@ -67,8 +67,8 @@ def test_a_refusal_with_half_a_character_does_not_keep_a_checkpoint_from_being_w
     assert group.trajectories[0].refusal == "ValueError: no ?"
 
 
-def test_what_is_damaged_is_not_guessed() -> None:
-    (kept,) = json.loads(dump_groups([group_of(chat(2))]))
-    kept["trajectories"][0]["turns"][1]["known"] = 2
+def test_damaged_groups_are_refused() -> None:
+    (stored,) = json.loads(dump_groups([group_of(chat(2))]))
+    stored["trajectories"][0]["turns"][1]["known"] = 2
     with pytest.raises(ValueError, match="that continues one of 1 tokens, got 2"):
-        load_groups(json.dumps([kept]).encode())
+        load_groups(json.dumps([stored]).encode())

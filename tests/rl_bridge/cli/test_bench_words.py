@@ -1,4 +1,4 @@
-"""`ropewalk bench throughput`: what it measures, what it prints, and how it ends."""
+"""`ropewalk bench throughput`: measurements, output and exit status."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,8 @@ from rl_bridge.metrics.status import StatusSnapshot
 from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 
 
-def bench(*words: str) -> int:
-    return run(COMMAND, ["throughput", *words])
+def bench(*arguments: str) -> int:
+    return run(COMMAND, ["throughput", *arguments])
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +38,11 @@ class Run:
 def test_live_run_is_watched(capsys: pytest.CaptureFixture[str]) -> None:
     with served(Run()) as address:
         assert bench("--addr", address, "--seconds", "0.25") == 0
-    told = capsys.readouterr().out
-    assert "1 steps in 10.0 s, 0.80 groups a second" in told
-    assert "unaccounted time at most 1.0%, within the 2% allowed" in told
-    assert "trainer had something to do 50.0% of the time; the target of 90% is missed" in told
-    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in told.splitlines()]
+    output = capsys.readouterr().out
+    assert "1 steps in 10.0 s, 0.80 groups a second" in output
+    assert "unaccounted time at most 1.0%, within the 2% allowed" in output
+    assert "trainer had something to do 50.0% of the time; the target of 90% is missed" in output
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
     assert ["trainer", "50.0%", "49.0%", "1.0%", "50.0%", "train 50.0%", "batches 49.0%"] in cells
 
 
@@ -58,10 +58,10 @@ def log(folder: Path) -> None:
 def test_run_that_is_over_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log(tmp_path)
     assert bench("--run", str(tmp_path)) == 0
-    told = capsys.readouterr().out
-    assert "2 steps in 10.0 s\n" in told
-    assert "trainer had something to do 50.0% of the time; the target of 90% is missed" in told
-    assert "unaccounted time at most 10.0%, above the 2% allowed" in told
+    output = capsys.readouterr().out
+    assert "2 steps in 10.0 s\n" in output
+    assert "trainer had something to do 50.0% of the time; the target of 90% is missed" in output
+    assert "unaccounted time at most 10.0%, above the 2% allowed" in output
 
 
 def test_run_that_was_killed_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,7 +71,7 @@ def test_run_that_was_killed_is_read(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out)["steps"] == 2
 
 
-def test_nothing_to_measure_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_measure_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bench() == 1
     assert "found none" in capsys.readouterr().err
     assert bench("--run", str(tmp_path)) == 1

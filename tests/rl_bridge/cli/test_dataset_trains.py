@@ -21,8 +21,8 @@ reward: {function: my_rewards.short}
 TIMEOUT_S = 300.0
 
 
-def train(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
-    return run_module("rl_bridge.train", *words, cwd=folder, timeout_s=TIMEOUT_S)
+def train(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return run_module("rl_bridge.train", *arguments, cwd=folder, timeout_s=TIMEOUT_S)
 
 
 def prompts(count: int) -> str:
@@ -42,8 +42,8 @@ def test_a_run_goes_on_with_its_own_examples_and_no_others(tmp_path: Path) -> No
     examples, run = tmp_path / "prompts.jsonl", tmp_path / "runs" / "one"
     examples.write_text(prompts(8))
 
-    begun = train(tmp_path, "--config", "config.yaml", "--name", "one", f"model.path={policy}")
-    assert begun.returncode == 0, begun.stdout[-2000:] + begun.stderr[-3000:]
+    first_run = train(tmp_path, "--config", "config.yaml", "--name", "one", f"model.path={policy}")
+    assert first_run.returncode == 0, first_run.stdout[-2000:] + first_run.stderr[-3000:]
     report = json.loads((run / "report.json").read_text())
     assert report["last_iteration"]["answers"] == 16
 
@@ -53,8 +53,8 @@ def test_a_run_goes_on_with_its_own_examples_and_no_others(tmp_path: Path) -> No
     assert "expected the dataset that the checkpoint knows, with digest=" in refused.stderr
 
     examples.rename(tmp_path / "elsewhere.jsonl").write_text(prompts(8))
-    words = [f"data.source={tmp_path / 'elsewhere.jsonl'}", "trainer.iterations=3"]
-    gone_on = train(tmp_path, "--resume", str(run), *words)
-    assert gone_on.returncode == 0, gone_on.stdout[-2000:] + gone_on.stderr[-3000:]
+    arguments = [f"data.source={tmp_path / 'elsewhere.jsonl'}", "trainer.iterations=3"]
+    resumed = train(tmp_path, "--resume", str(run), *arguments)
+    assert resumed.returncode == 0, resumed.stdout[-2000:] + resumed.stderr[-3000:]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["iteration"] for row in rows] == [1, 2, 3]

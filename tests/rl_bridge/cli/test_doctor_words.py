@@ -1,4 +1,4 @@
-"""`ropewalk doctor`: what it makes of its words, and how it ends."""
+"""`ropewalk doctor`: its arguments and exit status."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "count_usable_gpus", lambda: 0)  # it takes seconds to import
 
 
-def asked(*words: str, gpus: int = 0) -> Rendezvous:
+def meeting_of(*words: str, gpus: int = 0) -> Rendezvous:
     parser = argparse.ArgumentParser()
     COMMAND.configure(parser)
     arguments = parser.parse_intermixed_args(words)
@@ -29,24 +29,24 @@ def asked(*words: str, gpus: int = 0) -> Rendezvous:
     return _make_rendezvous(arguments, config, gpus=gpus)
 
 
-def who(found: Rendezvous) -> tuple[int, int, int, bool]:
+def shape_of(found: Rendezvous) -> tuple[int, int, int, bool]:
     return found.num_nodes, found.node_rank, found.per_host, found.on_gpus
 
 
 def test_a_process_a_gpu() -> None:
-    assert who(asked(gpus=4)) == (1, 0, 4, True)
-    assert who(asked("--procs", "3", gpus=4)) == (1, 0, 3, True)
-    assert who(asked("--procs", "8", gpus=4)) == (1, 0, 8, False)
+    assert shape_of(meeting_of(gpus=4)) == (1, 0, 4, True)
+    assert shape_of(meeting_of("--procs", "3", gpus=4)) == (1, 0, 3, True)
+    assert shape_of(meeting_of("--procs", "8", gpus=4)) == (1, 0, 8, False)
 
 
 def test_several_hosts_of_a_configuration() -> None:
-    found = asked("--config", GUIDE, "--node_rank", "7")
-    assert (who(found), found.address) == ((8, 7, 2, False), "10.0.0.1:29500")
-    assert asked("--config", GUIDE, "monarch.num_nodes=9", "--node_rank", "8").num_nodes == 9
+    found = meeting_of("--config", GUIDE, "--node_rank", "7")
+    assert (shape_of(found), found.address) == ((8, 7, 2, False), "10.0.0.1:29500")
+    assert meeting_of("--config", GUIDE, "monarch.num_nodes=9", "--node_rank", "8").num_nodes == 9
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["--node_rank", "0"], "expected --addr HOST:PORT of host 0"),
         (["--num_nodes", "2", "--addr", "h:1"], "expected --node_rank with several hosts, from 0 to 1"),
@@ -55,19 +55,21 @@ def test_several_hosts_of_a_configuration() -> None:
         (["seed=1"], "expected --config with 'seed=1'"),
     ],
 )
-def test_words_that_make_no_sense(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(COMMAND, words) == 2
-    assert told in capsys.readouterr().err
+def test_invalid_arguments_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(COMMAND, arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("level", "status"), [(Severity.GOOD, 0), (Severity.ODD, 0), (Severity.BAD, 1)])
-def test_what_would_fail_decides_the_exit_status(
+def test_findings_decide_the_exit_status(
     level: Severity, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(host, "check_packages", lambda: [Finding("a", "b", level)])
     monkeypatch.setattr(host, "check_machine", lambda **_: [])
     monkeypatch.setattr(collectives, "check_collectives", lambda found: [Finding("c", str(found.world))])
     assert run(COMMAND, []) == run(COMMAND, ["--json"]) == status
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].split() == [level.value, "a:", "b"]
-    assert json.loads(told[-1]) == {"what": "c", "told": "2", "level": "good", "metrics": {}}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == [level.value, "a:", "b"]
+    assert json.loads(lines[-1]) == {"what": "c", "told": "2", "level": "good", "metrics": {}}

@@ -46,9 +46,9 @@ def test_an_environment_with_a_task_of_its_own(tmp_path: Path) -> None:
     assert [row["iteration"] for row in metrics] == [1, 2]
     # A hand's return and a penalty are halves at the least: what else there is, the reward function gave.
     assert all((row["reward/mean"] - 0.125) * 16 % 0.5 == pytest.approx(0.0, abs=1e-6) for row in metrics)
-    told = load_config(run / "config.yaml")
-    assert (told.rollout.num_turns, told.trainer.gradient_accumulation_steps) == (8, 4)
-    assert (told.model.path, told.model.dtype) == (None, "float32")
+    config = load_config(run / "config.yaml")
+    assert (config.rollout.num_turns, config.trainer.gradient_accumulation_steps) == (8, 4)
+    assert (config.model.path, config.model.dtype) == (None, "float32")
 
 
 def test_a_world_of_tools_without_a_task(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_world_of_tools_without_a_task(tmp_path: Path) -> None:
     )
     assert [row["iteration"] for row in rows(run)] == [1, 2]
     report = json.loads((run / "report.json").read_text())
-    kept = [one.version for one in EvaluationFolder(run / "evaluation").read().records.values()]
-    assert (report["episodes"], kept) == (4, [2] * 4)
+    versions = [one.version for one in EvaluationFolder(run / "evaluation").read().records.values()]
+    assert (report["episodes"], versions) == (4, [2] * 4)
     assert json.loads((run / "evaluation" / FIGURES_FILE).read_text())["mean_reward"] == report["mean_reward"]
     assert load_config(run / "config.yaml").model.dtype == "bfloat16"

@@ -1,4 +1,4 @@
-"""`ropewalk plan`: what it works out of which words, and how it ends."""
+"""`ropewalk plan`: its arguments, calculations and exit status."""
 
 from pathlib import Path
 
@@ -20,15 +20,15 @@ def plan(*words: str) -> int:
     return run(COMMAND, words)
 
 
-def cells(told: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in told.splitlines() if "│" in line]
+def cells(output: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if "│" in line]
 
 
 def test_guides_broadcast(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("broadcast", "--gb", "140", "--rollout_s", "10") == 0
-    told = capsys.readouterr().out
-    assert cells(told) == [["100", "11.2", "52.8%"], ["200", "5.6", "35.9%"], ["400", "2.8", "21.9%"]]
-    assert "parameters" not in told
+    output = capsys.readouterr().out
+    assert cells(output) == [["100", "11.2", "52.8%"], ["200", "5.6", "35.9%"], ["400", "2.8", "21.9%"]]
+    assert "parameters" not in output
 
 
 def test_guides_cost(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,9 +42,9 @@ def test_guides_cost(capsys: pytest.CaptureFixture[str]) -> None:
 def test_guides_file(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--config", GUIDE, "--parameters", "8B", "--gpu_gb", "60", "--rollout.max_length", "4096"]
     assert plan(*words) == 0
-    told = capsys.readouterr().out
-    assert "monarch.roles.policy.replicas 14" in told  # and what else the GPUs decide
-    rows = {row[0]: row[1:] for row in cells(told)}
+    output = capsys.readouterr().out
+    assert "monarch.roles.policy.replicas 14" in output  # and what else the GPUs decide
+    rows = {row[0]: row[1:] for row in cells(output)}
     assert rows["trainer"][:2] == ["1 x 2", "64.0 GB"]
     assert rows["trainer"][-1] == "does not fit"
     assert rows["policy"][:2] == ["14 x 1", "16.0 GB"]
@@ -54,7 +54,7 @@ def test_guides_file(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "told"),
+    ("arguments", "status", "message"),
     [
         ([], 2, "expected something to plan"),
         (["--config", BLACKJACK], 2, f"expected model.path in {BLACKJACK}, which tells how large"),
@@ -76,8 +76,8 @@ def test_guides_file(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_words_that_say_too_little(
-    words: list[str], status: int, told: str, capsys: pytest.CaptureFixture[str]
+def test_incomplete_arguments_are_refused(
+    arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert plan(*words) == status
-    assert told in capsys.readouterr().err
+    assert plan(*arguments) == status
+    assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`ropewalk rollouts`: which run, what it writes, where it serves, and what it says where there is nothing."""
+"""`ropewalk rollouts`: choosing the run, writing a file, serving, and errors."""
 
 import argparse
 import os
@@ -18,10 +18,10 @@ from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep
 ROOT = Path(__file__).parents[3]
 
 
-def rollouts(*words: str) -> int:
+def rollouts(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     COMMAND.configure(parser)
-    return COMMAND.run(parser.parse_intermixed_args(words))
+    return COMMAND.run(parser.parse_intermixed_args(arguments))
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +40,7 @@ def test_one_file_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "told"),
+    ("arguments", "status", "message"),
     [
         ((), 1, "found none; name its folder, or start one by ropewalk train"),
         (("nowhere",), 1, "expected the folder of a run, there is no 'nowhere'"),
@@ -49,16 +49,16 @@ def test_one_file_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         (("seven", "--out", "taken/out.html"), 2, "cannot write 'taken/out.html': Not a directory"),
     ],
 )
-def test_what_cannot_be_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], status: int, told: str
+def test_impossible_requests_are_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").touch()
     keep(tmp_path / "seven", conversation())
-    assert rollouts(*words) == status
+    assert rollouts(*arguments) == status
     error = capsys.readouterr().err
     assert error.startswith("ropewalk rollouts: ")
-    assert told in error
+    assert message in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "seven", "taken"]
 
 

@@ -1,4 +1,4 @@
-"""`ropewalk status`: which run it asks, what it prints, and how it ends."""
+"""`ropewalk status`: choosing the run, output and exit status."""
 
 import json
 import os
@@ -13,8 +13,8 @@ from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot
 from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 
 
-def status(*words: str) -> int:
-    return run(COMMAND, words)
+def status(*arguments: str) -> int:
+    return run(COMMAND, arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -42,14 +42,14 @@ def test_mesh_replicas_versions_and_leases_are_shown(capsys: pytest.CaptureFixtu
 def test_names_from_elsewhere_are_text_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     """Spans have the names that tasks give them, and whoever answers at the address may say anything."""
     name = "[/red] \x1b]0;title\x07[bold]"
-    spent = next(iter(snapshot().spans.values()))
-    spent = replace(spent, seconds={(name, None): 1.0, ("rest", name): 1.0})
-    odd = snapshot().model_copy(update={"name": name, "folder": name, "spans": {name: spent}})
+    totals = next(iter(snapshot().spans.values()))
+    totals = replace(totals, seconds={(name, None): 1.0, ("rest", name): 1.0})
+    odd = snapshot().model_copy(update={"name": name, "folder": name, "spans": {name: totals}})
     with served(lambda: odd) as address:
         assert status("--addr", address) == 0
-    told = capsys.readouterr().out
-    assert "\x1b" not in told
-    assert told.count("[/red] ?]0;title?[bold]") >= 3, told
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert output.count("[/red] ?]0;title?[bold]") >= 3, output
 
 
 def test_newest_run_that_lives_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,8 +78,8 @@ def test_hosts_that_are_missing_show_in_the_exit_status(
 ) -> None:
     with served(snapshot) as address:
         assert status("--addr", address, "--num_nodes", wanted) == code
-    told = capsys.readouterr().err
-    assert ("expected 3 hosts, 2 are alive: head, one" in told) == (code == 1)
+    output = capsys.readouterr().err
+    assert ("expected 3 hosts, 2 are alive: head, one" in output) == (code == 1)
 
 
 def test_watching_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,15 +100,15 @@ def test_watching_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (("--addr", "nowhere"), "expected an address as HOST:PORT"),
         (("--watch", "nan"), "expected --watch above 0"),
         (("--num_nodes", "0"), "expected --num_nodes of at least 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_arguments_are_refused(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert status(*words) == 2
+    assert status(*arguments) == 2
     assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What `ropewalk train` makes of its words, before anything heavy is loaded."""
+"""The arguments of `ropewalk train`, before anything heavy is loaded."""
 
 import argparse
 import sys
@@ -26,10 +26,10 @@ def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
-def parse(*words: str) -> argparse.Namespace:
+def parse(*args: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     COMMAND.configure(parser)
-    return parser.parse_intermixed_args(words)
+    return parser.parse_intermixed_args(args)
 
 
 def resumable(tmp_path: Path, config_file: Path) -> str:
@@ -41,7 +41,7 @@ def resumable(tmp_path: Path, config_file: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("args", "expected"),
     [
         (["--monarch.num_nodes", "8", "a.b=c"], ["monarch.num_nodes=8", "a.b=c"]),
         (["--a.b=c", "--a.b.c=d=e"], ["a.b=c", "a.b.c=d=e"]),
@@ -52,8 +52,8 @@ def resumable(tmp_path: Path, config_file: Path) -> str:
         (["--", "--a.b", "c"], ["--", "--a.b", "c"]),
     ],
 )
-def test_options_with_dots_are_keys(words: list[str], expected: list[str]) -> None:
-    assert overrides_first_class(words) == expected
+def test_options_with_dots_are_keys(args: list[str], expected: list[str]) -> None:
+    assert overrides_first_class(args) == expected
 
 
 def test_every_key_without_a_dot_can_be_an_option() -> None:
@@ -64,11 +64,11 @@ def test_every_key_without_a_dot_can_be_an_option() -> None:
 
 
 def test_the_command_takes_both_forms(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--trainer.iterations", "0", "--config", str(config_file), "seed=-1", "--rollout.batch_size=0"]
-    assert main(["train", *words]) == run(COMMAND, words) == 2
-    told = capsys.readouterr().err
+    args = ["--trainer.iterations", "0", "--config", str(config_file), "seed=-1", "--rollout.batch_size=0"]
+    assert main(["train", *args]) == run(COMMAND, args) == 2
+    stderr = capsys.readouterr().err
     for key in ("trainer.iterations", "rollout.batch_size", "seed"):
-        assert told.count(f"\n  {key}: ") == 2
+        assert stderr.count(f"\n  {key}: ") == 2
 
 
 def test_a_key_that_does_nothing_is_told_and_trained_with(
@@ -77,13 +77,13 @@ def test_a_key_that_does_nothing_is_told_and_trained_with(
     trains = SimpleNamespace(train_run=lambda config, folder, *, resume: 0)
     monkeypatch.setitem(sys.modules, "rl_bridge.loops.session", trains)
     monkeypatch.setattr(preflight, "run_preflight", lambda config: None)
-    words = ["--config", str(config_file), "algorithm.kl_estimator=k1"]
-    assert run(COMMAND, words) == 0
+    args = ["--config", str(config_file), "algorithm.kl_estimator=k1"]
+    assert run(COMMAND, args) == 0
     assert capsys.readouterr().err == (
         "ropewalk train: warning: algorithm.kl_estimator=k1 has no effect: it only counts if algorithm.kl_coef is "
         "above 0\n"
     )
-    assert run(COMMAND, [*words, "algorithm.kl_coef=0.1"]) == 0
+    assert run(COMMAND, [*args, "algorithm.kl_coef=0.1"]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -91,9 +91,9 @@ def test_nothing_to_learn_from_is_said_before_anything_is_loaded(
     config_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(COMMAND, ["--config", str(config_file), "env=null"]) == 2
-    told = capsys.readouterr().err
-    assert "env.*" in told
-    assert "data.*" in told
+    stderr = capsys.readouterr().err
+    assert "env.*" in stderr
+    assert "data.*" in stderr
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", ""])
@@ -103,18 +103,18 @@ def test_a_name_never_leads_out_of_the_output_folder(config_file: Path, name: st
 
 
 def test_name_of_a_run_that_never_began_is_free(tmp_path: Path, config_file: Path) -> None:
-    words = ("--config", str(config_file), "--name", "one")
-    _, folder = _prepare(parse(*words))
+    args = ("--config", str(config_file), "--name", "one")
+    _, folder = _prepare(parse(*args))
     folder.mkdir(parents=True)
     (folder / "run.lock").touch()
-    assert _prepare(parse(*words))[1] == folder
+    assert _prepare(parse(*args))[1] == folder
     (folder / CONFIG_FILE).touch()
     with pytest.raises(ConfigError, match="expected a new folder"):
-        _prepare(parse(*words))
+        _prepare(parse(*args))
 
 
 @pytest.mark.parametrize(
-    ("words", "key"),
+    ("args", "key"),
     [
         (("--seed", "4"), "seed"),
         (("model.path=/other",), "model.path"),
@@ -123,10 +123,10 @@ def test_name_of_a_run_that_never_began_is_free(tmp_path: Path, config_file: Pat
     ],
 )
 def test_resumed_run_stays_the_run_that_it_was(
-    tmp_path: Path, config_file: Path, words: tuple[str, ...], key: str
+    tmp_path: Path, config_file: Path, args: tuple[str, ...], key: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"expected {key}"):
-        _prepare(parse("--resume", resumable(tmp_path, config_file), *words))
+        _prepare(parse("--resume", resumable(tmp_path, config_file), *args))
 
 
 def test_resumed_run_keeps_its_datasets_order_and_may_find_the_file_elsewhere(

@@ -1,4 +1,4 @@
-"""Presets: what a name stands for, that every key can be overridden, and that a saved run shows them all."""
+"""Presets: their keys, overrides of each key, and saved runs that show all of them."""
 
 import typing
 from pathlib import Path
@@ -26,7 +26,7 @@ BY_HAND: dict[str, dict[str, Any]] = {
 }
 
 
-def of(name: str, **keys: Any) -> AlgorithmConfig:
+def preset(name: str, **keys: Any) -> AlgorithmConfig:
     return AlgorithmConfig.model_validate({"name": name, **keys})
 
 
@@ -36,8 +36,8 @@ def test_every_name_has_a_preset() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_what_a_name_stands_for(name: str) -> None:
-    plain, found = AlgorithmConfig().model_dump(), of(name).model_dump()
+def test_preset_keys_follow_the_papers(name: str) -> None:
+    plain, found = AlgorithmConfig().model_dump(), preset(name).model_dump()
     assert {key: value for key, value in found.items() if value != plain[key]} == (
         {"name": name, **BY_HAND[name]} if name != "grpo" else {}
     )
@@ -50,10 +50,10 @@ def test_another_name_takes_the_place_of_a_saved_runs(tmp_path: Path, name: str)
     file.write_text(RUN + "algorithm: {name: ppo, kl_coef: 0.5}\n")
     save_config(load_config(file), tmp_path)
     saved = tmp_path / "config.yaml"
-    assert load_config(saved, [f"algorithm={name}"]).algorithm == of(name, kl_coef=0.5)
+    assert load_config(saved, [f"algorithm={name}"]).algorithm == preset(name, kl_coef=0.5)
     # Wherever it stands, and whatever the old name says of that key.
     overrides = ["algorithm.clip_low=0.2", f"algorithm={name}"]
-    assert load_config(saved, overrides).algorithm == of(name, kl_coef=0.5, clip_low=0.2)
+    assert load_config(saved, overrides).algorithm == preset(name, kl_coef=0.5, clip_low=0.2)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -77,7 +77,7 @@ def test_the_saved_run_shows_every_key_and_loads_as_it_was(tmp_path: Path, name:
         ({"kl_in": "reward", "overlong": "mask"}, "algorithm.kl_in=loss with algorithm.overlong=mask"),
     ],
 )
-def test_what_does_not_go_together_is_refused(keys: dict[str, Any], message: str) -> None:
+def test_conflicting_keys_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
         AlgorithmConfig.model_validate(keys)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""What is told of keys that do nothing: those that somebody has set, and never those of a name or of our files."""
+"""Reports of keys without effect: only keys that a user has set, never those of presets or shipped files."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 OURS = [Path(__file__).with_name("guide.yaml"), *ROOT.glob("examples/*/*.yaml")]
 
 
-def told(**keys: Any) -> list[str]:
+def unused_keys(**keys: Any) -> list[str]:
     return [
         line.partition("=")[0] for line in find_unused_algorithm_keys(AlgorithmConfig.model_validate(keys))
     ]
@@ -29,8 +29,8 @@ def told(**keys: Any) -> list[str]:
         ({"name": "ppo", "advantage": "group"}, {"gamma": 0.9, "critic_learning_rate": 1e-4}),
     ],
 )
-def test_what_is_set_and_not_used_is_told(needed: dict[str, Any], idle: dict[str, Any]) -> None:
-    assert sorted(told(**needed, **idle)) == sorted(f"algorithm.{key}" for key in idle)
+def test_unused_keys_are_reported(needed: dict[str, Any], idle: dict[str, Any]) -> None:
+    assert sorted(unused_keys(**needed, **idle)) == sorted(f"algorithm.{key}" for key in idle)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_what_is_set_and_not_used_is_told(needed: dict[str, Any], idle: dict[str
         },
     ],
 )
-def test_what_is_used_is_not(keys: dict[str, Any]) -> None:
-    assert told(**keys) == []
+def test_used_keys_are_not_reported(keys: dict[str, Any]) -> None:
+    assert unused_keys(**keys) == []
 
 
 def test_a_bonus_that_is_held_for_the_whole_run_is_lowered_to_nothing() -> None:
@@ -61,18 +61,21 @@ def test_a_bonus_that_is_held_for_the_whole_run_is_lowered_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_name_alone_says_nothing_idle(name: str) -> None:
-    assert told(name=name) == []
-    assert told(name=name, objective="reinforce", ratio="token", advantage="group", overlong="train") == []
+def test_preset_alone_reports_no_unused_key(name: str) -> None:
+    assert unused_keys(name=name) == []
+    assert (
+        unused_keys(name=name, objective="reinforce", ratio="token", advantage="group", overlong="train")
+        == []
+    )
 
 
 @pytest.mark.parametrize("name", [None, *PRESETS])
-def test_our_files_set_nothing_idle(name: str | None) -> None:
+def test_shipped_files_set_no_unused_key(name: str | None) -> None:
     assert OURS
     for file in OURS:
-        given = yaml.safe_load(file.read_text()).get("algorithm", {})
-        keys = {"name": given} if isinstance(given, str) else dict(given)
-        assert told(**keys | ({} if name is None else {"name": name})) == [], file
+        section = yaml.safe_load(file.read_text()).get("algorithm", {})
+        keys = {"name": section} if isinstance(section, str) else dict(section)
+        assert unused_keys(**keys | ({} if name is None else {"name": name})) == [], file
 
 
 EPISODES: dict[str, dict[str, Any]] = {
@@ -87,7 +90,7 @@ def config(*, world: dict[str, Any], **sections: dict[str, Any]) -> Config:
     return Config.model_validate({"rollout": {}, **world, **sections, "reward": reward})
 
 
-def test_what_episodes_alone_have_is_told_with_a_dataset() -> None:
+def test_keys_of_episodes_are_unused_with_a_dataset() -> None:
     assert find_unused_keys(config(world={"data": {"source": "prompts.jsonl"}})) == []
     on_gpus = {"trainer": {"num_gpus": 1}, "monarch": {"gpus_per_node": 2}}
     assert find_unused_keys(config(world={"data": {"source": "prompts.jsonl"}}, **on_gpus)) == []
@@ -100,7 +103,7 @@ def test_what_episodes_alone_have_is_told_with_a_dataset() -> None:
     assert {section: tuple(keys) for section, keys in EPISODES.items()} == EPISODE_KEYS
 
 
-def test_sampling_of_tasks_that_no_group_comes_back_to_is_told() -> None:
+def test_signal_sampling_without_repeated_tasks_is_reported() -> None:
     def lines(tasks: int, sampling: str) -> list[str]:
         env = {"url": "http://127.0.0.1:8000", "tasks": tasks, "sampling": sampling}
         rollout = {"batch_size": 64, "group_size": 8}
@@ -114,11 +117,11 @@ def test_sampling_of_tasks_that_no_group_comes_back_to_is_told() -> None:
     ]
 
 
-def test_what_never_comes_about_is_told() -> None:
+def test_keys_of_events_that_cannot_happen_are_reported() -> None:
     def lines(**rollout: Any) -> list[str]:
         world = {"env": {"url": "http://127.0.0.1:8000"}}
-        told = find_unused_keys(config(world=world, rollout=rollout, trainer={"checkpoint_interval": 0}))
-        return [line.partition(":")[0] for line in told]
+        unused = find_unused_keys(config(world=world, rollout=rollout, trainer={"checkpoint_interval": 0}))
+        return [line.partition(":")[0] for line in unused]
 
     assert lines(timeout_s=60.0) == lines(straggler_timeout_s=700.0) == []
     assert lines(straggler_timeout_s=3600.0, checkpoint_on_preemption=True) == [
@@ -133,20 +136,20 @@ def test_an_order_of_tasks_without_tasks_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fork_turn", "sessions", "told"),
+    ("fork_turn", "sessions", "message"),
     [
         (4, 128, r"fork_turn below rollout\.num_turns, .*got 4 and 4"),
         ([3, 2], 128, r"the least and the most, got \(3, 2\) and 4"),
         (2, 8, r"env\.sessions of at least 9 for each of 1 rollout workers .*got 8"),
     ],
 )
-def test_a_fork_that_no_group_can_have_is_refused(fork_turn: Any, sessions: int, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_fork_that_no_group_can_have_is_refused(fork_turn: Any, sessions: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         config(
             world={"env": {"url": "http://127.0.0.1:8000", "sessions": sessions}},
             rollout={"num_turns": 4, "fork_turn": fork_turn},
         )
 
 
-def test_what_episodes_have_is_not_told_with_an_environment() -> None:
+def test_keys_of_episodes_are_used_with_an_environment() -> None:
     assert find_unused_keys(config(world={"env": {"url": "http://127.0.0.1:8000"}}, **EPISODES)) == []

@@ -16,7 +16,7 @@ def _no_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
 
-def loaded(tmp_path: Path, *overrides: str, text: str = FILE) -> Config:
+def load(tmp_path: Path, *overrides: str, text: str = FILE) -> Config:
     file = tmp_path / "run.yaml"
     file.write_text(text)
     return load_config(file, overrides)
@@ -80,18 +80,18 @@ def rows(config: Config) -> tuple[tuple[int, int, int, int], ...]:
         ),
     ],
 )
-def test_what_the_table_leaves_open_follows(
+def test_unset_roles_follow_from_the_gpus(
     tmp_path: Path,
     overrides: list[str],
     trainer: tuple[int, ...],
     policy: tuple[int, ...],
     reference: tuple[int, ...],
 ) -> None:
-    assert rows(loaded(tmp_path, *overrides)) == (trainer, policy, reference)
+    assert rows(load(tmp_path, *overrides)) == (trainer, policy, reference)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (
             ["trainer.num_gpus=2", "monarch.roles.trainer={gpus: 1}"],
@@ -134,24 +134,24 @@ def test_what_the_table_leaves_open_follows(
         ),
     ],
 )
-def test_what_cannot_be_shared_out_is_refused(tmp_path: Path, overrides: list[str], told: str) -> None:
+def test_impossible_gpu_assignments_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        loaded(tmp_path, *overrides)
-    assert told in str(caught.value)
+        load(tmp_path, *overrides)
+    assert message in str(caught.value)
 
 
 def test_machine_with_too_few_gpus_for_both_has_them_take_turns(tmp_path: Path) -> None:
-    asked = loaded(tmp_path, "trainer.num_gpus=1")  # of what machine nobody has said
-    assert asked.monarch.gpus == 15
-    alone = colocate_if_needed(asked, 1)
+    unplanned = load(tmp_path, "trainer.num_gpus=1")  # of what machine nobody has said
+    assert unplanned.monarch.gpus == 15
+    alone = colocate_if_needed(unplanned, 1)
     assert (alone.monarch.colocate, alone.monarch.gpus, rows(alone)[1]) == (True, 1, (1, 1, 1, 1))
     assert colocate_if_needed(alone, 1) is alone  # a run that goes on
     for gpus in (0, 15):  # none, which no turn makes up for, and enough
-        assert colocate_if_needed(asked, gpus) is asked
-    refused = loaded(tmp_path, "trainer.num_gpus=1", "monarch.colocate=false")
+        assert colocate_if_needed(unplanned, gpus) is unplanned
+    refused = load(tmp_path, "trainer.num_gpus=1", "monarch.colocate=false")
     assert colocate_if_needed(refused, 1) is refused
     with pytest.raises(ConfigError, match=r"max_staleness of 0 with monarch\.colocate"):
-        colocate_if_needed(loaded(tmp_path, "trainer.num_gpus=1", "rollout.max_staleness=1"), 1)
+        colocate_if_needed(load(tmp_path, "trainer.num_gpus=1", "rollout.max_staleness=1"), 1)
 
 
 CPU = {
@@ -204,10 +204,10 @@ EIGHT = ("trainer.num_gpus=2", "monarch.gpus_per_node=8")
         ),
     ],
 )
-def test_what_is_left_open_is_decided_by_the_gpus(
+def test_unset_keys_are_decided_by_the_gpus(
     tmp_path: Path, overrides: list[str], expected: dict[str, object]
 ) -> None:
-    config = loaded(tmp_path, *overrides, text=UNSET)
+    config = load(tmp_path, *overrides, text=UNSET)
     assert config.decided_by_gpus() == expected
     # A saved run has it in words: it goes on so, wherever that is.
     save_config(config, tmp_path)
@@ -216,7 +216,7 @@ def test_what_is_left_open_is_decided_by_the_gpus(
 
 def test_sessions_are_shared_out_to_several_environments(tmp_path: Path) -> None:
     text = "env: {one: {app: 'a:b'}, two: {app: 'a:c'}, three: {app: 'a:d', sessions: 7}}\nrollout: {task: 'c:D'}\n"
-    config = loaded(tmp_path, *EIGHT, text=text)
+    config = load(tmp_path, *EIGHT, text=text)
     assert {name: env.sessions for name, env in config.environments.items()} == {
         "one": 170,
         "two": 170,
@@ -225,12 +225,12 @@ def test_sessions_are_shared_out_to_several_environments(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("here", "replicas"), [("0,1,2,3", 2), ("0,1", 1), ("", 1)])
-def test_gpus_that_nobody_has_counted_are_those_of_this_machine(
+def test_uncounted_gpus_are_those_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, replicas: int
 ) -> None:
     """With too few it is a plan for another machine."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", here)
-    config = loaded(tmp_path, "trainer.num_gpus=2", text=UNSET)
+    config = load(tmp_path, "trainer.num_gpus=2", text=UNSET)
     assert config.monarch.roles.policy.replicas == config.rollout.num_workers == replicas
-    elsewhere = loaded(tmp_path, "trainer.num_gpus=2", "monarch.job=a:b", text=UNSET)
+    elsewhere = load(tmp_path, "trainer.num_gpus=2", "monarch.job=a:b", text=UNSET)
     assert elsewhere.monarch.roles.policy.replicas == 1

@@ -1,4 +1,4 @@
-"""The file of the field's cluster guide: it loads as printed, and trains once it is told on what, and where."""
+"""The file of the field's cluster guide: it loads as printed, and trains once model, task and hosts are named."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def refusal(config: Config) -> str:
     return str(caught.value)
 
 
-def test_every_key_says_what_it_says_in_the_guide() -> None:
+def test_keys_have_the_values_of_the_guide() -> None:
     config = load_config(GUIDE)
     rollout, trainer, monarch = config.rollout, config.trainer, config.monarch
     assert (config.algorithm.name, config.model.dtype) == ("grpo", "bfloat16")
@@ -48,16 +48,16 @@ def test_every_key_says_what_it_says_in_the_guide() -> None:
 
 
 def test_training_is_refused_until_it_is_told_on_what() -> None:
-    told = refusal(load_config(GUIDE, HERE))
-    assert "env.*" in told
-    assert "data.*" in told
-    assert "monarch" not in told
+    message = refusal(load_config(GUIDE, HERE))
+    assert "env.*" in message
+    assert "data.*" in message
+    assert "monarch" not in message
 
 
 def test_training_on_hosts_is_refused_until_they_can_be_reached() -> None:
-    told = refusal(load_config(GUIDE, PLAYS))
-    assert "the addresses of 8 hosts" in told
-    assert "env.*" not in told
+    message = refusal(load_config(GUIDE, PLAYS))
+    assert "the addresses of 8 hosts" in message
+    assert "env.*" not in message
     require_trainable(load_config(GUIDE, [*PLAYS, "monarch.job=mine:job"]))
     require_trainable(load_config(GUIDE, [*PLAYS, f"monarch.workers={[f'tcp://h{n}:1' for n in range(8)]}"]))
     assert "got 1 addresses" in refusal(load_config(GUIDE, [*PLAYS, "monarch.workers=[tcp://h:1]"]))
@@ -65,18 +65,18 @@ def test_training_on_hosts_is_refused_until_they_can_be_reached() -> None:
 
 def test_weights_stay_on_a_gpu_only_where_trainer_and_generators_share_it() -> None:
     words = [*PLAYS, "monarch.num_nodes=1", "monarch.transport=cuda_ipc", "rollout.max_staleness=0"]
-    told = "expected monarch.colocate=true and generators that each have all of the trainer's GPUs"
-    assert told in refusal(load_config(GUIDE, [*words, "trainer.num_gpus=1"]))
-    assert told in refusal(load_config(GUIDE, [*words, "trainer.num_gpus=2", "monarch.colocate=true"]))
+    message = "expected monarch.colocate=true and generators that each have all of the trainer's GPUs"
+    assert message in refusal(load_config(GUIDE, [*words, "trainer.num_gpus=1"]))
+    assert message in refusal(load_config(GUIDE, [*words, "trainer.num_gpus=2", "monarch.colocate=true"]))
     require_trainable(load_config(GUIDE, [*words, "trainer.num_gpus=1", "monarch.colocate=true"]))
 
 
 @pytest.mark.parametrize("url", ["[http://one:8000, two:8000]", "http://[::1"])
 def test_an_address_that_no_client_would_take_is_refused(url: str) -> None:
-    told = refusal(
+    message = refusal(
         load_config(GUIDE, ["env.app=null", f"env.url={url!r}" if "::" in url else f"env.url={url}"])
     )
-    assert "env.url: expected a URL that starts with http://" in told
+    assert "env.url: expected a URL that starts with http://" in message
 
 
 @pytest.mark.parametrize("learned_from", [PLAYS, ("data.source=prompts.jsonl",)])

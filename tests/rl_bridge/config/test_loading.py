@@ -1,4 +1,4 @@
-"""YAML and overrides into a configuration, and what is said when they are wrong."""
+"""YAML and overrides into a configuration, and the errors of invalid ones."""
 
 import errno
 import os
@@ -88,7 +88,7 @@ def test_every_fault_is_listed(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["data.source=prompts.jsonl"], "expected one of env (an environment to play"),
         (
@@ -129,8 +129,8 @@ def test_every_fault_is_listed(file: Path) -> None:
         ),
     ],
 )
-def test_parts_that_do_not_fit_together_are_refused(file: Path, overrides: list[str], told: str) -> None:
-    assert told in refusal(file, *overrides)
+def test_parts_that_do_not_fit_together_are_refused(file: Path, overrides: list[str], message: str) -> None:
+    assert message in refusal(file, *overrides)
 
 
 def test_an_environment_without_a_task_is_a_world_of_tools(file: Path) -> None:
@@ -162,7 +162,7 @@ def test_values_that_make_no_sense_are_refused(file: Path, override: str) -> Non
     "override",
     ["seed", ".seed=1", "seed.deeper=1", "seed=[1"],
 )
-def test_an_override_that_is_none_is_refused(file: Path, override: str) -> None:
+def test_malformed_override_is_refused(file: Path, override: str) -> None:
     if override == "seed.deeper=1":
         file.write_text(MINIMAL + "seed: 3\n")
     assert repr(override) in refusal(file, override)
@@ -197,7 +197,7 @@ def test_a_mapping_that_takes_over_another_may_change_it(file: Path) -> None:
     assert (coder.app, coder.replicas) == ("x:y", 3)
 
 
-def test_what_is_saved_is_loaded_again(file: Path, tmp_path: Path) -> None:
+def test_saved_configuration_loads_unchanged(file: Path, tmp_path: Path) -> None:
     config = load_config(
         file, ["trainer.betas=[0.5, 0.6]", "trainer.learning_rate=1e-6", "env.reset.sab=true"]
     )
@@ -261,7 +261,7 @@ def test_several_environments_are_keys_by_name(file: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("env.shop.wieght=1", "env.shop.wieght: unknown key; did you mean 'env.shop.weight'?"),
         ("env.shop.weight=0", "env.shop.weight: Input should be greater than 0"),
@@ -270,5 +270,5 @@ def test_several_environments_are_keys_by_name(file: Path, tmp_path: Path) -> No
         ("env.sessions=4", "env.cards: unknown key"),
     ],
 )
-def test_faults_of_one_of_several_environments_name_it(file: Path, override: str, told: str) -> None:
-    assert told in refusal(file, SEVERAL, override)
+def test_faults_of_one_of_several_environments_name_it(file: Path, override: str, message: str) -> None:
+    assert message in refusal(file, SEVERAL, override)

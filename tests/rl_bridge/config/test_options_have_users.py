@@ -81,10 +81,10 @@ def test_every_key_is_read(everything_read: set[str]) -> None:
 
 
 def test_every_role_is_started() -> None:
-    asked = {
+    read_roles = {
         node.attr
         for path in (PACKAGE / "loops").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and last_name(node.value) in {"roles", "role_table"}
     }
-    assert set(RolesConfig.model_fields) <= asked
+    assert set(RolesConfig.model_fields) <= read_roles

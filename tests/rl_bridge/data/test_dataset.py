@@ -56,9 +56,7 @@ def test_lines_of_a_file_are_examples(tmp_path: Path) -> None:
         (r'{"prompt": [{"role": "user", "content": "\udc00"}]}', r"got '\\udc00' after .*line 2\)"),
     ],
 )
-def test_a_line_that_is_no_example_is_told_before_the_run_begins(
-    tmp_path: Path, line: str, words: str
-) -> None:
+def test_invalid_line_is_reported_before_the_run_begins(tmp_path: Path, line: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         JsonLines(written(tmp_path / "wrong.jsonl", {"prompt": "fine"}, line))
 
@@ -78,7 +76,7 @@ def test_an_iterable_is_found_by_its_dotted_path() -> None:
         ("example_lists.nothing", "at least one example in 'example_lists.nothing', got none"),
     ],
 )
-def test_what_has_no_examples_is_refused(name: str, words: str) -> None:
+def test_source_without_examples_is_refused(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         open_source(name)
 

@@ -27,7 +27,7 @@ def test_every_pass_has_every_task_once_in_an_order_of_its_own() -> None:
     assert [in_order[number] for number in range(100)] == [*range(50), *range(50)]
 
 
-def drawn(
+def draws(
     sampler: TaskSampler,
     groups: range,
     teaches: Callable[[int], float | None],
@@ -49,10 +49,10 @@ def drawn(
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "sequential"])
-def test_without_signal_what_groups_come_to_changes_nothing(sampling: Sampling) -> None:
+def test_without_signal_outcomes_do_not_change_the_order(sampling: Sampling) -> None:
     sampler = TaskSampler(TASKS, sampling=sampling, seed=3)
     passes = Passes(TASKS, seed=3, shuffle=sampling == "uniform")
-    assert drawn(sampler, range(4 * TASKS), lambda task: False) == [passes[n] for n in range(4 * TASKS)]
+    assert draws(sampler, range(4 * TASKS), lambda task: False) == [passes[n] for n in range(4 * TASKS)]
     assert sampler.metrics() == {
         "tasks/draws_min": 4,
         "tasks/draws_mean": 4,
@@ -61,13 +61,13 @@ def test_without_signal_what_groups_come_to_changes_nothing(sampling: Sampling) 
     }
 
 
-def test_by_signal_what_teaches_nothing_is_drawn_less_often_and_nothing_is_starved() -> None:
+def test_tasks_without_signal_are_drawn_less_often_and_none_is_starved() -> None:
     sampler = TaskSampler(TASKS, sampling="signal", seed=3)
-    first = drawn(sampler, range(8), lambda task: task >= TASKS // 2)
+    first = draws(sampler, range(8), lambda task: task >= TASKS // 2)
     assert len(set(first)) == 8  # nothing is known yet, and the seed decides the order
-    assert first not in (sorted(first), drawn(TaskSampler(TASKS, sampling="signal", seed=4), range(8), bool))
-    drawn(sampler, range(8, 800), lambda task: task >= TASKS // 2)
-    often = Counter(drawn(sampler, range(800, 8800), lambda task: task >= TASKS // 2))
+    assert first not in (sorted(first), draws(TaskSampler(TASKS, sampling="signal", seed=4), range(8), bool))
+    draws(sampler, range(8, 800), lambda task: task >= TASKS // 2)
+    often = Counter(draws(sampler, range(800, 8800), lambda task: task >= TASKS // 2))
     dull, others = [often[task] for task in range(20)], [often[task] for task in range(20, TASKS)]
     assert max(others) - min(others) <= 2
     assert max(dull) - min(dull) <= 2
@@ -75,13 +75,13 @@ def test_by_signal_what_teaches_nothing_is_drawn_less_often_and_nothing_is_starv
     assert sum(dull) / sum(others) == pytest.approx(FLOOR_SHARE / 2 / (1 + FLOOR_SHARE / 2), rel=0.1)
     assert sampler.metrics()["tasks/dull_share"] == 0.5
     # One that begins to teach is drawn as often as the others; a group of which nobody can say changes nothing.
-    drawn(sampler, range(8800, 12000), lambda task: True)
+    draws(sampler, range(8800, 12000), lambda task: True)
     assert sampler.metrics()["tasks/dull_share"] == 0
-    drawn(sampler, range(12000, 12800), lambda task: None)
+    draws(sampler, range(12000, 12800), lambda task: None)
     assert sampler.metrics()["tasks/dull_share"] == 0
     # Where nothing has taught for ever so long, all are equal.
     sampler.restore({"signal": [0.0] * TASKS})
-    assert set(Counter(drawn(sampler, range(20000, 20000 + 4 * TASKS), lambda task: False)).values()) <= {
+    assert set(Counter(draws(sampler, range(20000, 20000 + 4 * TASKS), lambda task: False)).values()) <= {
         3,
         4,
         5,
@@ -95,7 +95,7 @@ def test_by_signal_what_teaches_nothing_is_drawn_less_often_and_nothing_is_starv
 def test_a_task_weighs_the_cube_of_what_its_groups_had_of_late(signals: list[float], estimate: float) -> None:
     sampler = TaskSampler(1, sampling="signal", seed=0)
     results = iter(signals)
-    drawn(sampler, range(len(signals)), lambda task: next(results), step=1)
+    draws(sampler, range(len(signals)), lambda task: next(results), step=1)
     sampler.draw(len(signals), known=len(signals))
     assert sampler.state()["signal"] == [estimate]
     assert LATEST_WEIGHT == 0.5
@@ -106,7 +106,7 @@ def test_a_task_weighs_the_cube_of_what_its_groups_had_of_late(signals: list[flo
     assert overtaken.state()["signal"] == [estimate]
     pair = TaskSampler(2, sampling="signal", seed=0)
     pair.restore({"signal": [1.0, estimate]})
-    often = Counter(drawn(pair, range(3400), lambda task: None, step=1))
+    often = Counter(draws(pair, range(3400), lambda task: None, step=1))
     mean = (1 + estimate**STEEPNESS) / 2
     expected = (estimate**STEEPNESS + FLOOR_SHARE * mean) / (1 + FLOOR_SHARE * mean)
     assert often[1] / often[0] == pytest.approx(expected, rel=0.02)
@@ -115,7 +115,7 @@ def test_a_task_weighs_the_cube_of_what_its_groups_had_of_late(signals: list[flo
 def test_a_task_that_was_never_played_counts_as_the_others_do_in_the_mean() -> None:
     sampler = TaskSampler(4, sampling="signal", seed=0)
     sampler.restore({"signal": [0.75, 0.25, None, None]})
-    often = Counter(drawn(sampler, range(8000), lambda task: None))
+    often = Counter(draws(sampler, range(8000), lambda task: None))
     assert often[2] / often[0] == pytest.approx((2 / 3) ** STEEPNESS, rel=0.1)
     assert abs(often[2] - often[3]) <= 1
     # Its first group counts beside that; one of which nobody can say leaves it as it was.
@@ -127,9 +127,9 @@ def test_a_task_that_was_never_played_counts_as_the_others_do_in_the_mean() -> N
 def test_draws_are_the_same_however_groups_overtake_each_other_and_across_a_checkpoint() -> None:
     chance = random.Random(5)
     teaching = {task: chance.random() < 0.4 for task in range(TASKS)}
-    expected = drawn(TaskSampler(TASKS, sampling="signal", seed=3), range(800), teaching.__getitem__)
+    expected = draws(TaskSampler(TASKS, sampling="signal", seed=3), range(800), teaching.__getitem__)
     sampler = TaskSampler(TASKS, sampling="signal", seed=3)
-    before = drawn(sampler, range(400), teaching.__getitem__, order=chance)
+    before = draws(sampler, range(400), teaching.__getitem__, order=chance)
     # In the middle of a step: some are under way, and some have come back.
     under_way = [sampler.draw(group, known=400) for group in range(400, 406)]
     for place in (1, 3, 4):
@@ -144,12 +144,12 @@ def test_draws_are_the_same_however_groups_overtake_each_other_and_across_a_chec
     rest = [resumed.draw(group, known=400) for group in (406, 407)]
     for group, task in enumerate([*under_way, *rest], 400):
         resumed.end(group, teaching[task])
-    after = drawn(resumed, range(408, 800), teaching.__getitem__, order=chance)
+    after = draws(resumed, range(408, 800), teaching.__getitem__, order=chance)
     assert before + under_way + rest + after == expected
     assert resumed.state()["drawn"] == []
 
 
-def test_what_comes_back_late_counts_from_then_on() -> None:
+def test_late_outcome_counts_from_its_arrival() -> None:
     sampler = TaskSampler(2, sampling="signal", seed=0)
     task = sampler.draw(0, known=0)
     sampler.end(0, 0.0)

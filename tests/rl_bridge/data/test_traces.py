@@ -1,4 +1,4 @@
-"""Traces: what is recorded of an episode, how it is kept, which tokens of it are learned."""
+"""Traces: recording an episode, reading and writing files, and which tokens are learned."""
 
 import json
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ def task(tmp_path: Path) -> ToolTask:
     return ToolTask(Config.model_validate({"rollout": {}}), tmp_path)
 
 
-async def recorded(task: ToolTask) -> Trace:
+async def record_trace(task: ToolTask) -> Trace:
     recorder = Recorder(task, RiddleSession())
     await recorder.begin(3)
     seen = await recorder.call("look", {})
@@ -116,7 +116,7 @@ async def test_a_call_that_failed_is_read_and_earns_what_it_earns(task: ToolTask
     assert trace.messages[2] == {"role": "tool", "name": "guess", "content": "error: there is no such tool"}
 
 
-async def test_what_the_infrastructure_failed_is_no_trace(task: ToolTask) -> None:
+async def test_infrastructure_failure_gives_no_trace(task: ToolTask) -> None:
     recorder = Recorder(task, RiddleSession(broken=True))
     await recorder.begin(0)
     with pytest.raises(EpisodeLostError, match="the disk is gone"):
@@ -124,7 +124,7 @@ async def test_what_the_infrastructure_failed_is_no_trace(task: ToolTask) -> Non
 
 
 async def test_traces_come_back_from_their_file(task: ToolTask, tmp_path: Path) -> None:
-    traces = [await recorded(task), await recorded(task)]
+    traces = [await record_trace(task), await record_trace(task)]
     save_traces(tmp_path / "traces.jsonl", traces)
     assert load_traces(tmp_path / "traces.jsonl") == traces
 
@@ -136,14 +136,14 @@ CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_chats_of_other_files_are_read(tmp_path: Path, end: str) -> None:
     """Without tools and reward; with ends of lines inside of a text; with calls that are none."""
-    asked = {"role": "user", "content": "one\u2028two\x85"}
+    question = {"role": "user", "content": "one\u2028two\x85"}
     line = json.dumps(
-        {"messages": [asked, {**ASSISTANT, "tool_calls": [], "function_call": None}]}, ensure_ascii=False
+        {"messages": [question, {**ASSISTANT, "tool_calls": [], "function_call": None}]}, ensure_ascii=False
     )
     (tmp_path / "chats.jsonl").write_text(f"{line}{end}{end}{line}", encoding="utf-8", newline="")
     assert (
         load_traces(tmp_path / "chats.jsonl")
-        == [Trace(tools=(), messages=(asked, ASSISTANT), reward=0.0)] * 2
+        == [Trace(tools=(), messages=(question, ASSISTANT), reward=0.0)] * 2
     )
 
 
@@ -167,19 +167,19 @@ def chat(*messages: dict[str, Any], **more: Any) -> str:
         (chat(USER, {**ASSISTANT, "content": None}), r"whose content is text, got None"),
     ],
 )
-def test_what_is_no_trace_is_refused(line: str, complaint: str, tmp_path: Path) -> None:
+def test_invalid_trace_is_refused(line: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text(line)
     with pytest.raises(ConfigError, match=complaint):
         load_traces(tmp_path / "bad.jsonl")
 
 
 @pytest.mark.heavy
-async def test_what_the_assistant_wrote_is_learned_and_nothing_else(task: ToolTask, tmp_path: Path) -> None:
+async def test_only_tokens_of_the_assistant_are_learned(task: ToolTask, tmp_path: Path) -> None:
     from examples.sft.tiny_policy import make_tool_policy
     from rl_bridge.data.traces import samples_of
     from rl_bridge.tokens.chat import ChatTokenizer
 
-    trace = await recorded(task)
+    trace = await record_trace(task)
     tokenizer = ChatTokenizer(make_tool_policy(tmp_path / "policy", [trace], seed=0, width=64, layers=1))
     assert tokenizer.call_style is CallStyle.HERMES
     (row,) = samples_of(trace, tokenizer, index=5)
@@ -212,7 +212,7 @@ async def test_where_a_template_opens_a_thought_an_answer_closes_it(
     from rl_bridge.data.traces import samples_of
     from rl_bridge.tokens.chat import ChatTokenizer
 
-    trace = await recorded(task)
+    trace = await record_trace(task)
     answering = "<|im_start|>assistant\n{% endif"
     assert answering in tiny_policy.CHAT_TEMPLATE
     thinking = tiny_policy.CHAT_TEMPLATE.replace(answering, answering.replace("{%", "<think>\n{%"))
@@ -226,9 +226,9 @@ async def test_where_a_template_opens_a_thought_an_answer_closes_it(
         if own
     ]
     answers = [tokenizer.decode_written([token for token, _ in span][:-1]) for span in spans]
-    said = [m["content"] for m in trace.messages if m["role"] == "assistant"]
-    assert answers == [f"\n</think>\n\n{text}" for text in said]
-    for answer, text in zip(answers, said, strict=True):
+    expected = [m["content"] for m in trace.messages if m["role"] == "assistant"]
+    assert answers == [f"\n</think>\n\n{text}" for text in expected]
+    for answer, text in zip(answers, expected, strict=True):
         as_played = parse_tool_calls(answer, style=CallStyle.HERMES, repair=False, in_thought=True)
         assert (
             as_played == parse_tool_calls(text, style=CallStyle.HERMES, repair=False, in_thought=False) != []

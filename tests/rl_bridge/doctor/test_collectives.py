@@ -1,4 +1,4 @@
-"""Processes that really meet and compute together: on one host, on two by name, and with somebody missing."""
+"""Processes that meet and compute together: on one host, on two by name, and with one missing."""
 
 import contextlib
 import json
@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from free_ports import free_port
+from serve_process import eventually
 
 from rl_bridge.doctor.collectives import Rendezvous, check_collectives
 from rl_bridge.doctor.host import Severity
@@ -100,8 +101,8 @@ def test_two_hosts_that_share_nothing_but_a_link() -> None:
             )
             for rank, name in enumerate(names)
         ]
-        told = [host.communicate(timeout=280)[0].splitlines() for host in hosts]
-    found = [json.loads(line) for line in (*told[0][-3:-1], told[1][-2])]
+        outputs = [host.communicate(timeout=280)[0].splitlines() for host in hosts]
+    found = [json.loads(line) for line in (*outputs[0][-3:-1], outputs[1][-2])]
     assert [one["level"] for one in found] == ["good"] * 3, found
     assert "2 processes on 2 hosts" in found[2]["told"]
     assert found[1]["metrics"]["pair_gbps"] > 0
@@ -134,18 +135,11 @@ def test_processes_end_with_the_command() -> None:
     )
     try:
         host, port = address.split(":")
-        _until(lambda: _listens(host, int(port)))
+        eventually(lambda: _listens(host, int(port)))
     finally:
         command.kill()
         command.wait()
-    _until(lambda: not ranks_alive(address))
-
-
-def _until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    eventually(lambda: not ranks_alive(address))
 
 
 def _listens(host: str, port: int) -> bool:

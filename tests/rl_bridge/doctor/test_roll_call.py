@@ -1,4 +1,4 @@
-"""Hosts that tell each other what they are: one that is missing, there twice, or other than the rest has a name."""
+"""Hosts exchange their facts: a missing, duplicate or different host is named."""
 
 import json
 import threading
@@ -48,7 +48,7 @@ def rendezvous(node_rank: int) -> Rendezvous:
     )
 
 
-def called(store: MemoryStore, node_rank: int, own: HostFacts) -> list[HostFacts]:
+def exchange(store: MemoryStore, node_rank: int, own: HostFacts) -> list[HostFacts]:
     return exchange_facts(store, rendezvous(node_rank), own, reports=True)
 
 
@@ -57,42 +57,42 @@ def facts(name: str, **changes: object) -> HostFacts:
     return usual.model_copy(update=changes)
 
 
-def told(store: MemoryStore, hosts: Sequence[tuple[int, HostFacts]]) -> MemoryStore:
+def with_hosts(store: MemoryStore, hosts: Sequence[tuple[int, HostFacts]]) -> MemoryStore:
     for rank, one in hosts:
         store.set(f"host/{rank}", one.model_dump_json())
     return store
 
 
-def test_all_that_came_are_told_in_their_order() -> None:
-    store = told(MemoryStore(), [(2, facts("c")), (0, facts("a"))])
-    assert [one.host for one in called(store, 1, facts("b"))] == ["a", "b", "c"]
+def test_facts_come_in_the_order_of_ranks() -> None:
+    store = with_hosts(MemoryStore(), [(2, facts("c")), (0, facts("a"))])
+    assert [one.host for one in exchange(store, 1, facts("b"))] == ["a", "b", "c"]
     assert json.loads(store.get("host/1"))["host"] == "b"
 
 
 def test_a_host_that_does_not_come_is_named() -> None:
     with pytest.raises(RendezvousError, match=r"no host joined as --node_rank 1 within 0 s"):
-        called(MemoryStore(), 0, facts("a"))
+        exchange(MemoryStore(), 0, facts("a"))
 
 
 def test_a_rank_that_is_there_twice_is_named() -> None:
-    store = told(MemoryStore(), [(0, facts("a"))])
+    store = with_hosts(MemoryStore(), [(0, facts("a"))])
     store.add("came/1", 1)
     with pytest.raises(RendezvousError, match=r"two hosts joined as --node_rank 1, b is one of them"):
-        called(store, 1, facts("b"))
+        exchange(store, 1, facts("b"))
 
 
 @pytest.mark.parametrize("changes", [{"num_nodes": 4}, {"per_host": 8}])
-def test_hosts_that_were_told_something_else(changes: dict[str, object]) -> None:
-    store = told(MemoryStore(), [(0, facts("a", **changes))])
+def test_hosts_with_other_options_are_refused(changes: dict[str, object]) -> None:
+    store = with_hosts(MemoryStore(), [(0, facts("a", **changes))])
     with pytest.raises(
         RendezvousError, match="the same --num_nodes and --procs on every host, got 3 and 1 on b"
     ):
-        called(store, 1, facts("b"))
+        exchange(store, 1, facts("b"))
     # So that the other one can say it too.
     assert store.check(["host/1"])
 
 
-def test_a_store_that_goes_away_is_the_first_hosts() -> None:
+def test_lost_store_is_blamed_on_host_0() -> None:
     class Gone(MemoryStore):
         def check(self, keys: list[str]) -> bool:
             raise RuntimeError("Connection reset by peer")
@@ -101,7 +101,7 @@ def test_a_store_that_goes_away_is_the_first_hosts() -> None:
         RendezvousError,
         match="lost the connection to host 0, where all hosts meet; see its output: Connection",
     ):
-        called(Gone(), 1, facts("b"))
+        exchange(Gone(), 1, facts("b"))
 
 
 def test_versions_that_differ_are_said() -> None:

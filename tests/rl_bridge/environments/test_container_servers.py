@@ -48,10 +48,10 @@ def healthy(url: str) -> bool:
 
 
 async def test_a_container_that_ends_is_replaced_and_none_stays(engine: DockerEngine) -> None:
-    told: list[tuple[str, ...]] = []
+    notified: list[tuple[str, ...]] = []
 
     async def changed(urls: tuple[str, ...]) -> None:
-        told.append(urls)
+        notified.append(urls)
 
     async with EnvironmentServers(
         image=IMAGE, count=2, container=CONTAINER, on_change=changed, restarts=RestartPolicy(backoff_s=0.0)
@@ -64,8 +64,8 @@ async def test_a_container_that_ends_is_replaced_and_none_stays(engine: DockerEn
         third, same = servers.urls
         assert same == second
         assert healthy(third)
-        assert (second,) in told
-        assert told[-1] == (third, second)
+        assert (second,) in notified
+        assert notified[-1] == (third, second)
     await until(lambda: not engine.list_labelled(f"{LABEL}=1"))
 
 

@@ -1,4 +1,4 @@
-"""Servers of a run, really killed: noticed, started again, told, and gone when the run is."""
+"""Servers of a run, really killed: detected, restarted, announced, and ended with the run."""
 
 import asyncio
 import os
@@ -22,16 +22,12 @@ from rl_bridge.environments.servers import EnvironmentServers, ServerState, Supe
 from rl_bridge.errors import RoleError
 from rl_bridge.services.options import RestartPolicy
 
+pytestmark = pytest.mark.usefixtures("importable_modules")
+
 HANG_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 APP = "slow_server:app"
 AT_ONCE = RestartPolicy(backoff_s=0.0)
-
-
-@pytest.fixture(autouse=True)
-def _servers_can_import_their_app(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = str(Path(__file__).parent)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
 
 
 def server_behind(guard: int | None) -> int:
@@ -50,7 +46,7 @@ async def none_left() -> AsyncIterator[None]:
     await until(lambda: not descendants() - before)
 
 
-class Told:
+class Listener:
     """Who is told of the servers."""
 
     def __init__(self) -> None:
@@ -75,16 +71,16 @@ async def test_servers_keep_a_log_each_and_tell_where_one_raised(tmp_path: Path)
             with pytest.raises(ExecutionError):
                 await client.step(Wait(seconds=-1.0))
         async with asyncio.timeout(HANG_S):
-            while not (told := await servers.traceback()):  # noqa: ASYNC110 - it is another process
+            while not (traceback := await servers.traceback()):  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.01)
-    first, *_, line, error = told.splitlines()
+    first, *_, line, error = traceback.splitlines()
     assert (first, error) == (
         "Traceback (most recent call last):",
         "RuntimeError: time does not run backwards",
     )
     assert "time does not run backwards" in line
     assert "RuntimeError" not in (tmp_path / "environment-0.log").read_text()
-    assert told in (tmp_path / "environment-1.log").read_text()
+    assert traceback in (tmp_path / "environment-1.log").read_text()
 
 
 @pytest.mark.slow
@@ -92,14 +88,17 @@ async def test_servers_keep_a_log_each_and_tell_where_one_raised(tmp_path: Path)
     "victim",
     ["server", pytest.param("guard", marks=pytest.mark.soak), pytest.param("silent", marks=pytest.mark.soak)],
 )
-async def test_lost_server_is_started_again_and_told(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_server_is_restarted_and_announced(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if victim == "silent":
         monkeypatch.setattr(supervised, "PROBE_INTERVAL_S", 1.0)
         monkeypatch.setattr(supervised, "SILENCE_LIMIT_S", 4.0)
-    told = Told()
-    async with none_left(), EnvironmentServers(app=APP, count=2, on_change=told, restarts=AT_ONCE) as servers:
+    listener = Listener()
+    async with (
+        none_left(),
+        EnvironmentServers(app=APP, count=2, on_change=listener, restarts=AT_ONCE) as servers,
+    ):
         first, second = servers.urls
-        await until(lambda: told.lists == [(first, second)])
+        await until(lambda: listener.lists == [(first, second)])
         guard = servers.started[0].pid
         assert await step(first) == server_behind(guard)
         if victim == "silent":
@@ -116,10 +115,10 @@ async def test_lost_server_is_started_again_and_told(victim: str, monkeypatch: p
         assert third != first
         assert await step(third) == server_behind(servers.started[0].pid)
         assert [server.restarts for server in servers.started] == [1, 0]
-        await until(lambda: told.lists == [(first, second), (second,), (third, second)])
+        await until(lambda: listener.lists == [(first, second), (second,), (third, second)])
 
 
-class Mortal:
+class MortalProvider:
     """A provider whose server dies as soon as somebody looks, and at times cannot even be started."""
 
     def __init__(self, *starts: bool) -> None:
@@ -140,7 +139,7 @@ class Mortal:
 
 
 async def test_exhausted_restart_budget_ends_the_run_with_the_servers_output() -> None:
-    provider = Mortal(True, True, False, True)
+    provider = MortalProvider(True, True, False, True)
     urls: list[str | None] = []
     with ThreadPoolExecutor(3) as threads:
         server = SupervisedServer(
@@ -176,7 +175,7 @@ async def test_failed_or_cancelled_start_leaves_nothing_running() -> None:
                 await starting
 
 
-class Late:
+class LateProvider:
     """A provider whose start takes a while until a stop has an effect on it."""
 
     def __init__(self) -> None:
@@ -200,7 +199,7 @@ class Late:
 
 
 async def test_stop_waits_for_a_start_that_has_hardly_begun() -> None:
-    provider = Late()
+    provider = LateProvider()
     with ThreadPoolExecutor(3) as threads:
         server = SupervisedServer("late", provider, threads, AT_ONCE, lambda: None)
         starting = asyncio.ensure_future(server.start())
@@ -212,18 +211,18 @@ async def test_stop_waits_for_a_start_that_has_hardly_begun() -> None:
         assert not provider.running
 
 
-async def test_given_servers_are_told_and_never_touched() -> None:
-    told = Told()
-    async with EnvironmentServers(urls=["http://one:8000", "http://two:8000"], on_change=told) as servers:
+async def test_external_servers_are_announced_and_never_touched() -> None:
+    listener = Listener()
+    async with EnvironmentServers(urls=["http://one:8000", "http://two:8000"], on_change=listener) as servers:
         assert servers.urls == ("http://one:8000", "http://two:8000")
         assert servers.started == []
-        await until(lambda: told.lists == [servers.urls])
+        await until(lambda: listener.lists == [servers.urls])
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await servers.watch()
 
 
-class Met:
+class PairedProvider:
     """A provider whose start and stop wait for those of another."""
 
     alive = True
@@ -246,7 +245,7 @@ class Met:
 
 
 async def test_several_environments_start_and_end_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised, "LocalProcessProvider", Met)
+    monkeypatch.setattr(supervised, "LocalProcessProvider", PairedProvider)
     both = [EnvironmentServers(app="one"), EnvironmentServers(app="another")]
     async with run_servers(both):
         assert [one.urls for one in both] == [("http://127.0.0.1:9",)] * 2

@@ -71,14 +71,16 @@ async def test_working_session_is_kept_for_the_next_episode(wide: str) -> None:
 
 @pytest.mark.parametrize("way", ["raises", "timed out", "cancelled"])
 async def test_failed_session_is_not_used_again(wide: str, way: str) -> None:
-    async with leases_on(wide, sessions=1, step_s=1.5 if way == "timed out" else HANG_S) as leases:
+    async with leases_on(wide, sessions=1) as leases:
         await play(leases)
+        usual = leases.deadlines
 
         async def fail(session: LeasedSession) -> None:
             await session.reset()
             if way == "timed out":
+                leases.deadlines = SessionDeadlines(step_s=0.5)
                 with pytest.raises(
-                    RequestTimeoutError, match=r"a step of http.* within 1\.5 s.*env\.message_timeout_s"
+                    RequestTimeoutError, match=r"a step of http.* within 0\.5 s.*env\.message_timeout_s"
                 ):
                     await session.step(Wait(seconds=60))
             elif way == "cancelled":
@@ -95,6 +97,7 @@ async def test_failed_session_is_not_used_again(wide: str, way: str) -> None:
                 await fail(session)
         except ExecutionError:
             assert way == "raises"
+        leases.deadlines = usual
         assert await play(leases) == 2
         assert (leases.opened, leases.discarded) == (2, 1)
         assert not client.connected
@@ -152,8 +155,8 @@ async def test_full_server_is_left_for_one_with_room(
     # Where there is none with room one waits for the end of others' episodes, and is told why, once.
     async with leases_on(narrow, sessions=8) as leases, asyncio.timeout(HANG_S):
         assert await asyncio.gather(*(play(leases) for _ in range(24))) == [2] * 24
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("rl_bridge.env")]
-    assert len([text for text in told if "fewer than the 8 sessions of env.sessions" in text]) == 1
+    warnings = [record.getMessage() for record in caplog.records if record.name.startswith("rl_bridge.env")]
+    assert len([text for text in warnings if "fewer than the 8 sessions of env.sessions" in text]) == 1
 
 
 async def test_absent_server_is_asked_again_until_the_deadline(

@@ -18,8 +18,8 @@ BUSY = 503
 
 def logits(context: Sequence[int]) -> list[float]:
     """Of the token after `context`; a function of its last two."""
-    drawn = random.Random(str(context[-2:]))
-    return [drawn.uniform(-2.0, 2.0) for _ in range(VOCABULARY)]
+    source = random.Random(str(context[-2:]))
+    return [source.uniform(-2.0, 2.0) for _ in range(VOCABULARY)]
 
 
 def distribution(context: Sequence[int], temperature: float) -> list[float]:
@@ -69,7 +69,7 @@ class StandIn:
         how = self.behaviour
         prompt = list(body["prompt"])
         temperature = body["temperature"]
-        drawn = random.Random(body.get("seed"))
+        source = random.Random(body.get("seed"))
         tokens: list[int] = []
         logprobs: list[float] = []
         tops: list[dict[str, float]] = []
@@ -79,15 +79,15 @@ class StandIn:
             plain = distribution(context, 1.0)
             sampled = _cut(distribution(context, temperature or 1.0), how.top_k)
             token = (
-                drawn.choices(range(VOCABULARY), [math.exp(value) for value in sampled])[0]
+                source.choices(range(VOCABULARY), [math.exp(value) for value in sampled])[0]
                 if temperature
                 else plain.index(max(plain))
             )
-            told = sampled if how.processed else plain
+            reported = sampled if how.processed else plain
             tokens.append(token)
-            logprobs.append(told[token])
-            best = sorted(range(VOCABULARY), key=lambda one: -told[one])[: body["logprobs"]]
-            tops.append({f"token_id:{one}": max(told[one], -9999.0) for one in {*best, token}})
+            logprobs.append(reported[token])
+            best = sorted(range(VOCABULARY), key=lambda one: -reported[one])[: body["logprobs"]]
+            tops.append({f"token_id:{one}": max(reported[one], -9999.0) for one in {*best, token}})
             if token in body["stop_token_ids"]:
                 reason = "stop"
                 break
@@ -112,8 +112,8 @@ class StandIn:
 
 def _cut(logprobs: Sequence[float], top_k: int) -> list[float]:
     least = sorted(logprobs, reverse=True)[top_k - 1]
-    kept = math.log(sum(math.exp(value) for value in logprobs if value >= least))
-    return [value - kept if value >= least else -math.inf for value in logprobs]
+    log_total = math.log(sum(math.exp(value) for value in logprobs if value >= least))
+    return [value - log_total if value >= least else -math.inf for value in logprobs]
 
 
 @contextmanager

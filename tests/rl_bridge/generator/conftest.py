@@ -1,6 +1,5 @@
-"""Fixtures for tests of engines: import paths of their processes, and a checkpoint."""
+"""A checkpoint for tests of engines, and the same as transformers loads it."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,12 +7,6 @@ from typing import Any
 import pytest
 
 RandomPolicy = Callable[[Path, int, int], Path]
-
-
-@pytest.fixture
-def roles_can_import_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = str(Path(__file__).parent)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What the tests of the generator share: settings, prompts, weights, and log-probabilities computed apart."""
+"""Helpers for tests of the generator: settings, prompts, weights, and independently computed log-probabilities."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -35,11 +35,11 @@ def be_patient(engine: Any, patch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def prompts(count: int, length: int = 6) -> list[list[int]]:
     generator = torch.Generator().manual_seed(count)
-    drawn: list[list[int]] = torch.randint(3, 30, (count, length), generator=generator).tolist()
-    return drawn
+    tokens: list[list[int]] = torch.randint(3, 30, (count, length), generator=generator).tolist()
+    return tokens
 
 
-def perturbed(path: Path, *, seed: int) -> dict[str, Tensor]:
+def perturbed_weights(path: Path, *, seed: int) -> dict[str, Tensor]:
     """The weights of a checkpoint, moved at random."""
     from rl_bridge.generator.replica import Checkpoint
 

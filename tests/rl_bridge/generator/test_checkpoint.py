@@ -1,4 +1,4 @@
-"""A checkpoint as a policy of `ropewalk eval`: a real tokenizer, and an engine that is told its answers."""
+"""A checkpoint as a policy of `ropewalk eval`: a real tokenizer and a scripted engine."""
 
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.heavy
 NO_TOOLS = "{% for m in messages %}{{ m.content }}<|eot_id|>{% endfor %}"
 
 
-class Told:
+class ScriptedEngine:
     """Answers with what is left in a list, and notes its prompts."""
 
     def __init__(self, *answers: tuple[str, bool]) -> None:
@@ -37,7 +37,7 @@ class Told:
         return done
 
 
-def model_of(folder: Path, engine: Told, max_length: int = 2000) -> CheckpointModel:
+def model_of(folder: Path, engine: ScriptedEngine, max_length: int = 2000) -> CheckpointModel:
     settings = EvaluationSettings(environments=("any",), policy=str(folder), max_tokens=100)
     engine.model = CheckpointModel(settings, cast(Engine, engine), max_length)
     return cast(CheckpointModel, engine.model)
@@ -46,7 +46,7 @@ def model_of(folder: Path, engine: Told, max_length: int = 2000) -> CheckpointMo
 async def test_calls_are_read_and_what_they_gave_continues_the_tokens(tmp_path: Path) -> None:
     save_byte_pairs(tmp_path, QWEN, special=QWEN_MARKS, plain=("<tool_call>", "</tool_call>"))
     called = '<tool_call>\n{"name": "look", "arguments": {"at": "the sea"}}\n</tool_call>'
-    engine = Told((called, True), ("<tool_call>{", True), ("half", False))
+    engine = ScriptedEngine((called, True), ("<tool_call>{", True), ("half", False))
     chat = model_of(tmp_path, engine).begin([{"role": "user", "content": "hello"}], LOOK, seed=0)
     answer = await chat.answer()
     assert answer is not None
@@ -64,13 +64,15 @@ async def test_calls_are_read_and_what_they_gave_continues_the_tokens(tmp_path: 
 
 async def test_no_room_and_no_tools(tmp_path: Path) -> None:
     save_byte_pairs(tmp_path, QWEN, special=QWEN_MARKS)
-    chat = model_of(tmp_path, Told(), max_length=101).begin(
+    chat = model_of(tmp_path, ScriptedEngine(), max_length=101).begin(
         [{"role": "user", "content": "hello"}], (), seed=0
     )
     assert await chat.answer() is None
     save_byte_pairs(tmp_path / "plain", NO_TOOLS, special=LLAMA_MARKS)
     with pytest.raises(PolicyError, match="tells the policy of its tools"):
-        model_of(tmp_path / "plain", Told()).begin([{"role": "user", "content": "hello"}], LOOK, seed=0)
+        model_of(tmp_path / "plain", ScriptedEngine()).begin(
+            [{"role": "user", "content": "hello"}], LOOK, seed=0
+        )
 
 
 def test_a_call_is_shown_as_text() -> None:

@@ -1,4 +1,4 @@
-"""A server as an engine, against a stand-in for one: its words are taken as they are, or refused."""
+"""A server as an engine, against a stand-in: its answers are used as they are, or refused."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ def make_late(monkeypatch: pytest.MonkeyPatch) -> Callable[[EndpointEngine], Non
     deadlines: list[asyncio.Timeout] = []
     timeout = asyncio.timeout
 
-    def kept(seconds: float) -> asyncio.Timeout:
+    def recorded_timeout(seconds: float) -> asyncio.Timeout:
         deadlines.append(timeout(seconds))
         return deadlines[-1]
 
@@ -109,7 +109,7 @@ def make_late(monkeypatch: pytest.MonkeyPatch) -> Callable[[EndpointEngine], Non
         wait_until(lambda: engine._http is not None and engine._http.trouble != "no answer")
         loop.call_soon_threadsafe(lambda: deadlines[-1].reschedule(loop.time()))
 
-    monkeypatch.setattr(asyncio, "timeout", kept)
+    monkeypatch.setattr(asyncio, "timeout", recorded_timeout)
     return late
 
 
@@ -117,12 +117,12 @@ def test_deadline_error_names_the_last_trouble(
     server: StandIn, engine: EndpointEngine, make_late: Callable[[EndpointEngine], None]
 ) -> None:
     server.behaviour = Behaviour(busy=1_000_000)
-    asked = engine.generate([[1]], WARM)
+    answering = engine.generate([[1]], WARM)
     make_late(engine)
     with pytest.raises(
         GeneratorError, match=r"answers to 1 prompts .* within 300 s; last there was status 503: .*later"
     ):
-        asked.result(WAIT_S)
+        answering.result(WAIT_S)
     server.behaviour = Behaviour()
     assert len(engine.generate([[1]], WARM).result(WAIT_S)) == 1
 

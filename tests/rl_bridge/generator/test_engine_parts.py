@@ -1,4 +1,4 @@
-"""What engines are made of: a loop on a thread of its own, and weights for another process."""
+"""Parts of engines: a loop on its own thread, timeouts, and weights for another process."""
 
 import asyncio
 import contextlib
@@ -55,11 +55,11 @@ def test_work_that_ignores_its_cancellation_does_not_keep_the_thread(monkeypatch
 
 
 def state(seed: int) -> dict[str, Tensor]:
-    drawn = torch.Generator().manual_seed(seed)
+    source = torch.Generator().manual_seed(seed)
     return {
-        "odd": torch.randn(3, 5, generator=drawn),
-        "half": torch.randn(7, generator=drawn).to(torch.bfloat16),
-        "turned": torch.randn(4, 6, generator=drawn).T,
+        "odd": torch.randn(3, 5, generator=source),
+        "half": torch.randn(7, generator=source).to(torch.bfloat16),
+        "turned": torch.randn(4, 6, generator=source).T,
         "number": torch.tensor(2.5),
         "none": torch.empty(0, 3),
     }
@@ -98,16 +98,16 @@ def test_settings_of_vllm_follow_from_whether_a_replica_has_a_gpu() -> None:
     assert on_cpu["OWN"] == on_gpu["OWN"] == on_gpu["OMP_NUM_THREADS"] == "1"
 
 
-@pytest.mark.parametrize(("cache_version", "told"), [(None, [5, 5, 6]), (3, [3, 5, 6]), (7, [5, 5, 6])])
-def test_answer_with_keys_and_values_that_were_kept_is_no_younger_than_they(
-    cache_version: int | None, told: list[int]
+@pytest.mark.parametrize(("cache_version", "expected"), [(None, [5, 5, 6]), (3, [3, 5, 6]), (7, [5, 5, 6])])
+def test_answer_is_as_old_as_the_cache_it_was_computed_with(
+    cache_version: int | None, expected: list[int]
 ) -> None:
     spans = [SimpleNamespace(version="5", start=0, end=2), SimpleNamespace(version="6", start=2, end=3)]
     logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in (8, 9, 8)]
     answer = SimpleNamespace(
         finish_reason="stop", weight_versions=spans, token_ids=(8, 9, 8), logprobs=logprobs
     )
-    assert completion_of(answer, cache_version=cache_version).versions == told
+    assert completion_of(answer, cache_version=cache_version).versions == expected
     # Nor does a prompt meet what older weights have computed of another one.
     assert prompt_of([1], cache_version).get("cache_salt") == (
         None if cache_version is None else str(cache_version)
@@ -115,7 +115,7 @@ def test_answer_with_keys_and_values_that_were_kept_is_no_younger_than_they(
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("-inf")])
-def test_answer_that_no_loss_could_be_made_of_is_the_engines_failure(broken: float) -> None:
+def test_non_finite_log_probability_is_an_engine_failure(broken: float) -> None:
     span = SimpleNamespace(version="5", start=0, end=1)
     answer = SimpleNamespace(
         finish_reason="stop",
@@ -168,7 +168,7 @@ def test_engine_may_load_for_longer_than_it_may_make_a_step(monkeypatch: pytest.
     engine.close()
 
 
-def test_nobody_is_told_of_missing_tokens_while_weights_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_timeout_is_suspended_while_weights_load(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Busy(engine_config(), "nowhere", seed=0)
     be_patient(engine, monkeypatch, 0.05)
     engine.start().result(WAIT_S)

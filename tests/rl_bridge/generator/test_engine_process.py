@@ -1,4 +1,4 @@
-"""The process of an asynchronous engine: it belongs to the one that started it, and its death reaches whoever waits."""
+"""The process of an asynchronous engine: it ends with its owner, and its death fails all waiting calls."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from generator_fixtures import (
     WAIT_S,
     be_patient,
     engine_config,
-    perturbed,
+    perturbed_weights,
     policy_service,
     process_of,
     prompts,
@@ -71,8 +71,8 @@ def test_process_ends_when_its_owner_is_killed_before_it_has_loaded() -> None:
 
 def test_process_whose_owner_has_ended_already_ends_at_once() -> None:
     with begin("-c", ENGINE, **{OWNER_VARIABLE: "1"}) as orphan:  # as if another had started it
-        told, _ = orphan.communicate("", timeout=WAIT_S)
-    assert (orphan.returncode, told) == (-signal.SIGKILL, "")
+        output, _ = orphan.communicate("", timeout=WAIT_S)
+    assert (orphan.returncode, output) == (-signal.SIGKILL, "")
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_engine_that_stands_still_is_not_healthy(engine: Any, monkeypatch: pytes
 
 # The last of this engine, which does not live on.
 @pytest.mark.heavy
-def test_engine_whose_process_dies_tells_whoever_waits(engine: Any) -> None:
+def test_dead_engine_process_fails_all_waiting_calls(engine: Any) -> None:
     waiting = [engine.generate(MANY, WARM) for _ in range(3)]
     wait_until(lambda: engine._activity_counts["generate"])
     os.kill(process_of(engine), signal.SIGKILL)
@@ -141,7 +141,7 @@ async def test_killed_service_comes_back_with_the_current_weights(long_policy: P
     async with policy_service(long_policy, tmp_path, **how) as (policy, store):
         first = await policy.generate_many.route(MANY[:4], GREEDY)
         assert {answer.version for answer in first} == {0}
-        await store.put(1, perturbed(long_policy, seed=1))
+        await store.put(1, perturbed_weights(long_policy, seed=1))
         assert not (await policy.update_weights.fanout(1)).failed
         second = await policy.generate_many.route(MANY[:4], GREEDY)
         assert {answer.version for answer in second} == {1}

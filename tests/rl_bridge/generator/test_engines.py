@@ -17,7 +17,7 @@ from generator_fixtures import (
     be_patient,
     engine_config,
     logprobs,
-    perturbed,
+    perturbed_weights,
     process_of,
     prompts,
     runs,
@@ -64,12 +64,14 @@ def weights(engine: Any, long_policy: Path) -> Iterator[Callable[[int], dict[str
     from rl_bridge.generator.replica import Checkpoint
 
     yield (
-        lambda version: perturbed(long_policy, seed=version) if version else Checkpoint(long_policy).tensors()
+        lambda version: (
+            perturbed_weights(long_policy, seed=version) if version else Checkpoint(long_policy).tensors()
+        )
     )
     engine.load(0, Checkpoint(long_policy).tensors()).result(WAIT_S)
 
 
-def unfinished(engine: Any) -> int:
+def unfinished_requests(engine: Any) -> int:
     inner = getattr(engine._llm, "_engine", engine._llm)
     return int(inner.get_num_unfinished_requests())
 
@@ -192,11 +194,11 @@ def test_answer_goes_on_under_new_weights(
         assert list(answer.tokens[:old]) == list(before.tokens[:old])
         # Each token comes from exactly the distribution of the weights that it names.
         for version in set(answer.versions):
-            told, expected = (
+            reported, expected = (
                 [value for value, v in zip(values, answer.versions, strict=True) if v == version]
                 for values in (answer.logprobs, logprobs(models[version], prompt, answer, WARM.temperature))
             )
-            assert told == pytest.approx(expected, abs=1e-4)
+            assert reported == pytest.approx(expected, abs=1e-4)
     assert mixed > len(MANY) / 2
 
 
@@ -212,8 +214,8 @@ def test_answer_goes_on_with_the_keys_and_values_that_it_has(
     until_generating(engine)
     engine.load(6, weights(6)).result(WAIT_S)
     assert not answering.done()
-    asked = engine.generate(MANY[:8], GREEDY)  # whose prompts are in the cache, by the old weights
-    answers, fresh = answering.result(WAIT_S), asked.result(WAIT_S)
+    later = engine.generate(MANY[:8], GREEDY)  # whose prompts are in the cache, by the old weights
+    answers, fresh = answering.result(WAIT_S), later.result(WAIT_S)
     now = engine.statistics.totals
     assert now.prompt_tokens - before.prompt_tokens == sum(map(len, [*MANY, *MANY[:8]]))
     assert now.preemptions == before.preemptions
@@ -243,7 +245,7 @@ def test_no_cached_prefix_outlives_its_weights(
     held.result(WAIT_S)
 
 
-def test_what_is_under_way_or_asked_of_an_engine_asleep_goes_on_when_it_wakes(
+def test_requests_under_way_or_sent_to_a_sleeping_engine_continue_when_it_wakes(
     engine: Any, weights: Callable[[int], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering = engine.generate(MANY, WARM, SEEDS)
@@ -254,21 +256,21 @@ def test_what_is_under_way_or_asked_of_an_engine_asleep_goes_on_when_it_wakes(
     tokens = engine.statistics.totals.generated_tokens
     with monkeypatch.context() as patch:
         be_patient(engine, patch, 0.2)  # no token is expected of it
-        asked = engine.generate(MANY[:8], GREEDY)
+        later = engine.generate(MANY[:8], GREEDY)
         time.sleep(0.6)
         engine.check()
     assert engine.statistics.totals.generated_tokens == tokens
     assert not answering.done()
-    assert not asked.done()
+    assert not later.done()
     figures = engine.load(5, weights(5)).result(WAIT_S)
     assert 0 < figures.load_s <= figures.pause_s
     versions = [set(answer.versions) for answer in answering.result(WAIT_S)]
     assert {0, 5} in versions  # begun before, ended after
-    assert asked.result(WAIT_S) == engine.generate(MANY[:8], GREEDY).result(WAIT_S)
-    assert {version for answer in asked.result() for version in answer.versions} == {5}
+    assert later.result(WAIT_S) == engine.generate(MANY[:8], GREEDY).result(WAIT_S)
+    assert {version for answer in later.result() for version in answer.versions} == {5}
     engine.sleep().result(WAIT_S)
     engine.load(5, None).result(WAIT_S)  # with the weights that it had
-    assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == asked.result()
+    assert engine.generate(MANY[:8], GREEDY).result(WAIT_S) == later.result()
 
 
 def test_engine_that_drains_sleeps_when_it_has_answered(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +299,7 @@ def test_refused_batch_fails_alone(engine: Any) -> None:
     for seeds in ([1], [1, 2, 3], [1, -1], [1, 2**63], [1, 2.5]):
         with pytest.raises(GeneratorError, match="refused settings: expected 2 seeds from 0"):
             engine.generate(MANY[:2], WARM, seeds).result(WAIT_S)
-    wait_until(lambda: unfinished(engine) == 0)
+    wait_until(lambda: unfinished_requests(engine) == 0)
 
 
 def test_cancelled_or_late_batch_is_worked_on_no_longer(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +314,7 @@ def test_cancelled_or_late_batch_is_worked_on_no_longer(engine: Any, monkeypatch
         with pytest.raises(GeneratorError, match=r"no token for 0 s .*of 64 prompts"):
             late.result(WAIT_S)
     assert engine.generate(MANY[:2], WARM, SEEDS[:2]).result(WAIT_S) == plain
-    wait_until(lambda: unfinished(engine) == 0)
+    wait_until(lambda: unfinished_requests(engine) == 0)
 
 
 class Unbound:

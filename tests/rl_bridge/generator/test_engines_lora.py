@@ -21,7 +21,7 @@ BAR = 1e-4
 SAMPLING = SamplingSettings(temperature=0.8, max_new_tokens=6)
 
 
-def answered(prompt: list[int], answer: Completion, number: int) -> TrainSample:
+def make_sample(prompt: list[int], answer: Completion, number: int) -> TrainSample:
     count = len(answer.tokens)
     return TrainSample(
         tokens=[*prompt, *answer.tokens],
@@ -68,12 +68,13 @@ async def test_generators_sample_from_what_the_trainer_has_trained(
     )
     replica = PolicyReplica(config, long_policy, store)
     await replica.setup()
-    asked = prompts(24)
+    batch_prompts = prompts(24)
 
     async def played() -> tuple[TrainBatch, float, list[list[int]]]:
-        answers = await replica.generate_many(asked, SAMPLING)
+        answers = await replica.generate_many(batch_prompts, SAMPLING)
         samples = [
-            answered(prompt, answer, n) for n, (prompt, answer) in enumerate(zip(asked, answers, strict=True))
+            make_sample(prompt, answer, n)
+            for n, (prompt, answer) in enumerate(zip(batch_prompts, answers, strict=True))
         ]
         batch = TrainBatch.from_samples(samples)
         assert set(batch.versions) == {replica.version()}
@@ -100,19 +101,19 @@ async def test_generators_sample_from_what_the_trainer_has_trained(
             < np.abs(first - first.mean()).max()
         )
         greedy = SamplingSettings(temperature=0.0, max_new_tokens=6)
-        adapted = [answer.tokens for answer in await replica.generate_many(asked, greedy)]
-        assert await loaded(replica, engine) == ({2} if push == "adapter" else set())
+        adapted = [answer.tokens for answer in await replica.generate_many(batch_prompts, greedy)]
+        assert await loaded_adapters(replica, engine) == ({2} if push == "adapter" else set())
         await replica.update_weights(0)  # as a run does that goes back to its beginning
-        assert await loaded(replica, engine) == set()
-        assert [answer.tokens for answer in await replica.generate_many(asked, greedy)] != adapted
+        assert await loaded_adapters(replica, engine) == set()
+        assert [answer.tokens for answer in await replica.generate_many(batch_prompts, greedy)] != adapted
         await replica.update_weights(2)
-        assert [answer.tokens for answer in await replica.generate_many(asked, greedy)] == adapted
+        assert [answer.tokens for answer in await replica.generate_many(batch_prompts, greedy)] == adapted
     finally:
         await replica.close()
         await store.close()
 
 
-async def loaded(replica: Any, engine: str) -> set[int]:
+async def loaded_adapters(replica: Any, engine: str) -> set[int]:
     """The numbers of the adapters that an engine holds."""
     if not replica._config.pushed_adapter:
         return set()

@@ -1,11 +1,10 @@
-"""A policy is looked at without being trained: what it needs, what it says, what it refuses."""
+"""Evaluating a policy without training: required configuration, reports, refusals."""
 
 import asyncio
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from completions_server import MODEL, Behaviour, StandIn, completions_server
+from module_run import finished
 
 from openenv_core.cli.eval import COMMAND
 from openenv_core.cli.main import run
@@ -60,19 +60,19 @@ def test_failed_evaluation_leaves_no_folder_but_what_the_task_wrote(
     from rl_bridge.loops import session
 
     folder = tmp_path / "runs" / "look"
-    kept: list[str] = []
+    files_of_task: list[str] = []
 
     async def fail(*_: Any) -> None:
-        for name in kept:
+        for name in files_of_task:
             (folder / name).touch()
         raise RolloutError("it failed")
 
     monkeypatch.setattr(session, "_run_evaluation", fail)
     for names in ([], [], ["of the task"]):
-        kept += names
+        files_of_task += names
         with pytest.raises(RolloutError, match="it failed"):
             session.evaluate_run(config(), folder)
-    assert [one.name for one in folder.iterdir()] == kept
+    assert [one.name for one in folder.iterdir()] == files_of_task
     with pytest.raises(ConfigError, match=r"cannot make the folder .*--name chooses another"):
         session.evaluate_run(config(), folder)
 
@@ -88,7 +88,7 @@ def test_signal_ends_the_evaluation_in_order(
     stopped: list[str] = []
 
     @asynccontextmanager
-    async def append_turn(*_: Any, **__: Any) -> AsyncIterator[None]:
+    async def open_fake_players(*_: Any, **__: Any) -> AsyncIterator[None]:
         try:
             os.kill(os.getpid(), number)
             await asyncio.sleep(20)
@@ -96,7 +96,7 @@ def test_signal_ends_the_evaluation_in_order(
         finally:
             stopped.append("in order")
 
-    monkeypatch.setattr(session, "open_players", append_turn)
+    monkeypatch.setattr(session, "open_players", open_fake_players)
     monkeypatch.setattr(session, "load_tasks", lambda *_: {})
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
@@ -135,8 +135,8 @@ def test_server_plays_what_is_left_of_the_held_out_episodes(
     _, _, _, _, *overrides = words_of(tiny_policy, tmp_path, *asking(server), "rollout.temperature=0.5")
     save_config(load_config(EXAMPLE, overrides), look)
     seeds = held_out_seeds(0, 40)
-    kept = [record.model_dump_json() for record in starmap(won, enumerate(seeds))]
-    (look / RECORDS_FILE).write_text("\n".join([*kept, kept[0][:20]]))
+    recorded = [record.model_dump_json() for record in starmap(won, enumerate(seeds))]
+    (look / RECORDS_FILE).write_text("\n".join([*recorded, recorded[0][:20]]))
     assert run(COMMAND, ["--resume", str(look)]) == 0
     report = json.loads((look / FIGURES_FILE).read_text())
     assert (report["episodes"], report["dropped"], report["unscored"]) == (60, 0, 0)
@@ -144,7 +144,7 @@ def test_server_plays_what_is_left_of_the_held_out_episodes(
     assert 40 * 1.0 - 20 * 2.0 <= 60 * report["mean_reward"] <= 60
     assert set(report["probe"]) == {"exact_return", "agreement"}
     lines = (look / RECORDS_FILE).read_text().splitlines()
-    assert (lines[:40], len(lines)) == (kept, 60)
+    assert (lines[:40], len(lines)) == (recorded, 60)
     assert {one.body["temperature"] for one in server.served} == {0.0}
 
 
@@ -212,15 +212,15 @@ def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Pat
         "import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n"
         "sys.exit(run(COMMAND, sys.argv[1:]))"
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", program, *words_of(tiny_policy, tmp_path, "generator.engine=vllm")],
+    done = finished(
+        sys.executable,
+        "-c",
+        program,
+        *words_of(tiny_policy, tmp_path, "generator.engine=vllm"),
         cwd=EXAMPLE.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        timeout_s=300,
     )
-    assert finished.returncode == 0, finished.stderr
+    assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "look" / "evaluation.json").read_text())
     assert (report["episodes"], report["dropped"]) == (60, 0)
 
@@ -239,15 +239,8 @@ def test_checkpoint_plays_an_environment_in_text(tmp_path: Path) -> None:
     )
     words = ["blackjack", "--policy", str(tmp_path / "policy"), "--mode", "text", "--temperature", "1"]
     more = ["--max-tokens", "40", "--max-turns", "8", "--episodes", "12", "--out", str(tmp_path / "out")]
-    finished = subprocess.run(
-        [sys.executable, "-c", program, *words, *more],
-        cwd=EXAMPLE.parents[2],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
+    done = finished(sys.executable, "-c", program, *words, *more, cwd=EXAMPLE.parents[2], timeout_s=200)
+    assert done.returncode == 0, done.stderr
     endings = [one.ending for one in EvaluationFolder(tmp_path / "out").read().records.values()]
     assert len(endings) == 12
     assert "completed" in endings, endings

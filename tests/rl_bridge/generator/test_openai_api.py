@@ -1,4 +1,4 @@
-"""What answers of an OpenAI-compatible server have to be like, worked by hand."""
+"""Validation of answers of an OpenAI-compatible server, by hand."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What engines ask of vLLM, in which order, and what they tell to whom; vLLM is played."""
+"""The calls that engines make to vLLM, their order and errors; vLLM is a fake."""
 
 import asyncio
 import itertools
@@ -168,7 +168,7 @@ def calls(engine: VllmEngine) -> list[str]:
     return played(engine).calls
 
 
-def append_turn(engine: VllmEngine) -> None:
+def let_it_move(engine: VllmEngine) -> None:
     loop = engine._loop
     assert loop is not None
     loop.call_soon_threadsafe(played(engine).stands_still.set)
@@ -209,18 +209,18 @@ def test_drained_old_weights_answer_what_was_asked_for_before(engine: VllmEngine
     assert played(engine).weights["weight"].tolist() == [5.0, 5.0, 5.0]
     assert 0.02 <= metrics.load_s <= metrics.pause_s
     assert metrics.handover_s > 0.0
-    asked = [call for call in calls(engine) if not call.startswith("add")]
-    assert asked == ["version 0", "pause keep", "load_handover", "version 5", "resume"]
+    loading_calls = [call for call in calls(engine) if not call.startswith("add")]
+    assert loading_calls == ["version 0", "pause keep", "load_handover", "version 5", "resume"]
 
 
 def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: VllmEngine) -> None:
     played(engine).stands_still.clear()
     loading = engine.load(1, {})
     wait_until(lambda: "load_handover" in calls(engine))
-    asked = engine.generate([[1]], HOW)
+    answering = engine.generate([[1]], HOW)
     assert loading.cancel()
-    append_turn(engine)
-    assert asked.result(WAIT_S)[0].versions == [1] * 4
+    let_it_move(engine)
+    assert answering.result(WAIT_S)[0].versions == [1] * 4
     assert calls(engine)[-2:] == ["resume", "add 1"]
 
 
@@ -280,7 +280,7 @@ def test_engine_that_does_not_abort_in_time_ends(engine: VllmEngine, monkeypatch
     assert "abort requests within 0.01 s" in str(engine.ended.exception(WAIT_S))
 
 
-def test_death_of_the_engine_reaches_whoever_waits(engine: VllmEngine) -> None:
+def test_death_of_the_engine_fails_all_waiting_calls(engine: VllmEngine) -> None:
     waiting = [engine.generate([[1]], ENDLESS) for _ in range(3)]
     wait_until(lambda: len(played(engine).requests) == 3)
     played(engine).failure = RuntimeError("its process is gone")
@@ -370,7 +370,9 @@ def test_inner_engine_at_one_step_for_too_long_is_not_healthy(
     engine.check()
 
 
-def test_inner_engine_whose_step_fails_tells_whoever_waits(inner: tuple[VllmEngine, PlayedCore]) -> None:
+def test_failed_step_of_the_inner_engine_fails_all_waiting_calls(
+    inner: tuple[VllmEngine, PlayedCore],
+) -> None:
     engine, core = inner
     core.may_step.clear()
     waiting = [engine.generate([[1], [2]], HOW) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Where a replica's weights come from, in which order it takes them, and for how long it holds what it reads."""
+"""A replica's weights: their sources, their order, and how long a snapshot is held."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -39,11 +39,11 @@ class FakeEngine:
         self.version = version
         future.set_result(LoadMetrics(pause_s=0.5, load_s=0.25, handover_s=100.0))
 
-    def generate(self, *asked: Any) -> "Future[list[Completion]]":
-        self.asked.append(asked)
+    def generate(self, *arguments: Any) -> "Future[list[Completion]]":
+        self.asked.append(arguments)
         future: Future[list[Completion]] = Future()
         future.set_result(
-            [Completion(tokens=[1], logprobs=[0.0], versions=[0], stopped=True) for _ in asked[0]]
+            [Completion(tokens=[1], logprobs=[0.0], versions=[0], stopped=True) for _ in arguments[0]]
         )
         return future
 
@@ -129,7 +129,7 @@ async def test_version_0_is_the_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("version", [10, 7])
-async def test_what_cannot_be_taken_changes_nothing(version: int) -> None:
+async def test_unavailable_weights_change_nothing(version: int) -> None:
     stage = Stage()
     with pytest.raises(WeightsError):
         await stage.update(version)
@@ -141,7 +141,7 @@ async def test_what_cannot_be_taken_changes_nothing(version: int) -> None:
     assert (await later).version == 3
 
 
-async def test_who_sleeps_on_without_weights_leaves_the_turn_to_others(
+async def test_sleeping_replica_without_weights_releases_its_turn(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setenv(RUN_VARIABLE, request.node.name)
@@ -160,7 +160,7 @@ async def test_who_sleeps_on_without_weights_leaves_the_turn_to_others(
     stage.replica._gpu_lock.release()
 
 
-async def test_turn_is_not_waited_for_before_what_needs_none_is_done(
+async def test_setup_imports_before_it_waits_for_the_turn(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setenv(RUN_VARIABLE, request.node.name)

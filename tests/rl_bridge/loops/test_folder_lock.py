@@ -3,14 +3,15 @@
 import errno
 import fcntl
 import os
-import signal
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from rl_bridge.errors import RunInUseError
 from rl_bridge.loops.folder_lock import LOCK_FILE, is_unused, lock_folder
+from tests.rl_bridge.forked_child import forked_child
 
 
 def require_free(folder: Path) -> None:
@@ -37,7 +38,7 @@ def test_folder_is_unused_until_a_run_has_left_what_can_be_gone_on_with(
     assert is_unused(tmp_path) == unused
 
 
-def test_second_comer_is_told_who_has_it_and_what_to_do(tmp_path: Path) -> None:
+def test_second_process_learns_who_holds_the_folder_and_what_to_do(tmp_path: Path) -> None:
     with (
         lock_folder(tmp_path),
         pytest.raises(
@@ -49,46 +50,23 @@ def test_second_comer_is_told_who_has_it_and_what_to_do(tmp_path: Path) -> None:
 
 
 def test_folder_is_free_as_soon_as_its_process_is_dead(tmp_path: Path) -> None:
-    reading, convert_write_errors = os.pipe()
-    if (holder := os.fork()) == 0:
-        try:
-            with lock_folder(tmp_path):
-                os.write(convert_write_errors, b"!")
-                signal.pause()
-        finally:
-            os._exit(1)
-    try:
-        assert os.read(reading, 1) == b"!"
-        with pytest.raises(RunInUseError, match=f"process {holder} "):
-            require_free(tmp_path)
-    finally:
-        os.kill(holder, signal.SIGKILL)
-        os.waitpid(holder, 0)
-        os.close(reading)
-        os.close(convert_write_errors)
+    def hold() -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(lock_folder(tmp_path))
+        return stack
+
+    with forked_child(hold) as holder, pytest.raises(RunInUseError, match=f"process {holder} "):
+        require_free(tmp_path)
     require_free(tmp_path)
 
 
 def test_no_child_keeps_the_folder(tmp_path: Path) -> None:
-    reading, convert_write_errors = os.pipe()
-    with lock_folder(tmp_path):
-        executed = subprocess.Popen(["sleep", "60"], close_fds=False)
-        if (forked := os.fork()) == 0:
-            try:
-                os.write(convert_write_errors, b"!")
-                signal.pause()
-            finally:
-                os._exit(1)
-    try:
-        assert os.read(reading, 1) == b"!"
+    with ExitStack() as children:
+        with lock_folder(tmp_path):
+            executed = children.enter_context(subprocess.Popen(["sleep", "60"], close_fds=False))
+            children.callback(executed.kill)
+            children.enter_context(forked_child(lambda: True))
         require_free(tmp_path)
-    finally:
-        for child in (forked, executed.pid):
-            os.kill(child, signal.SIGKILL)
-        os.waitpid(forked, 0)
-        executed.wait()
-        os.close(reading)
-        os.close(convert_write_errors)
 
 
 def test_folder_that_its_run_has_removed_is_not_locked_in_its_stead(

@@ -1,4 +1,4 @@
-"""What became of each group, and what a checkpoint holds of it: all of one moment."""
+"""The history of groups, and checkpoints whose parts all belong to one moment."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def rows(folder: Path) -> list[dict[str, dict[str, str]]]:
     return [json.loads(line) for line in (folder / HISTORY_FILE).read_text().splitlines()]
 
 
-def test_fates_that_a_checkpoint_holds_are_told_once_by_whoever_goes_on_from_it(tmp_path: Path) -> None:
+def test_fates_in_a_checkpoint_are_logged_once_by_the_resumed_run(tmp_path: Path) -> None:
     ledger = Ledger(max_losses=None)
     history = GroupHistory(tmp_path, ledger)
     drop(ledger, 1)
@@ -52,7 +52,7 @@ def test_fates_that_a_checkpoint_holds_are_told_once_by_whoever_goes_on_from_it(
     assert [list(row["dropped"]) for row in rows(tmp_path)] == [["0"], ["1", "2"]]
 
 
-PATIENCE_S = 60.0
+HANG_S = 60.0
 
 
 def buffer_of_two() -> ReplayBuffer:
@@ -70,7 +70,9 @@ def group(number: int) -> Group:
     )
 
 
-async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     buffer, saved = buffer_of_two(), list[tuple[dict[str, Any], dict[str, bytes]]]()
     dispatcher = Dispatcher(
         cast(Any, None),
@@ -78,12 +80,12 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "c:D"}}),
         collect=collect,
     )
-    begun, went_on = threading.Event(), threading.Event()
+    dumping, may_go_on = threading.Event(), threading.Event()
     fates = ["of then"]
 
     def slowly(groups: Sequence[Group]) -> bytes:
-        begun.set()
-        assert went_on.wait(PATIENCE_S), "nothing went on meanwhile"
+        dumping.set()
+        assert may_go_on.wait(HANG_S), "nothing went on meanwhile"
         return dump_groups(groups)
 
     async def save(version: int, state: dict[str, Any], attachments: dict[str, bytes], wait: bool) -> None:
@@ -110,15 +112,15 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
     monkeypatch.setattr(dispatching, "dump_groups", slowly)
     for number in range(3):
         await buffer.add(group(number))
-    async with asyncio.timeout(2 * PATIENCE_S):
+    async with asyncio.timeout(2 * HANG_S):
         convert_write_errors = asyncio.create_task(Run.checkpoint(cast(Run, run)))
-        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        await asyncio.to_thread(dumping.wait, HANG_S)
         await buffer.add(group(3))  # one comes, two go, and the run goes on with its books
         await buffer.sample(0, 2)
         fates.append("of now")
         dispatcher.health[""].counts.played = 77
         run.train_seconds = 99.0
-        went_on.set()
+        may_go_on.set()
         await convert_write_errors
     ((state, attachments),) = saved
     assert state["fates"] == ["of then"]

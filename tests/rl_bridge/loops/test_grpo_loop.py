@@ -1,4 +1,4 @@
-"""The loop among roles that are no processes: order, deadlines, and what ends it."""
+"""The loop with roles in this process: order of calls, deadlines, and errors that end a run."""
 
 import asyncio
 import threading
@@ -96,7 +96,7 @@ async def test_role_that_hangs_ends_the_run_by_its_deadline(
         await asyncio.wait_for(stage.train(reference=True), 60)
 
 
-async def test_timeout_of_somebody_else_is_not_taken_for_the_deadline(tmp_path: Path) -> None:
+async def test_timeout_error_of_a_role_is_not_taken_for_the_deadline(tmp_path: Path) -> None:
     async def other() -> None:
         raise TimeoutError("another clock")
 
@@ -123,7 +123,7 @@ async def test_lost_groups_are_replaced_by_others(tmp_path: Path) -> None:
     assert first["trained"] + second["trained"] == [1, 3, 4, 5, 6, 7, 8, 9]
 
 
-async def test_weights_that_cannot_be_brought_end_the_run_while_it_waits_for_rollouts(tmp_path: Path) -> None:
+async def test_failed_weight_update_ends_the_run_while_it_waits_for_rollouts(tmp_path: Path) -> None:
     async def full() -> None:
         raise RoleError("no memory")
 
@@ -135,10 +135,10 @@ async def test_weights_that_cannot_be_brought_end_the_run_while_it_waits_for_rol
 
 
 def test_slowest_generator_is_what_new_weights_cost() -> None:
-    def taken(*seconds: float) -> Any:
+    def timings(*seconds: float) -> Any:
         return SimpleNamespace(**dict(zip(("transport_s", "pause_s", "load_s"), seconds, strict=True)))
 
-    metrics = sync_metrics(9.0, [taken(1.0, 5.0, 2.0), taken(3.0, 4.0, 1.0)])
+    metrics = sync_metrics(9.0, [timings(1.0, 5.0, 2.0), timings(3.0, 4.0, 1.0)])
     assert metrics == {
         "sync/push_s": 9.0,
         "sync/transport_s": 3.0,
@@ -156,11 +156,11 @@ async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_pa
 
 async def test_held_out_episodes_have_the_time_of_as_many_steps(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    given: list[float] = []
+    timeouts: list[float] = []
 
     async def look(run: Run) -> None:
         async def play_held_out(seeds: Any, done: Any, *, timeout_s: float, **others: Any) -> None:
-            given.append(timeout_s / len(seeds))
+            timeouts.append(timeout_s / len(seeds))
             for place in range(len(seeds)):
                 done(place, NoTrajectory(absence=Absence.NO_TURN, reason="over"))
 
@@ -168,4 +168,4 @@ async def test_held_out_episodes_have_the_time_of_as_many_steps(tmp_path: Path) 
         await evaluate(run, tmp_path / "evaluation")
 
     await stage.train(work=look)
-    assert given == [pytest.approx(5.0 / 8, rel=0.01)]
+    assert timeouts == [pytest.approx(60.0 / 8, rel=0.01)]

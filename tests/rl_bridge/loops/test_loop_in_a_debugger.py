@@ -1,10 +1,10 @@
-"""The loop is stepped with pdb: it stops where it is told to, and everything that it works with can be looked at."""
+"""The loop runs under pdb: it stops at breakpoints, and all its objects can be inspected."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from module_run import finished
 
 from rl_bridge.loops import grpo
 
@@ -43,14 +43,11 @@ def test_a_person_steps_through_an_iteration(tmp_path: Path) -> None:
         "clear 1",
         "continue",
     ]
-    ran = subprocess.run(
-        [sys.executable, "-m", "pdb", str(program), str(tmp_path)],
+    ran = finished(
+        *(sys.executable, "-m", "pdb", str(program), str(tmp_path)),
         input="\n".join([*commands, "quit", ""]),
         env={"PATH": "", "PYTHONPATH": f"{Path(__file__).parent}:{LOOP.parents[2]}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        timeout_s=120,
     )
     for expected in (
         "('before', 0)",

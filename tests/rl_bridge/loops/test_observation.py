@@ -1,4 +1,4 @@
-"""What a snapshot says of a run's parts."""
+"""The parts of a run's status snapshot."""
 
 from collections import deque
 from pathlib import Path
@@ -25,7 +25,7 @@ class Service:
     endpoints = frozenset({"spans"})
 
     def __init__(self, **totals: SpanTotals) -> None:
-        self.totals = {int(replica.removeprefix("r")): spent for replica, spent in totals.items()}
+        self.totals = {int(replica.removeprefix("r")): span_totals for replica, span_totals in totals.items()}
         self.answers = True
         self.replicas = [
             ReplicaRow(id=0, state="serving", host="one", pids=(7, 8), in_flight=3, restarts=1),
@@ -37,7 +37,7 @@ class Service:
         return dict(self.totals) if self.answers else {}
 
 
-def spent(wall_s: float, train_s: float, began: float = 1.0) -> SpanTotals:
+def span_totals(wall_s: float, train_s: float, began: float = 1.0) -> SpanTotals:
     return SpanTotals(began=began, wall_s=wall_s, cpu_s=0.0, seconds={("train", None): train_s})
 
 
@@ -46,18 +46,18 @@ def fleet(**services: Service) -> Any:
 
 
 async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
-    trainer = Service(r0=spent(10, 5))
+    trainer = Service(r0=span_totals(10, 5))
     run = fleet(trainer=trainer)
     collector = SpanCollector(run, own_spans=Spans())
     assert (await collector.metrics())["span/trainer/work/train"] == 0.5
-    trainer.totals = {0: spent(20, 14), 1: spent(10, 10)}
+    trainer.totals = {0: span_totals(20, 14), 1: span_totals(10, 10)}
     metrics = await collector.metrics()
     assert metrics["span/trainer/work/train"] == 19 / 20
     assert metrics["span/controller/unaccounted"] == 1.0
     assert collector.totals_by_process.keys() == {"controller", "trainer-0", "trainer-1"}
 
 
-async def test_what_generators_did_is_counted_since_the_last_iteration_and_anew_after_a_restart() -> None:
+async def test_generator_statistics_count_since_the_last_iteration_and_restart_at_zero() -> None:
     policy: Any = Service()
     policy.endpoints = frozenset({"statistics"})
     answers: dict[int, EngineTotals | None] = {}
@@ -68,14 +68,14 @@ async def test_what_generators_did_is_counted_since_the_last_iteration_and_anew_
     policy.query_replicas = query_replicas
     observer = RunObserver(fleet(policy=policy))
     answers |= {0: EngineTotals(100, 40, 50, 1, 0.25), 1: EngineTotals(100, 20, 60, 0, 0.5), 2: None}
-    told = await observer.metrics()
-    assert told["generator/prefix_hit_rate"] == 60 / 200
+    metrics = await observer.metrics()
+    assert metrics["generator/prefix_hit_rate"] == 60 / 200
     # 100 and 10 more prompt tokens; the second has been started again.
     answers |= {0: EngineTotals(200, 90, 80, 1, 0.75), 1: EngineTotals(10, 5, 5, 2, 0.125)}
-    told = {
+    metrics = {
         name: value for name, value in (await observer.metrics()).items() if name.startswith("generator/")
     }
-    assert told == {
+    assert metrics == {
         "generator/prefix_hit_rate": 55 / 110,
         "generator/tokens": 35.0,
         "generator/preemptions": 2.0,
@@ -100,12 +100,12 @@ def test_environment_servers_are_a_service_too() -> None:
     assert row.name == "environment"
     (server,) = row.replicas
     assert (server.state, server.pids, server.restarts) == ("restarting", (), 2)
-    given = server_row(SimpleNamespace(started=[], urls=("http://a:1", "http://b:2")))  # type: ignore[arg-type]
-    assert [server.host for server in given.replicas] == ["http://a:1", "http://b:2"]
-    assert {server.pids for server in given.replicas} == {()}  # they count for no host
+    external = server_row(SimpleNamespace(started=[], urls=("http://a:1", "http://b:2")))  # type: ignore[arg-type]
+    assert [server.host for server in external.replicas] == ["http://a:1", "http://b:2"]
+    assert {server.pids for server in external.replicas} == {()}  # they count for no host
 
 
-async def test_who_serves_what_and_works_on_what_is_asked() -> None:
+async def test_served_versions_and_leases_of_workers_are_queried() -> None:
     class Answering:
         def __init__(self, **answers: dict[int, Any]) -> None:
             self.endpoints = frozenset(answers)
@@ -137,16 +137,16 @@ async def test_groups_and_leases_of_a_run(tmp_path: Path) -> None:
     ledger.lose(third.id)
     ledger.drop(fourth.id, "straggler")
     ledger.lease(served=0, now=0.0, admit=False)  # the third again
-    told: list[StatusSnapshot] = []
+    snapshots: list[StatusSnapshot] = []
 
     async def look(run: Run) -> None:
         run.buffer.ledger = ledger
         run.observer.workers = {fifth.id: "rollout-1"}
         run.latest_metrics = {"reward/mean": 0.5, "loss/total": float("nan")}
-        told.append(snapshot(run, fleet(policy=Service()), {}))
+        snapshots.append(snapshot(run, fleet(policy=Service()), {}))
 
     await stage.train(work=look)
-    (seen,) = told
+    (seen,) = snapshots
     assert seen.groups == {"waiting": 0, "leased": 3, "finished": 1, "trained": 1, "dropped": 1}
     assert {row.group: (row.worker, row.attempt) for row in seen.leases} == {
         4: ("rollout-1", 1),

@@ -1,4 +1,4 @@
-"""A session around the loop: which folder it may have, what it is told, and what SIGTERM does to it."""
+"""The session around the loop: its folder, its start, and SIGTERM."""
 
 import asyncio
 import errno
@@ -75,13 +75,15 @@ def test_folder_that_cannot_be_written_to_leaves_the_name_free(
 
 
 @pytest.mark.heavy
-def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_of_a_run_that_never_began_are_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from rl_bridge.loops import session
 
-    begun: list[Config] = []
+    configs: list[Config] = []
 
     def begin(config: Config, folder: Path, *, resume: bool) -> int:
-        begun.append(load_config(folder / CONFIG_FILE))
+        configs.append(load_config(folder / CONFIG_FILE))
         return 0
 
     monkeypatch.setattr(session, "_train", begin)
@@ -90,7 +92,7 @@ def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch:
     with lock_folder(tmp_path), pytest.raises(RunInUseError):
         session.train_run(CONFIG, tmp_path, resume=False)
     assert session.train_run(CONFIG, tmp_path, resume=False) == 0
-    assert begun == [CONFIG]
+    assert configs == [CONFIG]
     with pytest.raises(ConfigError, match="expected a new folder"):
         session.train_run(CONFIG, tmp_path, resume=False)
 
@@ -168,7 +170,7 @@ async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: 
     )
     own = asyncio.ensure_future(session._run_session(config, Path(), console=Console(), resume=False))
     try:
-        did.append("ended" if await asyncio.wait_for(own, 10) else "told to go")
+        did.append("ended" if await asyncio.wait_for(own, 60) else "told to go")
     except asyncio.CancelledError:
         did.append("cancelled")
     finally:
@@ -254,15 +256,15 @@ class Deaf:
 
 
 @pytest.mark.heavy
-async def test_worker_that_does_not_listen_keeps_no_news_from_the_others(
+async def test_unresponsive_worker_delays_no_announcement_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from rl_bridge.loops import assembly
 
     monkeypatch.setattr(assembly, "WORKER_UPDATE_TIMEOUT_S", 0.05)
     failures: list[BaseException] = []
-    told: Callable[[BaseException], None] = failures.append
-    worker_updates, service = assembly.WorkerUpdates(on_error=told), Deaf()
+    on_failure: Callable[[BaseException], None] = failures.append
+    worker_updates, service = assembly.WorkerUpdates(on_error=on_failure), Deaf()
     await worker_updates.begin(service)  # type: ignore[arg-type]
     worker_updates.tell("take_servers", "old")
     await asyncio.sleep(0.02)
@@ -292,13 +294,13 @@ def test_start_may_wait_for_another_s_turn(colocate: bool, expected: float) -> N
 
 
 @pytest.mark.heavy
-async def test_start_tells_who_is_slow_and_what_each_has_taken(
+async def test_start_reports_slow_roles_and_start_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rl_bridge.loops import assembly
     from rl_bridge.services.actor import BoundOptions
 
-    policy_may, told = asyncio.Event(), list[str]()
+    policy_may, messages = asyncio.Event(), list[str]()
 
     async def as_service(bound: Any, *_: Any) -> str:
         if bound.options.name == "policy":
@@ -306,7 +308,7 @@ async def test_start_tells_who_is_slow_and_what_each_has_taken(
         return str(bound.options.name)
 
     def tell(text: str) -> None:
-        told.append(text)
+        messages.append(text)
         if "still starting" in text:
             policy_may.set()
 
@@ -314,22 +316,22 @@ async def test_start_tells_who_is_slow_and_what_each_has_taken(
     monkeypatch.setattr(BoundOptions, "as_service", as_service)
     roles: Any = await assembly.start_roles(CONFIG, tmp_path, tmp_path, None, tell)
     assert roles == {"policy": "policy", "rollout": "rollout"}
-    assert told[0].startswith("policy still starting after 0 s; how far: ")
-    assert told[-1] == "started: policy after 0 s, rollout after 0 s"
+    assert messages[0].startswith("policy still starting after 0 s; how far: ")
+    assert messages[-1] == "started: policy after 0 s, rollout after 0 s"
 
 
 @pytest.mark.heavy
 async def test_a_run_keeps_its_held_out_episodes_and_their_figures(tmp_path: Path) -> None:
     from rl_bridge.loops.session import _report
 
-    told: list[EvaluationResult] = []
+    reported: list[EvaluationResult] = []
 
     async def play_held_out(seeds: Sequence[int], done: Callable[..., None], **others: Any) -> None:
         for place, seed in enumerate(seeds):
             done(place, Trajectory(seed=seed, turns=[], ending=Ending.COMPLETED, reward=float(place)))
 
     async def report(policy: Any, result: EvaluationResult) -> None:
-        told.append(result)
+        reported.append(result)
 
     run: Any = SimpleNamespace(
         config=CONFIG.model_copy(update={"evaluation": EvaluationConfig(episodes=4)}),
@@ -342,7 +344,7 @@ async def test_a_run_keeps_its_held_out_episodes_and_their_figures(tmp_path: Pat
     )
     for _ in range(2):
         await _report(run)
-    assert [(list(one.rewards), one.train_seconds) for one in told] == [([0.0, 1.0, 2.0, 3.0], 3.0)] * 2
+    assert [(list(one.rewards), one.train_seconds) for one in reported] == [([0.0, 1.0, 2.0, 3.0], 3.0)] * 2
     folder = EvaluationFolder(tmp_path / "evaluation").read()
     assert [one.version for one in folder.records.values()] == [2] * 4
     assert json.loads((folder.path / FIGURES_FILE).read_text())["mean_reward"] == 1.5
@@ -362,6 +364,6 @@ def test_numbers_of_any_library_can_be_logged() -> None:
 
 
 @pytest.mark.parametrize("value", ["most", None, [1.0, 2.0], torch.zeros(2)])
-def test_what_is_no_number_is_refused_by_name(value: object) -> None:
+def test_non_numeric_metric_is_refused_by_name(value: object) -> None:
     with pytest.raises(RolloutError, match=r"the task's probe\(\), got wins="):
         to_floats({"wins": value}, "probe")

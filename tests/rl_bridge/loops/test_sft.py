@@ -1,4 +1,4 @@
-"""When fine-tuning ends, what it learns from, which weights it keeps."""
+"""Fine-tuning: when it ends, the order of traces, and the weights it keeps."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,37 +59,39 @@ class ScriptedLearner:
 def run(
     learner: ScriptedLearner, traces: int = 4, *, last: Path | None = None, **config: Any
 ) -> tuple[SftResult, list[Validation]]:
-    told: list[Validation] = []
+    validations: list[Validation] = []
     result = fine_tune(
         learner,
         [trace(10 + number) for number in range(traces)],
         [trace(90), trace(91)],
         SftConfig(**{"batch_size": 2, "evaluate_every": 2, **config}),
         folder=Path("nowhere"),
-        on_validation=told.append,
+        on_validation=validations.append,
         last=last,
     )
-    return result, told
+    return result, validations
 
 
 def test_it_ends_when_the_validation_loss_has_stopped_falling_and_keeps_the_best() -> None:
     learner = ScriptedLearner([4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1, 0.1])
-    result, told = run(learner, patience=3)
+    result, validations = run(learner, patience=3)
     assert result.settled
-    assert [one.validation_loss for one in told] == pytest.approx([4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1])
-    assert result.kept == told[4]
+    assert [one.validation_loss for one in validations] == pytest.approx(
+        [4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1]
+    )
+    assert result.kept == validations[4]
     assert (result.kept.update, result.kept.loss) == (8, 8.0)
     # Each time that it was the best so far: before any update, and after 2, 4 and 8. As good as the best is no better.
     assert learner.exported_after == [0, 2, 4, 8]
 
 
-def test_what_it_begins_from_is_kept_where_nothing_is_better() -> None:
+def test_initial_weights_are_kept_if_nothing_is_better() -> None:
     learner = ScriptedLearner([1.0, 2.0, 1.5, 0.1])
-    result, told = run(learner, patience=2)
+    result, validations = run(learner, patience=2)
     assert result.settled
-    assert result.kept == told[0]
-    assert (told[0].update, told[0].loss, told[0].seconds) == (0, None, 0.0)
-    assert [validation.update for validation in told] == [0, 2, 4]
+    assert result.kept == validations[0]
+    assert (validations[0].update, validations[0].loss, validations[0].seconds) == (0, None, 0.0)
+    assert [validation.update for validation in validations] == [0, 2, 4]
     assert learner.exported_after == [0]
 
 

@@ -1,4 +1,4 @@
-"""The loop among roles that are no processes: what it goes back to when it loses its trainer or is preempted."""
+"""The loop with roles in this process: where it resumes after a lost trainer or a preemption."""
 
 import asyncio
 import errno
@@ -46,11 +46,11 @@ async def test_lost_trainer_takes_the_run_back_to_its_checkpoint(tmp_path: Path,
     assert [row["iteration"] for row in history] == [1, 2, 3, 4, 5, 6, 7]
     assert [group for row in history for group in row["trained"]] == list(range(28))
     # Two groups of two siblings an iteration, of the same history.
-    kept = [json.loads(line) for line in read_lines(tmp_path)]
-    assert [record["iteration"] for record in kept] == [n for n in range(1, 8) for _ in range(4)]
+    records = [json.loads(line) for line in read_lines(tmp_path)]
+    assert [record["iteration"] for record in records] == [n for n in range(1, 8) for _ in range(4)]
     trained = {row["iteration"]: row["trained"] for row in history}
-    assert all(record["group"] in trained[record["iteration"]] for record in kept)
-    assert {record["turns"][0]["trained"][0][0] for record in kept} == {True}
+    assert all(record["group"] in trained[record["iteration"]] for record in records)
+    assert {record["turns"][0]["trained"][0][0] for record in records} == {True}
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
@@ -198,11 +198,11 @@ async def test_trainer_that_is_back_before_the_reference_has_answered_takes_the_
     assert stage.parts.calls.count("get_resume_state") == 1
     # It is at the very version that the loop has come to. A step from there would take it where it cannot be had back
     # from: what it says it resumed at is what it began with.
-    asked = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "get_resume_state")]
-    assert asked[:4] == ["logprobs", "train_step", "logprobs", "get_resume_state"]
+    phases = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "get_resume_state")]
+    assert phases[:4] == ["logprobs", "train_step", "logprobs", "get_resume_state"]
 
 
-async def test_what_was_wrong_with_newer_checkpoints_is_told(tmp_path: Path) -> None:
+async def test_damage_of_newer_checkpoints_is_reported(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.parts.saved = ResumeState(damaged=("step-4 [is] torn",))
     run = await stage.train(work=rewind)
@@ -290,13 +290,13 @@ async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_pa
 async def test_preempted_run_that_loses_its_trainer_ends_all_the_same(
     tmp_path: Path, loss_first: bool
 ) -> None:
-    def told_and_lost() -> None:
-        told = [stage.run.mark_trainer_lost, stage.run.preempt]
-        for one in told if loss_first else reversed(told):
+    def preempted_and_lost() -> None:
+        events = [stage.run.mark_trainer_lost, stage.run.preempt]
+        for one in events if loss_first else reversed(events):
             one()
 
     stage = Stage(tmp_path, iterations=9, checkpoint_interval=2)
-    stage.parts.failing["train_step"] = nth(4, told_and_lost)
+    stage.parts.failing["train_step"] = nth(4, preempted_and_lost)
     ended: list[bool] = []
 
     async def work(run: Run) -> None:

@@ -24,7 +24,7 @@ def iterations(path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(("checkpoint", "left"), [(0, []), (2, [1, 2])])
-def test_what_came_after_the_checkpoint_goes(tmp_path: Path, checkpoint: int, left: list[int]) -> None:
+def test_rows_after_the_checkpoint_are_removed(tmp_path: Path, checkpoint: int, left: list[int]) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 2, 3, 4)
     last = rewind(path, checkpoint)
@@ -55,7 +55,7 @@ def test_a_log_of_weeks_is_looked_at_from_its_end(tmp_path: Path) -> None:
     assert path.stat().st_size == (1 << 34) + 1 + len(row)
 
 
-def test_sinks_forget_what_is_trained_again_and_go_on(tmp_path: Path) -> None:
+def test_sinks_drop_rows_that_are_trained_again(tmp_path: Path) -> None:
     with MetricsLog([JsonlSink(tmp_path / "metrics.jsonl"), TensorBoardSink(tmp_path)]) as log:
         for step in (1, 2, 3):
             log.write(step, {"reward/mean": float(step)})

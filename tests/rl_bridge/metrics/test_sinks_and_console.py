@@ -1,4 +1,4 @@
-"""What a person sees of the metrics of a run."""
+"""The line that a run prints for each iteration."""
 
 import pytest
 
@@ -6,9 +6,9 @@ from rl_bridge.metrics.sinks import format_iteration
 
 
 @pytest.mark.parametrize(
-    ("failed", "retried", "told"), [(0.0, 0.0, ""), (0.125, 31.0, "  failed 12.5%  retried 31")]
+    ("failed", "retried", "failures"), [(0.0, 0.0, ""), (0.125, 31.0, "  failed 12.5%  retried 31")]
 )
-def test_the_line_of_an_iteration(failed: float, retried: float, told: str) -> None:
+def test_the_line_of_an_iteration(failed: float, retried: float, failures: str) -> None:
     line = format_iteration(
         7,
         150,
@@ -24,5 +24,5 @@ def test_the_line_of_an_iteration(failed: float, retried: float, told: str) -> N
         remaining_s=125.4,
     )
     assert line == (
-        f"   7/150  reward -0.251  illegal 3.1%{told}  mismatch 3e-06  exact_return -0.0512  2:05 left"
+        f"   7/150  reward -0.251  illegal 3.1%{failures}  mismatch 3e-06  exact_return -0.0512  2:05 left"
     )

@@ -1,4 +1,4 @@
-"""A run tells whoever connects how it stands; nobody who connects can harm it."""
+"""The status server: snapshots and metrics for any caller, none of whom can harm the run."""
 
 import asyncio
 import socket
@@ -36,11 +36,11 @@ async def test_snapshot_arrives_as_it_was_taken() -> None:
         ("192.0.2.1", False, "192.0.2.1"),
     ],
 )
-def test_run_that_is_alone_serves_where_it_can_be_asked(host: str, is_local: bool, served_on: str) -> None:
+def test_local_run_serves_status_on_loopback(host: str, is_local: bool, served_on: str) -> None:
     assert choose_status_host(host, is_local=is_local) == served_on
 
 
-async def test_snapshots_are_not_taken_for_each_of_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_requests_share_one_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "SNAPSHOT_MAX_AGE_S", 60.0)  # however long the crowd takes
     taken = 0
 
@@ -58,7 +58,7 @@ async def test_snapshots_are_not_taken_for_each_of_a_crowd(monkeypatch: pytest.M
         assert taken == 2
 
 
-async def test_snapshot_that_fails_is_told_and_the_next_may_work() -> None:
+async def test_failed_snapshot_is_reported_and_the_next_may_succeed() -> None:
     broken = True
 
     def take() -> StatusSnapshot:
@@ -83,7 +83,7 @@ async def endless() -> AsyncIterator[StatusServer]:
         yield server
 
 
-async def connected(server: StatusServer, count: int) -> list[socket.socket]:
+async def connect_callers(server: StatusServer, count: int) -> list[socket.socket]:
     """Callers who ask, and do not read."""
     callers = [socket.create_connection(parse_address(server.address)) for _ in range(count)]
     for caller in callers:
@@ -92,12 +92,12 @@ async def connected(server: StatusServer, count: int) -> list[socket.socket]:
     return callers
 
 
-async def test_callers_who_do_not_read_are_few(
+async def test_callers_that_do_not_read_are_bounded(
     endless: StatusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_server, "MAX_CALLERS", 4)
     monkeypatch.setattr(status_server, "TIMEOUT_S", 60.0)  # none of them is let go meanwhile
-    callers = await connected(endless, 4)
+    callers = await connect_callers(endless, 4)
     try:
         with pytest.raises(StatusError):
             await request_status(endless.address)  # one too many
@@ -107,18 +107,19 @@ async def test_callers_who_do_not_read_are_few(
             caller.close()
 
 
-async def test_callers_who_do_not_read_are_let_go(
+async def test_callers_that_do_not_read_are_disconnected(
     endless: StatusServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_server, "TIMEOUT_S", 0.3)
-    (caller,) = await connected(endless, 1)
+    (caller,) = await connect_callers(endless, 1)
     await until(lambda: not endless._callers)
+    monkeypatch.setattr(status_server, "TIMEOUT_S", 60.0)
     endless._taken_at = -1.0
     assert await request_status(endless.address) == snapshot()
     caller.close()
 
 
-async def test_whoever_else_answers_is_no_run() -> None:
+async def test_other_servers_are_not_taken_for_a_run() -> None:
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
@@ -133,7 +134,7 @@ async def test_whoever_else_answers_is_no_run() -> None:
         await request_status(f"127.0.0.1:{port}")
 
 
-async def test_whoever_says_nothing_is_waited_for_so_long() -> None:
+async def test_silent_server_is_waited_for_until_the_timeout() -> None:
     gone = asyncio.Event()
 
     async def keep_still(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,7 +159,7 @@ def test_addresses(address: str, parsed: tuple[str, int]) -> None:
 
 
 @pytest.mark.parametrize("address", ["head:", "::1:80", "head:65536"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="expected an address as HOST:PORT"):
         parse_address(address)
 
@@ -167,12 +168,12 @@ async def test_metrics_are_those_of_the_snapshot_and_browsers_of_others_get_none
     async with StatusServer("127.0.0.1", 0, snapshot) as server, httpx.AsyncClient(trust_env=False) as http:
         url = f"http://{server.address}"
         reply = await http.get(f"{url}/metrics")
-        told = {
+        samples = {
             (sample.name, *(value for label, value in sample.labels.items() if label != "run")): sample.value
             for family in text_string_to_metric_families(reply.text)
             for sample in family.samples
         }
-        assert told == {
+        assert samples == {
             ("ropewalk_run_iterations",): 150,
             ("ropewalk_run_version",): 12,
             ("ropewalk_run_served_version",): 11,
@@ -199,14 +200,15 @@ async def test_metrics_are_those_of_the_snapshot_and_browsers_of_others_get_none
             assert (await http.get(f"{url}/metrics", headers={"host": host})).status_code == status
 
 
-async def test_who_sends_no_request_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_caller_without_a_request_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "TIMEOUT_S", 0.3)
     async with StatusServer("127.0.0.1", 0, snapshot) as server:
-        for said in (b"", b"x" * 100_000):
+        for request in (b"", b"x" * 100_000):
             reader, writer = await asyncio.open_connection(*parse_address(server.address))
-            writer.write(said)
+            writer.write(request)
             with suppress(ConnectionError):
                 assert await reader.read() == b""
             writer.close()
         await until(lambda: not server._callers)
+        monkeypatch.setattr(status_server, "TIMEOUT_S", 60.0)
         assert await request_status(server.address) == snapshot()

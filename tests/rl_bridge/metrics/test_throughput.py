@@ -1,4 +1,4 @@
-"""What a run got done: between two snapshots, or by what it has logged."""
+"""Throughput of a run: between two snapshots, or from its log."""
 
 from pathlib import Path
 
@@ -43,7 +43,7 @@ def test_targets(role: str, busy_s: float, met: bool | None) -> None:
     assert targets == ({} if met is None else {role: {"at_least": TARGETS[role], "met": met}})
 
 
-def logged(folder: Path, rows: int, *, groups: bool = True) -> Path:
+def write_log(folder: Path, rows: int, *, groups: bool = True) -> Path:
     file = folder / "metrics.jsonl"
     sink = JsonlSink(file)
     for iteration in range(1, rows + 1):
@@ -56,7 +56,7 @@ def logged(folder: Path, rows: int, *, groups: bool = True) -> Path:
 
 
 def test_run_that_is_over_has_logged_it(tmp_path: Path) -> None:
-    file = logged(tmp_path, 4)
+    file = write_log(tmp_path, 4)
     with file.open("a") as log:
         log.write('{"iteration": 5, "time/el')  # killed
     found = Throughput.from_log(file)
@@ -70,4 +70,4 @@ def test_log_without_spans_says_nothing(tmp_path: Path) -> None:
     with pytest.raises(StatusError, match="name the folder of a run"):
         Throughput.from_log(tmp_path / "metrics.jsonl")
     with pytest.raises(StatusError, match="at least two iterations with spans"):
-        Throughput.from_log(logged(tmp_path, 1))
+        Throughput.from_log(write_log(tmp_path, 1))

@@ -3,7 +3,6 @@
 import json
 import os
 import sqlite3
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 from missing import missing
+from module_run import finished
 
 from rl_bridge.config import Config, require_trainable
 from rl_bridge.errors import ConfigError
@@ -36,13 +36,11 @@ def run(name: str, folder: Path, first: int, last: int, ends: str = "well") -> N
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
     command = [sys.executable, "-c", PROCESS, name, str(folder), str(first), str(last), ends]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = finished(*command, cwd=ROOT, env=environment, timeout_s=120)
     assert (done.returncode == 0) == (ends == "well"), done.stderr[-3000:]
 
 
-def need(name: str) -> None:
+def require_package(name: str) -> None:
     if find_spec(name) is None:
         missing(f"{name} is not installed: ./scripts/test --all installs it")
 
@@ -65,23 +63,23 @@ def test_what_a_crash_left_of_the_tracker_s_state_does_not_keep_a_run_from_resum
 
 @pytest.mark.slow
 def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
-    need("wandb")
+    require_package("wandb")
     folder = tmp_path / "seven"
     run("wandb", folder, 1, 3, ends="failed")
     run("wandb", folder, 2, 5)  # back to the checkpoint of iteration 1
-    told = [records(path) for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
-    assert [[one["step"] for one in kept["history"]] for kept in told] == [[1, 2, 3], [4, 5]]
-    assert [one["reward/mean"] for kept in told for one in kept["history"]] == [n / 8 for n in range(1, 6)]
-    assert {kept["id"] for kept in told} == {json.loads((folder / "wandb.json").read_text())["id"]}
-    assert {(kept["project"], kept["name"], kept["seed"]) for kept in told} == {("ours", "seven", "7")}
-    assert [kept["exit"] for kept in told] == [1, 0]
+    files = [records(path) for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
+    assert [[one["step"] for one in file["history"]] for file in files] == [[1, 2, 3], [4, 5]]
+    assert [one["reward/mean"] for file in files for one in file["history"]] == [n / 8 for n in range(1, 6)]
+    assert {file["id"] for file in files} == {json.loads((folder / "wandb.json").read_text())["id"]}
+    assert {(file["project"], file["name"], file["seed"]) for file in files} == {("ours", "seven", "7")}
+    assert [file["exit"] for file in files] == [1, 0]
 
 
 def records(path: Path) -> dict[str, Any]:
     """What an offline run's file holds: records of protobuf in LevelDB's log format, behind a header."""
     from wandb.proto import wandb_internal_pb2
 
-    kept = dict[str, Any](history=[])
+    fields = dict[str, Any](history=[])
     content, at = path.read_bytes(), 7
     assert len(content) < 32_768, "a second block would begin within"
     while at + 7 <= len(content):
@@ -93,19 +91,21 @@ def records(path: Path) -> dict[str, Any]:
         kind = record.WhichOneof("record_type")
         if kind == "history":
             items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-            kept["history"].append({"step": int(items["_step"]), "reward/mean": float(items["reward/mean"])})
-        elif kind == "run" and "id" not in kept:
+            fields["history"].append(
+                {"step": int(items["_step"]), "reward/mean": float(items["reward/mean"])}
+            )
+        elif kind == "run" and "id" not in fields:
             config = {item.key: item.value_json for item in record.run.config.update}
-            kept.update(id=record.run.run_id, project=record.run.project, name=record.run.display_name)
-            kept["seed"] = config["seed"]
+            fields.update(id=record.run.run_id, project=record.run.project, name=record.run.display_name)
+            fields["seed"] = config["seed"]
         elif kind == "exit":
-            kept["exit"] = record.exit.exit_code
-    return kept
+            fields["exit"] = record.exit.exit_code
+    return fields
 
 
 @pytest.mark.slow
 def test_trackio_goes_on_with_its_run(tmp_path: Path) -> None:
-    need("trackio")
+    require_package("trackio")
     folder = tmp_path / "seven"
     run("trackio", folder, 1, 3, ends="failed")
     run("trackio", folder, 2, 5)
@@ -114,7 +114,7 @@ def test_trackio_goes_on_with_its_run(tmp_path: Path) -> None:
         configs = database.execute("SELECT config FROM configs").fetchall()
     identity = json.loads((folder / "trackio.json").read_text())["id"]
     assert {name for name, *_ in rows} == {f"seven-{identity}"}
-    assert [(step, json.loads(told)["reward/mean"]) for _, step, told in rows] == [
+    assert [(step, json.loads(metrics)["reward/mean"]) for _, step, metrics in rows] == [
         (n, n / 8) for n in range(1, 6)
     ]
     assert json.loads(configs[0][0])["env"] == {"app": "a:b"}

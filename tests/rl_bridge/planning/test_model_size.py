@@ -67,7 +67,7 @@ def test_weights_of_which_some_are_missing_are_not_taken_for_all(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\x02" + b"\0" * 7 + b"[]", b"\xff" * 64])
-def test_weights_that_are_none_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_invalid_weight_files_are_refused(tmp_path: Path, content: bytes) -> None:
     folder(tmp_path, LLAMA3_8B | {"model_type": "another"})
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(
@@ -77,7 +77,7 @@ def test_weights_that_are_none_are_refused(tmp_path: Path, content: bytes) -> No
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ([], "it is no JSON object"),
         (LLAMA3_8B | {"hidden_size": None}, "expected hidden_size in config.json to be of type int"),
@@ -87,8 +87,8 @@ def test_weights_that_are_none_are_refused(tmp_path: Path, content: bytes) -> No
         ),
     ],
 )
-def test_configurations_that_do_not_say_it(tmp_path: Path, config: object, told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_configuration_without_a_size_is_refused(tmp_path: Path, config: object, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         ModelSize.of_folder(folder(tmp_path, config))
 
 

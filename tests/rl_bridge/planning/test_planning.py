@@ -1,4 +1,4 @@
-"""The calculators against the guide's metrics, and what each role keeps against sums worked out by hand."""
+"""The calculators against the guide's figures, and the memory of each role against sums by hand."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ trainer: {tokens_per_chunk: 16, tokens_per_pass: 100}
 """
 
 
-def loaded(tmp_path: Path, *overrides: str) -> Config:
+def load(tmp_path: Path, *overrides: str) -> Config:
     file = tmp_path / "run.yaml"
     file.write_text(FILE)
     return load_config(file, overrides)
@@ -96,9 +96,9 @@ def loaded(tmp_path: Path, *overrides: str) -> Config:
 )
 def test_how_often_a_version_goes_over_the_narrowest_link(monarch: dict[str, Any], times: int) -> None:
     config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {}, "monarch": monarch})
-    (told,) = RunPlan().with_broadcasts(140e9, [100.0], None, config).broadcasts
-    assert told.seconds == pytest.approx(11.2)
-    assert told.all_seconds == pytest.approx(11.2 * times)
+    (broadcast,) = RunPlan().with_broadcasts(140e9, [100.0], None, config).broadcasts
+    assert broadcast.seconds == pytest.approx(11.2)
+    assert broadcast.all_seconds == pytest.approx(11.2 * times)
 
 
 def test_kinds_of_gpus_with_prices_of_their_own() -> None:
@@ -119,7 +119,7 @@ def roles(config: Config, reward_model: ModelSize | None = None) -> dict[str, Ro
 
 
 def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
-    found = roles(loaded(tmp_path))
+    found = roles(load(tmp_path))
     assert set(found) == {"trainer", "policy"}
     trainer, policy = found["trainer"], found["policy"]
     assert trainer.parts == {"master weights": 4000, "gradients": 4000, "Adam's moments": 8000}
@@ -132,7 +132,7 @@ def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
     }
     assert trainer.process_bytes == 16_000 + sum(trainer.per_process.values())
     assert trainer.host == {"2 versions of the weights on their way": 8000} | CHECKPOINT
-    without = roles(loaded(tmp_path, "trainer.checkpoint_interval=0"))["trainer"]
+    without = roles(load(tmp_path, "trainer.checkpoint_interval=0"))["trainer"]
     assert without.host == {"2 versions of the weights on their way": 8000}
     assert policy.parts == {"weights": 4000, "key-value cache": 256 * 1024 * 1024}
     assert policy.per_process == {"a tensor of new weights": 1000}
@@ -142,7 +142,7 @@ def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
 
 
 def test_on_gpus_a_block_keeps_little_and_rows_that_are_longer_than_a_pass_count(tmp_path: Path) -> None:
-    config = loaded(
+    config = load(
         tmp_path,
         "model.dtype=bfloat16",
         "trainer.num_gpus=2",
@@ -165,7 +165,7 @@ def test_as_little_is_computed_anew_as_there_is_room_for(tmp_path: Path) -> None
     size = ModelSize(
         parameters=1000, architecture=architecture_of(SHAPES | {"num_hidden_layers": 8}, where="here")
     )
-    config = loaded(tmp_path, "trainer.num_gpus=1", "monarch.colocate=true")
+    config = load(tmp_path, "trainer.num_gpus=1", "monarch.colocate=true")
     assert config.trainer.activation_checkpointing == "auto"
     needed = bytes_by_checkpointing(config, size)
     assert list(needed) == ["none", "selective", "full"]
@@ -191,9 +191,7 @@ def test_as_little_is_computed_anew_as_there_is_room_for(tmp_path: Path) -> None
 )
 def test_known_models_on_known_cards(name: str, gigabytes: int, kind: str, tmp_path: Path) -> None:
     size = ModelSize(parameters=(one := shape_of(name)).parameters, architecture=one)
-    config = loaded(
-        tmp_path, "trainer.num_gpus=1", "rollout.max_length=2048", "trainer.tokens_per_pass=16384"
-    )
+    config = load(tmp_path, "trainer.num_gpus=1", "rollout.max_length=2048", "trainer.tokens_per_pass=16384")
     plan = RunPlan().with_memory(size, config, gpu_bytes=gigabytes * 1e9)
     assert plan.decided[KEY] == kind
 
@@ -201,22 +199,22 @@ def test_known_models_on_known_cards(name: str, gigabytes: int, kind: str, tmp_p
 @pytest.mark.parametrize("override", ["algorithm.name=ppo", "algorithm=ppo", "algorithm.advantage=gae"])
 def test_critic_is_counted_however_it_was_asked_for(tmp_path: Path, override: str) -> None:
     # 1000 without 50 x 5 of the output layer, and 5 of the value head.
-    assert roles(loaded(tmp_path, override))["trainer"].parts["critic"] == 16 * 755
+    assert roles(load(tmp_path, override))["trainer"].parts["critic"] == 16 * 755
 
 
 def test_tensor_parallel_ranks_share_a_pass(tmp_path: Path) -> None:
-    whole = roles(loaded(tmp_path))["trainer"].per_process
-    config = loaded(tmp_path, "monarch.roles.trainer={procs: 4}", "trainer.tensor_parallel=4")
+    alone = roles(load(tmp_path))["trainer"].per_process
+    config = load(tmp_path, "monarch.roles.trainer={procs: 4}", "trainer.tensor_parallel=4")
     found = roles(config)["trainer"].per_process
     assert found["logits of a chunk"] == 2 * 16 * 13 * 4
-    assert found["activations"] == whole["activations"] // 4
+    assert found["activations"] == alone["activations"] // 4
     assert found["gathered layers"] == 8 * 13 * 5 + 12 * LAYER // 4
 
 
 @pytest.mark.parametrize(("push", "sent"), [("merged", 4000), ("adapter", 4 * 2 * 3 * (5 + 6 + 7 + 5))])
 def test_adapters_alone_are_trained(tmp_path: Path, push: str, sent: int) -> None:
     lora = f"model.lora={{rank: 3, targets: [q_proj, down_proj], push: {push}}}"
-    config = loaded(tmp_path, lora, "algorithm.kl_coef=0.1", "algorithm.name=ppo")
+    config = load(tmp_path, lora, "algorithm.kl_coef=0.1", "algorithm.name=ppo")
     found = roles(config)
     assert set(found) == {"trainer", "policy"}, "the model without its adapters is the reference"
     adapters = 16 * 2 * 3 * (5 + 6 + 7 + 5)
@@ -258,11 +256,11 @@ def test_adapters_alone_are_trained(tmp_path: Path, push: str, sent: int) -> Non
 def test_weights_on_their_way_are_held_where_the_transport_has_them(
     tmp_path: Path, overrides: list[str], trainer: dict[str, int], policy: int
 ) -> None:
-    found = roles(loaded(tmp_path, *overrides))
+    found = roles(load(tmp_path, *overrides))
     assert (found["trainer"].host, sum(found["policy"].host.values())) == (trainer | CHECKPOINT, policy)
 
 
-def test_versions_that_stay_on_the_card_are_counted_there_for_each_rank_and_for_who_shares_it(
+def test_versions_kept_on_the_gpu_are_counted_for_each_rank_and_colocated_role(
     tmp_path: Path,
 ) -> None:
     keys = [
@@ -272,8 +270,8 @@ def test_versions_that_stay_on_the_card_are_counted_there_for_each_rank_and_for_
         "generator.engine=vllm_async",
     ]
     before, found = (
-        roles(loaded(tmp_path, *keys)),
-        roles(loaded(tmp_path, *keys, "monarch.transport=cuda_ipc")),
+        roles(load(tmp_path, *keys)),
+        roles(load(tmp_path, *keys, "monarch.transport=cuda_ipc")),
     )
     on_their_way = "2 versions of the weights on their way"
     assert before["trainer"].host.pop(on_their_way) == 4000
@@ -286,18 +284,18 @@ def test_versions_that_stay_on_the_card_are_counted_there_for_each_rank_and_for_
 
 
 def test_colocated_roles_leave_to_the_host_s_memory_what_they_keep(tmp_path: Path) -> None:
-    found = roles(loaded(tmp_path, "monarch.colocate=true", "trainer.num_gpus=1", "model.dtype=bfloat16"))
+    found = roles(load(tmp_path, "monarch.colocate=true", "trainer.num_gpus=1", "model.dtype=bfloat16"))
     assert found["trainer"].host["what it trains, in the generators' turn"] == 12_000
     assert list(found["policy"].host.values()) == [4000], (
         "of vLLM's pages each may be rounded up to twice its size"
     )
     more = ("monarch.colocate=true", "trainer.num_gpus=1", "algorithm.kl_coef=0.1")
-    assert roles(loaded(tmp_path, *more))["reference"].host == {"weights, in others' turns": 4000}
+    assert roles(load(tmp_path, *more))["reference"].host == {"weights, in others' turns": 4000}
 
 
 def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
     found = roles(
-        loaded(
+        load(
             tmp_path,
             "model.dtype=fp32",
             "monarch.roles.policy={gpus: 1}",
@@ -315,7 +313,7 @@ def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
 
 def test_memory_of_a_run_with_everything(tmp_path: Path) -> None:
     found = roles(
-        loaded(
+        load(
             tmp_path,
             "model.dtype=bfloat16",
             "algorithm.kl_coef=0.1",
@@ -343,5 +341,5 @@ def test_memory_of_a_run_with_everything(tmp_path: Path) -> None:
 
 def test_gpus_that_may_be_taken_away(tmp_path: Path) -> None:
     table = ["trainer.num_gpus=2", "rollout.num_workers=14", "algorithm.kl_coef=0.1"]
-    assert split_spot_gpus(loaded(tmp_path, *table)) == (0, 17)
-    assert split_spot_gpus(loaded(tmp_path, *table, "rollout.spot_eligible=true")) == (14, 3)
+    assert split_spot_gpus(load(tmp_path, *table)) == (0, 17)
+    assert split_spot_gpus(load(tmp_path, *table, "rollout.spot_eligible=true")) == (14, 3)

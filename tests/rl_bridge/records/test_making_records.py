@@ -67,9 +67,9 @@ def test_random_episodes_show_what_the_trainer_gets() -> None:
         made = record(one, rows)
         shown = [
             (token, round(logprob, 4), version)
-            for kept in made.turns
+            for part in made.turns
             for token, logprob, version, trained in zip(
-                kept.tokens, kept.logprobs, spread(kept.versions), spread(kept.trained), strict=True
+                part.tokens, part.logprobs, spread(part.versions), spread(part.trained), strict=True
             )
             if trained
         ]
@@ -84,9 +84,9 @@ def test_random_episodes_show_what_the_trainer_gets() -> None:
         assert sum(turn.fresh for turn in made.turns) == len(rows)
         # Contexts and answers, put together again, are the rows.
         texts: list[str] = []
-        for kept in made.turns:
-            texts[len(texts) - (not kept.fresh) :] = [
-                ("" if kept.fresh else texts[-1]) + kept.context + "".join(kept.pieces)
+        for part in made.turns:
+            texts[len(texts) - (not part.fresh) :] = [
+                ("" if part.fresh else texts[-1]) + part.context + "".join(part.pieces)
             ]
         assert texts == [decode(row.tokens) for row in rows]
 

@@ -10,12 +10,12 @@ from rl_bridge.tokens.chat import ChatTokenizer
 from tests.rl_bridge.records.records_fixtures import decode
 
 
-def words(tokens: Sequence[int]) -> str:
+def decode_words(tokens: Sequence[int]) -> str:
     """Sets words apart when it decodes, as a tokenizer of words does."""
     return " ".join(f"w{token}" for token in tokens)
 
 
-def stripped(tokens: Sequence[int]) -> str:
+def decode_stripped(tokens: Sequence[int]) -> str:
     """Drops the space before the first word, as SentencePiece does."""
     return "".join(f" w{token}" for token in tokens).removeprefix(" ")
 
@@ -36,8 +36,8 @@ def test_token_that_ends_within_a_character_has_no_text(text: str, pieces: list[
 
 
 def test_spaces_that_decoding_makes_belong_to_the_word_behind_them() -> None:
-    assert TokenDecoder(words).split([1, 2, 3]) == ["w1", " w2", " w3"]
-    assert TokenDecoder(stripped).split([1, 2, 3]) == ["w1", " w2", " w3"]
+    assert TokenDecoder(decode_words).split([1, 2, 3]) == ["w1", " w2", " w3"]
+    assert TokenDecoder(decode_stripped).split([1, 2, 3]) == ["w1", " w2", " w3"]
 
 
 def test_joined_they_are_the_answer_and_no_token_is_decoded_with_all_before_it() -> None:
@@ -46,10 +46,10 @@ def test_joined_they_are_the_answer_and_no_token_is_decoded_with_all_before_it()
     def watched(tokens: Sequence[int]) -> str:
         nonlocal longest
         longest = max(longest, len(tokens)) if len(tokens) < 400 else longest
-        return words(tokens)
+        return decode_words(tokens)
 
     tokens = list(range(400))
-    assert "".join(TokenDecoder(watched).split(tokens)) == words(tokens)
+    assert "".join(TokenDecoder(watched).split(tokens)) == decode_words(tokens)
     assert longest <= 2
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a run's rollouts: whole groups, within a bound, none of them twice."""
+"""Records of a run's rollouts: whole groups, within a bound, each once."""
 
 import logging
 from collections import Counter
@@ -13,7 +13,7 @@ from rl_bridge.types import Group
 from tests.rl_bridge.records.records_fixtures import decode, group, rows_of
 
 
-def kept(folder: Path) -> list[TrajectoryRecord]:
+def read_records(folder: Path) -> list[TrajectoryRecord]:
     return [TrajectoryRecord.model_validate_json(line) for line in read_lines(folder)]
 
 
@@ -28,7 +28,7 @@ def batch(*, first: int = 0, groups: int = 8) -> list[Group]:
 def test_groups_are_kept_whole_with_their_own_rows(tmp_path: Path) -> None:
     groups = batch()
     writer(tmp_path).write(1, groups, rows_of(groups))
-    records = kept(tmp_path)
+    records = read_records(tmp_path)
     assert len(records) == 6
     assert list(Counter(r.group for r in records).values()) == [3, 3]
     assert [r.sibling for r in records] == [0, 1, 2] * 2
@@ -39,12 +39,12 @@ def test_groups_are_kept_whole_with_their_own_rows(tmp_path: Path) -> None:
         assert record.iteration == 1
 
 
-def test_iteration_of_fewer_groups_is_kept_whole_and_none_where_none_is_asked_for(tmp_path: Path) -> None:
+def test_small_iteration_is_kept_whole_and_none_if_disabled(tmp_path: Path) -> None:
     groups = batch(groups=1)
     writer(tmp_path, groups=0).write(1, groups, rows_of(groups))
     assert not (tmp_path / "rollouts").exists()
     writer(tmp_path, groups=5).write(1, groups, rows_of(groups))
-    assert len(kept(tmp_path)) == 3
+    assert len(read_records(tmp_path)) == 3
 
 
 def fill(record: RolloutRecords, iterations: range, *, size: int = 20_000) -> None:
@@ -59,7 +59,7 @@ def test_first_and_newest_stay_within_the_bound(tmp_path: Path) -> None:
     files = list_segment_files(tmp_path)
     assert len(files) == SEGMENTS
     assert sum(path.stat().st_size for path in files) <= 1 << 20
-    iterations = [r.iteration for r in kept(tmp_path)][::2]
+    iterations = [r.iteration for r in read_records(tmp_path)][::2]
     assert iterations == sorted(iterations)
     assert iterations[0] == 1
     assert iterations[-1] == 199
@@ -70,14 +70,14 @@ def test_first_and_newest_stay_within_the_bound(tmp_path: Path) -> None:
     assert int(files[1].stem) > 2
 
 
-def test_group_that_is_too_large_is_left_out_and_told_of_once(
+def test_too_large_group_is_left_out_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = writer(tmp_path)
     with caplog.at_level(logging.WARNING):
         fill(record, range(1, 4), size=1 << 20)
         fill(record, range(4, 5))
-    assert [r.iteration for r in kept(tmp_path)] == [4, 4]
+    assert [r.iteration for r in read_records(tmp_path)] == [4, 4]
     (message,) = caplog.messages
     assert "raise records.max_mb" in message
 
@@ -87,10 +87,10 @@ def test_rewound_run_keeps_what_its_history_has(tmp_path: Path) -> None:
     fill(record, range(1, 30))
     files = len(list_segment_files(tmp_path))
     record.rewind(12)
-    assert [r.iteration for r in kept(tmp_path)] == [i for i in range(1, 13) for _ in "ab"]
+    assert [r.iteration for r in read_records(tmp_path)] == [i for i in range(1, 13) for _ in "ab"]
     assert len(list_segment_files(tmp_path)) < files
     fill(record, range(13, 15))
-    assert [r.iteration for r in kept(tmp_path)][-4:] == [13, 13, 14, 14]
+    assert [r.iteration for r in read_records(tmp_path)][-4:] == [13, 13, 14, 14]
     record.rewind(0)
     assert list_segment_files(tmp_path) == []
 
@@ -103,4 +103,4 @@ def test_line_that_was_cut_off_within_a_character_goes(tmp_path: Path) -> None:
     written = file.read_bytes()
     file.write_bytes(written[: written.index("€".encode()) + 1])
     record.rewind(1)
-    assert len(kept(tmp_path)) == written[: written.index("€".encode())].count(b"\n")
+    assert len(read_records(tmp_path)) == written[: written.index("€".encode())].count(b"\n")

@@ -32,11 +32,11 @@ class Fake:
 
 @pytest.mark.parametrize("replicas", [0, 1, 2, 3, 100])
 async def test_every_loss_token_is_asked_for_once_and_gets_its_own_answer(replicas: int) -> None:
-    whole = batch(1)
+    everything = batch(1)
     fake: Any = Fake(replicas)
-    assert (await reference_logprobs(fake, whole)).tolist() == whole.target.tolist()
-    assert sum(map(len, fake.asked)) == len(whole)
-    assert len(fake.asked) == min(max(1, replicas), len(whole.lengths))
+    assert (await reference_logprobs(fake, everything)).tolist() == everything.target.tolist()
+    assert sum(map(len, fake.asked)) == len(everything)
+    assert len(fake.asked) == min(max(1, replicas), len(everything.lengths))
 
 
 async def test_shares_are_about_equal() -> None:
@@ -56,30 +56,30 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.trainer.actor import ReferenceActor
 
-    whole = batch(3)
+    everything = batch(3)
     async with Fleet(tmp_path / "logs"):
         reference = await ReferenceActor.options(num_replicas=2, environment=ONE_THREAD).as_service(
             settings(tiny_policy, folder=tmp_path)
         )
-        told = await reference_logprobs(reference, whole)
+        logprobs = await reference_logprobs(reference, everything)
         model = Qwen3ForCausalLM.from_pretrained(str(tiny_policy), dtype=torch.float32).eval()
-        contexts = np.split(whole.tokens, np.cumsum(whole.lengths)[:-1])
+        contexts = np.split(everything.tokens, np.cumsum(everything.lengths)[:-1])
         with torch.no_grad():
-            for place in range(0, len(whole), 5):
-                context = torch.from_numpy(contexts[whole.context[place]]).long().unsqueeze(0)
-                logits = model(context).logits[0, whole.position[place]]
-                expected = torch.log_softmax(logits, -1)[whole.target[place]].item()
-                assert told[place] == pytest.approx(expected, abs=1e-4)
-        asking = [asyncio.ensure_future(reference_logprobs(reference, whole)) for _ in range(20)]
+            for place in range(0, len(everything), 5):
+                context = torch.from_numpy(contexts[everything.context[place]]).long().unsqueeze(0)
+                logits = model(context).logits[0, everything.position[place]]
+                expected = torch.log_softmax(logits, -1)[everything.target[place]].item()
+                assert logprobs[place] == pytest.approx(expected, abs=1e-4)
+        asking = [asyncio.ensure_future(reference_logprobs(reference, everything)) for _ in range(20)]
         await asyncio.sleep(0.01)
         os.kill(reference.replicas[0].pids[0], signal.SIGKILL)
         for again in await asyncio.gather(*asking):
-            assert again == pytest.approx(told, abs=1e-5)  # other shares are other shapes
+            assert again == pytest.approx(logprobs, abs=1e-5)  # other shares are other shapes
 
 
 @pytest.mark.heavy
 @pytest.mark.timeout(300)
-async def test_colocated_it_answers_in_a_turn_of_its_own(
+async def test_colocated_reference_answers_in_its_own_turn(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rl_bridge.generator.vllm_api import ONE_THREAD
@@ -88,8 +88,8 @@ async def test_colocated_it_answers_in_a_turn_of_its_own(
     from rl_bridge.trainer.actor import ReferenceActor
     from rl_bridge.trainer.reference import Reference
 
-    whole, alone = batch(3), settings(tiny_policy, folder=tmp_path)
-    expected = Reference(alone).logprobs(whole)
+    everything, alone = batch(3), settings(tiny_policy, folder=tmp_path)
+    expected = Reference(alone).logprobs(everything)
     async with Fleet(tmp_path / "logs") as fleet:
         monkeypatch.setenv(RUN_VARIABLE, fleet._name)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -98,10 +98,10 @@ async def test_colocated_it_answers_in_a_turn_of_its_own(
         bound = ReferenceActor.options(environment=ONE_THREAD)
         reference = await bound.as_service(replace(alone, colocated=True))  # which waits for no turn
         for _ in range(2):
-            asking = [asyncio.ensure_future(reference.logprobs.route(whole)) for _ in "ab"]
+            asking = [asyncio.ensure_future(reference.logprobs.route(everything)) for _ in "ab"]
             assert not (await asyncio.wait(asking, timeout=1.0))[0]
             others.release()
-            for told in await asyncio.gather(*asking):
-                assert told == pytest.approx(expected, abs=1e-6)
+            for logprobs in await asyncio.gather(*asking):
+                assert logprobs == pytest.approx(expected, abs=1e-6)
             await others.acquire(0.0)
         others.release()

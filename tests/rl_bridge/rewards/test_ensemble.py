@@ -1,4 +1,4 @@
-"""Votes of weak verifiers: who says nothing does not count, and a tie is nobody's verdict."""
+"""Votes of weak verifiers: abstentions do not count, and a tie gives no reward."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Rewards as services on real Monarch: a killed actor takes its processes along, and nobody's reward."""
+"""Rewards as services on real Monarch: a killed actor takes its processes along and costs no reward."""
 
 import asyncio
 import os
@@ -14,16 +14,10 @@ from serving import eventually as until
 from rl_bridge.config import RewardConfig
 from rl_bridge.errors import RewardError
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300), pytest.mark.usefixtures("importable_modules")]
 
 HANG_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""
-HERE = str(Path(__file__).parent)
-
-
-@pytest.fixture(autouse=True)
-def _processes_can_import_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
 
 
 def settings(*functions: str, timeout_s: float = HANG_S) -> RewardConfig:

@@ -78,12 +78,12 @@ async def test_concurrent_callers_share_batches_and_errors_are_told_to_each() ->
         return [float(response) for _, response in pairs]
 
     batches = RewardBatches(score, max_batch=4)
-    asked = [asyncio.ensure_future(batches.evaluate("", str(number))) for number in range(9)]
+    calls = [asyncio.ensure_future(batches.evaluate("", str(number))) for number in range(9)]
     while not sizes:  # noqa: ASYNC110 - set by a thread
         await asyncio.sleep(0.001)
-    asked[8].cancel()
+    calls[8].cancel()
     first.set()
-    assert await asyncio.gather(*asked[:8]) == [float(number) for number in range(8)]
+    assert await asyncio.gather(*calls[:8]) == [float(number) for number in range(8)]
     assert sizes[0] <= 4
     assert max(sizes) == 4
     with pytest.raises(RewardError, match="ZeroDivisionError: the model is wrong"):

@@ -25,14 +25,10 @@ from rl_bridge.rewards import pool as pool_module
 from rl_bridge.rewards._worker import LENGTH, STARTED, RewardReply
 from rl_bridge.rewards.pool import RewardPool, RewardWorker
 
+pytestmark = pytest.mark.usefixtures("importable_modules")
+
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""
-HERE = str(Path(__file__).parent)
-
-
-@pytest.fixture(autouse=True)
-def _workers_can_import_the_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
 
 
 def open_pool(*functions: str, workers: int = 2, timeout_s: float = HANG_S, **options: Any) -> RewardPool:
@@ -77,7 +73,7 @@ async def test_rewards_come_back_whatever_kind_of_number_they_are() -> None:
     "way",
     ["start_daemons", *(pytest.param(way, marks=pytest.mark.soak) for way in ("say_and_sleep", "backtrack"))],
 )
-async def test_what_takes_too_long_is_killed_with_all_that_it_started(way: str, tmp_path: Path) -> None:
+async def test_slow_function_is_killed_with_all_processes_it_started(way: str, tmp_path: Path) -> None:
     async with open_pool(workers=1, timeout_s=5.0) as pool:
         assert await ask(pool, way, str(tmp_path / "pids")) is None
         pids = await pids_in(tmp_path / "pids")
@@ -153,7 +149,7 @@ async def test_a_cancelled_caller_leaves_no_process_behind_and_takes_no_slot_alo
         ("reward_functions:one_argument", r"reward\.function=reward_functions:one_argument"),
     ],
 )
-async def test_a_function_that_cannot_be_one_is_told_at_the_start(function: str, words: str) -> None:
+async def test_invalid_reward_function_is_refused_at_the_start(function: str, words: str) -> None:
     with pytest.raises(RewardError, match=words):
         async with pool_of(function):
             pytest.fail("it was started")
@@ -167,10 +163,10 @@ async def test_an_import_that_takes_too_long_names_the_key_that_gives_it_longer(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(
         RewardError, match=r"lasting.f to be imported within 1 s.*raise reward\.(\w+),"
-    ) as told:
+    ) as error:
         async with pool_of("lasting.f", start_timeout_seconds=1.0):
             pytest.fail("it was started")
-    assert re.findall(r"reward\.(\w+),", str(told.value)) == ["start_timeout_seconds"]
+    assert re.findall(r"reward\.(\w+),", str(error.value)) == ["start_timeout_seconds"]
     assert guards() == []
 
 
@@ -208,7 +204,7 @@ async def test_a_pool_that_can_have_no_processes_any_more_says_so(
             await ask(pool, "x")
 
 
-async def test_what_is_closed_says_so_to_whoever_waits(tmp_path: Path) -> None:
+async def test_closed_pool_fails_all_waiting_calls(tmp_path: Path) -> None:
     pool = open_pool(workers=1)
     async with pool:
         held = asyncio.ensure_future(ask(pool, "say_and_sleep", str(tmp_path / "pid")))
@@ -263,7 +259,7 @@ async def test_nothing_outlives_the_process_that_owns_the_pool(tmp_path: Path) -
 
 
 @pytest.mark.soak
-async def test_slots_in_equal_slots_out(tmp_path: Path) -> None:
+async def test_pool_keeps_its_size_through_random_failures(tmp_path: Path) -> None:
     """Everything at once, drawn from a seed: as many processes as ever evaluate when it is over."""
     draw = random.Random(7)
     async with open_pool(workers=3, timeout_s=0.3) as pool:

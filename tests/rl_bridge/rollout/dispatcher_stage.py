@@ -98,9 +98,9 @@ class Bridge:
         fork_turn: tuple[int, int] | None = None,
     ) -> None:
         sessions = slots * (SIBLINGS + (fork_turn is not None)) // len(weights)
-        drawn = {} if tasks is None else {"tasks": tasks, "sampling": "signal"}
+        task_keys = {} if tasks is None else {"tasks": tasks, "sampling": "signal"}
         worlds = {
-            name: {"app": "a:b", "weight": weight, "sessions": sessions, "reset": {"of": name}, **drawn}
+            name: {"app": "a:b", "weight": weight, "sessions": sessions, "reset": {"of": name}, **task_keys}
             for name, weight in weights.items()
         }
         config = Config.model_validate(
@@ -144,14 +144,14 @@ class Bridge:
         self.dispatcher.record_served(version)
 
 
-async def at_once(workers: Workers, assignment: Assignment) -> AssignmentResult:
+async def play_at_once(workers: Workers, assignment: Assignment) -> AssignmentResult:
     await asyncio.sleep(1.0)
     return answer(assignment, version=workers.version)
 
 
-async def altered(workers: Workers, assignment: Assignment, **changes: Any) -> AssignmentResult:
-    """Trajectories with other fields than `at_once` gives them."""
-    result = await at_once(workers, assignment)
+async def play_altered(workers: Workers, assignment: Assignment, **changes: Any) -> AssignmentResult:
+    """Trajectories with other fields than `play_at_once` gives them."""
+    result = await play_at_once(workers, assignment)
     for outcome in result.outcomes:
         for name, value in changes.items():
             setattr(outcome, name, value)
@@ -164,12 +164,12 @@ def cut_short(assignment: Assignment, finished: int, **others: Any) -> Assignmen
     return AssignmentResult(lease=assignment.lease, outcomes=outcomes, **others)
 
 
-def preempted(assignment: Assignment) -> AssignmentResult:
+def hand_back(assignment: Assignment) -> AssignmentResult:
     """A worker that has to go hands back one sibling that is finished."""
     return cut_short(assignment, finished=1, preempted=True)
 
 
-def in_order(*firsts: Exception | float | Callable[[Assignment], AssignmentResult] | None) -> Play:
+def play_in_order(*firsts: Exception | float | Callable[[Assignment], AssignmentResult] | None) -> Play:
     """What the first assignments come to: an error, a wait in seconds, a result, or None for what all others do."""
 
     async def play(workers: Workers, assignment: Assignment) -> AssignmentResult:

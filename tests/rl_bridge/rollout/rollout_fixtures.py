@@ -1,4 +1,4 @@
-"""What the tests of rollouts play with: environments that misbehave on request, and a scripted policy.
+"""Environments that misbehave on request and a scripted policy, for tests of rollouts.
 
 Imported by the tests, and by the server that serves its apps.
 """
@@ -108,8 +108,8 @@ class Notebook(Environment[Note, Notes, State]):
             # The worst that it could say: a reward that would be learnt from, and an end that would be believed.
             return Notes(words=words, reward=-100.0, done=over, **SAYINGS[self._saying])
         if over and self._unjudged:
-            told = {} if self._because is None else {"unscored": self._because}
-            return Notes(words=words, done=True, metadata=told)
+            metadata = {} if self._because is None else {"unscored": self._because}
+            return Notes(words=words, done=True, metadata=metadata)
         cut_off = not over and steps >= self._patience
         return Notes(words=words, reward=reward, done=over or cut_off, truncated=cut_off)
 

@@ -1,4 +1,4 @@
-"""The dispatcher over workers that are simulated: what is lost, late, cut, preempted, rewound."""
+"""The dispatcher over simulated workers: lost, late, cut, preempted and rewound groups."""
 
 import asyncio
 import json
@@ -13,12 +13,12 @@ from dispatcher_stage import (
     UNFINISHED,
     Bridge,
     Workers,
-    altered,
     answer,
-    at_once,
     cut_short,
-    in_order,
-    preempted,
+    hand_back,
+    play_altered,
+    play_at_once,
+    play_in_order,
     sibling_numbers,
     simulated,
 )
@@ -31,7 +31,7 @@ from rl_bridge.types import Group, Trajectory
 
 @simulated
 async def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> None:
-    bridge = Bridge(at_once, slots=3, groups=4, deterministic=True)
+    bridge = Bridge(play_at_once, slots=3, groups=4, deterministic=True)
     async with bridge.dispatcher:
         groups = await bridge.sample()
         await asyncio.sleep(100.0)
@@ -52,7 +52,7 @@ async def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> 
 @simulated
 async def test_groups_of_a_lost_worker_are_played_by_another_ahead_of_new_ones() -> None:
     loss = ReplicaLostError("killed")
-    bridge = Bridge(in_order(loss, loss), max_staleness=4, slots=2)
+    bridge = Bridge(play_in_order(loss, loss), max_staleness=4, slots=2)
     async with bridge.dispatcher:
         groups = await bridge.sample()
     assert [group.id for group in groups] == [0, 1]
@@ -65,7 +65,7 @@ async def test_groups_of_a_lost_worker_are_played_by_another_ahead_of_new_ones()
 
 @simulated
 async def test_worker_that_does_not_answer_is_told_to_stop_and_its_group_played_again() -> None:
-    bridge = Bridge(in_order(1e9), max_staleness=1)  # not held up by stragglers before the time is out
+    bridge = Bridge(play_in_order(1e9), max_staleness=1)  # not held up by stragglers before the time is out
     async with bridge.dispatcher:
         await bridge.sample()
         await asyncio.sleep(310.0)
@@ -79,7 +79,7 @@ async def test_worker_that_does_not_answer_is_told_to_stop_and_its_group_played_
 async def test_straggler_brings_the_siblings_that_it_has() -> None:
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if len(workers.assignments) > 2:
-            return await at_once(workers, assignment)
+            return await play_at_once(workers, assignment)
         await workers.stopped[assignment.lease].wait()
         return cut_short(assignment, finished=3 if assignment.lease == 0 else 1)
 
@@ -102,7 +102,7 @@ async def test_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_t
             preempted=True,
         )
 
-    bridge = Bridge(in_order(handed_back), groups=1, max_losses=0)
+    bridge = Bridge(play_in_order(handed_back), groups=1, max_losses=0)
     async with bridge.dispatcher:
         (group,) = await bridge.sample()
     assert [one.siblings for one in bridge.workers.assignments] == [(0, 1, 2, 3), (3,)]
@@ -120,7 +120,7 @@ async def test_siblings_that_share_a_beginning_are_handed_on_together_and_part_w
     def one_finished(assignment: Assignment) -> AssignmentResult:
         return cut_short(assignment, finished=1, preempted=True)
 
-    bridge = Bridge(in_order(one_finished), groups=8, slots=1, fork_turn=(2, 4))
+    bridge = Bridge(play_in_order(one_finished), groups=8, slots=1, fork_turn=(2, 4))
     async with bridge.dispatcher:
         await bridge.sample()
     first, again, *others = bridge.workers.assignments
@@ -136,13 +136,13 @@ async def test_siblings_of_a_preempted_worker_do_not_become_too_old_meanwhile() 
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if len(workers.assignments) == 1:
             await asyncio.sleep(5.0)  # others are trained, and new weights served, meanwhile
-            return preempted(assignment)
+            return hand_back(assignment)
         if not lost and len(assignment.seeds) == 3:
             lost.append(assignment)
             raise ReplicaLostError("and another")
         if len(assignment.seeds) == 3:
             await asyncio.sleep(30.0)  # the rest of that group takes its time
-        return await at_once(workers, assignment)
+        return await play_at_once(workers, assignment)
 
     bridge = Bridge(how, max_staleness=1, groups=1)
     ages: list[tuple[int, int]] = []
@@ -157,7 +157,7 @@ async def test_siblings_of_a_preempted_worker_do_not_become_too_old_meanwhile() 
 
 @simulated
 async def test_rewind_recalls_what_is_under_way_and_repeats_what_came_after() -> None:
-    bridge = Bridge(at_once, max_staleness=1)
+    bridge = Bridge(play_at_once, max_staleness=1)
     async with bridge.dispatcher:
         first = await bridge.sample(0)
         bridge.serve(1)
@@ -190,7 +190,7 @@ async def test_late_results_are_not_counted() -> None:
     def retried(assignment: Assignment) -> AssignmentResult:
         return answer(assignment, retried=1)
 
-    bridge = Bridge(in_order(100.0, retried), groups=1)  # the first does not listen
+    bridge = Bridge(play_in_order(100.0, retried), groups=1)  # the first does not listen
     async with bridge.dispatcher:
         (group,) = await bridge.sample()
         await asyncio.sleep(100.0)
@@ -205,13 +205,13 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
         return AssignmentResult(lease=assignment.lease, outcomes=(LOST, *answer(assignment).outcomes[1:]))
 
     killed = ReplicaLostError("killed")
-    play = in_order(one_dropped, killed, preempted, one_dropped, one_dropped, one_dropped)
+    play = play_in_order(one_dropped, killed, hand_back, one_dropped, one_dropped, one_dropped)
     bridge = Bridge(play, slots=1, iterations=0)
-    told: dict[int, Outcome] = {}
+    outcomes: dict[int, Outcome] = {}
     greedy = EpisodeSettings.of(bridge.config, temperature=0.0)
     async with bridge.dispatcher as dispatcher:
-        await dispatcher.play_held_out(range(100, 110), told.__setitem__, timeout_s=60.0)
-    seeds = [told[place].seed if isinstance(told[place], Trajectory) else None for place in range(10)]
+        await dispatcher.play_held_out(range(100, 110), outcomes.__setitem__, timeout_s=60.0)
+    seeds = [outcomes[place].seed if isinstance(outcomes[place], Trajectory) else None for place in range(10)]
     # The second part was lost and then handed on by a worker that had to go; each last player drops one.
     assert seeds == [None, 101, 102, 103, 104, None, 106, 107, None, 109]
     assert all(one.settings == greedy for one in bridge.workers.assignments)
@@ -290,11 +290,11 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
 
 @pytest.mark.parametrize("deterministic", [False, True])
 @simulated
-async def test_what_groups_came_to_counts_at_once_unless_draws_may_not_depend_on_timing(
+async def test_outcomes_steer_sampling_at_once_unless_deterministic(
     deterministic: bool,
 ) -> None:
     async def dull_where_odd(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        return await altered(workers, assignment, **({"reward": 1.0} if assignment.task % 2 else {}))
+        return await play_altered(workers, assignment, **({"reward": 1.0} if assignment.task % 2 else {}))
 
     bridge = Bridge(dull_where_odd, groups=80, slots=4, tasks=8, deterministic=deterministic)
     async with bridge.dispatcher:

@@ -7,11 +7,11 @@ from dispatcher_stage import (
     LOST,
     Bridge,
     Workers,
-    altered,
     answer,
-    at_once,
     held_out,
-    in_order,
+    play_altered,
+    play_at_once,
+    play_in_order,
     simulated,
 )
 
@@ -25,7 +25,7 @@ DYNAMIC = {"dynamic_sampling": True, "max_refills": 2}
 
 async def agreeing(workers: Workers, assignment: Assignment) -> AssignmentResult:
     """Siblings with equal rewards, in every group."""
-    return await altered(workers, assignment, reward=0.0)
+    return await play_altered(workers, assignment, reward=0.0)
 
 
 @simulated
@@ -60,7 +60,7 @@ async def test_groups_without_enough_siblings_are_dropped_and_replaced() -> None
             lease=assignment.lease, outcomes=(done, LOST, LOST, unscored), retried=6, last_failure=LOST.reason
         )
 
-    bridge = Bridge(in_order(None, mostly_lost))
+    bridge = Bridge(play_in_order(None, mostly_lost))
     async with bridge.dispatcher:
         groups = await bridge.sample()
     assert [group.id for group in groups] == [0, 2]
@@ -89,7 +89,7 @@ async def test_run_that_loses_most_episodes_ends_though_the_others_could_be_trai
 
         return play
 
-    bridge = Bridge(in_order(None, *[how(lost)] * 40), slots=1, min_group_size=1)
+    bridge = Bridge(play_in_order(None, *[how(lost)] * 40), slots=1, min_group_size=1)
 
     async def steps() -> None:
         for version in range(10):
@@ -110,17 +110,17 @@ async def test_run_that_loses_most_episodes_ends_though_the_others_could_be_trai
 async def test_environment_that_takes_no_step_ends_the_run_whatever_else_is_trained(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    asked = 0
+    traceback_requests = 0
 
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        played = (await altered(workers, assignment, ending=Ending.ILLEGAL)).outcomes
+        played = (await play_altered(workers, assignment, ending=Ending.ILLEGAL)).outcomes
         return AssignmentResult(
             lease=assignment.lease, outcomes=(*played[1:], FAILED), retried=3, last_failure=FAILED.reason
         )
 
     async def traceback(environment: str) -> str:
-        nonlocal asked
-        asked += 1
+        nonlocal traceback_requests
+        traceback_requests += 1
         return "Traceback (most recent call last):\nKeyError: 'price'"
 
     bridge = Bridge(how, groups=8, slots=8, explain=traceback)
@@ -130,7 +130,7 @@ async def test_environment_that_takes_no_step_ends_the_run_whatever_else_is_trai
             await bridge.sample(1)
     (line,) = caplog.messages
     assert "the environment raised\nTraceback (most recent call last):\nKeyError: 'price'" in line
-    assert asked == 1
+    assert traceback_requests == 1
 
 
 @simulated
@@ -139,8 +139,8 @@ async def test_task_whose_actions_are_all_refused_ends_the_run_within_a_step() -
 
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if not refusing:
-            return await at_once(workers, assignment)
-        return await altered(workers, assignment, ending=Ending.REFUSED_ACTION, refusal="no such field")
+            return await play_at_once(workers, assignment)
+        return await play_altered(workers, assignment, ending=Ending.REFUSED_ACTION, refusal="no such field")
 
     async with Bridge(how).dispatcher as dispatcher:
         with pytest.raises(RolloutError, match=r"none of 4 episodes"):
@@ -180,7 +180,7 @@ async def test_held_out_episodes_end_with_the_policy_and_not_with_some_losses() 
         if lost:
             failed = NoTrajectory(absence=Absence.DROPPED, reason="status 503", ending=Ending.FAILED_POLICY)
             return AssignmentResult(lease=assignment.lease, outcomes=(failed,) * len(assignment.seeds))
-        return await at_once(workers, assignment)
+        return await play_at_once(workers, assignment)
 
     async with Bridge(how, slots=1).dispatcher as dispatcher:
         gone = {0, 8}

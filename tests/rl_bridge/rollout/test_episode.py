@@ -1,4 +1,4 @@
-"""One episode against a session that answers by a list: what is earned, what is not known, what ends it."""
+"""One episode against a scripted session: rewards, unscored episodes, and endings."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
@@ -65,8 +65,8 @@ async def test_scores_of_the_rubrics_parts_are_summed_as_rewards_are() -> None:
     def scored(scores: Any, *, done: bool = False) -> tuple[Observation, float]:
         return Notes(words=["a", "b"], done=done, metadata={"rubric": scores}), 0.5
 
-    given = ({"legal": 1, "style": 0.5}, {"legal": 0.5, "odd": "high", "lost": float("nan")}, "none")
-    steps = (scored(one, done=last) for one, last in zip(given, (False, False, True), strict=True))
+    scores_by_step = ({"legal": 1, "style": 0.5}, {"legal": 0.5, "odd": "high", "lost": float("nan")}, "none")
+    steps = (scored(one, done=last) for one, last in zip(scores_by_step, (False, False, True), strict=True))
     found = await noting(noted(0.0), *steps)
     assert (found.reward, found.scores) == (1.5, {"legal": 1.5, "style": 0.5})
 
@@ -126,13 +126,13 @@ async def test_action_that_its_model_refuses_is_the_policys_doing(parse: Any) ->
     assert found.refusal is not None
 
 
-async def test_what_the_policy_said_in_a_failed_attempt_it_says_again_while_it_is_asked_the_same() -> None:
+async def test_answers_of_a_failed_attempt_are_replayed_for_equal_prompts() -> None:
     tokenizer: Any = FakeTokenizer()
-    asked: list[str] = []
+    requests: list[str] = []
 
     def word(prompt: Any) -> str:
-        asked.append("asked")
-        return f"word{len(asked)}"
+        requests.append("asked")
+        return f"word{len(requests)}"
 
     client = GeneratorClient(FakeEngine(tokenizer, word), max_batch=8)
     policy = ChatPolicy(tokenizer, client, max_new_tokens=8, max_length=64)
@@ -150,4 +150,4 @@ async def test_what_the_policy_said_in_a_failed_attempt_it_says_again_while_it_i
     found = await attempt(noted(0.0), noted(0.0), noted(0.0), noted(1.0, done=True))
     assert found is not None
     assert [turn.completion for turn in found.turns[:2]] == first
-    assert (len(found.turns), len(asked)) == (3, 3)
+    assert (len(found.turns), len(requests)) == (3, 3)

@@ -28,23 +28,23 @@ from rl_bridge.types import Ending
 from servers import create_app
 
 
-async def test_what_siblings_share_is_played_once_and_is_context(
+async def test_shared_beginning_of_siblings_is_played_once_and_not_trained(
     desk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces, number = PieceTokenizer(), itertools.count()
 
-    def said(prompt: str) -> str:
-        mine = next(number)
+    def script(prompt: str) -> str:
+        own_number = next(number)
         return (
-            calling("add", a=mine, b=0)
-            if prompt.count("<tool_response>") < 2 + mine % 2
+            calling("add", a=own_number, b=0)
+            if prompt.count("<tool_response>") < 2 + own_number % 2
             else calling("finish")
         )
 
-    engine = LoggingEngine(pieces, said)
+    engine = LoggingEngine(pieces, script)
     tokenizer = chat_tokenizer(monkeypatch, pieces)
     async with playing(
-        [desk], DeskTask, said, tokenizer=tokenizer, engine=engine, max_new_tokens=400, max_length=8000
+        [desk], DeskTask, script, tokenizer=tokenizer, engine=engine, max_new_tokens=400, max_length=8000
     ) as play:
         result = await play([5] * 4, fork_turn=2)
         siblings = trajectories(result)
@@ -66,7 +66,7 @@ async def test_what_siblings_share_is_played_once_and_is_context(
         assert {one.ending for one in siblings} == {Ending.COMPLETED}
 
 
-async def test_an_episode_that_ends_before_is_one_of_siblings_that_share_nothing(notebook: str) -> None:
+async def test_episode_that_ends_before_the_fork_starts_siblings_from_scratch(notebook: str) -> None:
     async with playing([notebook], NotebookTask, lambda prompt: "word") as play:
         result = await play([5] * 3, length=2, fork_turn=2, sampling_key=(7, 3))
         assert [len(one.turns) for one in trajectories(result)] == [2, 2, 2]
@@ -79,7 +79,7 @@ async def test_an_episode_that_ends_before_is_one_of_siblings_that_share_nothing
         assert sorted(play.engine.seeds) == sorted(expected)
 
 
-async def test_sibling_whose_session_fails_is_brought_there_again_by_the_same_answers(notebook: str) -> None:
+async def test_failed_sibling_replays_the_shared_answers(notebook: str) -> None:
     words = itertools.count()
     async with playing([notebook], NotebookTask, lambda prompt: f"word{next(words)}") as play:
         result = await play([5] * 3, fork_turn=1, test="fork", failing=[5], at=2)
@@ -92,7 +92,7 @@ async def test_sibling_whose_session_fails_is_brought_there_again_by_the_same_an
         assert play.sessions.opened == 1 + 3  # none goes on in a session that failed
 
 
-async def test_sibling_that_cannot_be_brought_there_again_is_dropped(
+async def test_sibling_that_cannot_replay_the_beginning_is_dropped(
     notebook: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers, as_it_was = itertools.count(), Notebook.reset
@@ -120,17 +120,17 @@ async def test_groups_that_wait_for_sessions_do_not_wait_for_each_other(notebook
         assert sum(result.retried for result in results) > 0
 
 
-async def test_group_that_is_told_to_stop_before_its_fork_has_nothing(notebook: str) -> None:
+async def test_group_stopped_before_its_fork_is_unfinished(notebook: str) -> None:
     async with playing([notebook], NotebookTask, lambda prompt: "word") as play:
         play.engine.before = lambda: play.worker.cancel([1])
         assert absences(await play([5] * 3, fork_turn=2)) == [Absence.UNFINISHED] * 3
 
 
 async def test_siblings_of_a_hand_of_blackjack_get_the_same_cards_until_they_part(no_backoff: None) -> None:
-    said = itertools.cycle(["hit", "stand"])
+    replies = itertools.cycle(["hit", "stand"])
     async with (
         serving(blackjack_app) as address,
-        playing([f"http://{address}"], BlackjackTask, lambda prompt: next(said)) as play,
+        playing([f"http://{address}"], BlackjackTask, lambda prompt: next(replies)) as play,
     ):
         result = await play([16] * 6, fork_turn=1)
     siblings = trajectories(result)
@@ -175,10 +175,10 @@ async def test_siblings_of_an_interpreter_have_its_variables_and_go_their_own_wa
     )
     cells = itertools.count(1)
 
-    def said(prompt: str) -> str:
+    def script(prompt: str) -> str:
         return "x=[0];x" if "None" in prompt else f"x.append({next(cells)})or(x)"
 
-    async with serving(app) as address, playing([f"http://{address}"], CellTask, said) as play:
+    async with serving(app) as address, playing([f"http://{address}"], CellTask, script) as play:
         siblings = trajectories(await play([1] * 3, fork_turn=1, num_turns=3, snapshot=True))
         tokenizer = play.worker.policy.tokenizer
         assert {tokenizer.text(list(one.turns[0].prompt)) for one in siblings} == {"seen [0]"}

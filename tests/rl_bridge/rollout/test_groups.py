@@ -1,4 +1,4 @@
-"""What becomes of groups: filters, samples, metrics, a report; and of runs whose actions are refused."""
+"""Groups: filters, samples, metrics; and runs whose actions are all refused."""
 
 from collections import Counter
 from dataclasses import replace
@@ -39,12 +39,16 @@ def trajectory(
     *,
     ending: Ending = Ending.COMPLETED,
     versions: tuple[int, ...] = (0,),
+    length: int = 1,
     tool_calls: int = 0,
 ) -> Trajectory:
+    """An answer of each of the versions to a prompt of its own, of `length` tokens."""
     turns = [
         Turn(
-            prompt=[1, 10 + place],
-            completion=Completion(tokens=[2], logprobs=[-1.0], versions=[version], stopped=True),
+            prompt=[1] * 100 + [10 + place],
+            completion=Completion(
+                tokens=[2] * length, logprobs=[-1.0] * length, versions=[version] * length, stopped=True
+            ),
         )
         for place, version in enumerate(versions)
     ]
@@ -75,7 +79,7 @@ def test_samples_carry_the_advantage_within_their_own_group() -> None:
     assert [s.advantage for s in normalised] == pytest.approx([1, -1, -1, -1, 1], abs=1e-5)
 
 
-def test_what_was_cut_off_is_masked_and_stays_in_the_baseline() -> None:
+def test_truncated_answer_is_masked_and_stays_in_the_baseline() -> None:
     cut = trajectory(1, 0.0, ending=Ending.TRUNCATED_LENGTH)
     groups = [Group(seed=1, trajectories=[trajectory(1, 1.0), cut, trajectory(1, 0.5)])]
     samples = training_samples(groups, normalize_std=False, overlong=OverlongHandling(handling="mask"))
@@ -164,34 +168,21 @@ MASK = OverlongHandling(handling="mask", max_length=20, buffer=4)
 PENALTY = OverlongHandling(handling="penalty", max_length=20, buffer=4)
 
 
-def said(reward: float, *, lengths: tuple[int, ...] = (1,), ending: Ending = Ending.COMPLETED) -> Trajectory:
-    turns = [
-        Turn(
-            prompt=[1] * 100,
-            completion=Completion(
-                tokens=[2] * length, logprobs=[-1.0] * length, versions=[0] * length, stopped=True
-            ),
-        )
-        for length in lengths
-    ]
-    return Trajectory(seed=0, turns=turns, ending=ending, reward=reward)
-
-
 def group(*trajectories: Trajectory) -> Group:
     return Group(seed=0, trajectories=list(trajectories))
 
 
-def test_the_penalty_counts_what_the_policy_said() -> None:
+def test_overlong_penalty_counts_tokens_of_the_policy_only() -> None:
     # 16 tokens are free, of the last 4 each costs a quarter; what the policy read costs nothing.
-    assert PENALTY.reward(said(1.0, lengths=(10, 6))) == 1.0
-    assert PENALTY.reward(said(1.0, lengths=(10, 7))) == 0.75
-    assert PENALTY.reward(said(-1.0, lengths=(20,))) == -2.0
-    assert MASK.reward(said(1.0, lengths=(20,))) == 1.0
+    assert PENALTY.reward(trajectory(0, 1.0, versions=(0, 0), length=8)) == 1.0
+    assert PENALTY.reward(trajectory(0, 1.0, length=17)) == 0.75
+    assert PENALTY.reward(trajectory(0, -1.0, length=20)) == -2.0
+    assert MASK.reward(trajectory(0, 1.0, length=20)) == 1.0
 
 
 @pytest.mark.parametrize("ending", Ending)
-def test_what_a_limit_of_ours_ended_is_masked(ending: Ending) -> None:
-    one = said(1.0, ending=ending)
+def test_truncated_endings_are_masked(ending: Ending) -> None:
+    one = trajectory(0, 1.0, ending=ending)
     assert MASK.masks(one) == ending.value.startswith("truncated")
     assert not PENALTY.masks(one)
 
@@ -204,13 +195,13 @@ DYNAMIC = GroupFilter(function=without_variance, refills=1000)
     [(5, 0, True), (6, 0, False), (17, 12, True), (18, 12, False)],
 )
 def test_refills_are_limited(number: int, first: int, refused: bool) -> None:
-    agreeing = Group(id=number, seed=0, trajectories=[said(1.0), said(1.0)])
+    agreeing = Group(id=number, seed=0, trajectories=[trajectory(0, 1.0), trajectory(0, 1.0)])
     few = GroupFilter(function=without_variance, refills=6)
     assert few.refusal(agreeing, first=first) == (NO_VARIANCE if refused else None)
 
 
 def test_dynamic_sampling_refuses_groups_whose_trained_rewards_agree() -> None:
-    one, other, long = said(1.0), said(0.5), said(1.0, lengths=(20,))
+    one, other, long = trajectory(0, 1.0), trajectory(0, 0.5), trajectory(0, 1.0, length=20)
     assert GroupFilter().refusal(group(one, one), first=0) is None
     assert DYNAMIC.refusal(group(one, one), first=0) == NO_VARIANCE
     assert DYNAMIC.refusal(group(one, other), first=0) is None
@@ -218,10 +209,10 @@ def test_dynamic_sampling_refuses_groups_whose_trained_rewards_agree() -> None:
     assert replace(DYNAMIC, overlong=PENALTY).refusal(group(one, long), first=0) is None
 
 
-def test_what_a_filter_refuses_is_not_lost() -> None:
+def test_filtered_groups_do_not_count_as_lost() -> None:
     reasons = {ALL_TRUNCATED: 1, f"{TOO_FEW}: 1 dropped": 2, NO_VARIANCE: 4, "nobody solved it": 8}
     assert [reason for reason in reasons if is_untrainable(reason)] == list(reasons)[:2]
-    trained = [group(said(1.0), said(0.0))]
+    trained = [group(trajectory(0, 1.0), trajectory(0, 0.0))]
     found = rollout_metrics(trained, version=0, tally=Tally(refused=Counter(reasons)))
     assert found["rollout/refused_groups"] == 12
     assert found["rollout/zero_variance_share"] == 4 / 13  # of all, those whose rewards agreed

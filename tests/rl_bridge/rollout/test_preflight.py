@@ -1,4 +1,4 @@
-"""Mistakes in a run's model, environment and task are told before anything heavy is loaded, and without our stack."""
+"""Mistakes in a run's model, environment and task are reported before anything heavy is loaded."""
 
 import subprocess
 import sys
@@ -39,31 +39,31 @@ def preflight_error(*overrides: str) -> str:
     return str(refused.value)
 
 
-def test_what_is_sound_leaves_nothing(folder: Path) -> None:
+def test_valid_run_passes_and_leaves_no_file(folder: Path) -> None:
     before = sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
     run_preflight(load_config("pebble.yaml"))
     assert sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts) == before
 
 
 def test_an_environment_that_cannot_be_forked(folder: Path) -> None:
-    told = "rollout.fork_turn=1: expected an environment that can be forked, got PebbleEnvironment without FORKABLE"
-    assert told in preflight_error("rollout.fork_turn=1")
+    message = "rollout.fork_turn=1: expected an environment that can be forked, got PebbleEnvironment without FORKABLE"
+    assert message in preflight_error("rollout.fork_turn=1")
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("model.path=Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"),
         ("rollout.task=pebble_tsk:PebbleTask", "cannot import 'pebble_tsk'"),
         ("env.app=peble_env.server.app:app", "from the folder that contains 'peble_env'"),
     ],
 )
-def test_wrong_names(folder: Path, override: str, told: str) -> None:
-    assert told in preflight_error(override)
+def test_misspelled_names_are_reported(folder: Path, override: str, message: str) -> None:
+    assert message in preflight_error(override)
 
 
 @pytest.mark.parametrize(
-    ("module", "right", "wrong", "told"),
+    ("module", "right", "wrong", "message"),
     [
         (
             "wrong_task",
@@ -75,14 +75,14 @@ def test_wrong_names(folder: Path, override: str, told: str) -> None:
     ],
 )
 def test_mistakes_in_a_task_are_shown_by_their_line(
-    folder: Path, module: str, right: str, wrong: str, told: list[str]
+    folder: Path, module: str, right: str, wrong: str, message: list[str]
 ) -> None:
     # A module each: two of one size that are written within a second are one to Python's cache of bytecode.
     text = (folder / "pebble_task.py").read_text()
     (folder / f"{module}.py").write_text(text.replace(right, wrong, 1))
     sys.modules.pop(module, None)
     found = preflight_error(f"rollout.task={module}:PebbleTask")
-    assert [words for words in told if words not in found] == []
+    assert [words for words in message if words not in found] == []
     assert f"{module}.py" in found
     assert not [room for room in ("rl_bridge", "openenv_core") if f"{ROOT / room}" in found]
 

@@ -61,9 +61,9 @@ class EngineLog:
 
     def add(self, output: Any) -> None:
         tokens = output.sampled_token_ids[:, 0].tolist()
-        told = output.logprobs_tensors
-        assert told.logprob_token_ids[:, 0].tolist() == tokens
-        for token, logprob in zip(tokens, told.logprobs[:, 0].tolist(), strict=True):
+        reported = output.logprobs_tensors
+        assert reported.logprob_token_ids[:, 0].tolist() == tokens
+        for token, logprob in zip(tokens, reported.logprobs[:, 0].tolist(), strict=True):
             self.sampled[self.engine.version, token, logprob] += 1
 
 
@@ -163,7 +163,7 @@ def rows(played: Played) -> list[TrainSample]:
     return rows_of(played.trajectories)
 
 
-def trained(row: TrainSample) -> Iterator[tuple[int, int, int, float]]:
+def loss_tokens(row: TrainSample) -> Iterator[tuple[int, int, int, float]]:
     """Place, version, token and log-probability of each token that the row's loss is about."""
     for place, is_loss in enumerate(row.loss_mask):
         if is_loss:
@@ -173,9 +173,11 @@ def trained(row: TrainSample) -> Iterator[tuple[int, int, int, float]]:
 def test_every_trained_token_came_out_of_the_sampler(
     rows: list[TrainSample], log: EngineLog, played: Played
 ) -> None:
-    asked = Counter((version, token, logprob) for row in rows for _, version, token, logprob in trained(row))
-    assert asked.total() > 10 * played.episodes
-    assert not asked - log.sampled
+    trained_tokens = Counter(
+        (version, token, logprob) for row in rows for _, version, token, logprob in loss_tokens(row)
+    )
+    assert trained_tokens.total() > 10 * played.episodes
+    assert not trained_tokens - log.sampled
 
 
 def test_every_trained_token_has_the_log_probability_of_its_weights(
@@ -189,13 +191,17 @@ def test_every_trained_token_has_the_log_probability_of_its_weights(
         model = Qwen3ForCausalLM.from_pretrained(str(policy), dtype=torch.float32).eval()
         model.load_state_dict(weights(policy, version), strict=False)
         for row in rows:
-            of_it = [(place, token, logprob) for place, at, token, logprob in trained(row) if at == version]
+            of_it = [
+                (place, token, logprob) for place, at, token, logprob in loss_tokens(row) if at == version
+            ]
             if not of_it:
                 continue
             with torch.no_grad():
                 logits = model(torch.tensor([list(row.tokens)])).logits[0] / TEMPERATURE
-            given = torch.log_softmax(logits, -1)
-            worst = max(worst, *(abs(float(given[place - 1, token]) - lp) for place, token, lp in of_it))
+            log_probabilities = torch.log_softmax(logits, -1)
+            worst = max(
+                worst, *(abs(float(log_probabilities[place - 1, token]) - lp) for place, token, lp in of_it)
+            )
     assert worst < 1e-4
 
 

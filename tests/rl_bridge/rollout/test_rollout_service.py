@@ -1,4 +1,4 @@
-"""Rollout workers in processes of their own, under the dispatcher: killed, told to go, and replaced."""
+"""Rollout workers in processes of their own, under the dispatcher: killed, terminated, and replaced."""
 
 import asyncio
 import os
@@ -35,11 +35,10 @@ SILENCE_S = 15.0
 
 
 @pytest.fixture(autouse=True)
-def _prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+def _prepare(importable_modules: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Roles can be imported, and a machine that stands still for seconds loses no process: tests count losses."""
     from rl_bridge.services import processes
 
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(processes, "MIN_SILENCE_S", SILENCE_S)
 
 
@@ -204,12 +203,12 @@ async def test_terminated_worker_hands_on_its_finished_episodes_and_is_replaced(
         assert all(len(group.trajectories) == SIBLINGS for group in groups)
         handed_back = [result for result in results if result.preempted]
         assert handed_back
-        kept = [one for result in handed_back for one in result.outcomes if isinstance(one, Trajectory)]
-        assert kept  # and nobody has played them again
+        finished = [one for result in handed_back for one in result.outcomes if isinstance(one, Trajectory)]
+        assert finished  # and nobody has played them again
         ledger = running.buffer.ledger
         assert running.dispatcher.counts.played == (ledger.trained + len(ledger.finished)) * SIBLINGS
         played = sum(len(result.outcomes) for result in results if not result.preempted)
-        assert played + len(kept) == GROUPS * SIBLINGS
+        assert played + len(finished) == GROUPS * SIBLINGS
         assert not ledger.dropped
         await running.until(lambda: len(running.worker_pids()) == 2 and going not in running.worker_pids())
         await running.step()

@@ -1,4 +1,4 @@
-"""Episodes of one worker through real servers: how they end, what becomes of failures, how they are cut short."""
+"""Episodes of one worker through real servers: endings, failures, and cut assignments."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -7,13 +7,13 @@ from random import Random
 import pytest
 from recorded_spans import lines, recorded, recorded_spans, request
 from rollout_fixtures import EARNED, LENGTH, SAYINGS, NotebookTask, word
+from serving import eventually
 from worker_fixtures import (
     HERE,
     absences,
     kill_server,
     playing,
     trajectories,
-    until,
     until_no_session_is_left,
 )
 
@@ -51,17 +51,17 @@ async def test_limits_of_turns_and_length_truncate(notebook: str) -> None:
     # Four new tokens at most, so a prompt of three words fits into seven, and one of four does not.
     async with playing([notebook], NotebookTask, word, max_length=7) as play:
         (turns,) = trajectories(await play([1], num_turns=2, length=3))
-        (whole,) = trajectories(await play([1], num_turns=3, length=3))
+        (finished,) = trajectories(await play([1], num_turns=3, length=3))
         (length,) = trajectories(await play([1], length=9))
-        (patience,) = trajectories(await play([1], length=3, patience=2))
+        (cut_by_environment,) = trajectories(await play([1], length=3, patience=2))
     assert (turns.ending, len(turns.turns), turns.reward) == (Ending.TRUNCATED_TURNS, 2, 0.5)
     # The last turn that is allowed may end the episode.
-    assert (whole.ending, len(whole.turns), whole.reward) == (Ending.COMPLETED, 3, 0.75)
+    assert (finished.ending, len(finished.turns), finished.reward) == (Ending.COMPLETED, 3, 0.75)
     assert (length.ending, len(length.turns), length.reward) == (Ending.TRUNCATED_LENGTH, 3, 0.75)
     assert [len(turn.prompt) for turn in length.turns] == [1, 2, 3]
     # The environment's own limit is told from its end.
-    assert (patience.ending, len(patience.turns)) == (Ending.TRUNCATED_ENVIRONMENT, 2)
-    assert patience.ending.is_truncated()
+    assert (cut_by_environment.ending, len(cut_by_environment.turns)) == (Ending.TRUNCATED_ENVIRONMENT, 2)
+    assert cut_by_environment.ending.is_truncated()
 
 
 @pytest.fixture
@@ -119,11 +119,11 @@ async def test_server_that_dies_is_never_scored_as_play(process: str) -> None:
 @pytest.mark.parametrize("loss", [GeneratorError("out of memory"), ReplicaLostError("killed")])
 async def test_policy_that_fails_costs_an_attempt_and_no_reward(notebook: str, loss: Exception) -> None:
     async with playing([notebook], NotebookTask, word, sessions=2) as play:
-        left = [loss]
+        remaining = [loss]
 
         def fail() -> None:
-            if left:
-                raise left.pop()
+            if remaining:
+                raise remaining.pop()
 
         play.engine.before = fail
         result = await play([1, 2])
@@ -164,25 +164,25 @@ async def test_action_that_the_server_refuses_ends_its_episode_alone(notebook: s
         [notebook], NotebookTask, lambda prompt: f"word{prompt.count('word')}", sessions=1
     ) as play:
         # A note is a text; this one is a number that its model refuses on the server.
-        taken = play.task.parse
-        play.task.parse = lambda text: {"text": 7} if text == "word1" else taken(text)  # type: ignore[method-assign]
+        parse = play.task.parse
+        play.task.parse = lambda text: {"text": 7} if text == "word1" else parse(text)  # type: ignore[method-assign]
         result = await play([1, 2])
         # The server said no before the environment heard of it: the session is as good as before.
         assert (play.sessions.opened, result.retried) == (1, 0)
-        play.task.parse = taken  # type: ignore[method-assign]
-        (whole,) = trajectories(await play([3]))
+        play.task.parse = parse  # type: ignore[method-assign]
+        (finished,) = trajectories(await play([3]))
     for one in trajectories(result):
         assert (one.ending, len(one.turns), one.reward) == (Ending.REFUSED_ACTION, 2, 0.25 - 1.5)
         assert str(one.refusal).startswith("ValidationFailedError: VALIDATION_ERROR: ")
     assert len(trajectories(result)) == 2
-    assert (whole.ending, whole.refusal) == (Ending.COMPLETED, None)
+    assert (finished.ending, finished.refusal) == (Ending.COMPLETED, None)
     await until_no_session_is_left(notebook)
 
 
 async def test_cut_assignment_frees_its_sessions_for_others(notebook: str) -> None:
     async with playing([notebook], NotebookTask, word, sessions=3) as play:
         slow = asyncio.ensure_future(play([3] * 9, wait_s=TIMEOUT_S))
-        await until(lambda: play.sessions.leased == 3)
+        await eventually(lambda: play.sessions.leased == 3)
         quick = asyncio.ensure_future(play([4]))
         await asyncio.sleep(0.01)
         play.worker.cancel([1, 99])
@@ -209,8 +209,8 @@ async def test_worker_that_has_to_go_hands_back_what_it_has_and_takes_no_more(no
             await asyncio.gather(*leaving)
         assert result.preempted
         assert absences(result) == [None, Absence.UNFINISHED, Absence.UNFINISHED]
-        (kept,) = trajectories(result)
-        assert (kept.seed, kept.reward) == (1, 0.75)
+        (finished,) = trajectories(result)
+        assert (finished.seed, finished.reward) == (1, 0.75)
         # Whoever still asks waits for the end of the process, and does not come back in a circle.
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
@@ -290,5 +290,7 @@ async def test_each_rollout_is_a_trace_of_answers_and_steps(notebook: str) -> No
     to = "rollout > episode"
     turns = 3 * ["rollout > answer", *request("step", to)]
     assert lines(recorded(exporter)) == 2 * [["rollout", to, *request("reset", to), *turns]]
-    told = [dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name == "rollout"]
-    assert sorted((one["ropewalk.seed"], one["ropewalk.sibling"]) for one in told) == [(1, 0), (2, 1)]
+    attributes = [
+        dict(span.attributes or {}) for span in exporter.get_finished_spans() if span.name == "rollout"
+    ]
+    assert sorted((one["ropewalk.seed"], one["ropewalk.sibling"]) for one in attributes) == [(1, 0), (2, 1)]

@@ -15,11 +15,11 @@ from dispatcher_stage import (
     LOST,
     Bridge,
     Workers,
-    altered,
     answer,
-    at_once,
+    hand_back,
     held_out,
-    preempted,
+    play_altered,
+    play_at_once,
     simulated,
 )
 from rich.console import Console
@@ -44,10 +44,10 @@ from rl_bridge.types import Ending, Group
 WEIGHTS = {"blackjack": 3.0, "shop": 1.0}
 
 
-def within_binomial_interval(drawn: Counter[str], *, share: float) -> bool:
+def within_binomial_interval(draws: Counter[str], *, share: float) -> bool:
     """Within 99.99% of it."""
-    count = drawn.total()
-    return abs(drawn["blackjack"] / count - share) < 3.9 * sqrt(share * (1 - share) / count)
+    count = draws.total()
+    return abs(draws["blackjack"] / count - share) < 3.9 * sqrt(share * (1 - share) / count)
 
 
 async def steps(bridge: Bridge, first: int, last: int) -> list[Group]:
@@ -59,49 +59,49 @@ async def steps(bridge: Bridge, first: int, last: int) -> list[Group]:
 
 
 def test_draws_keep_to_weights_and_seed() -> None:
-    drawn = [draw_environment(7, group, WEIGHTS) for group in range(4000)]
-    assert within_binomial_interval(Counter(drawn), share=0.75)
-    assert drawn == [draw_environment(7, group, WEIGHTS) for group in range(4000)]
-    assert drawn != [draw_environment(8, group, WEIGHTS) for group in range(4000)]
+    draws = [draw_environment(7, group, WEIGHTS) for group in range(4000)]
+    assert within_binomial_interval(Counter(draws), share=0.75)
+    assert draws == [draw_environment(7, group, WEIGHTS) for group in range(4000)]
+    assert draws != [draw_environment(8, group, WEIGHTS) for group in range(4000)]
     # The deals of an environment are not those that its draws leave over: both say something of their own.
     deals = [task_seed(7, group) for group in range(4000)]
-    of_blackjack = [deal for deal, name in zip(deals, drawn, strict=True) if name == "blackjack"]
+    of_blackjack = [deal for deal, name in zip(deals, draws, strict=True) if name == "blackjack"]
     assert abs(sum(deal < 2**30 for deal in of_blackjack) / len(of_blackjack) - 0.5) < 0.04
     assert {draw_environment(7, group, {"shop": 0.1}) for group in range(99)} == {"shop"}
 
 
 @simulated
 async def test_groups_of_a_run_and_of_its_resumption_are_those_of_a_run_in_one_go() -> None:
-    whole = Bridge(at_once, groups=8, max_staleness=2, weights=WEIGHTS)
-    async with whole.dispatcher:
-        expected = await steps(whole, 0, 50)
+    uninterrupted = Bridge(play_at_once, groups=8, max_staleness=2, weights=WEIGHTS)
+    async with uninterrupted.dispatcher:
+        expected = await steps(uninterrupted, 0, 50)
     assert within_binomial_interval(Counter(group.environment for group in expected), share=0.75)
-    assert {a.task: a.environment for a in whole.workers.assignments}.items() >= {
+    assert {a.task: a.environment for a in uninterrupted.workers.assignments}.items() >= {
         (group.id, group.environment) for group in expected
     }
 
-    first = Bridge(at_once, groups=8, max_staleness=2, weights=WEIGHTS)
+    first = Bridge(play_at_once, groups=8, max_staleness=2, weights=WEIGHTS)
     async with first.dispatcher:
-        begun = await steps(first, 0, 25)
+        before = await steps(first, 0, 25)
         state, attachments = first.dispatcher.state()
-    resumed = Bridge(at_once, groups=8, max_staleness=2, weights=WEIGHTS)
+    resumed = Bridge(play_at_once, groups=8, max_staleness=2, weights=WEIGHTS)
     resumed.workers.version = 25
     await resumed.dispatcher.rewind(25, json.loads(json.dumps(state)), attachments())
     assert resumed.dispatcher.health["shop"].counts == first.dispatcher.health["shop"].counts
     async with resumed.dispatcher:
-        goes_on = await steps(resumed, 25, 50)
-    told = [(group.id, group.environment, group.seed) for group in begun + goes_on]
-    assert told == [(group.id, group.environment, group.seed) for group in expected]
+        after = await steps(resumed, 25, 50)
+    resumed_groups = [(group.id, group.environment, group.seed) for group in before + after]
+    assert resumed_groups == [(group.id, group.environment, group.seed) for group in expected]
 
 
 @simulated
 async def test_siblings_handed_on_stay_in_their_environment_and_lost_groups_come_back_to_it() -> None:
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if len(workers.assignments) <= 6:
-            return preempted(assignment)
+            return hand_back(assignment)
         if len(workers.assignments) <= 9:
             raise ReplicaLostError("killed")
-        return await at_once(workers, assignment)
+        return await play_at_once(workers, assignment)
 
     bridge = Bridge(how, groups=8, weights=WEIGHTS)
     async with bridge.dispatcher:
@@ -116,7 +116,9 @@ async def dull_where_even(workers: Workers, assignment: Assignment) -> Assignmen
     """Groups of tasks with even seeds have rewards without variance; which comes back first is chance."""
     await asyncio.sleep(random.uniform(1.0, 9.0))
     even = assignment.seeds[0] % 2 == 0
-    return await (altered(workers, assignment, reward=1.0) if even else at_once(workers, assignment))
+    return await (
+        play_altered(workers, assignment, reward=1.0) if even else play_at_once(workers, assignment)
+    )
 
 
 @simulated
@@ -124,21 +126,23 @@ async def test_by_signal_a_resumed_run_has_the_tasks_of_one_in_one_go_in_each_en
     def bridge() -> Bridge:
         return Bridge(dull_where_even, groups=8, slots=16, weights=WEIGHTS, tasks=12, deterministic=True)
 
-    whole, first, resumed = bridge(), bridge(), bridge()
-    async with whole.dispatcher:
-        expected = await steps(whole, 0, 60)
+    uninterrupted, first, resumed = bridge(), bridge(), bridge()
+    async with uninterrupted.dispatcher:
+        expected = await steps(uninterrupted, 0, 60)
     async with first.dispatcher:
-        begun = await steps(first, 0, 25)
+        before = await steps(first, 0, 25)
         await eventually(lambda: len(first.buffer))  # some groups of the next step are back, others are not
         assert len(first.buffer) < 8
         state, attachments = first.dispatcher.state()
     resumed.workers.version = 25
     await resumed.dispatcher.rewind(25, json.loads(json.dumps(state)), attachments())
     async with resumed.dispatcher:
-        goes_on = await steps(resumed, 25, 60)
-        assert resumed.dispatcher.samplers["shop"].state() == whole.dispatcher.samplers["shop"].state()
-    told = [(group.id, group.environment, group.seed) for group in begun + goes_on]
-    assert told == [(group.id, group.environment, group.seed) for group in expected]
+        after = await steps(resumed, 25, 60)
+        assert (
+            resumed.dispatcher.samplers["shop"].state() == uninterrupted.dispatcher.samplers["shop"].state()
+        )
+    resumed_groups = [(group.id, group.environment, group.seed) for group in before + after]
+    assert resumed_groups == [(group.id, group.environment, group.seed) for group in expected]
     for environment in WEIGHTS:
         late = [group.seed % 2 for group in expected[160:] if group.environment == environment]
         assert sum(late) / len(late) > 0.75  # with all tasks alike it were a half
@@ -147,7 +151,7 @@ async def test_by_signal_a_resumed_run_has_the_tasks_of_one_in_one_go_in_each_en
 
 
 @simulated
-async def test_what_a_group_came_to_is_that_of_the_environment_it_was_played_in() -> None:
+async def test_group_outcome_counts_for_its_own_environment() -> None:
     bridge = Bridge(dull_where_even, groups=4, weights=WEIGHTS, tasks=12)
     samplers = bridge.dispatcher.samplers
     for group in range(4):  # as of groups that were lost, and their environment set aside since
@@ -173,7 +177,7 @@ async def test_environment_that_is_down_is_set_aside_tried_again_and_comes_back(
 
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         await asyncio.sleep(1.0)
-        return down(assignment) if assignment.environment in dead else await at_once(workers, assignment)
+        return down(assignment) if assignment.environment in dead else await play_at_once(workers, assignment)
 
     bridge = Bridge(how, groups=4, weights=WEIGHTS)
     async with bridge.dispatcher:
@@ -181,9 +185,11 @@ async def test_environment_that_is_down_is_set_aside_tried_again_and_comes_back(
         assert {group.environment for group in groups} == {"blackjack"}
         lost = bridge.buffer.ledger.dropped.total()
         assert lost >= 8, "it was given up before as many groups were lost as a run is given up for"
-        (told,) = [line for line in caplog.messages if "is set aside" in line]
-        assert "the environment shop is set aside, and tried again in a while; the run goes on with" in told
-        assert "shop is down" in told
+        (warning,) = [line for line in caplog.messages if "is set aside" in line]
+        assert (
+            "the environment shop is set aside, and tried again in a while; the run goes on with" in warning
+        )
+        assert "shop is down" in warning
         # Its groups are given to the others meanwhile.
         groups = await steps(bridge, 20, 25)
         assert bridge.buffer.ledger.dropped.total() == lost
@@ -218,7 +224,7 @@ async def test_run_ends_when_all_its_environments_are_down() -> None:
 
 @simulated
 async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evaluated_on() -> None:
-    bridge = Bridge(at_once, groups=8, weights=WEIGHTS)
+    bridge = Bridge(play_at_once, groups=8, weights=WEIGHTS)
     async with bridge.dispatcher as dispatcher:
         dispatcher.suspend("shop", RoleError("its restart budget is gone"), permanently=True)
         await asyncio.sleep(1e5)
@@ -238,8 +244,8 @@ async def test_siblings_handed_on_stay_where_they_were_though_it_is_set_aside() 
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if assignment.environment == "shop" and len(assignment.seeds) == 4:
             bridge.dispatcher.suspend("shop", RolloutError("down"))
-            return preempted(assignment)
-        return await at_once(workers, assignment)
+            return hand_back(assignment)
+        return await play_at_once(workers, assignment)
 
     bridge = Bridge(how, groups=8, weights=WEIGHTS)
     async with bridge.dispatcher:
@@ -254,7 +260,7 @@ async def test_siblings_handed_on_stay_where_they_were_though_it_is_set_aside() 
 async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that_is_gone(
     tmp_path: Path,
 ) -> None:
-    bridge = Bridge(at_once, groups=8, weights=WEIGHTS)
+    bridge = Bridge(play_at_once, groups=8, weights=WEIGHTS)
     envs = {name: {"app": "a:b"} for name in WEIGHTS}
     keys = {"env": envs, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 10}}
     run = SimpleNamespace(
@@ -268,10 +274,10 @@ async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that
         assert {name: summary_of({"": one})["episodes"] for name, one in results.items()} == dict.fromkeys(
             WEIGHTS, 10
         )
-        told = {
+        statistics = {
             (a.environment, a.settings.reset_options["of"]) for a in bridge.workers.assignments if a.lease < 0
         }
-        assert told == {("blackjack", "blackjack"), ("shop", "shop")}
+        assert statistics == {("blackjack", "blackjack"), ("shop", "shop")}
         dispatcher.suspend("shop", RoleError("its budget is gone"), permanently=True)
         results = await evaluate(cast(Any, run), tmp_path / "half")
         lost = result_of(results["shop"], train_seconds=3.0)
@@ -291,7 +297,7 @@ async def test_evaluation_goes_on_with_what_the_same_policy_has_not_played(tmp_p
             return AssignmentResult(lease=assignment.lease, outcomes=(lost,) * len(assignment.seeds))
         if failing == "at last" and assignment.seeds[0] % 16 == 12:
             raise RolloutError("the worker's own mistake")
-        return await at_once(workers, assignment)
+        return await play_at_once(workers, assignment)
 
     bridge = Bridge(how, slots=1, iterations=0)
     keys = {"env": {"app": "a:b"}, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 20}}

@@ -1,4 +1,4 @@
-"""Answers to a dataset's prompts: whose example is answered, and what becomes of a sibling that comes to nothing."""
+"""Answers to a dataset's prompts: the example of each group, and failed or cut siblings."""
 
 import asyncio
 from contextlib import nullcontext
@@ -93,7 +93,7 @@ async def test_answer_that_fails_is_tried_again_and_costs_its_sibling_alone() ->
     assert isinstance(last, Trajectory)
 
 
-async def test_what_is_finished_comes_back_when_the_rest_is_cut() -> None:
+async def test_finished_answers_are_returned_when_the_rest_is_cut() -> None:
     parts = Parts()
     parts.failing.update({number: GeneratorError("later") for number in range(2, 100)})
     loop = parts.loop(max_attempts=50)

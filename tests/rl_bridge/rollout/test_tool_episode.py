@@ -1,4 +1,4 @@
-"""Episodes of tool calls through a real server: how each ends, what it earns, and what the policy reads meanwhile."""
+"""Episodes of tool calls through a real server: endings, rewards, and the texts that the policy reads."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -38,7 +38,7 @@ ActiveAssignment = Callable[..., AbstractAsyncContextManager[Play]]
 @pytest.fixture
 def at_the_desk(desk: str, monkeypatch: pytest.MonkeyPatch) -> ActiveAssignment:
     @asynccontextmanager
-    async def begun(
+    async def start_playing(
         script: Script | Sequence[str],
         task: type[ToolTask] = DeskTask,
         *,
@@ -48,20 +48,20 @@ def at_the_desk(desk: str, monkeypatch: pytest.MonkeyPatch) -> ActiveAssignment:
         **options: Any,
     ) -> AsyncIterator[Play]:
         pieces = PieceTokenizer(template)
-        said = script if callable(script) else lambda prompt: script[max(0, turns_in(prompt))]
+        answer = script if callable(script) else lambda prompt: script[max(0, turns_in(prompt))]
         async with playing(
             [desk],
             task,
-            said,
+            answer,
             tokenizer=chat_tokenizer(monkeypatch, pieces, thinking=thinking),
-            engine=LoggingEngine(pieces, said),
+            engine=LoggingEngine(pieces, answer),
             max_new_tokens=400,
             max_length=max_length,
             **options,
         ) as play:
             yield play
 
-    return begun
+    return start_playing
 
 
 def turns_in(prompt: str) -> int:
@@ -74,7 +74,7 @@ async def only(play: Play, **options: Any) -> Trajectory:
     return one
 
 
-def told(trajectory: Trajectory) -> tuple[Ending, int, int, float]:
+def summary(trajectory: Trajectory) -> tuple[Ending, int, int, float]:
     return trajectory.ending, len(trajectory.turns), trajectory.tool_calls, trajectory.reward
 
 
@@ -82,7 +82,7 @@ async def test_an_episode_is_played_to_its_end(at_the_desk: ActiveAssignment) ->
     async with at_the_desk(["Hm. " + ADD, calling("echo", text="hello"), FINISH]) as play:
         episode = await only(play)
         first, second, third = play.engine.asked
-    assert told(episode) == (Ending.COMPLETED, 3, 3, 1.25)
+    assert summary(episode) == (Ending.COMPLETED, 3, 3, 1.25)
     # It is told of all tools, and of the task.
     assert first == (
         f"{START}system\nCall by <tool_call>{{...}}</tool_call>: add echo fail hang finish{END}\n"
@@ -99,11 +99,11 @@ async def test_an_episode_is_played_to_its_end(at_the_desk: ActiveAssignment) ->
 
 async def test_limit_counts_turns_and_calls(at_the_desk: ActiveAssignment) -> None:
     async with at_the_desk(lambda prompt: ADD) as play:
-        assert told(await only(play)) == (Ending.TRUNCATED_TURNS, 32, 32, 8.0)
-        assert told(await only(play, num_turns=3)) == (Ending.TRUNCATED_TURNS, 3, 3, 0.75)
+        assert summary(await only(play)) == (Ending.TRUNCATED_TURNS, 32, 32, 8.0)
+        assert summary(await only(play, num_turns=3)) == (Ending.TRUNCATED_TURNS, 3, 3, 0.75)
     for answer in (ADD * 3, ADD * 2):  # with two a turn nothing is asked that could not be done any more
         async with at_the_desk([answer] * 4) as play:
-            assert told(await only(play, num_turns=4)) == (Ending.TRUNCATED_TURNS, 2, 4, 1.0)
+            assert summary(await only(play, num_turns=4)) == (Ending.TRUNCATED_TURNS, 2, 4, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ async def test_answer_that_means_nothing_ends_the_episode_and_is_penalised(
     async with at_the_desk([ADD, answer]) as play:
         episode = await only(play)
     # What it earned before is kept; the penalty comes on top, and the answer is trained on.
-    assert told(episode) == (ending, 2, 1, 0.25 - 1.5)
+    assert summary(episode) == (ending, 2, 1, 0.25 - 1.5)
     assert not ending.is_truncated()
     assert not ending.is_failure()
     (row,) = training_rows(episode, advantage=1.0, index=0)
@@ -125,13 +125,13 @@ async def test_answer_that_means_nothing_ends_the_episode_and_is_penalised(
 
 async def test_answer_is_read_as_task_settings_and_stop_say(at_the_desk: ActiveAssignment) -> None:
     async with at_the_desk([ADD, "42"], AnsweringDeskTask) as play:  # a task may read what calls nothing
-        assert told(await only(play)) == (Ending.COMPLETED, 2, 1, 1.25)
+        assert summary(await only(play)) == (Ending.COMPLETED, 2, 1, 1.25)
     async with at_the_desk([ADD, "see " + FINISH + " and " + BREAK]) as play:  # cut off, it calls nothing
-        assert told(await only(play)) == (Ending.TRUNCATED_LENGTH, 2, 1, 0.25)
+        assert summary(await only(play)) == (Ending.TRUNCATED_LENGTH, 2, 1, 0.25)
     almost = "<tool_call>{'name': 'add', 'arguments': {'a': 1, 'b': 2}}</tool_call>"
     async with at_the_desk([almost, FINISH], thinking=False) as play:
         configure(play, repair_tool_calls=True)
-        assert told(await only(play)) == (Ending.COMPLETED, 2, 2, 1.25)
+        assert summary(await only(play)) == (Ending.COMPLETED, 2, 2, 1.25)
         # One that does not think is opened so in every turn.
         assert all(
             asked.endswith(f"{START}assistant\n<think>\n\n</think>\n\n") for asked in play.engine.asked
@@ -205,4 +205,4 @@ async def test_call_style_of_a_silent_template_comes_from_a_setting(at_the_desk:
         with pytest.raises(ConfigError, match=r"set model.tool_calls to hermes or llama"):
             await play([1])
         configure(play, tool_calls="llama")
-        assert told(await only(play)) == (Ending.COMPLETED, 1, 1, 1.0)
+        assert summary(await only(play)) == (Ending.COMPLETED, 1, 1, 1.0)

@@ -1,4 +1,4 @@
-"""What tasks of tools say where nobody says otherwise, and the task of a run that names none."""
+"""Defaults of tool tasks, and the task of a run that names none."""
 
 import json
 from contextlib import AbstractAsyncContextManager
@@ -10,10 +10,10 @@ from tool_fixtures import (
     END,
     START,
     TOLD,
+    DeskStart,
     DeskTask,
     LoggingEngine,
     PieceTokenizer,
-    Told,
     calling,
     chat_tokenizer,
     task_of,
@@ -62,7 +62,7 @@ def gave(result: Any) -> CallToolObservation:
         ([{"type": "cat"}], '[{"type": "cat"}]'),
     ],
 )
-def test_what_a_call_gave_is_told_as_text(task: ToolTask, result: Any, shown: str) -> None:
+def test_tool_result_is_rendered_as_text(task: ToolTask, result: Any, shown: str) -> None:
     assert task.result(gave(result)) == shown
 
 
@@ -85,16 +85,16 @@ async def test_tools_that_cannot_be_listed_lose_the_episode(task: ToolTask) -> N
     gone = {"infrastructure_error": "the tool server is gone"}
     lost = ListToolsObservation(tools=[], done=True, metadata=gone)
     with pytest.raises(EpisodeLostError, match="the tool server is gone"):
-        await task.functions(answering(lost), Told(task="do it"))
+        await task.functions(answering(lost), DeskStart(task="do it"))
     with pytest.raises(
-        RolloutError, match=r"a list of tools, got Told \(.*\); override DeskTask\.functions$"
+        RolloutError, match=r"a list of tools, got DeskStart \(.*\); override DeskTask\.functions$"
     ):
-        await task.functions(answering(Told(task="again")), Told(task="do it"))
+        await task.functions(answering(DeskStart(task="again")), DeskStart(task="do it"))
     with pytest.raises(
         RolloutError, match=r"override ToolWorldTask\.functions in .*by rollout\.task, which is not"
     ):
         await ToolWorldTask(task.config, task.folder).functions(
-            answering(Told(task="again")), Told(task="do it")
+            answering(DeskStart(task="again")), DeskStart(task="do it")
         )
 
 
@@ -145,9 +145,9 @@ async def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     result = EvaluationResult(rewards=[1.0, 0.0, 0.5], endings=endings, dropped=2, train_seconds=7.0)
     policy = object()
     await task.report(policy, result)  # type: ignore[arg-type]
-    told = json.loads((tmp_path / "report.json").read_text())
-    assert told["endings"] == {"completed": 2, "truncated_turns": 1}
-    assert (told["episodes"], told["mean_reward"], told["dropped"]) == (3, 0.5, 2)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["endings"] == {"completed": 2, "truncated_turns": 1}
+    assert (report["episodes"], report["mean_reward"], report["dropped"]) == (3, 0.5, 2)
     assert capsys.readouterr().out == "3 held-out episodes: mean reward 0.5\n"
     await task.report(policy, EvaluationResult(rewards=[], endings=[], dropped=0, train_seconds=1.0))  # type: ignore[arg-type]
     assert json.loads((tmp_path / "report.json").read_text())["mean_reward"] is None

@@ -1,4 +1,4 @@
-"""What the tests of episodes with tools play with: a world of tools, a tokenizer of pieces, an engine with a log.
+"""For tests of episodes with tools: a world of tools, a tokenizer of pieces, an engine that logs.
 
 Imported by the tests, and by the server that serves its app.
 """
@@ -159,7 +159,7 @@ def said_by(source: random.Random, prompt: str) -> str:
     )[0]
 
 
-class Told(Observation):
+class DeskStart(Observation):
     task: str
 
 
@@ -173,9 +173,9 @@ class Desk(ToolEnvironment[State]):
     def __init__(self) -> None:
         self._calls = 0
 
-    def reset(self, *, seed: int | None = None, episode_id: str | None = None, words: int = 3) -> Told:
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None, words: int = 3) -> DeskStart:
         self._calls = 0
-        return Told(task=f"{TOLD}task {seed} " + "and so on " * words)
+        return DeskStart(task=f"{TOLD}task {seed} " + "and so on " * words)
 
     @property
     def state(self) -> State:
@@ -218,12 +218,17 @@ class DeskClient(MCPToolClient):
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
         if "task" in payload["observation"]:
-            return StepResult(Told.model_validate(payload["observation"]), None, False, None)
+            return StepResult(DeskStart.model_validate(payload["observation"]), None, False, None)
         return super()._parse_result(payload)
 
 
 desk_app = create_app(
-    Desk, ToolAction, ToolObservation, env_name="desk", max_concurrent_envs=64, reset_observation_cls=Told
+    Desk,
+    ToolAction,
+    ToolObservation,
+    env_name="desk",
+    max_concurrent_envs=64,
+    reset_observation_cls=DeskStart,
 )
 
 
@@ -286,9 +291,9 @@ class LoggingEngine:
     def _answer(self, prompt: tuple[int, ...]) -> Completion:
         text = self._iterate_json_parts.decode(prompt, skip_special_tokens=False)
         self.asked.append(text)
-        said = self.script(text)
-        stopped = not said.endswith(BREAK)
-        tokens = self._iterate_json_parts.spell(said.removesuffix(BREAK), self._random)
+        answer = self.script(text)
+        stopped = not answer.endswith(BREAK)
+        tokens = self._iterate_json_parts.spell(answer.removesuffix(BREAK), self._random)
         if stopped:
             tokens.append(self._iterate_json_parts.eos_token_id)
         logprobs, versions = [], []

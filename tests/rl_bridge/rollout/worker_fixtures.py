@@ -1,10 +1,10 @@
-"""A rollout worker with everything it needs, in this process, and what servers tell of themselves."""
+"""A rollout worker with all its parts in this process, and queries to its servers."""
 
 import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,6 @@ HERE = str(Path(__file__).parent)
 def active_sessions(url: str) -> int:
     with urlopen(f"{url}/active_sessions", timeout=60) as reply:
         return int(json.load(reply))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for knows no event
-            await asyncio.sleep(0.005)
 
 
 async def until_no_session_is_left(url: str) -> None:

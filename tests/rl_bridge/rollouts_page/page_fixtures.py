@@ -29,7 +29,7 @@ def pieces_of(text: str) -> tuple[str, ...]:
     return tuple(pieces)
 
 
-def said(
+def turn(
     context: str,
     answer: str,
     *,
@@ -54,7 +54,7 @@ def said(
     )
 
 
-def told(
+def played(
     *turns: TurnRecord,
     group: int = 0,
     sibling: int = 0,
@@ -88,22 +88,24 @@ def keep(run: Path, records: Iterable[TrajectoryRecord]) -> Path:
 def conversation(*, group: int = 4, iteration: int = 5) -> list[TrajectoryRecord]:
     """Four siblings: two calls and an answer; a wrong answer; a call that cannot be read; one cut off and masked."""
     good = (
-        said(OPENING, "<think>I look it up.</think>" + CALL, fresh=True),
-        said(RESULT, "There are 17 open orders.<|im_end|>"),
+        turn(OPENING, "<think>I look it up.</think>" + CALL, fresh=True),
+        turn(RESULT, "There are 17 open orders.<|im_end|>"),
     )
-    wrong = (said(OPENING, "<think>I guess.</think>There are 3.<|im_end|>", fresh=True),)
-    unread = (said(OPENING, '<tool_call>\n{"name": "run_que', fresh=True, stopped=False),)
+    wrong = (turn(OPENING, "<think>I guess.</think>There are 3.<|im_end|>", fresh=True),)
+    unread = (turn(OPENING, '<tool_call>\n{"name": "run_que', fresh=True, stopped=False),)
     anew = (
-        said(OPENING, CALL, fresh=True, trained=False),
-        said(OPENING + "the first state", "16", fresh=True, trained=False, stopped=False),
-        said(OPENING + "the second state", "17 of", fresh=True, trained=False, stopped=False),
+        turn(OPENING, CALL, fresh=True, trained=False),
+        turn(OPENING + "the first state", "16", fresh=True, trained=False, stopped=False),
+        turn(OPENING + "the second state", "17 of", fresh=True, trained=False, stopped=False),
     )
     where: dict[str, int] = {"group": group, "iteration": iteration}
     return [
-        told(*good, **where, sibling=0, reward=1.0, advantage=1.5, tool_calls=1),
-        told(*wrong, **where, sibling=1, reward=0.0, advantage=-0.5),
-        told(*unread, **where, sibling=2, reward=-1.0, advantage=-1.0, ending="unparsable_call"),
-        told(*anew, **where, sibling=3, reward=0.0, advantage=None, ending="truncated_length", tool_calls=1),
+        played(*good, **where, sibling=0, reward=1.0, advantage=1.5, tool_calls=1),
+        played(*wrong, **where, sibling=1, reward=0.0, advantage=-0.5),
+        played(*unread, **where, sibling=2, reward=-1.0, advantage=-1.0, ending="unparsable_call"),
+        played(
+            *anew, **where, sibling=3, reward=0.0, advantage=None, ending="truncated_length", tool_calls=1
+        ),
     ]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rl_bridge.records import read_lines
 from rl_bridge.rollouts_page.server import make_served_page, make_standalone_page, policy, script
-from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, told
+from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, played, turn
 
 
-def whole(run: Path) -> str:
+def page_text(run: Path) -> str:
     return b"".join(make_standalone_page(run, read_lines(run))).decode()
 
 
@@ -24,8 +24,8 @@ def block(text: str, name: str) -> str:
 
 def test_records_come_out_as_they_went_in(tmp_path: Path) -> None:
     nasty = "</script><script>alert(1)</script><!-- {{script}} {{records}} \\ \u2028"
-    records = [*conversation(), told(said(nasty, nasty), ending=nasty)]
-    text = whole(keep(tmp_path / "run", records))
+    records = [*conversation(), played(turn(nasty, nasty), ending=nasty)]
+    text = page_text(keep(tmp_path / "run", records))
     lines = block(text, "records").rstrip("\n").split("\n")
     assert [json.loads(line) for line in lines] == [json.loads(r.model_dump_json()) for r in records]
     assert text.count("<script") == 3
@@ -35,7 +35,7 @@ def test_records_come_out_as_they_went_in(tmp_path: Path) -> None:
 
 def test_names_of_folders_are_text(tmp_path: Path) -> None:
     run = keep(tmp_path / '"><b>&{{script}}', [])
-    text = whole(run)
+    text = page_text(run)
     assert f"<title>{html.escape(run.name)} · rollouts</title>" in text
     assert "<b>" not in text.partition("<script>")[0]
     assert json.loads(block(text, "settings")) == {"title": run.name, "served": None}
@@ -45,7 +45,7 @@ def test_names_of_folders_are_text(tmp_path: Path) -> None:
 
 
 def test_policy_allows_this_script_and_nothing_from_anywhere(tmp_path: Path) -> None:
-    text = whole(keep(tmp_path / "run", []))
+    text = page_text(keep(tmp_path / "run", []))
     inline = text[text.rindex("<script>") + len("<script>") : text.rindex("</script>")]
     assert inline == script()
     digest = base64.b64encode(hashlib.sha256(inline.encode()).digest()).decode()

@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what it shows, what keys do, where links lead, what it never asks for."""
+"""The page in a real Chromium: contents, keys, links, and no outside requests."""
 
 import json
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from chromium import Browser, Tab, chromium
 from openenv_core.evaluation.records import EpisodeRecord, turn_record
 from rl_bridge.records import read_lines
 from rl_bridge.rollouts_page.server import make_standalone_page
-from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, served, told
+from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, played, served, turn
 
 READY = "document.body.dataset.ready"
 
@@ -45,7 +45,7 @@ def file(tmp_path: Path) -> str:
 def plain() -> list[Any]:
     """Another group, of an earlier step: three siblings that say their number."""
     return [
-        told(said("ask", f"answer {n}", fresh=True), group=2, sibling=n, iteration=3, reward=n / 2)
+        played(turn("ask", f"answer {n}", fresh=True), group=2, sibling=n, iteration=3, reward=n / 2)
         for n in range(3)
     ]
 
@@ -127,8 +127,8 @@ HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</scrip
 
 
 @pytest.mark.slow
-def test_what_a_model_writes_stays_text(tab: Tab, tmp_path: Path) -> None:
-    run = keep(tmp_path / "a<b>&amp;", [told(said(HOSTILE, HOSTILE, fresh=True), ending="</script><b>")])
+def test_model_output_stays_text(tab: Tab, tmp_path: Path) -> None:
+    run = keep(tmp_path / "a<b>&amp;", [played(turn(HOSTILE, HOSTILE, fresh=True), ending="</script><b>")])
     show(tab, written(run))
     assert texts(tab, ".said .text") == [HOSTILE]
     assert texts(tab, ".answer .text") == [HOSTILE]
@@ -139,7 +139,7 @@ def test_what_a_model_writes_stays_text(tab: Tab, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_file_asks_nobody(tab: Tab, file: str) -> None:
+def test_written_file_makes_no_requests(tab: Tab, file: str) -> None:
     tab.go_offline()
     show(tab, file)
     tab.press("j", "s", "c", "x", "o", "t")
@@ -152,11 +152,11 @@ def test_file_asks_nobody(tab: Tab, file: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("text", [" " * 3_000_000 + "x", '{"arguments": ' * 100_000 + "} " * 500_000 + "x"])
-def test_what_a_model_or_a_tool_writes_does_not_hang_the_page(tab: Tab, tmp_path: Path, text: str) -> None:
+def test_long_model_or_tool_text_does_not_hang_the_page(tab: Tab, tmp_path: Path, text: str) -> None:
     """What takes a time that grows by the square would take hours here."""
-    answer = said("ask", "yes", fresh=True).model_copy(update={"pieces": (text,), "tokens": (1,)})
+    answer = turn("ask", "yes", fresh=True).model_copy(update={"pieces": (text,), "tokens": (1,)})
     answer = answer.model_copy(update={"logprobs": (0.0,), "trained": ((True, 1),), "versions": ((3, 1),)})
-    show(tab, written(keep(tmp_path / "run", [told(said(f"<|im_start|>tool\n{text}", "yes"), answer)])))
+    show(tab, written(keep(tmp_path / "run", [played(turn(f"<|im_start|>tool\n{text}", "yes"), answer)])))
     assert len(texts(tab, ".answer .text")[1]) == len(text)
 
 
@@ -176,9 +176,7 @@ def test_served_page_takes_new_rollouts_in(tab: Tab, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_evaluation_is_text_without_tokens_and_what_has_no_reward_is_no_zero(
-    tab: Tab, tmp_path: Path
-) -> None:
+def test_evaluation_shows_text_without_tokens_and_unscored_is_not_zero(tab: Tab, tmp_path: Path) -> None:
     turns = [turn_record("You hold 19.", '{"action": "stand"}', fresh=True)]
     same: dict[str, Any] = {"environment": "blackjack", "seed": 7, "group": 0}
     records = [

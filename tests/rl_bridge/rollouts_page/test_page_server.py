@@ -1,4 +1,4 @@
-"""The server of the page: what it answers, and whom it does not."""
+"""The server of the page: which requests it answers, and which it refuses."""
 
 import socket
 import time
@@ -93,7 +93,9 @@ def test_callers_are_bounded_and_make_room_again(run: Path) -> None:
                 pytest.fail("expected room after the silent ones had gone")
 
 
-def test_ctrl_c_while_somebody_is_let_in_is_not_lost(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_connection_is_accepted_is_not_lost(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = server.PageServer(run)
     let_in = ThreadingHTTPServer.process_request
 

@@ -1,7 +1,5 @@
 """Fixtures of the tests of services."""
 
-import os
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -11,9 +9,8 @@ SILENCE_S = 15.0
 
 
 @pytest.fixture(autouse=True)
-def _roles_can_import_their_actor(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = str(Path(__file__).parent)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+def _replicas_import_their_actors(importable_modules: None) -> None:
+    """By the names that the tests have for them."""
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import psutil
 import pytest
+from module_run import finished
 from service_waits import WAIT_S, alive, descendants, until, until_gone
 
 from rl_bridge.errors import RoleError
@@ -152,13 +153,13 @@ raise SystemExit(3)
 
 def test_a_goodbye_that_is_late_shows_nothing(tmp_path: Path) -> None:
     paths = [str(HERE), str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]
-    ended = subprocess.run(
-        [sys.executable, "-c", LATE, str(tmp_path)],
+    ended = finished(
+        sys.executable,
+        "-c",
+        LATE,
+        str(tmp_path),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
+        timeout_s=200,
     )
     assert ended.returncode == 3, ended.stderr
     assert "Traceback" not in ended.stderr

@@ -42,7 +42,7 @@ async def test_turn_is_had_by_one_at_a_time() -> None:
     first.release()
 
 
-async def test_part_of_the_gpus_is_nobodys_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_overlapping_gpus_share_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     both = GpuLock()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     one, again = GpuLock(), GpuLock()

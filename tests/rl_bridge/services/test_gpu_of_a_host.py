@@ -1,4 +1,4 @@
-"""Which GPU of a host a process sees: its position is ours to say, what it is called is the host's."""
+"""The GPUs that a process sees: positions are assigned by us, names by the host."""
 
 import subprocess
 from pathlib import Path
@@ -9,14 +9,16 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.mark.parametrize(
-    ("given", "positions", "seen"),
+    ("visible", "positions", "seen"),
     [("", [1], "1"), ("5,7", [1], "7"), ("5", [1], ""), ("", [0, 2], "0,2"), ("5,7,9", [0, 2], "5,9")],
 )
-def test_the_scheduler_s_names_are_kept(tmp_path: Path, given: str, positions: list[int], seen: str) -> None:
+def test_the_scheduler_s_names_are_kept(
+    tmp_path: Path, visible: str, positions: list[int], seen: str
+) -> None:
     from rl_bridge.services.hosts import Hosts
 
     far = Hosts.workers(["tcp://10.0.0.2:1"], address="tcp://10.0.0.1:1", gpus_per_host=3)
-    assert shown(tmp_path, far.variables_of(positions), given) == seen
+    assert shown(tmp_path, far.variables_of(positions), visible) == seen
 
 
 def test_a_process_without_one_is_left_as_it_was_told(tmp_path: Path) -> None:
@@ -39,7 +41,7 @@ def test_remote_hosts_are_told_positions() -> None:
     ("devices", "counted"),
     [("3,5", ("3", "5")), (" 3, 5", ("3", "5")), ("0,0", ()), ("-1", ()), ("1,-1,2", ("1",)), ("", ())],
 )
-def test_what_cuda_does_not_show_is_not_counted(
+def test_gpus_hidden_from_cuda_are_not_counted(
     monkeypatch: pytest.MonkeyPatch, devices: str, counted: tuple[str, ...]
 ) -> None:
     from rl_bridge.services.hosts import Hosts
@@ -56,16 +58,16 @@ def test_one_that_is_not_there_is_not_made_up_for_by_the_cpu(monkeypatch: pytest
     monkeypatch.delenv("ROPEWALK_GPU", raising=False)
     assert own_device().type == "cpu"
     monkeypatch.setenv("ROPEWALK_GPU", "1")
-    for told, said in (("6", "6"), ("", "all there are")):
-        monkeypatch.setenv("ROPEWALK_GPUS", told)
+    for gpus, shown_gpus in (("6", "6"), ("", "all there are")):
+        monkeypatch.setenv("ROPEWALK_GPUS", gpus)
         with pytest.raises(
-            ModelError, match=rf"at position 1 on .* \({said}\), got none; lower monarch\.gpus"
+            ModelError, match=rf"at position 1 on .* \({shown_gpus}\), got none; lower monarch\.gpus"
         ):
             own_device()
 
 
 @pytest.mark.parametrize(
-    ("on_gpu", "given", "seen"),
+    ("on_gpu", "inherited", "seen"),
     [
         (True, {}, "expandable_segments:True, "),
         (True, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, "max_split_size_mb:64, "),
@@ -73,26 +75,26 @@ def test_one_that_is_not_there_is_not_made_up_for_by_the_cpu(monkeypatch: pytest
         (False, {}, ", "),
     ],
 )
-def test_the_allocator_is_told_something_where_nobody_has(
-    tmp_path: Path, on_gpu: bool, given: dict[str, str], seen: str
+def test_allocator_settings_are_set_unless_the_user_has(
+    tmp_path: Path, on_gpu: bool, inherited: dict[str, str], seen: str
 ) -> None:
     from rl_bridge.devices import allocator_environment
 
-    told = allocator_environment(on_gpu=on_gpu) | given
+    environment = allocator_environment(on_gpu=on_gpu) | inherited
     variables = "${PYTORCH_ALLOC_CONF-}, ${PYTORCH_CUDA_ALLOC_CONF-}"
-    assert shown(tmp_path, told, None, variables) == seen.strip()
+    assert shown(tmp_path, environment, None, variables) == seen.strip()
 
 
 def shown(
-    folder: Path, told: dict[str, str], given: str | None, variables: str = "${CUDA_VISIBLE_DEVICES-}"
+    folder: Path, overrides: dict[str, str], visible: str | None, variables: str = "${CUDA_VISIBLE_DEVICES-}"
 ) -> str:
     from rl_bridge.services.processes import _SHELL
 
     log = folder / "log"
-    inherited = {} if given is None else {"CUDA_VISIBLE_DEVICES": given}
+    inherited = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     subprocess.run(
         ["/bin/sh", "-c", _SHELL, "/bin/sh", "-c", f'echo "{variables}"'],
-        env={"PATH": "/usr/bin:/bin", "ROPEWALK_ROLE_LOG": str(log), **inherited, **told},
+        env={"PATH": "/usr/bin:/bin", "ROPEWALK_ROLE_LOG": str(log), **inherited, **overrides},
         check=True,
         timeout=60,
     )

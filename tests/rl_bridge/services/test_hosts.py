@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 from free_ports import free_ports
+from module_run import finished
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
 
@@ -62,13 +63,7 @@ def test_a_cut_link_is_noticed_and_healed(tmp_path: Path) -> None:
             stack.callback(process.wait, 20)
             stack.callback(process.terminate)
         words = [str(HERE / "hosts_controller.py"), str(tmp_path / "logs"), links[0], own, *workers]
-        ran = subprocess.run(
-            ["ip", "netns", "exec", controller, sys.executable, *words],
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
+        ran = finished("ip", "netns", "exec", controller, sys.executable, *words, timeout_s=250)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found["one replica a host"]
@@ -163,13 +158,10 @@ def test_a_slurm_job_is_submitted_used_and_cancelled(tmp_path: Path, mesh: str) 
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     port, own = free_ports(2)
-    ran = subprocess.run(
-        [sys.executable, "-c", SLURM_CONTROLLER, str(tmp_path), str(port), f"tcp://127.0.0.1:{own}", mesh],
+    ran = finished(
+        *(sys.executable, "-c", SLURM_CONTROLLER, str(tmp_path), str(port), f"tcp://127.0.0.1:{own}", mesh),
         env={**os.environ, "STAND_IN": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+        timeout_s=100,
     )
     if mesh == "machines":
         assert ran.returncode == 0, ran.stderr

@@ -64,7 +64,7 @@ def test_services_of_different_pools_share_gpus() -> None:
     assert placement.reserve(one, 0.0).gpus == ((1,),)
 
 
-def test_who_needs_several_gpus_on_a_host_is_given_room_before_who_fits_anywhere() -> None:
+def test_replicas_of_several_gpus_are_placed_before_those_of_one() -> None:
     wanted = {
         "workers": ServiceOptions(procs=16),
         "singles": ServiceOptions(with_gpus=True, num_replicas=5),
@@ -93,12 +93,12 @@ def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:
     assert placement.reserve(ONE, HOST_AVOIDANCE_S).first == 0
 
 
-def test_what_needs_no_gpu_leaves_the_hosts_with_gpus_alone() -> None:
+def test_replicas_without_gpus_avoid_hosts_with_gpus() -> None:
     placement = Placement(hosts=2, gpus=1, cpu_hosts=2)
     needy = ServiceOptions(with_gpus=True)
     assert [placement.reserve(ONE, 0.0).first for _ in range(4)] == [2, 3, 2, 3]
-    taken = [placement.reserve(needy, 0.0) for _ in range(2)]
-    assert [slot.first for slot in taken] == [0, 1]
+    slots = [placement.reserve(needy, 0.0) for _ in range(2)]
+    assert [slot.first for slot in slots] == [0, 1]
     with pytest.raises(RoleError, match=r"got 4 host\(s\) with \[0, 0, 0, 0\] free"):
         placement.reserve(needy, 0.0)
     # They stay the second choice, not none: one that serves is better than one that fell silent.
@@ -129,7 +129,7 @@ def test_restarts_older_than_the_window_do_not_count() -> None:
 
 
 def test_no_two_starts_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = set()
+    seeds = set()
     for place in [
         (replica, rank, before) for replica in range(20) for rank in range(4) for before in range(3)
     ]:
@@ -137,8 +137,8 @@ def test_no_two_starts_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         seed = derive_seed(7)
         assert derive_seed(7) == seed != derive_seed(8)
         assert 0 <= seed < 1 << 31
-        drawn.add(seed)
-    assert len(drawn) == 20 * 4 * 3
+        seeds.add(seed)
+    assert len(seeds) == 20 * 4 * 3
 
 
 def test_the_first_of_all_keeps_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:

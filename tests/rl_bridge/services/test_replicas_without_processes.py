@@ -1,4 +1,4 @@
-"""Services among replicas that are no processes: where they run, who answers, who starts first."""
+"""Services of fake replicas: their hosts, answers, notifications and logs."""
 
 import asyncio
 import tempfile
@@ -125,7 +125,7 @@ class Replica:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("killed", [False, True])
-async def test_what_generators_are_told_waits_for_none_that_starts(killed: bool) -> None:
+async def test_notification_of_generators_does_not_wait_for_starting_ones(killed: bool) -> None:
     from rl_bridge.generator.actor import PolicyActor
 
     service = service_of(PolicyActor)
@@ -135,15 +135,15 @@ async def test_what_generators_are_told_waits_for_none_that_starts(killed: bool)
     starting.incarnation = 2
     async with asyncio.timeout(HANG_S):
         await service.update_weights.tell(3)
-        told = await service.sleep.tell()
-        assert (told.values, service.roster.targets) == ({}, ())
+        notified = await service.sleep.tell()
+        assert (notified.values, service.roster.targets) == ({}, ())
         await service.catch_up(starting)
     assert starting.calls == ["sleep"]  # it needs no weights for that
     assert service.roster.targets == (starting,)
 
 
 @pytest.mark.heavy
-async def test_one_that_does_not_answer_hides_none_that_does() -> None:
+async def test_unresponsive_replica_hides_no_other_answer() -> None:
     from rl_bridge.services.actor import ServiceActor
 
     service = service_of(ServiceActor)
@@ -196,7 +196,7 @@ class Opened:
 
 
 @pytest.mark.heavy
-async def test_no_host_is_opened_that_nobody_would_close(
+async def test_failed_start_leaves_no_open_host_and_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rl_bridge.services.fleet import Fleet

@@ -114,7 +114,7 @@ async def test_suspensions_double_up_to_a_bound_and_a_success_clears_them(
     assert stage.suspects == []  # it has its tries again
 
 
-async def test_what_was_in_flight_at_a_suspension_does_not_lengthen_it(
+async def test_failures_in_flight_at_a_suspension_do_not_lengthen_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage = Stage(1, monkeypatch)
@@ -144,7 +144,7 @@ async def test_failures_between_successes_and_calls_given_up_are_no_suspicion(
     assert not stage.balancer.is_suspended(0)
 
 
-async def test_where_all_are_suspended_calls_still_go_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_are_routed_even_if_all_replicas_are_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(2, monkeypatch)
     for target in stage.targets:
         target.fails = True

@@ -59,46 +59,46 @@ async def test_calls_under_way_are_repeated_elsewhere_or_lost_when_the_process_i
     first, second = FakeTarget(0), FakeTarget(1)
     handle = ServiceHandle(roster(1, first))
     first.hold()
-    asked, told = (
+    request, notice = (
         asyncio.ensure_future(handle.ask.route(1)),
         asyncio.ensure_future(handle.tell.route(2)),
     )
     await turns()
     handle.update(roster(2, first, second))
     first.die()
-    assert await asked == 1
+    assert await request == 1
     with pytest.raises(ReplicaLostError, match="replica 0 of policy was lost during tell: killed"):
-        await told
+        await notice
     # Until the controller says so too, it is left out here.
     assert handle.serving == 1
     assert [await handle.tell.route() for _ in range(2)] == [1, 1]
 
 
-async def test_what_the_controller_says_of_a_loss_ends_the_calls_at_once() -> None:
+async def test_reported_loss_of_a_replica_ends_its_calls_at_once() -> None:
     first, second = FakeTarget(0), FakeTarget(1)
     handle = ServiceHandle(roster(1, first))
     first.hold()
-    asked, told = (
+    request, notice = (
         asyncio.ensure_future(handle.ask.route()),
         asyncio.ensure_future(handle.tell.route()),
     )
     await turns()
     handle.update(roster(2, second, lost=((0, 1),)))
-    assert await asked == 1
+    assert await request == 1
     with pytest.raises(ReplicaLostError, match="the controller says that it is gone"):
-        await told
+        await notice
 
 
 async def test_a_call_that_is_cancelled_is_cancelled_also_when_its_replica_is_lost() -> None:
     first, second = FakeTarget(0), FakeTarget(1)
     handle = ServiceHandle(roster(1, first))
     first.hold()
-    asked = asyncio.ensure_future(handle.ask.route())
+    request = asyncio.ensure_future(handle.ask.route())
     await turns()
-    asked.cancel()
+    request.cancel()
     handle.update(roster(2, second, lost=((0, 1),)))
     with pytest.raises(asyncio.CancelledError):
-        await asked
+        await request
     assert second.calls == []
 
 
@@ -115,10 +115,10 @@ async def test_an_error_of_ours_from_the_actor_is_no_loss_even_where_it_says_so(
 
 async def test_a_call_waits_for_a_replica_until_its_deadline() -> None:
     handle = ServiceHandle(roster(1, wait_s=30.0))
-    asked = asyncio.ensure_future(handle.ask.route())
+    request = asyncio.ensure_future(handle.ask.route())
     await turns()
     handle.update(roster(3, FakeTarget(2)))
-    assert await asked == 2
+    assert await request == 2
     handle.update(roster(2, FakeTarget(1)))  # older news
     assert await handle.ask.route() == 2
     with pytest.raises(
@@ -196,10 +196,10 @@ async def test_sessions_are_spread_and_those_that_begin_alike_are_together_while
     again = handle.session(near=homes[0], max_sessions=9)
     assert again.replica == homes[0].replica
     # Where it is lost they meet again, and the lost one's sessions are counted no more.
-    left = [target for target in targets if target.replica != homes[0].replica]
-    handle.update(roster(2, *left))
+    others = [target for target in targets if target.replica != homes[0].replica]
+    handle.update(roster(2, *others))
     assert again.replica == homes[0].replica
-    assert {one.replica for one in (*homes, again)} == {target.replica for target in left}
+    assert {one.replica for one in (*homes, again)} == {target.replica for target in others}
 
 
 async def test_a_session_leaves_a_replica_that_fails_whatever_it_is_asked() -> None:
@@ -214,11 +214,11 @@ async def test_a_session_leaves_a_replica_that_fails_whatever_it_is_asked() -> N
             await session.ask.route()
     assert await session.ask.route() == 1 - home
     handle.update(roster(2))
-    asked = asyncio.ensure_future(session.ask.route())
+    request = asyncio.ensure_future(session.ask.route())
     await turns()
-    assert not asked.done()  # it waits until somebody serves
+    assert not request.done()  # it waits until somebody serves
     handle.update(roster(3, FakeTarget(7)))
-    assert await asked == 7
+    assert await request == 7
 
 
 async def test_a_starting_replica_takes_the_last_of_each_fan_out_in_order() -> None:
@@ -273,7 +273,7 @@ async def test_the_last_fan_out_of_one_state_stands_for_those_before_it() -> Non
     assert other.calls == [("load", (1,)), ("tune", (0.5,))]
 
 
-async def test_a_fan_out_that_nobody_took_gives_way_to_the_one_before() -> None:
+async def test_fan_out_that_all_refused_gives_way_to_the_previous_one() -> None:
     replays = Replays(("load",))
     replays.record("load", (1,), {})
     refused = replays.record("load", (2,), {})
@@ -290,7 +290,7 @@ async def test_a_fan_out_that_nobody_took_gives_way_to_the_one_before() -> None:
     assert target.calls == [("load", (1,))]
 
 
-async def test_what_cannot_be_had_is_waited_for_until_somebody_provides_it() -> None:
+async def test_unavailable_state_is_waited_for_until_it_is_provided() -> None:
     replays = Replays(("load",))
     replays.record("load", (1,), {})
     target = FakeTarget(0)
@@ -311,7 +311,7 @@ async def test_what_cannot_be_had_is_waited_for_until_somebody_provides_it() -> 
     assert target.calls[3:] == [("load", (0,))]
 
 
-async def test_what_cannot_be_had_is_asked_for_again_without_a_fan_out_too(
+async def test_unavailable_state_is_retried_without_a_fan_out_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replays_module, "RETRY_INTERVAL_S", 0.01)

@@ -112,9 +112,9 @@ async def test_all_replicas_killed_during_a_fan_out_take_it_when_they_start(
         kill(*pids_of(policy))
         wait.unlink()
         async with asyncio.timeout(WAIT_S):
-            taken = await fanning
-        assert set(taken.values.values()) == {2}
-        assert set(taken.failed) == {0, 1}
+            fanout = await fanning
+        assert set(fanout.values.values()) == {2}
+        assert set(fanout.failed) == {0, 1}
         await until(lambda: all_serve(policy))
         assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {2}
 
@@ -126,9 +126,9 @@ async def test_a_replica_that_refuses_a_fan_out_is_replaced(roles: ModuleType, t
         policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
         refusing, other = pids_of(policy)
-        taken = await policy.load.fanout(2, 0.0, refusing)
-        assert taken.values == {1: 2}
-        assert isinstance(taken.failed[0], GeneratorError)
+        fanout = await policy.load.fanout(2, 0.0, refusing)
+        assert fanout.values == {1: 2}
+        assert isinstance(fanout.failed[0], GeneratorError)
         # It never answers with the old state.
         assert {(await policy.generate.route())[:2] for _ in range(3)} == {(other, 2)}
         await until(lambda: all_serve(policy))
@@ -165,7 +165,7 @@ async def test_a_state_that_cannot_be_had_costs_no_restart(roles: ModuleType, tm
         assert [replica.restarts for replica in policy.replicas] == [1, 0]
 
 
-async def test_who_refuses_what_a_starting_replica_takes_is_replaced(roles: ModuleType) -> None:
+async def test_starting_replica_that_refuses_the_state_is_replaced(roles: ModuleType) -> None:
     """Over targets that are no processes, so that each answers in its turn."""
 
     from rl_bridge.services.options import ServiceOptions
@@ -295,7 +295,7 @@ async def test_the_loss_of_an_actor_is_final(roles: ModuleType, tmp_path: Path) 
         await until_gone([first, second])  # what is left of it cannot go on alone
 
 
-async def test_what_a_killed_replica_had_started_goes_with_it(roles: ModuleType, tmp_path: Path) -> None:
+async def test_processes_of_a_killed_replica_end_with_it(roles: ModuleType, tmp_path: Path) -> None:
     from rl_bridge.services.fleet import Fleet
 
     async with Fleet(tmp_path, heartbeat_s=0.2):
@@ -310,7 +310,7 @@ async def test_what_a_killed_replica_had_started_goes_with_it(roles: ModuleType,
 
 
 @pytest.mark.usefixtures("silence_is_a_loss")
-async def test_a_replica_that_hangs_is_given_up(roles: ModuleType, tmp_path: Path) -> None:
+async def test_hanging_replica_is_replaced(roles: ModuleType, tmp_path: Path) -> None:
     from rl_bridge.services.fleet import Fleet
 
     async with Fleet(tmp_path, heartbeat_s=0.2):

@@ -1,4 +1,4 @@
-"""Services on real Monarch: who is called, what comes back, how they grow and shrink."""
+"""Services on real Monarch: calls, fan-outs, starts and ends."""
 
 import asyncio
 from pathlib import Path
@@ -102,7 +102,7 @@ async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
 
 
 @pytest.mark.soak
-async def test_what_cannot_be_started_is_an_error_of_the_start(roles: ModuleType, tmp_path: Path) -> None:
+async def test_failed_start_is_an_error(roles: ModuleType, tmp_path: Path) -> None:
     from rl_bridge.errors import ModelError
     from rl_bridge.services.fleet import Fleet
 
@@ -163,22 +163,22 @@ async def test_the_ranks_of_a_replica_act_as_one(roles: ModuleType, tmp_path: Pa
                 await ranks.wait_for_others.route()
 
 
-async def test_who_is_told_to_go_twice_still_ends_everything_and_gives_its_hosts_back(tmp_path: Path) -> None:
+async def test_second_signal_still_ends_everything_and_returns_the_hosts(tmp_path: Path) -> None:
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.services.hosts import Hosts
 
-    told: list[str] = []
+    events: list[str] = []
 
     class Rented(Hosts):
         async def close(self) -> None:
-            told.append("hosts")
+            events.append("hosts")
 
     class Stopped:
         def __init__(self, name: str, *, hangs: bool) -> None:
             self.name, self.hangs = name, hangs
 
         async def stop(self) -> None:
-            told.append(self.name)
+            events.append(self.name)
             if self.hangs:
                 await asyncio.Event().wait()
 
@@ -188,34 +188,34 @@ async def test_who_is_told_to_go_twice_still_ends_everything_and_gives_its_hosts
             fleet._services = {"first": first, "last": last}  # type: ignore[dict-item]
 
     running = asyncio.ensure_future(run())
-    await until(lambda: told == ["first", "last"])
+    await until(lambda: events == ["first", "last"])
     while not running.done():  # the first time it waits on for who has not ended
         running.cancel()
         await asyncio.sleep(0)
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert told == ["first", "last", "hosts"]
+    assert events == ["first", "last", "hosts"]
 
 
 async def test_a_job_is_given_back_though_its_hosts_do_not_end_in_time() -> None:
     from rl_bridge.services.hosts import Hosts
 
-    told: list[str] = []
+    events: list[str] = []
 
     class Mesh:
         async def stop(self) -> None:
-            told.append("stop")
+            events.append("stop")
             await asyncio.Event().wait()
 
     class Job:
         def kill(self) -> None:
-            told.append("kill")
+            events.append("kill")
 
     hosts = Hosts.from_job(Job(), mesh="hosts")
     hosts._meshes = (Mesh(),)  # type: ignore[attr-defined]
     closing = asyncio.ensure_future(hosts.close())
-    await until(lambda: told == ["stop"])
+    await until(lambda: events == ["stop"])
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
-    assert told == ["stop", "kill"]
+    assert events == ["stop", "kill"]

@@ -1,4 +1,4 @@
-"""The command that runs on further hosts: what it refuses. That it serves is shown by tests/clusters."""
+"""The command for further hosts: addresses that it refuses. tests/clusters shows that it serves."""
 
 import os
 import sys
@@ -40,10 +40,10 @@ def test_ranks_meet_where_the_host_is_reached(
     monkeypatch: pytest.MonkeyPatch, address: str, before: dict[str, str], interfaces: list[str | None]
 ) -> None:
     """Monarch is a stand-in that starts nothing."""
-    told: list[list[str | None]] = []
+    interfaces_seen: list[list[str | None]] = []
 
     def run_worker_loop_forever(**_: str) -> None:
-        told.append([os.environ.get(name) for name in INTERFACE_VARIABLES])
+        interfaces_seen.append([os.environ.get(name) for name in INTERFACE_VARIABLES])
 
     environment = {name: value for name, value in os.environ.items() if name not in INTERFACE_VARIABLES}
     monkeypatch.setattr(os, "environ", environment | before)
@@ -51,4 +51,4 @@ def test_ranks_meet_where_the_host_is_reached(
     monkeypatch.setitem(sys.modules, "monarch", SimpleNamespace(actor=actor))
     monkeypatch.setitem(sys.modules, "monarch.actor", actor)
     serve(address)
-    assert told == [interfaces]
+    assert interfaces_seen == [interfaces]

@@ -1,4 +1,4 @@
-"""The synthetic job under a clock that jumps: what asynchrony gains, whatever the machine is doing."""
+"""The synthetic job in simulated time: what asynchrony gains."""
 
 import asyncio
 import statistics

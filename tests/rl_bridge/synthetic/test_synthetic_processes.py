@@ -1,4 +1,4 @@
-"""A synthetic job in real processes: everything is trained, and nobody's time is lost."""
+"""A synthetic job in real processes: everything is trained, and all time is accounted for."""
 
 import argparse
 import json

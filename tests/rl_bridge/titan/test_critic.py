@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import NAMES, WIDTH, load_reference, make_checkpoint, rows, said
+from tiny_checkpoints import NAMES, WIDTH, load_reference, make_checkpoint, model_logprobs, rows
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.types import NO_VERSION, TrainSample
@@ -33,13 +33,15 @@ def test_values_come_from_the_policys_hidden_state(name: str, tmp_path: Path) ->
     """By hand: the product of the head with what transformers has before its last layer."""
     path, tokens = make_checkpoint(tmp_path, name), rows()
     model = critic(path)
-    assert torch.equal(said(model, tokens), torch.zeros(5, 16)), "an untrained critic expects nothing"
+    assert torch.equal(model_logprobs(model, tokens), torch.zeros(5, 16)), (
+        "an untrained critic expects nothing"
+    )
     head = give_head(model)
     with torch.no_grad():
         hidden = load_reference(path).model(tokens).last_hidden_state[:, :-1]
     expected = (hidden @ head.T).squeeze(-1)
     assert expected.std() > 0.3
-    torch.testing.assert_close(said(model, tokens), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model_logprobs(model, tokens), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,7 +57,7 @@ def test_a_reward_model_has_its_head_already(name: str, tmp_path: Path) -> None:
     assert expected.std() > 0.1
     # A token behind the row, of which nothing is asked but what is before it.
     longer = torch.cat([tokens, tokens[:, :1]], dim=1)
-    torch.testing.assert_close(said(critic(path), longer)[:, -1], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model_logprobs(critic(path), longer)[:, -1], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -78,7 +80,7 @@ def test_each_loss_token_has_the_float32_value_of_what_came_before_it(tmp_path: 
     assert not batch.pack_rows().one_a_row
     with torch.no_grad(), model.spmd():
         ours = model.outputs(model.pack(batch)).logprobs
-    expected = torch.cat([said(model, torch.tensor([text]))[0, 1:] for text in texts])
+    expected = torch.cat([model_logprobs(model, torch.tensor([text]))[0, 1:] for text in texts])
     assert ours.dtype == torch.float32
     near = 1e-5 if dtype == "float32" else 0.1
     torch.testing.assert_close(ours, expected.float(), atol=near, rtol=near)

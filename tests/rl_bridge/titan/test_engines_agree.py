@@ -1,4 +1,4 @@
-"""For every architecture the engine samples from what the trainer computes, before and after new weights."""
+"""Engine and trainer agree for every architecture, before and after new weights."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,9 +51,9 @@ def test_engine_and_trainer_agree(name: str, tmp_path: Path) -> None:
         def difference() -> float:
             answers = engine.generate(prompts, sampling).result(WAIT_S)
             return max(
-                abs(told - computed)
+                abs(reported - computed)
                 for prompt, answer in zip(prompts, answers, strict=True)
-                for told, computed in zip(
+                for reported, computed in zip(
                     answer.logprobs, by_trainer(model, prompt, answer, sampling.temperature), strict=True
                 )
             )

@@ -1,4 +1,4 @@
-"""Adapters compute what their formula says, whatever the model, and leave its own weights alone."""
+"""Adapters follow their formula for every model, and leave the model's own weights unchanged."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import load_reference, logprobs, make_checkpoint, rows, said
+from tiny_checkpoints import load_reference, logprobs, make_checkpoint, model_logprobs, rows
 from torch import Tensor
 
 from rl_bridge.config import LoraConfig
@@ -70,10 +70,10 @@ def test_gradients_are_those_of_merged_weights(name: str, lora: LoraConfig, tmp_
     with torch.no_grad():
         for weight, (a, b) in pairs.items():
             weights[weight] += scale * b @ a
-    ours, theirs = said(model, tokens), logprobs(merged(tokens).logits, tokens)
+    ours, theirs = model_logprobs(model, tokens), logprobs(merged(tokens).logits, tokens)
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0.0)
     with model.without_adapters():
-        torch.testing.assert_close(said(model, tokens), base, atol=2e-5, rtol=0.0)
+        torch.testing.assert_close(model_logprobs(model, tokens), base, atol=2e-5, rtol=0.0)
     assert (ours - base).abs().max() > 0.01
     ours.mean().backward()
     theirs.mean().backward()
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_known_by_its_weights_and_not_by_its_files(tmp_path: Pat
     assert checkpoint_identity(other) != checkpoint_identity(one)
 
 
-def test_what_peft_reads_is_written(tmp_path: Path) -> None:
+def test_exported_adapters_load_in_peft(tmp_path: Path) -> None:
     from safetensors.torch import load_file
 
     from rl_bridge.weights.peft import write_adapter

@@ -1,4 +1,4 @@
-"""What `ropewalk plan` says of a pass and of adapters, beside what a model really keeps."""
+"""Memory that `ropewalk plan` predicts for a pass and for adapters, against what a model really keeps."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def run(dtype: str, checkpointing: str) -> Config:
     )
 
 
-def kept(one: Any) -> int:
+def kept_bytes(one: Any) -> int:
     """Bytes of activations that a pass forward leaves for the one backward."""
     batch = documents([TOKENS], vocabulary=512)
     storages: dict[int, int] = {}
@@ -59,10 +59,10 @@ def test_activations_are_those_that_a_pass_keeps(
 
     # What the plan has beyond that is of the backward pass: a seventh block, and two of which one is computed anew.
     whole = planned("none")
-    assert kept(model(path, dtype=dtype)) == pytest.approx(whole * 6 / 7, rel=0.06)
+    assert kept_bytes(model(path, dtype=dtype)) == pytest.approx(whole * 6 / 7, rel=0.06)
     width = torch.finfo(getattr(torch, dtype)).bits // 8
     two = 2 * (whole - TOKENS * (8 + width) * 256) / 7
-    found = kept(model(path, dtype=dtype, activation_checkpointing="full"))
+    found = kept_bytes(model(path, dtype=dtype, activation_checkpointing="full"))
     assert found == pytest.approx(planned("full") - two, rel=0.06)
 
 

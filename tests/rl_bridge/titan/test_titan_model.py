@@ -17,8 +17,8 @@ from tiny_checkpoints import (
     load_reference,
     logprobs,
     make_checkpoint,
+    model_logprobs,
     rows,
-    said,
 )
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,7 +61,7 @@ def test_log_probabilities_are_those_of_transformers(checkpoint: Path, tokens: t
     with torch.no_grad():
         expected = logprobs(load_reference(checkpoint)(tokens).logits, tokens)
     assert expected.std() > 0.3, "the checkpoint says nothing, so agreeing with it shows nothing"
-    ours = said(titan(checkpoint, chunk=7), tokens)
+    ours = model_logprobs(titan(checkpoint, chunk=7), tokens)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -70,7 +70,7 @@ def test_gradients_are_those_of_transformers(checkpoint: Path, tokens: torch.Ten
     logprobs(reference(tokens).logits, tokens).sum().backward()
     expected = {name: parameter.grad for name, parameter in reference.named_parameters()}
     model = titan(checkpoint, trainable=True)
-    said(model, tokens).sum().backward()
+    model_logprobs(model, tokens).sum().backward()
     ours = model.adapter.to_hf({name: one.grad for name, one in model.module.named_parameters()})
     assert set(ours) == set(expected)
     for name, gradient in expected.items():
@@ -79,9 +79,9 @@ def test_gradients_are_those_of_transformers(checkpoint: Path, tokens: torch.Ten
 
 def test_later_tokens_change_nothing(any_checkpoint: Path, tokens: torch.Tensor) -> None:
     model = titan(any_checkpoint)
-    whole, changed = said(model, tokens), tokens.clone()
+    whole, changed = model_logprobs(model, tokens), tokens.clone()
     changed[:, 10:] = (changed[:, 10:] + 7) % VOCABULARY
-    after = said(model, changed)
+    after = model_logprobs(model, changed)
     torch.testing.assert_close(after[:, :9], whole[:, :9], atol=1e-5, rtol=1e-5)
     assert (after[:, 10:] - whole[:, 10:]).abs().max() > 1e-3
 
@@ -90,7 +90,7 @@ def test_a_loss_token_that_is_no_word_is_refused(any_checkpoint: Path, tokens: t
     """It would not be noticed: no rank has its row of the output layer."""
     tokens[1, -1] = VOCABULARY
     with pytest.raises(ValueError, match=f"not in the vocabulary of {VOCABULARY}"):
-        said(titan(any_checkpoint), tokens)
+        model_logprobs(titan(any_checkpoint), tokens)
 
 
 def test_names_and_weights_go_back_as_they_came(checkpoint: Path) -> None:
@@ -108,11 +108,11 @@ def test_an_output_layer_in_the_file_may_be_a_copy_where_it_is_tied(
 ) -> None:
     """Qwen3's smaller checkpoints have it beside the embedding."""
     file = make_checkpoint(tmp_path, "qwen3-tied") / "model.safetensors"
-    expected = said(titan(tmp_path), tokens)
+    expected = model_logprobs(titan(tmp_path), tokens)
     names = set(titan(tmp_path).hf_state_dict())
     store_output_layer(file, change=0.0)
     model = titan(tmp_path)
-    assert torch.equal(said(model, tokens), expected)
+    assert torch.equal(model_logprobs(model, tokens), expected)
     assert set(model.hf_state_dict()) == names
 
 
@@ -132,7 +132,7 @@ def test_an_output_layer_that_is_not_tied_as_the_file_says_is_refused(
         titan(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
-    torch.testing.assert_close(said(titan(tmp_path), tokens), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model_logprobs(titan(tmp_path), tokens), expected, atol=1e-5, rtol=1e-5)
 
 
 def store_output_layer(file: Path, *, change: float) -> None:
@@ -152,7 +152,7 @@ def test_activations_computed_anew_change_no_gradient_and_take_less_memory(
     for which in ("none", "selective", "full"):
         model = titan(any_checkpoint, trainable=True, activation_checkpointing=which)
         with Peak() as peak:
-            said(model, tokens).sum().backward()
+            model_logprobs(model, tokens).sum().backward()
         states.append(model.hf_state_dict())
         gradients.append([one.grad.full_tensor() for one in model.module.parameters()])
         peaks.append(peak.nbytes)
@@ -237,7 +237,7 @@ def test_without_a_compiler_compiling_is_refused(
 
 def test_rows_as_long_as_was_asked_for_and_no_longer(any_checkpoint: Path) -> None:
     model = titan(any_checkpoint, max_length=POSITIONS)
-    assert said(model, rows(1, POSITIONS + 1)).isfinite().all()
+    assert model_logprobs(model, rows(1, POSITIONS + 1)).isfinite().all()
     # Of many layers, positions that no row has take gigabytes.
     assert titan(any_checkpoint, max_length=20).module.layers["0"].attention.rope.cache.shape[0] == 20
     with pytest.raises(

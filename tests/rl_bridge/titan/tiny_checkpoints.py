@@ -131,7 +131,7 @@ def every_token(tokens: Tensor) -> TrainBatch:
     )
 
 
-def said(model: Any, tokens: Tensor) -> Tensor:
+def model_logprobs(model: Any, tokens: Tensor) -> Tensor:
     """What a model of ours says of each token but the first: shape [B, L - 1]."""
     with model.spmd():
         outputs = model.outputs(model.pack(every_token(tokens)))

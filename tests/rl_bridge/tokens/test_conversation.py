@@ -85,7 +85,7 @@ def llama(tokenizer_of: Make) -> ChatTokenizer:
     return tokenizer_of(LLAMA, LLAMA_MARKS)
 
 
-def whole(tokenizer: ChatTokenizer, chat: list[ChatMessage]) -> list[int]:
+def render(tokenizer: ChatTokenizer, chat: list[ChatMessage]) -> list[int]:
     """All of a chat through the template at once, the opening of the next answer included."""
     made: Any = tokenizer._tokenizer
     text = made.apply_chat_template(
@@ -101,16 +101,16 @@ def test_conversation_grows_as_the_template_writes_it(name: str, request: pytest
     tokenizer._thinking = True
     chat = list(ASKED)
     conversation = Conversation(tokenizer, chat, LOOK)
-    assert list(conversation.prompt) == whole(tokenizer, chat)
+    assert list(conversation.prompt) == render(tokenizer, chat)
     exchanges: list[tuple[str, list[ChatMessage]]] = [
         ("call the tool", [{"role": "tool", "content": 'hello "world"\n'}]),
         ("", [{"role": "tool", "content": " 1"}, {"role": "tool", "content": "\n2\n"}]),
         ("the sea?", [{"role": "user", "content": "é 世界"}]),
     ]
-    for answer, told in exchanges:
-        conversation.append_turn(tokenizer.answer(answer), told)
-        chat += [{"role": "assistant", "content": answer}, *told]
-        assert list(conversation.prompt) == whole(tokenizer, chat)
+    for answer, messages in exchanges:
+        conversation.append_turn(tokenizer.answer(answer), messages)
+        chat += [{"role": "assistant", "content": answer}, *messages]
+        assert list(conversation.prompt) == render(tokenizer, chat)
 
 
 def test_sampled_tokens_stay_as_they_were_spelled(qwen: ChatTokenizer) -> None:
@@ -119,9 +119,9 @@ def test_sampled_tokens_stay_as_they_were_spelled(qwen: ChatTokenizer) -> None:
     letters = [token for letter in "call the tool" for token in qwen._tokenizer.encode(letter)]
     assert letters != qwen._tokenizer.encode("call the tool")
     sampled = [*letters, qwen.stop_token_ids[0]]
-    told: list[ChatMessage] = [{"role": "tool", "content": "hello"}]
-    conversation.append_turn(sampled, told)
-    assert list(conversation.prompt) == [*before, *sampled, *qwen.continuation(told)]
+    messages: list[ChatMessage] = [{"role": "tool", "content": "hello"}]
+    conversation.append_turn(sampled, messages)
+    assert list(conversation.prompt) == [*before, *sampled, *qwen.continuation(messages)]
     assert qwen.decode_written(sampled) == "call the tool"
 
 

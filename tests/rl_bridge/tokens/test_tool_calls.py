@@ -1,4 +1,4 @@
-"""Calls in what a policy wrote: read exactly, or told to be none; mended only where that is asked for."""
+"""Tool calls in a policy's answer: parsed exactly or refused; repaired only on request."""
 
 import json
 from typing import Any
@@ -193,12 +193,12 @@ def test_repair_never_raises(text: str) -> None:
 
 @few
 @given(st.text(max_size=30), st.dictionaries(st.text(), JSON, max_size=3))
-def test_every_call_that_can_be_written_is_read(said: str, arguments: dict[str, Any]) -> None:
-    said = said.replace("<", "").replace("{", "")
+def test_every_call_that_can_be_written_is_read(prefix: str, arguments: dict[str, Any]) -> None:
+    prefix = prefix.replace("<", "").replace("{", "")
     for repair in (False, True):
         text = json.dumps({"name": "f", "arguments": arguments})
         if not any(mark in text for mark in ("<tool_call>", "</tool_call>", "<think>", "</think>")):
-            read = parse_tool_calls(said + hermes(text), style=HERMES, repair=repair)
+            read = parse_tool_calls(prefix + hermes(text), style=HERMES, repair=repair)
             assert read == [ToolCall("f", arguments)]
         text = json.dumps({"name": "f", "parameters": arguments})
         assert parse_tool_calls(text, style=LLAMA, repair=repair) == [ToolCall("f", arguments)]

@@ -74,7 +74,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     assert checkpoints.newest(lambda version: version) == (2, ())
 
 
-def test_what_another_rank_cannot_read_is_damaged_for_all(
+def test_checkpoint_unreadable_on_one_rank_is_damaged_for_all(
     checkpoints: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rl_bridge.trainer import checkpoints as module
@@ -85,7 +85,7 @@ def test_what_another_rank_cannot_read_is_damaged_for_all(
     assert (weight, stored.version, "a stale file handle" in damaged[0]) == (2.0, 2, True)
 
 
-def test_where_none_can_be_read_all_stay_and_the_run_ends(checkpoints: Any, tmp_path: Path) -> None:
+def test_run_ends_and_keeps_all_if_no_checkpoint_can_be_read(checkpoints: Any, tmp_path: Path) -> None:
     for version in (2, 4):
         truncate(tmp_path / "checkpoint" / f"step-{version}" / "run.json")
     with pytest.raises(ModelError, match=r"from any checkpoint of the run: .*step-4.*step-2.*begins anew"):
@@ -93,7 +93,7 @@ def test_where_none_can_be_read_all_stay_and_the_run_ends(checkpoints: Any, tmp_
     assert names(tmp_path) == ["step-2", "step-4"]
 
 
-def test_what_is_wrong_with_the_run_is_no_damage(checkpoints: Any, tmp_path: Path) -> None:
+def test_configuration_errors_are_no_checkpoint_damage(checkpoints: Any, tmp_path: Path) -> None:
     def refuse(version: int) -> None:
         raise ModelError(f"other adapters in {version}")
 

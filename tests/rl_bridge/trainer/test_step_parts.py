@@ -1,4 +1,4 @@
-"""What a step is made of, by hand: advantages and loss settings, passes over parts of a batch, figures."""
+"""Parts of a training step, by hand: advantages, loss settings, passes over parts of a batch, metrics."""
 
 import contextlib
 from dataclasses import replace
@@ -300,7 +300,7 @@ def test_on_a_cpu_neither_peak_nor_memory_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("asked", "needed", "gigabytes", "kind", "told"),
+    ("configured", "needed", "gigabytes", "kind", "reason"),
     [
         ("auto", {"none": 70, "selective": 50, "full": 10}, 100, "none", "70.0 GB of the 100.0 GB"),
         ("auto", {"none": 80, "selective": 50, "full": 10}, 100, "selective", "50.0 GB of the 100.0 GB"),
@@ -311,9 +311,9 @@ def test_on_a_cpu_neither_peak_nor_memory_is_told(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_trainer_computes_as_little_anew_as_its_gpu_has_room_for(
-    asked: str, needed: dict[str, int], gigabytes: int | None, kind: str, told: str, tmp_path: Path
+    configured: str, needed: dict[str, int], gigabytes: int | None, kind: str, reason: str, tmp_path: Path
 ) -> None:
-    made = settings(tmp_path, folder=tmp_path, activation_checkpointing=asked)
+    made = settings(tmp_path, folder=tmp_path, activation_checkpointing=configured)
     made = replace(made, bytes_by_checkpointing={key: int(value * 1e9) for key, value in needed.items()})
     found, words = made.resolve_checkpointing(None if gigabytes is None else int(gigabytes * 1e9))
     assert (found.trainer.activation_checkpointing, found.trainer.iterations) == (
@@ -321,7 +321,7 @@ def test_trainer_computes_as_little_anew_as_its_gpu_has_room_for(
         made.trainer.iterations,
     )
     assert words.startswith(kind)
-    assert told in words
+    assert reason in words
 
 
 def test_copies_take_what_they_hold_and_stay_from_one_time_to_the_next() -> None:
@@ -341,7 +341,7 @@ def test_copies_take_what_they_hold_and_stay_from_one_time_to_the_next() -> None
     assert [tensor.tolist() for tensor in tensors[1:]] == [[1.0] * 7, [], [2.0] * 5]
 
 
-def test_room_for_what_was_away_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reload_waits_for_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who died in its turn has left its lock; its memory is there a little later."""
     monkeypatch.setattr("rl_bridge.trainer.weights.MEMORY_POLL_INTERVAL_S", 0.001)
     tensors, offload = [torch.arange(3.0), torch.ones(2)], Offload()

@@ -1,4 +1,4 @@
-"""Fine-tuning by the real trainer: its loss is what it says, and it falls."""
+"""Fine-tuning by the real trainer: its loss is the mean negative log-probability, and falls."""
 
 from pathlib import Path
 

@@ -236,7 +236,7 @@ def test_weights_and_moments_that_were_offloaded_are_the_same_afterwards(
     stays, goes = (make_trainer(folder=tmp_path / name, algorithm=algorithm) for name in ("stays", "goes"))
     for number in range(3):
         expected, weights = stays.step(batch(number)), copied(stays)
-        told = goes.step(batch(number))
+        metrics = goes.step(batch(number))
         held = [tensor for learner in goes._learners for tensor in learner.tensors()]
         for _ in range(2):
             goes.offload()
@@ -246,7 +246,7 @@ def test_weights_and_moments_that_were_offloaded_are_the_same_afterwards(
         assert sizes == {0}
         for _ in range(2):
             goes.onload()
-        assert told == expected
+        assert metrics == expected
         assert_close(copied(goes), weights)
     assert len(held) == len(list(goes._model.module.parameters())) * 4 * len(
         goes._learners
@@ -336,13 +336,13 @@ def test_a_compiled_trainer_learns_what_another_learns(make_trainer: MakeTrainer
     plain, compiled = (make_trainer(compile=one, **options) for one in (False, True))
     for number in range(3):
         some = batch(number, rows=18 + number)
-        expected, told = plain.step(some), compiled.step(some)
-        assert told.pop("train/valid_token_share") < expected.pop("train/valid_token_share")
-        assert told == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        expected, compiled_metrics = plain.step(some), compiled.step(some)
+        assert compiled_metrics.pop("train/valid_token_share") < expected.pop("train/valid_token_share")
+        assert compiled_metrics == pytest.approx(expected, rel=1e-3, abs=1e-5)
     assert_close(copied(compiled), copied(plain), atol=5e-5)
 
 
-def test_what_is_exported_is_what_transformers_loads(
+def test_export_is_loaded_by_transformers(
     make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file

@@ -17,7 +17,7 @@ from rl_bridge.errors import NonFiniteLossError
 pytestmark = pytest.mark.heavy
 
 
-def trained(policy: Path, folder: Path, algorithm: dict[str, Any], **options: Any) -> Any:
+def train(policy: Path, folder: Path, algorithm: dict[str, Any], **options: Any) -> Any:
     return alone(policy, folder, algorithm=algorithm, **options)
 
 
@@ -45,7 +45,7 @@ def recorded_gradients(trainer: Any, one: TrainBatch) -> list[Tensor]:
 def test_ratios_move_and_some_are_clipped_under_every_preset(
     tiny_policy: Path, tmp_path: Path, name: str
 ) -> None:
-    trainer = trained(
+    trainer = train(
         tiny_policy,
         tmp_path,
         {"name": name, "entropy_coef": 0.01},
@@ -67,11 +67,11 @@ def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_pa
     trajectories, index = np.unique(one.trajectory, return_inverse=True)
     advantages = np.array([1.0, 1.0, -1.0, -1.0], dtype=np.float32)
     log_ratios = np.array([0.0, 0.1, -0.1, 0.1], dtype=np.float32)  # the second and the third are clipped
-    whole = trained(tiny_policy, tmp_path, algorithm, tokens_per_pass=4096, max_grad_norm=1e9)
+    whole = train(tiny_policy, tmp_path, algorithm, tokens_per_pass=4096, max_grad_norm=1e9)
     old = whole.logprobs(one) - log_ratios[index]
     one = replace(one, advantages=advantages[index], old_logprobs=old)
-    parts = trained(tiny_policy, tmp_path, algorithm, tokens_per_pass=32, max_grad_norm=1e9)
-    model = trained(tiny_policy, tmp_path, algorithm)._model
+    parts = train(tiny_policy, tmp_path, algorithm, tokens_per_pass=32, max_grad_norm=1e9)
+    model = train(tiny_policy, tmp_path, algorithm)._model
     with model.spmd():
         logprobs = model.outputs(model.pack(one)).logprobs
         loss, clipped = torch.zeros(()), 0
@@ -93,7 +93,7 @@ def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_pa
 def test_ratios_are_against_what_the_trainer_computed_before_the_first_update(
     tiny_policy: Path, tmp_path: Path, correction: str
 ) -> None:
-    trainer = trained(
+    trainer = train(
         tiny_policy, tmp_path, {"correction": correction, "correction_cap": 1.05, "correction_high": 1.05}
     )
     one = on_policy(trainer, batch(3))
@@ -130,16 +130,16 @@ PPO = {"name": "ppo", "critic_learning_rate": 3e-3, "value_clip": None}
 
 
 def test_the_critic_learns_what_states_are_worth(tiny_policy: Path, tmp_path: Path) -> None:
-    trainer = trained(tiny_policy, tmp_path, PPO, learning_rate=1e-6)
-    told = [trainer.step(batch(5)) for _ in range(15)]
-    assert told[0]["critic/value_mean"] == 0.0
-    assert told[0]["critic/explained_variance"] == 0.0
-    assert told[-1]["critic/explained_variance"] > 0.5
-    assert told[-1]["critic/loss"] < 0.5 * told[0]["critic/loss"]
+    trainer = train(tiny_policy, tmp_path, PPO, learning_rate=1e-6)
+    metrics = [trainer.step(batch(5)) for _ in range(15)]
+    assert metrics[0]["critic/value_mean"] == 0.0
+    assert metrics[0]["critic/explained_variance"] == 0.0
+    assert metrics[-1]["critic/explained_variance"] > 0.5
+    assert metrics[-1]["critic/loss"] < 0.5 * metrics[0]["critic/loss"]
 
 
 def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(tiny_policy: Path, tmp_path: Path) -> None:
-    trainer = trained(tiny_policy, tmp_path, PPO)
+    trainer = train(tiny_policy, tmp_path, PPO)
     before = {name: tensor.clone() for name, tensor in trainer.hf_state_dict().items()}
     one = batch(6)
     one.rewards[one.rewards != 0] *= np.float32(
@@ -174,14 +174,14 @@ def test_functions_of_ones_own_in_the_trainer(
     (tmp_path / "own_algorithm.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     one, options = batch(0), {"tokens_per_pass": 64, "updates_per_iteration": 1}
-    figures = trained(tiny_policy, tmp_path / "a", {}, **options).step(one)
-    doubled = trained(tiny_policy, tmp_path / "b", {"loss": "own_algorithm:twice"}, **options).step(one)
+    figures = train(tiny_policy, tmp_path / "a", {}, **options).step(one)
+    doubled = train(tiny_policy, tmp_path / "b", {"loss": "own_algorithm:twice"}, **options).step(one)
     assert doubled["loss/total"] == pytest.approx(2 * figures["loss/total"], rel=1e-6)
     assert doubled["train/grad_norm"] == pytest.approx(2 * figures["train/grad_norm"], rel=1e-5)
     assert doubled["mine/advantage"] == pytest.approx(one.advantages.mean(), abs=1e-6)
     assert doubled.keys() - figures.keys() == {"mine/advantage"}
 
-    broken = trained(tiny_policy, tmp_path / "c", {"loss": "own_algorithm:later_no_number"}, **options)
+    broken = train(tiny_policy, tmp_path / "c", {"loss": "own_algorithm:later_no_number"}, **options)
     before = {name: tensor.clone() for name, tensor in broken.hf_state_dict().items()}
     with pytest.raises(
         NonFiniteLossError, match=r"got loss nan .* of algorithm\.loss=own_algorithm:later_no_number"
@@ -190,7 +190,7 @@ def test_functions_of_ones_own_in_the_trainer(
     assert all(torch.equal(before[name], tensor) for name, tensor in broken.hf_state_dict().items())
 
     algorithm = {"advantage": "own_algorithm:first_alone", "kl_coef": 0.1, "kl_in": "reward"}
-    trainer = trained(tiny_policy, tmp_path / "d", algorithm, **options)
+    trainer = train(tiny_policy, tmp_path / "d", algorithm, **options)
     assert trainer._critic is None
     prepared = trainer._prepare(trainer._take_own_part(one.with_reference(one.old_logprobs))).batch
     first = np.isin(prepared.trajectory, np.unique(prepared.trajectory)[::4])

@@ -1,4 +1,4 @@
-"""Checkpoints are whole or not there, whatever happens to who writes them; what resumes is what was stopped."""
+"""Checkpoints are complete or absent, through kills and full disks; a resumed run equals an uninterrupted one."""
 
 import contextlib
 import errno
@@ -42,7 +42,7 @@ def whole(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoint").iterdir())
 
 
-def test_what_was_stored_comes_back(trainer: Any, policy: Path, tmp_path: Path) -> None:
+def test_stored_state_comes_back(trainer: Any, policy: Path, tmp_path: Path) -> None:
     assert trainer.resume() == ResumeState()
     assert newest_checkpoint(tmp_path) == 0
     for number in range(2):
@@ -87,7 +87,7 @@ def test_an_old_one_that_somebody_still_reads_does_not_end_the_run(
     assert whole(tmp_path) == ["step-2", "step-3"]
 
 
-def test_what_was_being_replaced_is_there_until_its_successor_is(
+def test_replaced_checkpoint_stays_until_its_successor_is_complete(
     trainer: Any, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
@@ -188,7 +188,7 @@ def test_a_checkpoint_of_another_version_than_the_weights_is_refused(trainer: An
         trainer.save(2)
 
 
-def test_what_is_no_json_leaves_nothing_behind(trainer: Any, tmp_path: Path) -> None:
+def test_invalid_run_state_leaves_no_checkpoint(trainer: Any, tmp_path: Path) -> None:
     trainer.step(batch(0))
     for wrong in ({"tensor": object()}, {"nan": float("nan")}):
         with pytest.raises(CheckpointError, match="cannot write the checkpoint of version 1"):
@@ -325,7 +325,7 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
         while number < steps:
             those.ask("step", batch(number, rows=400))
             killed(those, f"step {number}")
-            told[number] = those.raised()[0]
+            metrics[number] = those.raised()[0]
             number += 1
             if number % 3 == 0:
                 those.ask("save", number, {"number": number}, attachments, wait=False)
@@ -335,13 +335,13 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(
         those.call("finish")
         assert_close(those.call("hf_state_dict")[0], weights)
 
-    told: dict[int, dict[str, float]] = {}
+    metrics: dict[int, dict[str, float]] = {}
     for _ in range(len(kills) + 1):
         with ranks(tmp_path, count) as those, contextlib.suppress(RankDiedError, RankLostError, OSError):
             go_on(those)
     assert not kills
     assert half_written[0], "the first kill in a checkpoint came too late to be one"
-    assert [told[number] for number in range(steps)] == expected
+    assert [metrics[number] for number in range(steps)] == expected
     assert whole(folder) == ["step-3", "step-6"]
 
 

@@ -1,4 +1,4 @@
-"""A trainer of adapters: what it changes, keeps, publishes, writes down, and takes for its reference."""
+"""A trainer of adapters: training, checkpoints, publishing, exports, and its reference model."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A trainer of two real ranks does what one does, and never waits for a rank that is gone."""
+"""A trainer of two real ranks equals one of a single rank, and never waits for a dead rank."""
 
 import time
 from datetime import timedelta
@@ -70,7 +70,7 @@ def test_a_batch_that_is_smaller_than_the_group(pair: Ranks, policy: Path, tmp_p
     assert_close(pair.call("hf_state_dict")[0], one.hf_state_dict(), atol=2e-5)
 
 
-def test_what_is_not_finite_on_one_rank_stops_all(pair: Ranks, policy: Path, tmp_path: Path) -> None:
+def test_non_finite_loss_on_one_rank_stops_all(pair: Ranks, policy: Path, tmp_path: Path) -> None:
     pair.build(settings(policy, folder=tmp_path))
     before = pair.call("hf_state_dict")[0]
     bad = batch(4)
@@ -81,7 +81,7 @@ def test_what_is_not_finite_on_one_rank_stops_all(pair: Ranks, policy: Path, tmp
     pair.call("step", batch(5))
 
 
-def test_a_spread_that_cannot_be_is_refused(pair: Ranks, policy: Path, tmp_path: Path) -> None:
+def test_invalid_rank_layout_is_refused(pair: Ranks, policy: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="that divides the trainer's ranks, got 3 and 2"):
         pair.build(settings(policy, folder=tmp_path, tensor_parallel=3))
 
@@ -143,7 +143,7 @@ def test_an_export_may_take_longer_than_a_collective(policy: Path, tmp_path: Pat
 
 
 @pytest.mark.soak
-def test_a_rank_whose_siblings_never_come_gives_up(policy: Path, tmp_path: Path) -> None:
+def test_rank_without_siblings_fails(policy: Path, tmp_path: Path) -> None:
     with ranks(tmp_path, 2, timeout_s=5.0) as two:
         two.kill(1)
         answer = two.ask_one(0, "build", settings(policy, folder=tmp_path))

@@ -24,10 +24,12 @@ MEASURED = {"train/tokens_per_s", "train/tokens_per_s_per_rank", "train/flops_pe
 
 @pytest.fixture(autouse=True)
 def _ranks_import_from_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()), prepend=os.pathsep)
 
 
-def trained(policy: Path, folder: Path, steps: int) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
+def train_alone(
+    policy: Path, folder: Path, steps: int
+) -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     trainer = alone(policy, folder, deterministic=True)
     return [trainer.step(batch(number)) for number in range(steps)], trainer.hf_state_dict()
 
@@ -44,15 +46,15 @@ async def test_a_killed_rank_makes_the_trainer_go_on_from_its_checkpoint(
     from rl_bridge.trainer.actor import TrainerActor
     from rl_bridge.weights import WeightStore
 
-    expected, weights = trained(policy, tmp_path / "alone", 5)
+    expected, weights = train_alone(policy, tmp_path / "alone", 5)
     options = settings(policy, folder=tmp_path / "run", deterministic=True)
     async with asyncio.timeout(3 * WAIT_S), Fleet(tmp_path / "logs"):
         store = WeightStore.create()
         trainer = await TrainerActor.options(procs=count, name="trainer").as_service(options, store)
         assert await trainer.get_resume_state.route() == ResumeState()
-        told = [await trainer.train_step.route(batch(number)) for number in range(3)]
+        metrics = [await trainer.train_step.route(batch(number)) for number in range(3)]
         await trainer.save_checkpoint.route(3, RUN_STATE, {"groups": b"abc"})
-        told.append(await trainer.train_step.route(batch(3)))
+        metrics.append(await trainer.train_step.route(batch(3)))
         for victim in range(count):
             doomed = asyncio.create_task(trainer.train_step.route(batch(4, rows=20_000)))
             await asyncio.sleep(0.3)
@@ -62,11 +64,11 @@ async def test_a_killed_rank_makes_the_trainer_go_on_from_its_checkpoint(
             resumed = await trainer.get_resume_state.route()
             assert resumed == ResumeState(version=3, run_state=RUN_STATE, attachments={"groups": b"abc"})
         assert [place.restarts for place in trainer.replicas] == [count]
-        told[3:] = [await trainer.train_step.route(batch(number)) for number in (3, 4)]
+        metrics[3:] = [await trainer.train_step.route(batch(number)) for number in (3, 4)]
         await trainer.push_weights.route(5)
         pushed = await store.get(5)
         await store.close()
-    for ours, theirs in zip(told, expected, strict=True):
+    for ours, theirs in zip(metrics, expected, strict=True):
         assert ours.keys() - theirs.keys() == MEASURED
         ours = {name: ours[name] for name in theirs}
         if count == 2:
@@ -81,9 +83,7 @@ async def test_a_killed_rank_makes_the_trainer_go_on_from_its_checkpoint(
     assert len([path for path in (tmp_path / "run").iterdir() if path.name.startswith(".meeting")]) <= 1
 
 
-async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
-    policy: Path, tmp_path: Path
-) -> None:
+async def test_training_errors_are_reported_and_the_trainer_survives(policy: Path, tmp_path: Path) -> None:
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.trainer.actor import TrainerActor
     from rl_bridge.trainer.checkpoints import newest_checkpoint
@@ -104,7 +104,7 @@ async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
         await asyncio.gather(before, step)
         await trainer.push_weights.route(1)
         old, new = await store.get(0), await store.get(1)
-        first = trained(policy, tmp_path / "alone", 0)[1]
+        first = train_alone(policy, tmp_path / "alone", 0)[1]
         assert all(torch.equal(old[name], first[name]) for name in first)
         assert not torch.equal(new["lm_head.weight"], first["lm_head.weight"])
         await trainer.export.route(str(tmp_path), 1)

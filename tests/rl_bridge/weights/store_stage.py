@@ -1,4 +1,4 @@
-"""What tests of the store share: a directory whose callers can be of any group, and states to publish."""
+"""For tests of the store: a directory whose callers can be of any group, and states to publish."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Weights that stay on a GPU: who is refused, and on a GPU itself, that two processes see the same bits in order."""
+"""Weights that stay on a GPU: refusals, and on a real GPU that two processes read the same bits in order."""
 
 import asyncio
 import multiprocessing
@@ -66,7 +66,7 @@ async def announce(directory: Directory, store: WeightStore, **origin: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("gpus", "told"),
+    ("gpus", "message"),
     [
         ([], "expected a GPU in each process that publishes or reads weights .* was given none"),
         (["mine"], "cannot read weights on GPU other: process .* was given mine; .*colocate"),
@@ -78,7 +78,7 @@ async def test_a_reader_that_cannot_see_the_publisher_s_gpu_is_told_so_and_holds
     directory: Directory,
     monkeypatch: pytest.MonkeyPatch,
     gpus: list[str],
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: bool(gpus))
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(gpus))
@@ -86,7 +86,7 @@ async def test_a_reader_that_cannot_see_the_publisher_s_gpu_is_told_so_and_holds
         "torch.cuda.get_device_properties", lambda device: SimpleNamespace(uuid=gpus[device.index])
     )
     await announce(directory, store)
-    with pytest.raises(WeightsError, match=told):
+    with pytest.raises(WeightsError, match=message):
         await cuda_store.get(1)
     for version in (2, 3, 4):  # it is in nobody's way
         await store.put(version, state_of(float(version)))

@@ -1,4 +1,4 @@
-"""Memory for a snapshot is gigabytes, and whoever else has work in the process shall not wait for it."""
+"""Reserving gigabytes for a snapshot does not block other work of the process."""
 
 import asyncio
 import ctypes

@@ -65,24 +65,24 @@ def test_the_shards_of_all_ranks_tile_the_tensor(kind: str, rows: int) -> None:
 
 
 @pytest.mark.heavy
-def test_what_is_no_box_is_refused() -> None:
+def test_layouts_that_are_no_box_are_refused() -> None:
     from torch.distributed.tensor import DTensor, Partial, Replicate
     from torch.distributed.tensor.placement_types import _StridedShard
 
     with rank_of(0, (2, 2)) as mesh:
-        for placements, told in (
+        for placements, message in (
             ([_StridedShard(0, split_factor=2), Replicate()], "one box of 'weight'"),
             ([Partial(), Replicate()], "reduce it first"),
         ):
             tensor = DTensor.from_local(torch.zeros(4, 2), mesh, placements, run_check=False)
-            with pytest.raises(WeightsError, match=told):
+            with pytest.raises(WeightsError, match=message):
                 own_shards({"weight": tensor}, rank=0)
 
 
 SHAPE = (6, 5)
 
 
-def published(shards: Sequence[dict[str, OwnShard]]) -> tuple[Snapshot, dict[int, torch.Tensor]]:
+def publish(shards: Sequence[dict[str, OwnShard]]) -> tuple[Snapshot, dict[int, torch.Tensor]]:
     """A snapshot of what each rank has, and the bytes that it lies in."""
     contributions, held = [], {}
     for rank, own in enumerate(shards):
@@ -122,7 +122,7 @@ def test_any_tiling_is_read_in_any_other(
     ours: list[Box], theirs: list[Box], dtype: torch.dtype | None
 ) -> None:
     whole = torch.arange(30.0).view(SHAPE)
-    snapshot, held = published([{"weight": shard_of(whole, box)} for box in ours])
+    snapshot, held = publish([{"weight": shard_of(whole, box)} for box in ours])
     for box in [*theirs, Box.of_shape(SHAPE)]:
         like = {"weight": ShardSpec(box=box, dtype=dtype)}
         expected = whole[box.index_in(Box.of_shape(SHAPE))].to(dtype or torch.float32)
@@ -135,10 +135,10 @@ def test_any_tiling_is_read_in_any_other(
             assert state["weight"].dtype == expected.dtype
 
 
-def test_what_lies_whole_is_not_copied() -> None:
+def test_contiguous_whole_tensor_is_not_copied() -> None:
     whole = torch.arange(30.0).view(SHAPE)
     upper, lower = Box(start=(0, 0), shape=(3, 5)), Box(start=(3, 0), shape=(3, 5))
-    snapshot, held = published([{"weight": shard_of(whole, box)} for box in (upper, lower)])
+    snapshot, held = publish([{"weight": shard_of(whole, box)} for box in (upper, lower)])
     like = {"weight": ShardSpec(box=Box(start=(4, 1), shape=(2, 2)))}
     wants = plan_reads(snapshot, like)
     assert {rank for want in wants for rank, _ in want.sources} == {1}, "nothing is asked of the other rank"
@@ -152,6 +152,6 @@ def test_what_lies_whole_is_not_copied() -> None:
 )
 def test_holes_and_doubles_are_refused(boxes: list[Box], covered: int) -> None:
     whole = torch.arange(30.0).view(SHAPE)
-    snapshot, _ = published([{"weight": shard_of(whole, box)} for box in boxes])
+    snapshot, _ = publish([{"weight": shard_of(whole, box)} for box in boxes])
     with pytest.raises(WeightsError, match=f"the 30 elements of 'weight' .* in version 3, got {covered};"):
         plan_reads(snapshot, None)

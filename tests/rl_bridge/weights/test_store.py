@@ -86,7 +86,7 @@ async def test_a_version_published_once_more_replaces_it_and_all_later_ones(stor
         await store.get(3)
 
 
-async def test_what_is_overwritten_is_told_also_after_a_put_that_nobody_heard_of(
+async def test_overwritten_snapshot_is_detected_after_an_unannounced_put(
     store: WeightStore, directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def busy(*_: object) -> None:
@@ -103,7 +103,7 @@ async def test_what_is_overwritten_is_told_also_after_a_put_that_nobody_heard_of
     assert not await directory.is_current(1, snapshot.publication)
 
 
-async def test_what_is_held_is_never_overwritten_and_the_ring_grows_within_its_bound(
+async def test_held_snapshot_is_never_overwritten_and_the_ring_is_bounded(
     store: WeightStore,
 ) -> None:
     await store.put(1, state_of(1.0))
@@ -228,7 +228,7 @@ async def test_ranks_of_two_lives_of_the_trainer_never_make_one_snapshot(
         await one.close()
 
 
-async def test_what_a_trainer_has_left_behind_goes_when_its_successor_has_published(
+async def test_snapshots_of_a_dead_trainer_go_when_its_successor_publishes(
     store: WeightStore, directory: Directory
 ) -> None:
     await store.put(4, state_of(4.0))
@@ -242,7 +242,7 @@ async def test_what_a_trainer_has_left_behind_goes_when_its_successor_has_publis
     await successor.close()
 
 
-async def test_a_rank_that_cannot_publish_is_told_to_who_waits(
+async def test_failed_put_of_a_rank_is_reported_to_waiting_readers(
     store: WeightStore, directory: Directory
 ) -> None:
     store._timeout_s = 20.0
@@ -278,12 +278,12 @@ async def test_parts_and_other_types_are_cut_out(store: WeightStore) -> None:
             assert_same(state, expected)
     async with store.open(1, {"weight": ShardSpec(box=box)}) as state:
         assert_same(state, {"weight": whole["weight"][1:4, 2:]})
-    for like, told in (
+    for like, message in (
         ({"weights": torch.empty(5, 4)}, "expected 'weights' in version 1"),
         ({"weight": torch.empty(4, 5)}, r"within \(5, 4\), its shape in version 1, got \(4, 5\)"),
         ({"weight": ShardSpec(box=Box(start=(3, 0), shape=(3, 4)))}, r"got \(3, 4\) from \(3, 0\)"),
     ):
-        with pytest.raises(WeightsError, match=told):
+        with pytest.raises(WeightsError, match=message):
             await store.get(1, like)
 
 
@@ -299,7 +299,7 @@ async def test_numbers_are_cast_as_they_are_published(store: WeightStore, direct
     assert half.nbytes * 2 == full.nbytes == 64 * 64 * 4
 
 
-async def test_what_is_put_together_is_not_shared_by_two_who_hold_it(
+async def test_assembled_tensors_are_not_shared_by_two_readers(
     store: WeightStore, directory: Directory
 ) -> None:
     like = {"bias": torch.empty(3, dtype=torch.float64)}
@@ -337,7 +337,7 @@ async def test_a_put_that_is_cancelled_waits_for_its_thread_and_leaves_the_store
         assert_same(await store.get(version), state_of(float(version)))
 
 
-async def test_who_comes_with_an_old_address_gets_nothing(store: WeightStore, directory: Directory) -> None:
+async def test_reader_with_an_outdated_address_gets_nothing(store: WeightStore, directory: Directory) -> None:
     await store.put(1, state_of(1.0))
     old = (await snapshot_of(directory, 1)).contributions[0]
     assert isinstance(old.location, SegmentAddress)

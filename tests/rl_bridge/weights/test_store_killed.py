@@ -4,8 +4,6 @@ import asyncio
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -17,27 +15,7 @@ from rl_bridge.weights import WeightStore
 from rl_bridge.weights.local import SegmentReader
 from rl_bridge.weights.segments import SegmentAddress, _read_start_ticks, machine_identifier, own_origin
 from rl_bridge.weights.snapshot import Origin, Publication
-
-
-@contextmanager
-def child(work: Callable[[], object]) -> Iterator[int]:
-    """Run `work` in a process of its own, which then waits to be killed; goes on when that has come."""
-    ready, told = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            kept = work()
-            os.write(told, b"!" if kept is not None else b"?")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(told)
-    try:
-        assert os.read(ready, 1) == b"!", "the child failed"
-        yield pid
-    finally:
-        os.close(ready)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+from tests.rl_bridge.forked_child import forked_child
 
 
 async def test_a_reader_that_is_killed_holds_nothing(store: WeightStore, directory: Directory) -> None:
@@ -52,7 +30,7 @@ async def test_a_reader_that_is_killed_holds_nothing(store: WeightStore, directo
         return lease
 
     segment = store._publisher._rings[None].segments[0]
-    with child(hold) as pid:
+    with forked_child(hold) as pid:
         assert segment.readers() == [pid]
         assert not segment.lock()
         for version in range(2, 10):
@@ -64,11 +42,11 @@ async def test_a_reader_that_is_killed_holds_nothing(store: WeightStore, directo
     assert segment.generation != address.generation, "it is used again"
 
 
-async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
+async def test_publisher_killed_while_writing_is_reported_to_waiting_readers(
     store: WeightStore, directory: Directory
 ) -> None:
     await store.put(1, state_of(1.0))
-    with child(lambda: True) as pid:
+    with forked_child(lambda: True) as pid:
         ticks = _read_start_ticks(pid)
         assert ticks is not None
         origin = Origin(machine=machine_identifier(), pid=pid, started=ticks, rank=0)
@@ -84,7 +62,7 @@ async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
     assert_same(await store.get(2), state_of(2.0))
 
 
-async def test_a_process_that_got_the_number_of_a_dead_publisher_is_not_taken_for_it(
+async def test_reused_pid_is_not_taken_for_the_dead_publisher(
     store: WeightStore, directory: Directory
 ) -> None:
     dead = replace(own_origin(0), started=0)
@@ -93,12 +71,12 @@ async def test_a_process_that_got_the_number_of_a_dead_publisher_is_not_taken_fo
         await store.get(1)
 
 
-async def test_what_a_killed_publisher_had_published_is_gone_with_it_and_the_error_says_so(
+async def test_snapshots_of_a_killed_publisher_are_gone_and_the_error_says_so(
     store: WeightStore, directory: Directory
 ) -> None:
     await store.put(1, state_of(1.0))
     (own,) = (await snapshot_of(directory, 1)).contributions
-    with child(lambda: True) as pid:
+    with forked_child(lambda: True) as pid:
         ticks = _read_start_ticks(pid)
         assert ticks is not None
     for origin, why in (

@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib.util
-import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
-HERE = Path(__file__).parent
 EVERY_TRANSPORT = pytest.mark.parametrize("transport", ["shared_memory", "rdma", "torchstore"])
 OF_THE_PUBLISHER = pytest.mark.parametrize("transport", ["shared_memory", "rdma"])
 IN_A_VOLUME = pytest.mark.parametrize("transport", ["torchstore"])
@@ -37,16 +35,15 @@ def _transport_is_there(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
-async def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator["Fleet"]:
+async def fleet(tmp_path: Path, importable_modules: None) -> AsyncIterator["Fleet"]:
     from rl_bridge.services.fleet import Fleet
 
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
     async with Fleet(tmp_path / "logs") as fleet:
         yield fleet
 
 
 @EVERY_TRANSPORT
-async def test_what_one_role_puts_another_gets(fleet: "Fleet", transport: str) -> None:
+async def test_weights_put_by_one_role_are_read_by_another(fleet: "Fleet", transport: str) -> None:
     from store_roles import Publisher, Reader, state_of
 
     from rl_bridge.weights import WeightStore
@@ -143,7 +140,7 @@ class Volumes:
 
 
 @IN_A_VOLUME
-async def test_what_a_publisher_that_was_replaced_still_sends_is_never_taken_for_its_successor_s(
+async def test_late_data_of_a_replaced_publisher_is_never_taken_for_its_successor_s(
     transport: str,
 ) -> None:
     from rl_bridge.weights import WeightStore
@@ -185,7 +182,7 @@ class Named:
 
 
 @IN_A_VOLUME
-async def test_a_volume_holds_no_more_than_versions_and_what_failed_is_overwritten(transport: str) -> None:
+async def test_volume_holds_only_the_kept_versions_and_overwrites_failed_ones(transport: str) -> None:
     from rl_bridge.weights.torch_store import VolumeAddress, VolumePublisher
 
     volumes = Volumes()
@@ -213,7 +210,7 @@ async def test_a_volume_holds_no_more_than_versions_and_what_failed_is_overwritt
 
 
 @pytest.mark.parametrize("overwritten", [True, False])
-async def test_what_was_overwritten_under_a_fetch_is_told_from_a_fetch_that_failed(
+async def test_overwritten_snapshot_is_told_apart_from_a_failed_fetch(
     monkeypatch: pytest.MonkeyPatch, overwritten: bool
 ) -> None:
     from rl_bridge.weights import Box, rdma

@@ -1,4 +1,4 @@
-"""What hosted interpreters share: bounds on what comes, files by code, the words for how it ended."""
+"""Parts that hosted interpreters share: output limits, files moved by code, exit statuses."""
 
 import random
 from typing import Any
@@ -18,7 +18,7 @@ from openenv_core.sandbox import CodeError, Execution, FileRefusedError, Limits
 LIMITS = Limits(output_bytes=10, output_hard_bytes=1024, outputs_bytes=1024, files=8)
 
 
-def filled(collector: OutputCollector) -> Execution:
+def fill(collector: OutputCollector) -> Execution:
     return collector.fill(Execution(status="ok"))
 
 
@@ -27,13 +27,13 @@ async def test_streams_are_cut_at_their_limit_each() -> None:
     for _ in range(3):
         collector.write("stdout", "héé")
     collector.write("stderr", "\ud800x")
-    seen = filled(collector)
+    seen = fill(collector)
     assert (seen.stdout, seen.stderr) == ("hééhéé", "?x")
     assert (seen.cut.stdout, seen.cut.stderr) == (True, False)
     whole = OutputCollector(LIMITS)
     whole.write("stdout", "123456789é")
-    assert filled(whole).stdout == "123456789"  # a character is not cut in two
-    assert filled(whole).cut.stdout
+    assert fill(whole).stdout == "123456789"  # a character is not cut in two
+    assert fill(whole).cut.stdout
     collector.write("stderr", "x" * 990)
     assert not collector.flood.done()
     collector.write("stdout", "x" * 100)
@@ -46,7 +46,7 @@ async def test_bundles_come_whole_or_not_at_all() -> None:
     collector.show("execute_result", bundle, {})
     collector.show("display_data", {"image/png": "x" * 2000}, {})
     collector.show("display_data", {"text/plain": "small"}, {"width": 7})
-    seen = filled(collector)
+    seen = fill(collector)
     assert [dict(each.data) for each in seen.outputs] == [
         {"text/plain": "a\nb", "application/json": '["a"]'},
         {"text/plain": "small"},
@@ -54,10 +54,10 @@ async def test_bundles_come_whole_or_not_at_all() -> None:
     assert (seen.result, seen.cut.outputs) == ("a\nb", True)
     for _ in range(20):
         collector.show("display_data", {}, {})
-    assert len(filled(collector).outputs) == LIMITS.files
+    assert len(fill(collector).outputs) == LIMITS.files
 
 
-def test_how_an_exception_ends_code() -> None:
+def test_exception_and_exit_status() -> None:
     for name, value, status, exit_code in (
         ("ValueError", "", "error", 1),
         ("MemoryError", "", "memory", 1),
@@ -82,7 +82,7 @@ def test_paths_are_relative_and_stay() -> None:
             check_path(path)
 
 
-def test_calls_answer_between_their_markers(tmp_path: Any) -> None:
+def test_call_results_are_read_between_markers(tmp_path: Any) -> None:
     call = InsideCall("files", root=str(tmp_path), known={}, most_files=2, most=10)
     for name in ("b", "a", "c"):
         (tmp_path / name).write_bytes(b"x")
@@ -103,7 +103,7 @@ def test_calls_answer_between_their_markers(tmp_path: Any) -> None:
     assert "no plain file" in failing.read(eval(failing.expression, {}))["refused"]
 
 
-def test_listings_take_no_nonsense() -> None:
+def test_invalid_listings_are_refused() -> None:
     listing = FileListing(LIMITS)
     assert [
         each.path

@@ -1,4 +1,4 @@
-"""Kernels of a real gateway: what code writes and shows, what it may not, and how it dies."""
+"""Kernels of a real gateway: output and results, limits, and the ways a kernel ends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -146,7 +146,7 @@ async def test_files_go_in_and_out(backend: JupyterBackend) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("code", "kept"),
+    ("code", "state_kept"),
     [
         ("while True: pass", True),
         ("import time; time.sleep(600)", True),
@@ -154,17 +154,17 @@ async def test_files_go_in_and_out(backend: JupyterBackend) -> None:
         ("import re; re.match('(a+)+b', 'a' * 40)", True),
     ],
 )
-async def test_code_that_takes_too_long(backend: JupyterBackend, code: str, kept: bool) -> None:
-    session = await backend.open(LIMITS if kept else BRIEF)
+async def test_code_that_takes_too_long(backend: JupyterBackend, code: str, state_kept: bool) -> None:
+    session = await backend.open(LIMITS if state_kept else BRIEF)
     await session.execute("import time\nx = 1")
     ran = await session.execute(code, timeout_s=1.0)
-    assert (ran.status, ran.exit_code, ran.state_lost) == ("timeout", 124, not kept)
+    assert (ran.status, ran.exit_code, ran.state_lost) == ("timeout", 124, not state_kept)
     after = await session.execute("'x' in globals()")
-    assert (after.status, after.result, after.state_lost) == ("ok", str(kept), False)
+    assert (after.status, after.result, after.state_lost) == ("ok", str(state_kept), False)
 
 
 @pytest.mark.soak
-async def test_a_kernel_that_ends_is_told_once_and_its_folder_goes_with_it(backend: JupyterBackend) -> None:
+async def test_ended_kernel_is_reported_once_and_its_folder_removed(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     for code, status, exit_code in (
         ("exit()", "ok", 0),
@@ -205,7 +205,7 @@ async def test_kernels_are_given_back(backend: JupyterBackend) -> None:
 
 
 @pytest.mark.soak
-async def test_what_there_is_not_is_refused(backend: JupyterBackend, gateway: str) -> None:
+async def test_unsupported_requests_are_refused(backend: JupyterBackend, gateway: str) -> None:
     with pytest.raises(ConfigurationError, match="snapshot"):
         await backend.open(LIMITS, snapshot=True)
     with pytest.raises(ConfigurationError, match="no_such_package"):

@@ -77,7 +77,7 @@ async def test_a_rate_that_is_too_high_is_waited_out(backend: TogetherBackend, f
     assert (ran.status, ran.stdout, len(fake.fails)) == ("ok", "1\n", 0)
 
 
-async def test_output_is_cut_a_flood_is_told_and_a_restart_begins_anew(
+async def test_output_is_cut_and_a_flood_restarts_the_session(
     backend: TogetherBackend, fake: FakeTogether
 ) -> None:
     session = await backend.open(LIMITS)
@@ -135,7 +135,7 @@ async def test_files_go_in_and_out_and_stay_in_the_workspace(fake: FakeTogether)
     await backend.close()
 
 
-async def test_a_session_that_was_lost_is_told_once(backend: TogetherBackend, fake: FakeTogether) -> None:
+async def test_lost_session_is_reported_once(backend: TogetherBackend, fake: FakeTogether) -> None:
     session = await backend.open(LIMITS)
     await session.execute("x = 1")
     fake.expire()
@@ -163,7 +163,7 @@ async def test_a_session_that_was_lost_is_told_once(backend: TogetherBackend, fa
 
 
 @pytest.mark.soak
-async def test_patience_ends(fake: FakeTogether) -> None:
+async def test_retries_end_at_the_timeout(fake: FakeTogether) -> None:
     backend = TogetherBackend(settings(fake, retry_timeout_s=3.0))
     await backend.start()
     session = await backend.open(LIMITS)
@@ -213,7 +213,7 @@ async def test_work_on_files_may_be_done_twice(backend: TogetherBackend, fake: F
 
 
 @pytest.mark.soak
-async def test_code_that_takes_too_long_is_left_behind(backend: TogetherBackend, fake: FakeTogether) -> None:
+async def test_code_past_its_timeout_is_abandoned(backend: TogetherBackend, fake: FakeTogether) -> None:
     session = await backend.open(LIMITS)
     await session.execute("x = 1")
     backend._settings = settings(fake, network_s=2.0)
@@ -231,7 +231,7 @@ async def test_code_that_takes_too_long_is_left_behind(backend: TogetherBackend,
     assert (ran.status, ran.exit_code, ran.state_lost) == ("sandbox_error", -1, True)
 
 
-async def test_a_wrong_token_is_told_and_never_shown(
+async def test_wrong_token_is_reported_and_never_shown(
     fake: FakeTogether, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -251,7 +251,7 @@ async def test_a_wrong_token_is_told_and_never_shown(
     assert fake.seen == []
 
 
-async def test_what_there_is_not_is_refused(backend: TogetherBackend, fake: FakeTogether) -> None:
+async def test_unsupported_requests_are_refused(backend: TogetherBackend, fake: FakeTogether) -> None:
     with pytest.raises(ConfigurationError, match="snapshot"):
         await backend.open(LIMITS, snapshot=True)
     with pytest.raises(ConfigurationError, match="no_such_package"):

@@ -139,7 +139,7 @@ def test_a_checker_knows_when_there_is_no_answer(name: str, args: list[Any], not
     assert not CHECKERS[name](0, nothing, args)
 
 
-def test_an_unknown_comparison_or_checker_is_refused() -> None:
+def test_unknown_comparison_or_checker_is_refused() -> None:
     adapter: TypeAdapter[Any] = TypeAdapter(Compare)
     refused = (
         '{"type": "exactly"}',
@@ -168,7 +168,7 @@ NONE = (
 )  # fmt: skip
 
 
-def test_a_number_is_read_exactly_and_what_is_not_one_is_none() -> None:
+def test_numbers_are_read_exactly_or_not_at_all() -> None:
     assert {text: parse_number(text) for text in NUMBERS} == NUMBERS
     assert [text for text in NONE if parse_number(text) is not None] == []
 

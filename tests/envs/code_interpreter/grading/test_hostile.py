@@ -97,7 +97,7 @@ def f(x):  # a serialiser of its own
 
 
 @pytest.mark.parametrize("code", LIES)
-async def test_no_lie_is_worth_anything(sandbox: Sandbox, code: str) -> None:
+async def test_cheating_submissions_earn_nothing(sandbox: Sandbox, code: str) -> None:
     verdict = await Grader(sandbox).grade(ONE, code)
     assert (verdict.reward, verdict.reason, set(categories(verdict))) == (0.0, "failed", {LIES[code]})
 
@@ -167,7 +167,7 @@ async def test_a_case_that_takes_too_long_is_worth_none(sandbox: Sandbox) -> Non
 
 
 @pytest.mark.soak
-async def test_the_whole_may_take_too_long(sandbox: Sandbox) -> None:
+async def test_total_time_limit_ends_grading(sandbox: Sandbox) -> None:
     slow = task([([at], at) for at in range(40)], limits={"timeout_s": 5.0, "total_s": 2.0})
     verdict = await Grader(sandbox).grade(slow, "import time\ndef f(x):\n    time.sleep(0.2)\n    return x")
     assert (verdict.reward, verdict.reason, verdict.timeout_scope) == (None, "timeout", "total")
@@ -176,7 +176,7 @@ async def test_the_whole_may_take_too_long(sandbox: Sandbox) -> None:
         Grader(sandbox, timeout_reward=-1.0)
 
 
-async def test_nothing_of_a_hidden_case_is_told(sandbox: Sandbox) -> None:
+async def test_verdict_reveals_nothing_of_a_hidden_case(sandbox: Sandbox) -> None:
     some = task(
         [(["hidden-input"], "hidden-answer")], public=[{"args": ["seen-input"], "expected": "seen-answer"}]
     )
@@ -188,8 +188,8 @@ async def test_nothing_of_a_hidden_case_is_told(sandbox: Sandbox) -> None:
         assert "seen-input" in text
         assert verdict.cases[0].expected == "'seen-answer'"
         assert verdict.cases[1].message is verdict.cases[1].got is verdict.cases[1].shown_input is None
-    told = (await Grader(sandbox).grade(some, tells)).cases[0]
-    assert told.message == "ValueError: seen-input"
+    case_result = (await Grader(sandbox).grade(some, tells)).cases[0]
+    assert case_result.message == "ValueError: seen-input"
 
 
 async def test_state_is_kept_between_cases_only_where_the_grader_says_so(sandbox: Sandbox) -> None:
@@ -200,7 +200,7 @@ async def test_state_is_kept_between_cases_only_where_the_grader_says_so(sandbox
     assert categories(fresh) == ["passed", "wrong_answer", "wrong_answer"]
 
 
-async def test_an_end_or_a_change_in_one_case_is_nothing_to_the_next(sandbox: Sandbox) -> None:
+async def test_exit_or_changes_in_one_case_do_not_affect_the_next(sandbox: Sandbox) -> None:
     some = task([([1], 1), ([2], 2), ([3], 3), ([4], 4)], scoring="fraction")
     code = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    return x"
     verdict = await Grader(sandbox).grade(some, code)
@@ -323,7 +323,7 @@ class FakeBroken:
 
 
 @pytest.mark.parametrize("where", ["open", "execute", "raise", "call"])
-async def test_trouble_of_the_sandbox_is_never_the_submissions_fault(where: str) -> None:
+async def test_sandbox_failure_is_never_blamed_on_the_submission(where: str) -> None:
     broken = FakeBroken(where)
     verdict = await Grader(broken, timeout_reward=0.0).grade(ONE, "def f(x): return x")  # type: ignore[arg-type]
     assert (verdict.reward, verdict.reason) == (None, "sandbox_error")

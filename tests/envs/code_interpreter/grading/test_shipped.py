@@ -43,7 +43,7 @@ def test_every_task_has_a_reference_and_two_wrong_solutions_outside_the_package(
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.soak) for name in ALL]
 )
-async def test_the_reference_is_worth_one(sandbox: Sandbox, name: str) -> None:
+async def test_reference_solution_earns_one(sandbox: Sandbox, name: str) -> None:
     _, code = next(solutions(ALL[name]))
     verdict = await Grader(sandbox).grade(ALL[name], code)
     assert (verdict.reward, verdict.reason) == (1.0, "passed"), verdict.detail
@@ -54,7 +54,7 @@ WRONG = ("spiral", "number-triangle", "dice-sum", "vector", "queens")
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", [*WRONG, *(pytest.param(name, marks=pytest.mark.soak) for name in ALL)])
-async def test_what_is_wrong_is_worth_nothing(
+async def test_wrong_solution_earns_nothing(
     sandbox: Sandbox, name: str, request: pytest.FixtureRequest
 ) -> None:
     await fails(Grader(sandbox), ALL[name])

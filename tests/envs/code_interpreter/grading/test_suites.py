@@ -1,4 +1,4 @@
-"""Suites: a weaker guarantee, and what is held all the same."""
+"""Suites of tests as graders: their guarantee is weaker, and known tricks still fail."""
 
 import json
 
@@ -131,7 +131,7 @@ async def test_a_forged_answer_without_the_token_is_worth_nothing(sandbox: Sandb
     assert verdict.reward == 0.0
 
 
-async def test_what_one_test_does_is_gone_before_the_next(sandbox: Sandbox) -> None:
+async def test_effects_of_one_test_are_undone_before_the_next(sandbox: Sandbox) -> None:
     code = (
         "import __main__, builtins\n"
         "def add(a, b):\n"
@@ -143,7 +143,7 @@ async def test_what_one_test_does_is_gone_before_the_next(sandbox: Sandbox) -> N
     assert [case.passed for case in verdict.cases[:3]] == [False] * 3
 
 
-async def test_what_is_right_passes_test_by_test_and_nothing_hidden_is_told(sandbox: Sandbox) -> None:
+async def test_right_solution_passes_each_test_and_nothing_hidden_is_revealed(sandbox: Sandbox) -> None:
     right = await Grader(sandbox).grade(task(), "def add(a, b): return a + b")
     assert (right.reward, right.passed, right.total) == (1.0, 4, 4)
     half = await Grader(sandbox).grade(task(scoring="fraction"), "def add(a, b): return int(a + b)")

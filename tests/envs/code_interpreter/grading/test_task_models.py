@@ -76,7 +76,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_a_task_that_is_none_is_refused() -> None:
+def test_invalid_task_is_refused() -> None:
     for line in REFUSED:
         with pytest.raises(ValidationError):
             parse_task(json.dumps(line))
@@ -129,7 +129,7 @@ def test_tasks_are_read_where_they_are(tmp_path: Path) -> None:
         tasks.find("train", "task 9")
 
 
-def test_a_mistake_is_told_with_file_and_line(tmp_path: Path) -> None:
+def test_mistake_is_reported_with_file_and_line(tmp_path: Path) -> None:
     text = lines(1) + "\n" + json.dumps(a_task(entry=3)) + "\n{\n"
     tasks = JsonlTasks(folder(tmp_path, train=text))
     with pytest.raises(InvalidTaskError, match=r"train\.jsonl:3: function\.entry"):
@@ -138,12 +138,12 @@ def test_a_mistake_is_told_with_file_and_line(tmp_path: Path) -> None:
         tasks.get_task("train", 2)
     assert tasks.get_task("train", 0)["id"] == "task 0 é"
     hides = json.dumps(a_task(hidden=[{"args": ["77001"], "expect": 1}]))
-    with pytest.raises(InvalidTaskError) as told:  # which shows nothing of the line
+    with pytest.raises(InvalidTaskError) as error:  # which shows nothing of the line
         JsonlTasks(folder(tmp_path, train=hides)).get_task("train", 0)
-    assert "77001" not in str(told.value)
+    assert "77001" not in str(error.value)
 
 
-def test_a_file_that_changes_under_way_is_told(tmp_path: Path) -> None:
+def test_file_changed_while_in_use_is_reported(tmp_path: Path) -> None:
     place = folder(tmp_path, train=lines(2)) / "train.jsonl"
     tasks = JsonlTasks(place)
     assert tasks.num_tasks("train") == 2

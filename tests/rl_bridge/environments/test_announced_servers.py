@@ -1,4 +1,4 @@
-"""What a run tells of servers: addresses of those that run code, and the token for an environment's."""
+"""Announcing servers that run code by a file, and reading the token of an environment's servers."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def test_newest_addresses_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert coder_urls() == ("http://a:1", "http://b:2")
     write_coder_urls(file, ["http://a:3"])
     assert coder_urls() == ("http://a:3",)
-    assert [left.name for left in tmp_path.iterdir()] == [file.name]
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_run_without_the_role_says_which_key_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
