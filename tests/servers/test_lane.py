@@ -93,7 +93,7 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
         return first & 0xF, await reader.readexactly(size)
 
 
-async def test_any_size_is_echoed() -> None:
+async def test_frames_of_any_size_are_echoed() -> None:
     async with serving(app()) as address, opened(address) as (reader, writer):
         for size in (0, 1, 125, 126, 127, 65_535, 65_536, 300_001):
             text = ("é" * size)[:size]
@@ -102,7 +102,7 @@ async def test_any_size_is_echoed() -> None:
                 assert await read_frame(reader) == (TEXT, text.encode())
 
 
-async def test_many_frames_that_come_in_one_piece_leave_others_their_turn() -> None:
+async def test_many_frames_in_one_read_yield_to_other_tasks() -> None:
     heard_before: list[int] = []
 
     class Witness(Echo):
@@ -122,13 +122,13 @@ async def test_many_frames_that_come_in_one_piece_leave_others_their_turn() -> N
 
 
 @pytest.mark.parametrize("kind", [PING, PONG])
-async def test_who_sends_nothing_but_control_frames_is_dropped(kind: int) -> None:
+async def test_flood_of_control_frames_ends_the_connection(kind: int) -> None:
     async with serving(app()) as address:
         async with opened(address) as (reader, writer):
             writer.write(frame(kind, b"") * lane.MAX_CONTROL_FRAMES + frame(TEXT, b"still here"))
-            while (said := await read_frame(reader)) == (PONG, b""):
+            while (reply := await read_frame(reader)) == (PONG, b""):
                 pass
-            assert said == (TEXT, b"still here")
+            assert reply == (TEXT, b"still here")
         async with opened(address) as (reader, writer):
             writer.write(frame(kind, b"") * (lane.MAX_CONTROL_FRAMES + 1) + frame(TEXT, b"too much"))
             with suppress(ConnectionError):
@@ -164,7 +164,7 @@ def wire(kind: str, payload: bytes, pieces: int) -> Iterator[bytes]:
 @given(
     messages=MESSAGES, cuts=st.lists(st.integers(min_value=1, max_value=60), max_size=30), gap=st.booleans()
 )
-def test_whatever_the_pieces_every_message_is_answered_in_order(
+def test_messages_in_any_fragmentation_are_answered_in_order(
     messages: list[tuple[str, bytes, int]], cuts: list[int], gap: bool
 ) -> None:
     asyncio.run(_conversation(messages, cuts, gap))
@@ -202,7 +202,7 @@ async def _conversation(messages: list[tuple[str, bytes, int]], cuts: list[int],
         (b"\xc1" + frame(TEXT, b"hi")[1:], 1002),  # a reserved bit
     ],
 )
-async def test_frames_that_break_the_protocol_end_the_connection(wrong: bytes, code: int) -> None:
+async def test_invalid_frames_end_the_connection(wrong: bytes, code: int) -> None:
     async with serving(app()) as address, opened(address) as (reader, writer):
         writer.write(frame(TEXT, b"before"))
         assert await read_frame(reader) == (TEXT, b"before")
@@ -211,7 +211,7 @@ async def test_frames_that_break_the_protocol_end_the_connection(wrong: bytes, c
         assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", code))
 
 
-async def test_an_application_that_answers_into_a_broken_connection_is_not_at_fault() -> None:
+async def test_sending_on_a_closed_connection_raises_client_disconnected() -> None:
     protocols: list[SocketProtocol] = []
     raised: list[Exception] = []
 
@@ -242,7 +242,7 @@ async def test_an_application_that_answers_into_a_broken_connection_is_not_at_fa
     assert [type(error) for error in raised] == [ClientDisconnected]
 
 
-async def test_text_that_is_no_text_before_a_close_is_no_fault_of_the_server(
+async def test_invalid_text_before_a_close_logs_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     faults: list[dict[str, Any]] = []
@@ -256,20 +256,20 @@ async def test_text_that_is_no_text_before_a_close_is_no_fault_of_the_server(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_a_handshake_with_a_body_is_refused_in_words() -> None:
+async def test_handshake_with_a_body_is_refused_with_400() -> None:
     async with serving(app()) as address:
         host, _, port = address.partition(":")
         for body in ("Content-Length: 2\r\n\r\nhi", "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(HANDSHAKE.format(address=address).removesuffix("\r\n").encode() + body.encode())
             async with asyncio.timeout(PATIENCE_S):
-                said = await reader.read()
+                response = await reader.read()
             writer.close()
-            assert said.startswith(b"HTTP/1.1 400 ")
-            assert b"without a body" in said
+            assert response.startswith(b"HTTP/1.1 400 ")
+            assert b"without a body" in response
 
 
-async def test_nothing_is_answered_after_a_close() -> None:
+async def test_frames_after_a_close_are_ignored() -> None:
     echo = app()
     async with serving(echo) as address, opened(address) as (reader, writer):
         writer.write(frame(CLOSE, struct.pack("!H", 1000)) + frame(TEXT, b"late"))
@@ -281,7 +281,7 @@ async def test_nothing_is_answered_after_a_close() -> None:
     assert echo.heard == []
 
 
-async def test_what_only_looks_like_a_frame_is_part_of_one() -> None:
+async def test_payload_that_looks_like_a_frame_is_payload() -> None:
     looks = frame(TEXT, b"inner")
     async with serving(app()) as address, opened(address) as (reader, writer):
         # In the second the head is all that came before, so nothing of it waits in a buffer.
@@ -293,7 +293,7 @@ async def test_what_only_looks_like_a_frame_is_part_of_one() -> None:
             assert await read_frame(reader) == (BINARY, inner)
 
 
-async def test_without_what_the_lane_relies_on_frames_go_the_general_way(
+async def test_without_required_internals_frames_take_the_general_path(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert lane.missing_internals() == []
@@ -311,12 +311,12 @@ async def test_without_what_the_lane_relies_on_frames_go_the_general_way(
             assert await read_frame(reader) == (TEXT, text)
 
 
-async def test_a_message_within_an_unfinished_one_ends_the_connection() -> None:
+async def test_message_within_an_unfinished_one_ends_the_connection() -> None:
     echo = app()
     async with serving(echo) as address:
-        for begun in ([(TEXT, b"a")], [(TEXT, b"a"), (0, b"b")], [(TEXT, b""), (0, b"")]):
+        for unfinished in ([(TEXT, b"a")], [(TEXT, b"a"), (0, b"b")], [(TEXT, b""), (0, b"")]):
             async with opened(address) as (reader, writer):
-                for opcode, payload in begun:
+                for opcode, payload in unfinished:
                     writer.write(frame(opcode, payload, fin=False))
                     await asyncio.sleep(PAUSE_S)
                 writer.write(frame(TEXT, b"whole"))
@@ -325,7 +325,7 @@ async def test_a_message_within_an_unfinished_one_ends_the_connection() -> None:
     assert echo.heard == []
 
 
-async def test_a_client_that_does_not_read_is_not_answered_for_ever() -> None:
+async def test_unread_replies_pause_the_reading() -> None:
     """What it has not read is bounded: the application's send waits, and with it the reading."""
     echo = app()
     async with serving(echo) as address, opened(address) as (reader, writer):
@@ -345,7 +345,7 @@ async def _send(writer: asyncio.StreamWriter, data: bytes, times: int) -> None:
         await writer.drain()
 
 
-async def test_a_whole_frame_takes_the_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whole_frames_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
     general = WebSocketsSansIOProtocol.data_received
     monkeypatch.setattr(
@@ -362,7 +362,7 @@ async def test_a_whole_frame_takes_the_lane(monkeypatch: pytest.MonkeyPatch) -> 
     assert not [data for data in parsed if data[:1] == b"\x81"]
 
 
-async def test_what_the_application_answers_at_once_is_not_received() -> None:
+async def test_frames_answered_by_the_hook_do_not_reach_receive() -> None:
     """Everything else is, in order: what it does not answer, and what is no whole text frame."""
     received: list[Any] = []
 
@@ -393,7 +393,7 @@ async def test_what_the_application_answers_at_once_is_not_received() -> None:
     assert received == ["later", b"now", "now, twice", "now, twice"]
 
 
-async def test_what_is_written_in_a_turn_goes_out_together_at_its_end() -> None:
+async def test_writes_of_one_loop_turn_are_sent_together() -> None:
     log: list[tuple[str, object]] = []
 
     class Transport(asyncio.Transport):

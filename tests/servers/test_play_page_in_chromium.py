@@ -85,7 +85,7 @@ def choose(tab: Tab, value: str) -> None:
     tab.click("#form .do")
 
 
-def test_a_hand_of_blackjack_by_keyboard_and_by_mouse(browser: Browser, pictures: Path) -> None:
+def test_blackjack_is_played_by_keyboard_and_mouse(browser: Browser, pictures: Path) -> None:
     with serve("--web", app="blackjack") as server, visit(browser, server.address) as tab:
         tab.wait_for("document.body.dataset.ready")
         fill(tab, "#reset input", "7")
@@ -124,7 +124,7 @@ def test_a_hand_of_blackjack_by_keyboard_and_by_mouse(browser: Browser, pictures
         eventually(lambda: server.get("/capacity")[1]["in_use"] == 0)
 
 
-def test_a_tool_of_the_shop(browser: Browser) -> None:
+def test_shop_tools_are_called_from_forms(browser: Browser) -> None:
     with serve("--web", app="shop") as server, visit(browser, server.address) as tab:
         begin(tab)
         tab.click("#kinds button")
@@ -140,7 +140,7 @@ def test_a_tool_of_the_shop(browser: Browser) -> None:
         assert "error" in text(tab, "#observation")
 
 
-def test_a_figure_of_the_code_interpreter(browser: Browser, pictures: Path) -> None:
+def test_figure_of_the_code_interpreter_is_shown(browser: Browser, pictures: Path) -> None:
     figure = (
         "import matplotlib.pyplot as plt\n"
         "plt.figure(figsize=(4.2, 2.2))\n"
@@ -162,7 +162,7 @@ def test_a_figure_of_the_code_interpreter(browser: Browser, pictures: Path) -> N
         keep(tab, pictures / "page-dark.png")
 
 
-def test_what_an_observation_holds_is_seen_and_inert(browser: Browser, gallery: ServeProcess) -> None:
+def test_observation_contents_are_shown_and_never_executed(browser: Browser, gallery: ServeProcess) -> None:
     with visit(browser, gallery.address) as tab:
         begin(tab)
         choose(tab, "hostile")
@@ -193,7 +193,7 @@ def test_what_an_observation_holds_is_seen_and_inert(browser: Browser, gallery: 
         ]
 
 
-def test_visitors_do_not_see_each_other_and_wait_for_their_turn(
+def test_visitors_have_separate_sessions_and_wait_in_the_queue(
     browser: Browser, gallery: ServeProcess
 ) -> None:
     with (
@@ -217,10 +217,10 @@ def test_visitors_do_not_see_each_other_and_wait_for_their_turn(
         three.wait_for("document.body.dataset.mode === 'playing'")
 
 
-def test_a_token_is_asked_for(browser: Browser) -> None:
+def test_token_is_asked_for_and_not_stored(browser: Browser) -> None:
     token = "a-token-of-a-visitor"
-    words = ("--web", "--token", token)
-    with serve(*words, app="page_gallery:app") as server, visit(browser, server.address, ("401",)) as tab:
+    options = ("--web", "--token", token)
+    with serve(*options, app="page_gallery:app") as server, visit(browser, server.address, ("401",)) as tab:
         tab.wait_for("document.querySelector('#token').open")
         fill(tab, "#token-input", "a-token-of-nobody")
         tab.press("Enter")
@@ -235,7 +235,7 @@ def test_a_token_is_asked_for(browser: Browser) -> None:
         steps(tab, 1)
 
 
-def test_a_connection_that_breaks_is_mended_and_each_step_taken_once(
+def test_broken_connection_is_resumed_and_each_step_taken_once(
     browser: Browser, gallery: ServeProcess
 ) -> None:
     with (
@@ -258,7 +258,7 @@ def test_a_connection_that_breaks_is_mended_and_each_step_taken_once(
         assert tab.evaluate("[...document.querySelectorAll('#state-box dd')].at(-1).innerText") == "3"
 
 
-def test_a_session_that_nobody_plays_in_is_given_back(browser: Browser) -> None:
+def test_idle_session_is_given_back(browser: Browser) -> None:
     with (
         serve("--web", "--idle-timeout", "1", app="page_gallery:app") as server,
         visit(browser, server.address) as tab,
@@ -272,7 +272,7 @@ def test_a_session_that_nobody_plays_in_is_given_back(browser: Browser) -> None:
         assert tab.evaluate("document.querySelectorAll('#episodes button').length") == 2
 
 
-def test_light_dark_and_narrow(browser: Browser, gallery: ServeProcess) -> None:
+def test_page_adapts_to_colour_scheme_and_narrow_screens(browser: Browser, gallery: ServeProcess) -> None:
     with visit(browser, gallery.address) as tab:
         begin(tab)
         paper = "getComputedStyle(document.body).backgroundColor"

@@ -22,7 +22,7 @@ A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
 # Turns
 
 
-async def test_callers_who_gave_up_wait_for_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_callers_leave_the_queue_of_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MAX_WAITING", 1)
     env = SlowBlocking.fresh()
     app = app_of(env)
@@ -40,7 +40,7 @@ async def test_callers_who_gave_up_wait_for_no_turn(monkeypatch: pytest.MonkeyPa
         assert (await call).status_code == 200
 
 
-def test_requests_for_one_session_that_is_still_to_come_wait_no_longer_than_one_of_them() -> None:
+def test_concurrent_requests_for_a_pending_session_share_one_wait() -> None:
     async def ask(table: SessionTable) -> None:
         with pytest.raises(RefusalError, match="1 of 1 in use"):
             await table.find_or_open("", "one", wait_s=10)
@@ -66,7 +66,7 @@ def test_requests_for_one_session_that_is_still_to_come_wait_no_longer_than_one_
 # Owners
 
 
-async def test_another_callers_session_is_as_good_as_none() -> None:
+async def test_session_of_another_token_is_unknown() -> None:
     app = app_of(Counter, tokens=TOKENS)
     async with serving(app) as address:
         session = await opened(address, **A)
@@ -84,7 +84,7 @@ async def test_another_callers_session_is_as_good_as_none() -> None:
             assert (await ask(ws, step()))["type"] == "observation"
 
 
-async def test_two_callers_may_choose_the_same_id() -> None:
+async def test_two_tokens_may_choose_the_same_session_id() -> None:
     app = app_of(Counter, tokens=TOKENS)
     async with serving(app) as address:
         for headers, seed in ((A, 1), (B, 5)):
@@ -96,7 +96,7 @@ async def test_two_callers_may_choose_the_same_id() -> None:
         assert app.sessions.active == 2
 
 
-async def test_the_cap_of_one_token() -> None:
+async def test_cap_per_token_holds() -> None:
     app = app_of(Counter, cap=3, tokens=TOKENS, max_sessions_per_token=2)
     async with serving(app) as address:
         first, _ = await opened(address, **A), await opened(address, **A)
@@ -110,7 +110,7 @@ async def test_the_cap_of_one_token() -> None:
         await opened(address, **A)
 
 
-async def test_an_old_session_does_not_take_along_a_new_one_of_its_id() -> None:
+async def test_closing_an_old_session_keeps_the_new_one_of_the_same_id() -> None:
     table = SessionTable(Counter, 2, Executor(2))
     old = await table.open("", "same")
     table.drop(old)
@@ -124,7 +124,7 @@ async def test_an_old_session_does_not_take_along_a_new_one_of_its_id() -> None:
 # The reaper
 
 
-async def test_sessions_that_nobody_uses_are_ended() -> None:
+async def test_idle_sessions_are_closed() -> None:
     class Closing(BlockingCounter):
         closed = 0
 
@@ -144,7 +144,7 @@ async def test_sessions_that_nobody_uses_are_ended() -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_session_with_a_socket_or_a_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_with_a_socket_or_call_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.02)  # a lower limit is heeded at once
     env = SlowBlocking.fresh()
     app = app_of(env, idle_timeout_s=600)
@@ -166,7 +166,7 @@ async def test_a_session_with_a_socket_or_a_call_is_left_alone(monkeypatch: pyte
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_session_that_was_never_used_goes_sooner_and_its_slot_comes_back(
+async def test_unused_session_is_closed_sooner_and_frees_its_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reaper, "UNUSED_SESSION_TTL_S", 0.1)
@@ -179,7 +179,7 @@ async def test_a_session_that_was_never_used_goes_sooner_and_its_slot_comes_back
         await opened(address)
 
 
-async def test_a_session_that_cannot_be_ended_is_told_of_and_tried_again(
+async def test_failed_close_of_an_idle_session_is_logged_and_retried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = app_of(Counter, idle_timeout_s=0.1)
@@ -191,7 +191,7 @@ async def test_a_session_that_cannot_be_ended_is_told_of_and_tried_again(
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_stopping_the_server_closes_what_stands() -> None:
+async def test_stopping_the_server_closes_standing_sessions() -> None:
     class Closing(AsyncCounter):
         closed = 0
 
@@ -211,7 +211,7 @@ async def test_stopping_the_server_closes_what_stands() -> None:
 
 
 @EVERY_WAY
-async def test_draining_closes_idle_sockets_and_lets_nobody_in(env: type[Counter]) -> None:
+async def test_draining_closes_idle_sockets_and_refuses_new_sessions(env: type[Counter]) -> None:
     app = app_of(env)
     async with serving(app) as address:
         session = await opened(address)
@@ -239,7 +239,7 @@ async def test_draining_closes_idle_sockets_and_lets_nobody_in(env: type[Counter
         assert (await request(address, "POST", "/reset")).status_code == 200
 
 
-async def test_draining_lets_a_step_under_way_be_answered() -> None:
+async def test_draining_answers_running_steps_first() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:

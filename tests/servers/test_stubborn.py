@@ -87,7 +87,7 @@ ASKING = {
 
 
 @KINDS
-async def test_whatever_a_method_raises_is_an_error_and_the_session_lives(kind: type[Counter]) -> None:
+async def test_any_exception_of_a_method_is_an_error_and_the_session_stays(kind: type[Counter]) -> None:
     env = raising(kind)
     app = app_of(env)
     async with serving(app) as address:
@@ -116,7 +116,7 @@ class EndlessError(Exception):
 
 
 @KINDS
-async def test_errors_without_text_or_with_too_much_are_told_in_short(kind: type[Counter]) -> None:
+async def test_errors_without_text_or_with_huge_text_are_reported_briefly(kind: type[Counter]) -> None:
     errors: list[type[Exception]] = [UnspeakableError, EndlessError]
     env = raising(kind)
     env.where = "step"
@@ -130,7 +130,7 @@ async def test_errors_without_text_or_with_too_much_are_told_in_short(kind: type
 
 
 @KINDS
-async def test_an_option_may_be_called_like_anything(kind: type[Counter]) -> None:
+async def test_options_may_have_any_name(kind: type[Counter]) -> None:
     options = dict.fromkeys(("self", "fn", "args", "runner", "options", "kwargs", "name"), 1)
     async with serving(app_of(kind)) as address:
         async with socket_to(address) as ws:
@@ -139,7 +139,7 @@ async def test_an_option_may_be_called_like_anything(kind: type[Counter]) -> Non
         assert (await request(address, "POST", "/step", {**action(), **options})).status_code == 200
 
 
-async def test_a_request_that_two_readers_could_take_for_two_is_refused() -> None:
+async def test_ambiguous_request_framing_is_refused() -> None:
     async with serving(app_of(Counter)) as address:
         host, _, port = address.partition(":")
         for head in (
@@ -155,15 +155,15 @@ async def test_a_request_that_two_readers_could_take_for_two_is_refused() -> Non
 
 
 @KINDS
-async def test_whatever_a_constructor_or_a_close_raises_the_slot_comes_back(kind: type[Counter]) -> None:
+async def test_any_exception_of_constructor_or_close_frees_the_slot(kind: type[Counter]) -> None:
     env = raising(kind)
     app = app_of(env)
     async with serving(app) as address:
         for env.error in ERRORS:
             env.where = "__init__"
             async with socket_to(address) as ws:
-                told = json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))
-                assert told["data"]["code"] == "FACTORY_ERROR", env.error
+                reply = json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))
+                assert reply["data"]["code"] == "FACTORY_ERROR", env.error
             assert (await request(address, "POST", "/reset")).status_code == 500
             assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
             await eventually(lambda: app.sessions.active == 0)
@@ -187,7 +187,7 @@ class NeverClosed(SlowAsync):
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_closing_that_never_ends_keeps_no_slot() -> None:
+async def test_endless_close_keeps_no_slot() -> None:
     env = NeverClosed.fresh()
     app = app_of(env)
     async with serving(app) as address:
@@ -202,7 +202,7 @@ async def test_a_closing_that_never_ends_keeps_no_slot() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_closing_waits_for_a_thread_for_as_long_as_others_hold_them() -> None:
+async def test_close_waits_for_a_free_thread() -> None:
     env = SlowBlocking.fresh()
     executor = Executor(1)
     runner = await executor.construct(env)
@@ -224,7 +224,7 @@ class NeverReturns(SlowBlocking):
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_closing_that_has_begun_and_hangs_is_given_up() -> None:
+async def test_hanging_close_is_abandoned() -> None:
     env = NeverReturns.fresh()
     executor = Executor(1)
     runner = await executor.construct(env)
@@ -253,7 +253,9 @@ class DeafCounter(SlowAsync):
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("attached", [False, True])
-async def test_a_client_that_leaves_a_deaf_step_leaves_its_slot_at_the_deadline(attached: bool) -> None:
+async def test_disconnect_from_a_step_that_ignores_cancellation_frees_the_slot_at_the_deadline(
+    attached: bool,
+) -> None:
     env = DeafCounter.fresh()
     app = app_of(env, step_timeout_s=0.5)
     async with serving(app) as address:
@@ -284,7 +286,7 @@ class OneAtATime(SlowConstructor):
         super().close()
 
 
-async def test_a_class_that_must_be_alone_is_not_constructed_twice_at_once() -> None:
+async def test_exclusive_class_is_not_constructed_twice_at_once() -> None:
     env: Any = OneAtATime.fresh()
     env.inside = env.most = 0
     app = app_of(env, cap=1)
@@ -304,7 +306,7 @@ async def test_a_class_that_must_be_alone_is_not_constructed_twice_at_once() -> 
     assert env.most == 1
 
 
-async def test_an_environment_is_closed_once() -> None:
+async def test_environment_is_closed_once() -> None:
     env = SlowAsync.fresh()
     app = app_of(env, step_timeout_s=0.2)
     async with serving(app) as address, socket_to(address) as ws:
@@ -326,7 +328,7 @@ class Borrowed:
         return getattr(self._inner, name)
 
 
-async def test_what_only_looks_like_an_environment_is_refused() -> None:
+async def test_object_that_is_not_an_environment_is_refused() -> None:
     app = app_of(lambda: Borrowed(Counter()), cap=1)
     async with serving(app) as address:
         async with socket_to(address) as ws:
@@ -358,7 +360,7 @@ def telling(kind: type[Counter], *results: Any) -> type[Counter]:
 
 
 @pytest.mark.parametrize("kind", [Counter, BlockingCounter])
-async def test_observations_that_cannot_be_written_are_errors(kind: type[Counter]) -> None:
+async def test_unencodable_observations_are_errors(kind: type[Counter]) -> None:
     extras = [nested(100_000), endless(), object(), threading.Lock(), nested(3_000)]
     results = [*(Count(extra=extra) for extra in extras), None, 7, {"total": 1}, Count, iter(())]
     async with serving(app_of(telling(kind, *results))) as address, socket_to(address) as ws:

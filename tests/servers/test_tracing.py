@@ -48,17 +48,17 @@ async def test_a_trace_shows_every_step_of_its_episode(
         with pytest.raises(ValidationFailedError):
             await client.step(Add.model_construct(amount=13))
         left = time.time_ns()  # the episode's end is what was last asked of it, whenever its client says so
-    begun = ["episode", *request("reset")]
+    first_spans = ["episode", *request("reset")]
     refused = ["episode > step"]  # before it comes to the environment
     assert lines(recorded(exporter)) == [
-        [*begun, *(LIMIT // 2) * request("step")],
-        [*begun, *request("step"), *refused],
+        [*first_spans, *(LIMIT // 2) * request("step")],
+        [*first_spans, *request("step"), *refused],
     ]
     assert max(span.end for span in recorded(exporter) if span.name == "episode") <= left
     assert bool(held_frames[0]) is (transport == "websocket")
     spans = exporter.get_finished_spans()
-    told = [dict(span.attributes or {}) for span in spans if span.name == "step"]
-    assert [(one.get("ropewalk.done"), one.get("ropewalk.reward")) for one in told] == [
+    attributes = [dict(span.attributes or {}) for span in spans if span.name == "step"]
+    assert [(one.get("ropewalk.done"), one.get("ropewalk.reward")) for one in attributes] == [
         *(LIMIT // 2 - 1) * [(False, 1)],
         (True, 1),
         (False, 1),
@@ -135,7 +135,7 @@ def play(*words: str, **environ: str) -> str:
 
 
 @pytest.mark.slow
-def test_processes_send_their_spans_to_a_collector_() -> None:
+def test_processes_send_their_spans_to_a_collector() -> None:
     with collector() as (endpoint, taken):
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
         with serve("--workers", "2", **environ, OTEL_SERVICE_NAME="served") as server:
@@ -154,7 +154,7 @@ def test_processes_send_their_spans_to_a_collector_() -> None:
 @pytest.mark.parametrize(
     "variable", ["OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=none", "OTEL_SERVICE_NAME=x"]
 )
-def test_nothing_is_loaded_where_it_is_off(variable: str) -> None:
+def test_nothing_is_imported_where_tracing_is_off(variable: str) -> None:
     name, _, value = variable.partition("=")
     endpoint = {} if value == "x" else {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     assert play(**endpoint, **{name: value}) == "[]"
@@ -172,7 +172,7 @@ def test_nothing_is_loaded_where_it_is_off(variable: str) -> None:
         ({"OTEL_TRACES_EXPORTER": "nowhere"}, "none", "OTEL_TRACES_EXPORTER to name .* got 'nowhere'"),
     ],
 )
-def test_who_wants_it_without_the_package_is_told_what_brings_it(
+def test_missing_package_is_reported_with_its_extra(
     environ: dict[str, str], missing: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environ.items():

@@ -42,7 +42,7 @@ async def first_of(ws: Any) -> Any:
 
 
 @EVERY_WAY
-async def test_an_episode(env: type[Counter]) -> None:
+async def test_episode_over_a_socket(env: type[Counter]) -> None:
     async with serving(app_of(env)) as address, socket_to(address) as ws:
         # A session is there from the start: no reset is needed.
         state = {"episode_id": None, "step_count": 0, "total": 0, "thread": ""}
@@ -65,9 +65,9 @@ async def test_an_episode(env: type[Counter]) -> None:
         assert (state["episode_id"], state["step_count"], state["total"]) == ("e", 1, 6)
         assert str(state["thread"]).startswith("environment" if env is BlockingCounter else "MainThread")
         assert (await ask(ws, step(9)))["data"]["done"] is True
-        over = await ask(ws, step())
-        assert over["data"]["code"] == "EXECUTION_ERROR"
-        assert "call reset()" in over["data"]["message"]
+        final_reply = await ask(ws, step())
+        assert final_reply["data"]["code"] == "EXECUTION_ERROR"
+        assert "call reset()" in final_reply["data"]["message"]
         for frame in (RESET, {"type": "reset", "data": {}}):
             assert (await ask(ws, frame))["data"]["observation"]["total"] == 0
         await ws.send('{"type":"close"}')
@@ -94,7 +94,7 @@ async def test_whoever_stands_before_the_app_sees_every_frame() -> None:
     assert seen[:4] == ["websocket.connect", *["websocket.receive"] * 3]
 
 
-async def test_released_async_methods_go_first_and_get_their_options() -> None:
+async def test_released_async_methods_are_preferred_and_get_their_options() -> None:
     async with serving(app_of(ReleasedCounter)) as address, socket_to(address) as ws:
         data = (await ask(ws, {"type": "reset", "data": {"seed": 5, "natural": True}}))["data"]
         assert data["observation"]["total"] == 5
@@ -133,7 +133,7 @@ BAD_FRAMES: list[tuple[Any, str, list[list[str]] | None]] = [
 
 
 @EVERY_WAY
-async def test_bad_frames_are_refused_and_the_session_lives(env: type[Counter]) -> None:
+async def test_invalid_frames_are_refused_and_the_session_stays(env: type[Counter]) -> None:
     async with serving(app_of(env)) as address, socket_to(address) as ws:
         await ask(ws, step(4))
         for frame, code, places in BAD_FRAMES:
@@ -153,7 +153,7 @@ class Known(Add):
 
 
 @EVERY_WAY
-async def test_whatever_a_validator_raises_is_told_and_the_session_lives(env: type[Counter]) -> None:
+async def test_any_exception_of_a_validator_is_an_error_and_the_session_stays(env: type[Counter]) -> None:
     async with serving(create_app(env, Known, Count)) as address, socket_to(address) as ws:
         await ask(ws, step())
         assert (await ask(ws, step(3)))["data"]["code"] == "EXECUTION_ERROR"
@@ -161,7 +161,7 @@ async def test_whatever_a_validator_raises_is_told_and_the_session_lives(env: ty
 
 
 @EVERY_WAY
-async def test_whatever_a_validator_raises_ends_no_connection_of_numbered_requests(
+async def test_any_exception_of_a_validator_keeps_a_numbered_connection_open(
     env: type[Counter],
 ) -> None:
     async with (
@@ -177,7 +177,7 @@ async def test_whatever_a_validator_raises_ends_no_connection_of_numbered_reques
         assert (await ask(ws, {"id": 4, "member": 1, **step(1)}))["data"]["observation"]["total"] == 2
 
 
-async def test_values_that_json_lacks() -> None:
+async def test_values_without_json_form_are_encoded_or_refused() -> None:
     async with serving(app_of(Awkward)) as address, socket_to(address) as ws:
 
         async def told(amount: int) -> Any:
@@ -203,11 +203,11 @@ async def test_values_that_json_lacks() -> None:
             failure = await told(amount)
             assert failure["code"] == "EXECUTION_ERROR"
             assert text in failure["message"]
-        kept = await told(8)
-        assert kept["metadata"] == kept["observation"]["metadata"] == {"why": "because"}
+        kept_reply = await told(8)
+        assert kept_reply["metadata"] == kept_reply["observation"]["metadata"] == {"why": "because"}
 
 
-async def test_a_constructor_that_raises() -> None:
+async def test_failed_constructor_is_reported_and_closes_the_socket() -> None:
     app = app_of(Unbuildable)
     async with serving(app) as address, socket_to(address) as ws:
         assert await first_of(ws) == {
@@ -239,7 +239,7 @@ async def test_whoever_stands_before_the_app_sees_every_reply() -> None:
 
 
 @pytest.mark.parametrize("kind", [SlowAsync, SlowBlocking], ids=lambda kind: kind.__name__)
-async def test_a_client_that_leaves_in_a_step_frees_its_slot(kind: type[Slow]) -> None:
+async def test_disconnect_during_a_step_frees_the_slot(kind: type[Slow]) -> None:
     env = kind.fresh()
     app = app_of(env, cap=1)
     executor = app.sessions.executor
@@ -259,7 +259,7 @@ async def test_a_client_that_leaves_in_a_step_frees_its_slot(kind: type[Slow]) -
         assert (env.stepping, executor.abandoned) == (0, 0)
 
 
-async def test_abandoned_steps_take_threads_of_their_own_up_to_a_bound() -> None:
+async def test_abandoned_steps_hold_threads_up_to_a_limit() -> None:
     others = set(threading.enumerate())
     env = SlowBlocking.fresh()
     app = app_of(env, cap=1)
@@ -305,7 +305,7 @@ async def test_a_class_that_must_be_alone_keeps_its_slot_until_the_step_ends() -
         assert env.closed == 1
 
 
-async def test_a_client_that_leaves_during_construction() -> None:
+async def test_disconnect_during_construction_frees_the_slot() -> None:
     env = SlowConstructor.fresh()
     app = app_of(env, cap=1)
     table = app.sessions
@@ -320,7 +320,7 @@ async def test_a_client_that_leaves_during_construction() -> None:
         assert table.executor.abandoned == 0
 
 
-async def test_what_a_client_sends_ahead_is_bounded_in_number_and_size() -> None:
+async def test_frames_sent_ahead_are_bounded_in_number_and_size() -> None:
     for frames in ([step()] * 63, [{**STATE, "padding": "x" * 9_000_000}] * 2):
         env = SlowAsync.fresh()
         app = app_of(env)
@@ -335,7 +335,7 @@ async def test_what_a_client_sends_ahead_is_bounded_in_number_and_size() -> None
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_what_is_sent_during_a_step_in_a_thread_comes_after_it(leaves: bool) -> None:
+async def test_frames_sent_during_a_step_in_a_thread_come_after_it(leaves: bool) -> None:
     env = SlowBlocking.fresh()
     app = app_of(env, cap=1)
     async with serving(app) as address, socket_to(address) as ws:
@@ -370,7 +370,7 @@ async def test_a_server_that_drains_answers_the_step_in_a_thread_and_nothing_beh
         await draining
 
 
-async def test_every_call_of_a_single_thread_environment_comes_from_one_thread() -> None:
+async def test_single_thread_environment_is_called_from_one_thread() -> None:
     class Single(BlockingCounter):
         REQUIRES_SINGLE_THREAD_EXECUTOR = True
 
@@ -386,7 +386,7 @@ async def test_every_call_of_a_single_thread_environment_comes_from_one_thread()
 
 
 @EVERY_WAY
-async def test_a_session_outlives_its_sockets_of_which_it_has_one_at_a_time(env: type[Counter]) -> None:
+async def test_standing_session_outlives_its_sockets_one_at_a_time(env: type[Counter]) -> None:
     app = app_of(env)
     async with serving(app) as address:
         session = await opened(address)
@@ -422,7 +422,7 @@ async def test_a_session_outlives_its_sockets_of_which_it_has_one_at_a_time(env:
             assert await closing_of(ws) == 1000
 
 
-async def test_a_session_that_is_still_initializing() -> None:
+async def test_session_that_is_still_initializing_is_reported() -> None:
     env = SlowConstructor.fresh()
     async with serving(app_of(env)) as address:
         opening = asyncio.create_task(request(address, "POST", "/reset", {}, {HEADER: "mine"}))
@@ -451,7 +451,7 @@ async def test_closing_while_attached_waits_for_the_socket() -> None:
 
 
 @EVERY_WAY
-async def test_create_inside_a_socket_answers_its_own_session(env: type[Counter]) -> None:
+async def test_create_inside_a_socket_returns_its_own_session(env: type[Counter]) -> None:
     app = app_of(env)
     async with serving(app) as address, socket_to(address) as ws:
 
@@ -476,7 +476,7 @@ async def test_create_inside_a_socket_answers_its_own_session(env: type[Counter]
         assert (await rpc(address, "tools/list", {"session_id": session}))["error"]["code"] == -32602
 
 
-async def test_a_step_goes_on_when_its_socket_breaks() -> None:
+async def test_step_of_a_standing_session_continues_when_its_socket_breaks() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:
@@ -493,7 +493,7 @@ async def test_a_step_goes_on_when_its_socket_breaks() -> None:
         assert (env.stepping, env.closed, app.sessions.active) == (0, 0, 1)
 
 
-async def test_a_step_on_the_loop_waits_for_the_tool_that_another_caller_calls() -> None:
+async def test_step_on_the_loop_waits_for_a_tool_call_of_another_client() -> None:
     entered, release = asyncio.Event(), asyncio.Event()
 
     class Tooled(Counter):
@@ -531,7 +531,7 @@ async def test_a_step_on_the_loop_waits_for_the_tool_that_another_caller_calls()
             assert json.loads(await ws.recv())["data"]["total"] == 2
 
 
-def test_a_union_within_an_action_is_no_type_of_frame() -> None:
+def test_nested_union_in_an_action_is_a_validation_error() -> None:
     class Left(BaseModel):
         side: Literal["left"] = "left"
 

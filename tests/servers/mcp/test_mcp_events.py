@@ -26,12 +26,12 @@ async def events(reply: httpx.Response) -> AsyncIterator[tuple[str, str]]:
         text += part
         while "\r\n\r\n" in text:
             event, _, text = text.partition("\r\n\r\n")
-            if found := re.search(r"^id: (\d+)", event):
-                yield found[1], event.rpartition("data: ")[2].partition("\r\n")[0]
+            if id_match := re.search(r"^id: (\d+)", event):
+                yield id_match[1], event.rpartition("data: ")[2].partition("\r\n")[0]
 
 
 @pytest.mark.parametrize("seconds", [0, 0.3])
-async def test_who_comes_back_gets_the_rest_and_nobody_else(seconds: float) -> None:
+async def test_resumed_stream_yields_the_rest_to_its_owner_only(seconds: float) -> None:
     async with serving(boxes()) as address:
         url = f"http://{address}/mcp"
         ids = [(await greet(address)).headers["mcp-session-id"] for _ in range(2)]
@@ -40,9 +40,9 @@ async def test_who_comes_back_gets_the_rest_and_nobody_else(seconds: float) -> N
             async with http.stream(
                 "POST", url, json=tool_call("wait", seconds=seconds), headers=mine
             ) as reply:
-                seen = events(reply)
-                first, nothing = await anext(seen)
-                last, progress = await anext(seen)
+                stream_events = events(reply)
+                first, nothing = await anext(stream_events)
+                last, progress = await anext(stream_events)
                 assert nothing == ""  # only a number to come back with
                 assert json.loads(progress)["method"] == "notifications/progress"
             async with http.stream("GET", url, headers={**mine, "last-event-id": last}) as reply:
@@ -72,7 +72,7 @@ class Vast(ToolBox):
         return "x" * MAX_WEIGHT
 
 
-async def test_who_comes_back_for_a_reply_that_is_too_long_to_be_kept_is_told_so() -> None:
+async def test_resuming_for_a_reply_too_large_to_keep_gets_an_error() -> None:
     Vast.go = asyncio.Event()
     app = create_app(Vast, ToolAction, ToolObservation, env_name="vast")
     async with serving(app) as address:
@@ -80,9 +80,9 @@ async def test_who_comes_back_for_a_reply_that_is_too_long_to_be_kept_is_told_so
         mine = {**STREAMS, **VERSION, "mcp-session-id": (await greet(address)).headers["mcp-session-id"]}
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S, verify=False) as http:
             async with http.stream("POST", url, json=tool_call("say_all"), headers=mine) as reply:
-                seen = events(reply)
-                await anext(seen)
-                last, _ = await anext(seen)
+                stream_events = events(reply)
+                await anext(stream_events)
+                last, _ = await anext(stream_events)
             ((link,),) = [one.values() for one in engine_of(app)._connections.values()]
             before = link.events._last
             Vast.go.set()

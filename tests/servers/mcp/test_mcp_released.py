@@ -27,7 +27,7 @@ from servers import create_app
 ROOT = Path(__file__).parents[3]
 
 
-async def test_tools_in_the_released_shape() -> None:
+async def test_tools_have_the_released_shape() -> None:
     async with serving(boxes()) as address:
         listed = (await rpc(address, "tools/list"))["result"]["tools"]
         assert listed[0] == {
@@ -51,7 +51,7 @@ async def test_tools_in_the_released_shape() -> None:
             }
 
 
-async def test_failures_in_the_released_shape() -> None:
+async def test_errors_have_the_released_shape() -> None:
     async with serving(boxes()) as address:
         for params, code, kind in (
             ({"name": "fail"}, -32603, "execution_error"),
@@ -66,7 +66,7 @@ async def test_failures_in_the_released_shape() -> None:
             assert error["data"] == (None if kind is None else {"error_type": kind}), params
 
 
-async def test_sockets_call_tools_in_their_own_session() -> None:
+async def test_sockets_call_tools_in_their_own_sessions() -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bump"}}
     async with serving(boxes()) as address:
         async with socket_to(address, path="/mcp") as socket:
@@ -105,7 +105,7 @@ class Older(Environment[Any, Any, State]):
         return CallToolObservation(tool_name="count", result=result)
 
 
-async def test_tools_that_are_actions_of_the_step() -> None:
+async def test_tools_declared_as_step_actions_are_served() -> None:
     app = create_app(Older, CallToolAction, CallToolObservation, max_concurrent_envs=4)
     async with serving(app) as address:
         assert (await rpc(address, "tools/list"))["result"]["tools"][0]["name"] == "count"
@@ -120,7 +120,7 @@ async def test_tools_that_are_actions_of_the_step() -> None:
             assert result.structured_content == {"result": 2}
 
 
-async def test_requests_that_are_not_standard_are_answered_in_the_released_way() -> None:
+async def test_nonstandard_requests_get_the_released_answers() -> None:
     async with serving(boxes()) as address:
         for method in ("GET", "DELETE"):
             assert (await request(address, method, "/mcp")).status_code == 405
@@ -151,7 +151,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_the_sdk_is_imported_with_the_first_standard_request_and_named_where_it_is_missing() -> None:
+def test_sdk_is_imported_at_the_first_standard_request_and_named_if_missing() -> None:
     script = SCRIPT.format(root=str(ROOT), support=str(ROOT / "tests" / "support"))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
@@ -163,7 +163,7 @@ def test_the_sdk_is_imported_with_the_first_standard_request_and_named_where_it_
         assert "ropewalk[mcp]" in body["error"]["message"]
 
 
-async def test_a_caller_that_leaves_takes_along_what_stood_for_its_call_alone() -> None:
+async def test_disconnect_closes_the_session_opened_for_one_call() -> None:
     app = boxes(cap=1)
     async with serving(app) as address:
         call = asyncio.create_task(rpc(address, "tools/call", {"name": "wait"}))
@@ -174,7 +174,7 @@ async def test_a_caller_that_leaves_takes_along_what_stood_for_its_call_alone() 
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_caller_that_leaves_a_standing_session_leaves_its_call_there() -> None:
+async def test_disconnect_does_not_cancel_a_call_in_a_standing_session() -> None:
     app = boxes()
     async with serving(app) as address:
         handle = await opened(address)

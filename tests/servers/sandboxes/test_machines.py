@@ -78,21 +78,21 @@ async def forged() -> AsyncIterator[tuple[Guest, socket.socket]]:
         pack({"hello": 1}),
     ],
 )
-async def test_what_is_no_frame_ends_the_sandbox(frame: bytes) -> None:
+async def test_invalid_frame_from_the_agent_ends_the_sandbox(frame: bytes) -> None:
     async with forged() as (guest, agent), guest.subscribed("p1") as output:
-        asked = asyncio.create_task(guest.ask("stat", path="x"))
+        request = asyncio.create_task(guest.ask("stat", path="x"))
         await asyncio.sleep(0)
         agent.send(frame)
-        with pytest.raises(GuestError, match="was not found") as told:
-            await asyncio.wait_for(asked, PATIENCE_S)
-        assert told.value.code == "unavailable"
+        with pytest.raises(GuestError, match="was not found") as error:
+            await asyncio.wait_for(request, PATIENCE_S)
+        assert error.value.code == "unavailable"
         assert "invalid frame" in await guest.gone
         came = await output.take(PATIENCE_S)
         assert came is not None
         assert came[0]["lost"]
 
 
-async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_flood_from_the_agent_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guests, "MAX_BUFFERED", 1 << 20)
     monkeypatch.setattr(guests, "MAX_UNREAD", 1 << 20)
     loop = asyncio.get_running_loop()
@@ -111,7 +111,7 @@ async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "does not read" in await guest.gone
 
 
-async def test_a_slow_upload_ends_with_its_sandbox() -> None:
+async def test_upload_ends_with_its_sandbox() -> None:
     async with forged() as (guest, agent):
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -125,7 +125,7 @@ async def test_a_slow_upload_ends_with_its_sandbox() -> None:
             await envd._write(guest, "path", pieces())
 
 
-async def test_a_command_that_was_killed_at_its_deadline_has_timed_out_however_late_that_is_read() -> None:
+async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late() -> None:
     loop = asyncio.get_running_loop()
 
     async def request(agent: socket.socket, op: str) -> dict[str, Any]:
@@ -145,9 +145,9 @@ async def test_a_command_that_was_killed_at_its_deadline_has_timed_out_however_l
         async with guest.subscribed(start["stream"]) as output:
             await loop.sock_sendall(agent, pack({"stream": start["stream"], "end": -1, "status": "killed"}))
             assert await output.take(PATIENCE_S) is not None
-        with pytest.raises(GuestError) as told:
+        with pytest.raises(GuestError) as error:
             await anext(events)
-        assert told.value.code == "deadline_exceeded"
+        assert error.value.code == "deadline_exceeded"
 
 
 # ---- callers of one
@@ -176,14 +176,14 @@ async def asked_of_agent(path: str, body: bytes, ask: Any) -> int:
     return statuses[0]
 
 
-async def test_input_that_is_not_read_is_given_up_with_its_client() -> None:
+async def test_unread_input_is_dropped_when_its_client_leaves() -> None:
     ask = AsyncMock(side_effect=GuestError("resource_exhausted", "its pipe is full"))
     body = b'{"process": {"pid": 7}, "input": {"stdin": "eA=="}}'
     assert await asked_of_agent("/process.Process/SendInput", body, ask) == CLIENT_LEFT
     assert ask.await_count > 0
 
 
-async def test_streamed_input_that_is_not_read_is_given_up_after_a_time(
+async def test_unread_streamed_input_is_dropped_after_a_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(envd, "UNREAD_INPUT_TIMEOUT_S", 0.1)
@@ -202,11 +202,11 @@ async def test_streamed_input_that_is_not_read_is_given_up_after_a_time(
         ("/filesystem.Filesystem/ListDir", b'{"path": "/", "depth": 1e999}'),
     ],
 )
-async def test_what_is_no_request_of_e2b_s_is_refused(path: str, body: bytes) -> None:
+async def test_malformed_requests_are_refused(path: str, body: bytes) -> None:
     assert await asked_of_agent(path, body, AsyncMock()) == 400
 
 
-async def test_who_leaves_before_his_turn_keeps_nobody_from_it() -> None:
+async def test_client_that_leaves_before_its_turn_releases_the_lock() -> None:
     guest = SimpleNamespace(ask=AsyncMock(return_value=({"cwd": "/"}, b"")))
     record: Any = SimpleNamespace(guest=guest, contexts={}, making=asyncio.Lock())
     app = Starlette(routes=interpreter.routes(lambda _: record, None))  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ async def test_who_leaves_before_his_turn_keeps_nobody_from_it() -> None:
     assert not turn.locked()
 
 
-def test_images_are_admitted_by_their_patterns() -> None:
+def test_images_are_allowed_by_pattern() -> None:
     limits = SandboxLimits(images=("my-env:*", "host:5000/team/*", "exact:1"))
     for name in ("my-env", "my-env:2", "host:5000/team/tool", "exact:1"):
         assert limits.image(name) == (name if ":" in name.rpartition("/")[2] else f"{name}:latest")
@@ -243,7 +243,7 @@ def test_images_are_admitted_by_their_patterns() -> None:
     assert SandboxLimits(images=("*",)).image("any@sha256:00") == "any@sha256:00"
 
 
-async def test_who_has_a_sandbox_go_on_while_it_is_paused_has_it_run() -> None:
+async def test_resume_during_a_pause_leaves_the_sandbox_running() -> None:
     class Engine:
         """Takes its time, and refuses what is so already."""
 
@@ -263,18 +263,18 @@ async def test_who_has_a_sandbox_go_on_while_it_is_paused_has_it_run() -> None:
     assert (engine.frozen, record.paused) == (False, False)
 
 
-async def test_a_start_that_is_cancelled_removes_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go, removed = threading.Event(), threading.Event(), threading.Event()
+async def test_cancelled_start_removes_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, go, removed = threading.Event(), threading.Event(), threading.Event()
 
     def slow(*_: Any, **__: Any) -> Any:
-        begun.set()
+        started.set()
         assert go.wait(PATIENCE_S)
         return SimpleNamespace(id="one", remove=removed.set)
 
     monkeypatch.setattr(machines, "start_container", slow)
     monkeypatch.setattr(DockerEngine, "find", lambda: SimpleNamespace(find_image=lambda _: None))
     starting = asyncio.create_task(ContainerMachine.start("image", ContainerOptions()))
-    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    await asyncio.to_thread(started.wait, PATIENCE_S)
     starting.cancel()
     go.set()
     with pytest.raises(asyncio.CancelledError):
@@ -282,12 +282,12 @@ async def test_a_start_that_is_cancelled_removes_its_container(monkeypatch: pyte
     assert removed.is_set()
 
 
-async def test_an_image_s_own_command_begins_with_the_sandbox_s_variables() -> None:
+async def test_image_command_starts_with_the_variables_of_the_sandbox() -> None:
     guest, container = AsyncMock(Guest), SimpleNamespace(options=ContainerOptions())
     machine: Any = ContainerMachine(guest, None, container, {"Cmd": ["serve", "all"]})  # type: ignore[arg-type] - a fake
     await machine.begin({"GREETING": "aye"})
-    (_, set_first, _), (op, words, fields) = guest.method_calls
-    assert (set_first[0], op, words) == ({"GREETING": "aye"}, "ask", ("start",))
+    (_, set_first, _), (op, arguments, fields) = guest.method_calls
+    assert (set_first[0], op, arguments) == ({"GREETING": "aye"}, "ask", ("start",))
     assert (fields["cmd"], fields["args"]) == ("serve", ["all"])
 
 
@@ -295,17 +295,17 @@ async def test_an_image_s_own_command_begins_with_the_sandbox_s_variables() -> N
 
 
 @pytest.mark.parametrize("level", [Isolation.NAMESPACES, Isolation.LSM])
-async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
+async def test_forks_work_and_end_at_each_isolation_level(level: Isolation) -> None:
     limits = Limits(disk_bytes=8 << 20, file_bytes=8 << 20)
 
     async def ran(machine: Machine, code: str) -> str:
         async with machine.guest.subscribed("c") as output:
             await machine.guest.ask("run", name="c", code=code, envs={})
-            said = ""
+            output_text = ""
             while (came := await output.take(PATIENCE_S)) is not None and "end" not in came[0]:
-                said += came[1].decode()
+                output_text += came[1].decode()
             assert came is not None
-            return said
+            return output_text
 
     async with sandbox_at(level) as sandbox:
         before = descendants(sandbox.zygote_pid or 0)
@@ -341,7 +341,7 @@ async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
 
 
 @pytest.mark.slow
-async def test_forks_that_have_ended_take_no_place_and_those_that_live_collect_their_garbage() -> None:
+async def test_ended_forks_free_their_processes_and_live_forks_survive_garbage_collection() -> None:
     async with sandbox_at(Isolation.NAMESPACES) as sandbox:
         machine = await ProcessMachine.start(sandbox, Limits(processes=6))
         try:
@@ -388,22 +388,24 @@ async def test_attacks_are_contained(service: Service, attacks: list[Any]) -> No
     from e2b_code_interpreter import AsyncSandbox
 
     zygote = eventually(psutil.Process(service.process.pid).children)[0].pid  # it comes after the address
-    found: dict[str, list[str]] = {}
+    breaches: dict[str, list[str]] = {}
     async with Surroundings() as around:
         host = {**around.host(zygote), "supervisor": service.process.pid, "isolation": "namespaces"}
         # Over descriptor 4 an interpreter gets those of its forks; what may be done with it is tested above.
         host["channels"] = [4]
         for attack in attacks:
             sandbox = await AsyncSandbox.create("base", timeout=120, **service.options())
-            said = ""
+            output = ""
             for cell in attack.cells:
                 with suppress(Exception):  # its time is over, or the sandbox has ended
                     done = await sandbox.run_code(with_tools(cell, host), timeout=20)
-                    said += "".join(done.logs.stdout + done.logs.stderr) + str(done.error)
+                    output += "".join(done.logs.stdout + done.logs.stderr) + str(done.error)
             await sandbox.kill()
-            if MARK in said or SECRET in said:
-                found[attack.title] = [line for line in said.splitlines() if MARK in line or SECRET in line]
-        assert found == {}
+            if MARK in output or SECRET in output:
+                breaches[attack.title] = [
+                    line for line in output.splitlines() if MARK in line or SECRET in line
+                ]
+        assert breaches == {}
         assert await asyncio.to_thread(around.damage) == []
     assert (await asyncio.to_thread(httpx.get, service.url + "/health")).json() == {"status": "healthy"}
 
@@ -416,18 +418,18 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive(pids: set[int]) -> set[int]:
-    found = set()
+    running_pids = set()
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.add(pid)
-    return found
+                running_pids.add(pid)
+    return running_pids
 
 
 @pytest.mark.docker
 @pytest.mark.interop
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
-def test_nothing_is_left_of_a_service_that_ends(engine: DockerEngine, tmp_path: Path, signum: int) -> None:
+def test_ended_service_leaves_nothing_behind(engine: DockerEngine, tmp_path: Path, signum: int) -> None:
     from e2b_code_interpreter import Sandbox
 
     with running(tmp_path, "--image", "python:*") as service:
@@ -441,8 +443,8 @@ def test_nothing_is_left_of_a_service_that_ends(engine: DockerEngine, tmp_path: 
         mine = f"-{service.process.pid}-"
 
         def containers() -> list[str]:
-            found = engine.list_labelled("ropewalk.owner")
-            return [each["Id"] for each in found if mine in each["Labels"]["ropewalk.owner"]]
+            labelled = engine.list_labelled("ropewalk.owner")
+            return [each["Id"] for each in labelled if mine in each["Labels"]["ropewalk.owner"]]
 
         assert len(pids) > 5
         assert len(containers()) == 1
@@ -455,20 +457,20 @@ def test_nothing_is_left_of_a_service_that_ends(engine: DockerEngine, tmp_path: 
 
 @pytest.mark.docker
 async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None:
-    warm, made = WarmContainers(1), list[ContainerMachine]()
+    warm, machines_taken = WarmContainers(1), list[ContainerMachine]()
     options = ContainerOptions(memory="512m", network="bridge", read_only=False, tmpfs=())
 
     async def take(image: str = IMAGE, **fields: Any) -> tuple[ContainerMachine, ContainerMachine]:
         """Return what is handed out, and what waits from then on."""
-        made.append(await warm.take(image, options.model_copy(update=fields)))
+        machines_taken.append(await warm.take(image, options.model_copy(update=fields)))
         assert warm._filling is not None
         await warm._filling
-        return made[-1], warm._ready[0][1]
+        return machines_taken[-1], warm._ready[0][1]
 
     _, waits = await take()
     second, waits_then = await take()
     assert second is waits
-    assert waits_then not in made
+    assert waits_then not in machines_taken
     # One of another kind is no substitute, and takes the place of the one that waits.
     third, of_its_kind = await take(network="none")
     assert (third in (waits, waits_then), waits_then.guest.gone.done()) == (False, True)
@@ -483,16 +485,16 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
         _, old = await take("ropewalk-test-warm:latest")
         engine.call("POST", "/commit", query={"container": fourth._container.id, **named}, body={})
         new, waiting = await take("ropewalk-test-warm:latest")
-        told = await asyncio.to_thread(engine.inspect, new._container.id)
-        assert told["Image"] == engine.call("GET", "/images/ropewalk-test-warm:latest/json")["Id"]
+        inspected = await asyncio.to_thread(engine.inspect, new._container.id)
+        assert inspected["Image"] == engine.call("GET", "/images/ropewalk-test-warm:latest/json")["Id"]
         assert (old in (new, waiting), old.guest.gone.done()) == (False, True)
-        assert len({each._container.id for each in made}) == 6
+        assert len({each._container.id for each in machines_taken}) == 6
     finally:
-        for machine in made:
+        for machine in machines_taken:
             await machine.close()
         await warm.close()
         engine.call("DELETE", "/images/ropewalk-test-warm:latest", query={"force": "true"})
-    ids = {each._container.id for each in (*made, waits_then, of_its_kind, left)}
+    ids = {each._container.id for each in (*machines_taken, waits_then, of_its_kind, left)}
     assert not ids & {each["Id"] for each in engine.list_labelled("ropewalk.owner")}
 
 
@@ -501,7 +503,7 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
 
 @pytest.mark.docker
 @pytest.mark.interop
-def test_a_server_runs_in_a_sandbox_for_as_long_as_its_owner(
+def test_server_in_a_sandbox_lives_as_long_as_its_owner(
     engine: DockerEngine, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openenv_core.providers.remote.RENEWALS", 20)
@@ -526,15 +528,15 @@ def test_a_server_runs_in_a_sandbox_for_as_long_as_its_owner(
         assert remote.sandbox_id != first
         headers = {"X-API-Key": KEY}
         one = f"{service.url}/sandboxes/{remote.sandbox_id}"
-        begun = httpx.get(one, headers=headers).json()["endAt"]
-        eventually(lambda: httpx.get(one, headers=headers).json()["endAt"] > begun)
+        first_end = httpx.get(one, headers=headers).json()["endAt"]
+        eventually(lambda: httpx.get(one, headers=headers).json()["endAt"] > first_end)
         httpx.delete(one, headers=headers)
         eventually(lambda: not remote.alive)
         eventually(lambda: "is gone" in remote.output())
 
 
 @pytest.mark.interop
-def test_a_provider_says_what_is_wrong(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_reports_what_is_wrong(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SandboxRefusedError, match="no-such-template") as refused:
         RemoteSandboxProvider("no-such-template", **service.options()).start()
     assert refused.value.status == 404
