@@ -24,7 +24,7 @@ signal.pause()
 """
 
 
-def test_command_has_its_grace_to_end_in_order(tmp_path: Path) -> None:
+def test_command_gets_its_grace_period(tmp_path: Path) -> None:
     file = tmp_path / "ended"
     command = guard_command([sys.executable, "-c", ORDERLY, str(file)], grace_s=PATIENCE_S)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
@@ -36,7 +36,7 @@ def test_command_has_its_grace_to_end_in_order(tmp_path: Path) -> None:
     assert file.read_text() == "in order"
 
 
-def test_command_that_is_not_there_is_told() -> None:
+def test_missing_command_is_reported() -> None:
     command = guard_command(["/no/such/program"], grace_s=1.0)
     done = subprocess.run(
         command, stdin=subprocess.PIPE, capture_output=True, timeout=PATIENCE_S, check=False

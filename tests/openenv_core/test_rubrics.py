@@ -61,7 +61,7 @@ class Seen:
         self.done, self.won = done, won
 
 
-def test_plain_rubrics_give_plain_scores() -> None:
+def test_sync_rubrics_return_plain_scores() -> None:
     last = Given(0.5)
     assert Sequential()(0, 0) == 1.0
     assert Sequential(Given(1.0), Gate(Given(0.7), threshold=0.7), last)(0, 0) == 0.5
@@ -76,7 +76,7 @@ def test_plain_rubrics_give_plain_scores() -> None:
             holder(0, 0)
 
 
-async def test_one_part_that_is_awaited_makes_the_whole_awaited_and_is_asked_once() -> None:
+async def test_async_part_makes_the_rubric_async_and_is_called_once() -> None:
     parts = [Given(1.0), Awaited(0.9), Given(0.8), Awaited(0.7)]
     known = Sequential(Gate(Given(1.0)), Given(0.5))(0, 0)
     assert known == await known == 0.5  # type: ignore[misc]
@@ -95,24 +95,24 @@ async def test_one_part_that_is_awaited_makes_the_whole_awaited_and_is_asked_onc
         await Sequential(Given(1.0), Fails(1.0))(0, 0)  # type: ignore[misc]
 
 
-async def test_hooks_hear_of_each_call_before_and_after() -> None:
-    heard: list[Any] = []
+async def test_hooks_run_before_and_after_each_call() -> None:
+    calls: list[Any] = []
 
     async def later(*told: Any) -> None:
         await asyncio.sleep(0)
-        heard.append(told[1:])
+        calls.append(told[1:])
 
     rubric = Given(0.5)
-    rubric.register_forward_pre_hook(lambda *told: heard.append((*told[1:], rubric.asked)))
-    rubric.register_forward_hook(lambda *told: heard.append(told[1:]))
+    rubric.register_forward_pre_hook(lambda *told: calls.append((*told[1:], rubric.asked)))
+    rubric.register_forward_hook(lambda *told: calls.append(told[1:]))
     assert rubric("act", "see") == rubric.last_score == 0.5
-    assert heard == [("act", "see", 0), ("act", "see", 0.5)]
+    assert calls == [("act", "see", 0), ("act", "see", 0.5)]
     rubric.register_forward_hook(later)
     assert await rubric("act", "see") == 0.5  # type: ignore[misc]
-    assert heard[-1] == ("act", "see", 0.5)
+    assert calls[-1] == ("act", "see", 0.5)
 
 
-def test_rubrics_below_are_found_by_their_paths() -> None:
+def test_nested_rubrics_are_found_by_path() -> None:
     inner = Sequential(Gate(Given(1.0)), Given(0.5))
     outer = RubricDict({"game": inner})
     assert [path for path, _ in outer.named_rubrics()] == [
@@ -166,16 +166,16 @@ class Essay(Environment[Action, Observation, State]):
         return Observation()
 
     async def step(self, action: Action) -> Observation:
-        seen = Observation(done=True)
-        seen.reward = await self._apply_rubric_async(action, seen)
-        return seen
+        observation = Observation(done=True)
+        observation.reward = await self._apply_rubric_async(action, observation)
+        return observation
 
     @property
     def state(self) -> State:
         return State()
 
 
-async def test_judge_scores_over_the_wire_and_one_that_cannot_be_reached_is_no_score() -> None:
+async def test_judge_scores_over_http_and_an_unreachable_one_gives_no_score() -> None:
     from servers import create_app
 
     with chat_server("I give it 0.8.", "", 401) as server:
@@ -196,15 +196,15 @@ async def test_judge_scores_over_the_wire_and_one_that_cannot_be_reached_is_no_s
     assert judged.metadata is not None
     assert judged.metadata[SCORES]["rubric_1.rubric_0"] == 0.8
     assert server.asked[0]["messages"] == [{"role": "user", "content": "Once? True"}]
-    for result, said in (
+    for result, expected in (
         (unread, "expected a score in the judge's answer"),
         (refused, "see the value of api_key"),
     ):
         assert result.reward is None
-        assert said in str(result.infrastructure_error)
+        assert expected in str(result.infrastructure_error)
 
 
-async def test_judge_that_is_late_or_broken_fails_and_leaves_nothing_running() -> None:
+async def test_late_or_broken_judge_fails_and_leaves_nothing_running() -> None:
     release = Event()
     with chat_server(release) as server:
         client = OpenAIClient("http://127.0.0.1", server.port, "m")

@@ -76,12 +76,12 @@ async def test_episode_over_a_socket(env: type[Counter]) -> None:
 
 async def test_whoever_stands_before_the_app_sees_every_frame() -> None:
     """Also of an environment that never waits, whose steps are otherwise answered where they are read."""
-    app, seen = app_of(Counter), list[str]()
+    app, messages = app_of(Counter), list[str]()
 
     async def spy(scope: Any, receive: Any, send: Any) -> None:
         async def heard() -> Any:
             message = await receive()
-            seen.append(message["type"])
+            messages.append(message["type"])
             return message
 
         await app(scope, heard if scope["type"] == "websocket" else receive, send)
@@ -91,7 +91,7 @@ async def test_whoever_stands_before_the_app_sees_every_frame() -> None:
             assert (await ask(ws, step()))["data"]["observation"]["total"] == total
         await ws.send('{"type":"close"}')
         assert await closing_of(ws) == 1000
-    assert seen[:4] == ["websocket.connect", *["websocket.receive"] * 3]
+    assert messages[:4] == ["websocket.connect", *["websocket.receive"] * 3]
 
 
 async def test_released_async_methods_are_preferred_and_get_their_options() -> None:
@@ -220,11 +220,11 @@ async def test_failed_constructor_is_reported_and_closes_the_socket() -> None:
 
 
 async def test_whoever_stands_before_the_app_sees_every_reply() -> None:
-    inner, seen = app_of(Counter), []
+    inner, messages = app_of(Counter), []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def watched(message: Any) -> None:
-            seen.append(message["type"])
+            messages.append(message["type"])
             await send(message)
 
         await inner(scope, receive, watched)
@@ -232,7 +232,7 @@ async def test_whoever_stands_before_the_app_sees_every_reply() -> None:
     async with serving(app) as address, socket_to(address) as ws:  # type: ignore[arg-type]
         for _ in range(3):
             assert (await ask(ws, RESET))["type"] == "observation"
-    assert seen.count("websocket.send") == 3
+    assert messages.count("websocket.send") == 3
 
 
 # Clients that leave

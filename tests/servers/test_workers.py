@@ -124,8 +124,8 @@ async def test_server_chosen_ids_name_their_worker(fleet: ServeProcess) -> None:
                 "total"
             ] == 4
         for _ in range(4):
-            said = fleet.request("POST", "/mcp", mcp("tools/list", session_id=session))[1]
-            assert "unknown session" not in json.dumps(said).lower()
+            listing = fleet.request("POST", "/mcp", mcp("tools/list", session_id=session))[1]
+            assert "unknown session" not in json.dumps(listing).lower()
         closed = fleet.request("POST", "/mcp", mcp("openenv/session/close", session_id=session))[1]
         assert closed["result"] == {"session_id": session, "closed": True}
         async with socket_to(fleet.address, f"?session_id={session}") as client:
