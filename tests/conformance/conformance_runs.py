@@ -87,9 +87,9 @@ def _absent(wanted: Iterable[str], outcomes: Outcomes) -> list[str]:
 
 
 def _scenario(folder: Path) -> str:
-    found = _FOLDER.fullmatch(str(folder))
-    assert found is not None, f"expected the folder of a scenario, got {folder}"
-    return found[1]
+    match = _FOLDER.fullmatch(str(folder))
+    assert match is not None, f"expected the folder of a scenario, got {folder}"
+    return match[1]
 
 
 def _outcome(checks: list[Mapping[str, str]]) -> Outcome:

@@ -67,15 +67,15 @@ def suites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suites]:
 @pytest.mark.parametrize("suite", CLIENT)
 def test_client_passes(suites: Suites, suite: str) -> None:
     outcomes = suites.outcomes(suite)
-    found = differences(outcomes, expected_of(suite))
-    assert not found, "\n" + "\n".join(found)
+    differing = differences(outcomes, expected_of(suite))
+    assert not differing, "\n" + "\n".join(differing)
     assert set(outcomes) == listed(PACKAGES[suite], "--client")
     wanted = MUST_PASS | ({"request-metadata"} if suite == "next" else set())
     assert {outcomes[scenario].verdict for scenario in wanted} == {"passed"}
 
 
-def test_readme_says_what_does_not_pass() -> None:
+def test_readme_lists_the_scenarios_that_do_not_pass() -> None:
     text = (HERE / "README.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", text, re.MULTILINE))
-    told = {name: why for suite in CLIENT.values() for name, (_, why) in suite.items()}
-    assert rows == told
+    reasons = {name: why for suite in CLIENT.values() for name, (_, why) in suite.items()}
+    assert rows == reasons

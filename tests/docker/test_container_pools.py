@@ -75,7 +75,7 @@ if sys.argv[3] == "killed":
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["killed", "forgets"])
-def test_nothing_is_left_of_a_dead_owner(engine: DockerEngine, how: str) -> None:
+def test_dead_owner_leaves_no_containers(engine: DockerEngine, how: str) -> None:
     """Others are being started when it dies."""
     command = [sys.executable, "-c", OWNER, str(ROOT), str(ROOT / "tests" / "support"), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as owner:

@@ -123,7 +123,7 @@ def exchange(port: int, data: bytes) -> bytes:
         return bytes(answer)
 
 
-async def test_many_connections_whole_and_in_order() -> None:
+async def test_many_connections_arrive_complete_and_in_order() -> None:
     with echoing() as server, ThreadPoolExecutor(30) as pool:
         async with relayed(server) as port:
             loads = [os.urandom(size) for size in (0, 1, 1000, 300_000, 2_000_000)] * 6
@@ -146,7 +146,7 @@ def fill(port: int) -> tuple[socket.socket, int]:
 
 
 @pytest.mark.slow
-async def test_who_does_not_read_stops_nobody_else() -> None:
+async def test_unread_connection_blocks_no_other() -> None:
     with echoing() as server:
         async with relayed(server) as port:
             lazy, sent = await asyncio.to_thread(fill, port)
@@ -156,7 +156,7 @@ async def test_who_does_not_read_stops_nobody_else() -> None:
     assert answer == b"y" * 1_000_000 + b"goodbye"
 
 
-async def test_a_server_that_is_not_there_refuses() -> None:
+async def test_missing_server_refuses_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         nobody = bound.getsockname()[1]
     async with relayed(nobody) as port:
@@ -164,7 +164,7 @@ async def test_a_server_that_is_not_there_refuses() -> None:
             assert await asyncio.to_thread(exchange, port, b"") == b""
 
 
-async def test_no_room_for_more_connections_is_waited_for() -> None:
+async def test_connections_over_the_limit_wait() -> None:
     class Full(socket.socket):
         tries = 0
 
@@ -179,8 +179,8 @@ async def test_no_room_for_more_connections_is_waited_for() -> None:
         listener.listen()
         async with scripted() as (mux, theirs), accepting(mux, listener):
             with socket.create_connection(listener.getsockname()):
-                said = await asyncio.to_thread(theirs.recv, _relay.HEADER.size)
-    assert said == framed(_relay.OPEN, 1)
+                header = await asyncio.to_thread(theirs.recv, _relay.HEADER.size)
+    assert header == framed(_relay.OPEN, 1)
     assert Full.tries in (3, 4)  # it was not asked again and again
 
 
@@ -201,7 +201,7 @@ def framed(kind: int, number: int, data: bytes = b"", length: int | None = None)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_forged_frame_ends_the_relay_and_costs_nothing(frames: bytes, why: str) -> None:
+async def test_forged_frame_ends_the_relay_only(frames: bytes, why: str) -> None:
     ours, theirs = socket.socketpair()
     # Nobody reads, so that what comes has to wait.
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -226,7 +226,7 @@ async def test_a_connection_that_was_reset_ends_alone() -> None:
         assert not mux.ended.done()
 
 
-def test_an_engine_that_is_away_is_waited_for_and_an_inner_side_that_keeps_ending_is_not(
+def test_absent_engine_is_waited_for_but_a_crashing_inner_side_is_not(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ends: list[Exception] = [ConnectionRefusedError()] * 20 + [

@@ -58,7 +58,7 @@ def findings(target: str, *options: str) -> dict[str, dict[str, Any]]:
     return failed
 
 
-def test_what_is_wrong_with_the_folder_is_said(folder: Path) -> None:
+def test_faults_of_the_folder_are_reported(folder: Path) -> None:
     failed = findings(str(folder))
     # Its seed decides nothing, its episodes never end, and it never says so.
     assert set(failed) >= {"different_seeds_differ", "episode_ends", "dockerfile_user"}
@@ -73,7 +73,7 @@ def test_a_server_of_the_released_package_is_validated(folder: Path) -> None:
 
 
 @pytest.mark.docker
-def test_its_image_is_built_and_answers(image: str) -> None:
+def test_released_image_builds_and_answers(image: str) -> None:
     with LocalDockerProvider(image, start_timeout_s=START_S) as provider:
         url = provider.start()  # the same one again
         assert exchange(url, "GET", "/health") == (200, {"status": "healthy"})
@@ -83,7 +83,7 @@ def test_its_image_is_built_and_answers(image: str) -> None:
 
 
 @pytest.mark.docker
-def test_what_is_wrong_with_the_image_is_said(image: str) -> None:
+def test_faults_of_the_image_are_reported(image: str) -> None:
     # The other levels start its server again and again, which takes the released package ten seconds each time.
     levels = [word for level in ("static", "runtime", "semantic") for word in ("--level", level)]
     assert set(findings(image, *levels)) >= {"different_seeds_differ", "episode_ends", "image_user"}

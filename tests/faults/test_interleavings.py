@@ -62,30 +62,30 @@ async def play(tasks: list[Asking], timeout_s: float, end: str) -> None:
         async def step(task: int, amount: int) -> int:
             if task < 2:  # these share one session, the others have one each
                 return (await client.step(Add(amount=amount))).observation.total
-            (told,) = await vector.ask("step", members=[task - 2], actions=[{"amount": amount}])
-            if "rows" not in told.fields:
+            (reply,) = await vector.ask("step", members=[task - 2], actions=[{"amount": amount}])
+            if "rows" not in reply.fields:
                 raise TimeoutError  # its own former request is under way
-            return int(told.fields["rows"][0]["total"])
+            return int(reply.fields["rows"][0]["total"])
 
         async def ask(task: int, asking: Asking) -> None:
-            for number, (patience_s, takes, fault) in enumerate(asking, 1):
+            for number, (timeout_s, takes, fault) in enumerate(asking, 1):
                 if fault is not None:
                     getattr(proxy, fault)()
                 amount = 1000 * (task + 1) + 20 * number + takes
                 with suppress(TimeoutError, *GIVEN_UP):
-                    async with asyncio.timeout(patience_s):
+                    async with asyncio.timeout(timeout_s):
                         assert await step(task, amount) == amount
 
-        asked = [asyncio.create_task(ask(*one)) for one in enumerate(tasks)]
+        calls = [asyncio.create_task(ask(*one)) for one in enumerate(tasks)]
         if end == "answered":
-            await asyncio.gather(*asked)
+            await asyncio.gather(*calls)
             with suppress(*GIVEN_UP):
                 assert await step(0, 7) == 7
         else:  # as Ctrl-C does, at any moment
-            await asyncio.wait(asked[:1])
-            for one in asked:
+            await asyncio.wait(calls[:1])
+            for one in calls:
                 one.cancel()
-            for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            for outcome in await asyncio.gather(*calls, return_exceptions=True):
                 assert outcome is None or isinstance(outcome, asyncio.CancelledError)
         await vector.close()
         if end != "vanish":
@@ -113,7 +113,7 @@ async def play(tasks: list[Asking], timeout_s: float, end: str) -> None:
     timeout_s=st.sampled_from([0.003, FOREVER_S]),
     end=st.sampled_from(["answered", "interrupted", "vanish"]),
 )
-def test_a_reply_answers_its_own_request_and_a_slot_outlives_no_lease(
+def test_each_reply_answers_its_own_request_and_no_slot_outlives_its_lease(
     tasks: list[Asking], timeout_s: float, end: str
 ) -> None:
     asyncio.run(play(tasks, timeout_s, end))
@@ -261,7 +261,7 @@ def answered(frame: dict[str, Any], total: int) -> bool:
 @pytest.mark.slow
 @settings(max_examples=2 * EXAMPLES, derandomize=not LONG, deadline=None, phases=[Phase.generate])
 @given(env=st.sampled_from([Recorded, RecordedLater, RecordedOnLoop, RecordedInline]), moves=MOVES)
-def test_requests_of_a_session_are_taken_in_their_order_once_or_refused(
+def test_requests_of_a_session_run_once_in_order_or_are_refused(
     env: type[Recorded], moves: list[tuple[str, int, int, float]]
 ) -> None:
     asyncio.run(ask_at_random(env, moves))

@@ -100,7 +100,7 @@ def packet(rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("number", range(2))
-async def test_whatever_a_server_answers_is_a_result_or_a_typed_error(number: int) -> None:
+async def test_any_socket_reply_is_a_result_or_a_typed_error(number: int) -> None:
     rng = dice(number)
 
     async def handler(connection: ServerConnection) -> None:
@@ -122,19 +122,19 @@ async def test_whatever_a_server_answers_is_a_result_or_a_typed_error(number: in
 
 
 @pytest.mark.parametrize("number", range(2))
-async def test_whatever_a_plain_http_server_answers_is_a_result_or_a_typed_error(number: int) -> None:
+async def test_any_http_response_is_a_result_or_a_typed_error(number: int) -> None:
     rng = dice(number)
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            whole = True
-            while whole and rng.random() > 0.1:
+            complete = True
+            while complete and rng.random() > 0.1:
                 head = await reader.readuntil(b"\r\n\r\n")
                 if b"content-length:" in head.lower():
                     length = int(head.lower().partition(b"content-length:")[2].split()[0])
                     await reader.readexactly(length)
                 healthy = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", True
-                text, whole = healthy if b"/health" in head else said(rng)
+                text, complete = healthy if b"/health" in head else http_response(rng)
                 writer.write(text)
                 await writer.drain()
         writer.close()
@@ -150,7 +150,7 @@ async def test_whatever_a_plain_http_server_answers_is_a_result_or_a_typed_error
                     await ask()
 
 
-def said(rng: random.Random) -> tuple[bytes, bool]:
+def http_response(rng: random.Random) -> tuple[bytes, bool]:
     """Return a response of HTTP, likely or not, and whether it is whole."""
     if rng.random() < 0.1:
         return rng.randbytes(30), False
@@ -203,10 +203,10 @@ class Numbered:
 
 
 @pytest.mark.parametrize("number", range(2))
-async def test_no_schedule_of_timeouts_and_cancellations_shifts_a_reply(number: int) -> None:
+async def test_no_schedule_of_timeouts_and_cancellations_misassigns_a_reply(number: int) -> None:
     rng = dice(number)
     server = Numbered(dice(number + 1000))
-    told: list[int] = []
+    matches: list[int] = []
 
     async def caller(client: GenericEnvClient, name: int) -> None:
         for turn in range(6 * EXAMPLES):
@@ -219,18 +219,18 @@ async def test_no_schedule_of_timeouts_and_cancellations_shifts_a_reply(number: 
                     work = client.step({"mark": mark})
                 case _:
                     work = client.state()
-            patience = rng.choice((None, None, rng.random() * 0.03))
+            timeout_s = rng.choice((None, None, rng.random() * 0.03))
             try:
-                result = await asyncio.wait_for(work, patience)
+                result = await asyncio.wait_for(work, timeout_s)
             except (RequestTimeoutError, TimeoutError):
                 continue
             except (ExecutionError, ValidationFailedError) as error:
-                told.append(int(error.message) == mark)
+                matches.append(int(error.message) == mark)
                 continue
             if isinstance(result, dict):
-                told.append(result["number"] <= server.asked)
+                matches.append(result["number"] <= server.asked)
             else:
-                told.append(result.observation["mark"] == mark)
+                matches.append(result.observation["mark"] == mark)
 
     async with (
         asyncio.timeout(6 * PATIENCE_S),
@@ -239,8 +239,8 @@ async def test_no_schedule_of_timeouts_and_cancellations_shifts_a_reply(number: 
     ):
         await asyncio.gather(*(caller(client, name) for name in range(3)))
         assert client.connected
-        assert told
-        assert all(told)
+        assert matches
+        assert all(matches)
         # Once it is quiet the session is in order: the reply is that of the last request.
         state: Any = None
         while state is None:

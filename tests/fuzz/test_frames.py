@@ -49,7 +49,7 @@ def session(server: ServeProcess, path: str = "/ws") -> Iterator[ClientConnectio
         yield client
 
 
-def said(client: ClientConnection, message: str | bytes) -> bytes:
+def exchange(client: ClientConnection, message: str | bytes) -> bytes:
     client.send(message)
     reply = client.recv(timeout=PATIENCE_S, decode=False)
     assert isinstance(reply, bytes)
@@ -71,18 +71,18 @@ class Witness:
         assert reply["data"]["observation"]["echo"] == f"turn {self._turn}"
 
     def _ask(self, request: Any) -> Any:
-        return json.loads(said(self._client, json.dumps(request)))
+        return json.loads(exchange(self._client, json.dumps(request)))
 
 
 @pytest.fixture
 def witness(server: ServeProcess) -> Iterator[Witness]:
-    slots_come_back(server)
+    wait_for_a_free_slot(server)
     with session(server) as client:
         yield Witness(client)
 
 
 @contextmanager
-def seated(server: ServeProcess) -> Iterator[RawClient]:
+def connection_with_slot(server: ServeProcess) -> Iterator[RawClient]:
     """A connection that has a slot: what the tests before have closed is not given back at once."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -96,20 +96,20 @@ def seated(server: ServeProcess) -> Iterator[RawClient]:
             assert time.monotonic() < deadline, first
 
 
-def slots_come_back(server: ServeProcess) -> None:
+def wait_for_a_free_slot(server: ServeProcess) -> None:
     """Wait until there is room for one more, and use it."""
 
     def room() -> bool:
         try:
             with session(server) as client:
-                return bool(json.loads(said(client, json.dumps(STATE)))["type"] == "state")
+                return bool(json.loads(exchange(client, json.dumps(STATE)))["type"] == "state")
         except ConnectionClosed:
             return False
 
     eventually(room)
 
 
-def harmless(text: bytes) -> None:
+def assert_no_leak(text: bytes) -> None:
     assert not any(leak in text for leak in LEAKS), text[:2000]
 
 
@@ -144,16 +144,16 @@ WRONG: dict[str, tuple[bytes, set[int]]] = {
 }
 
 
-def test_what_breaks_the_rules_ends_its_own_connection_alone(server: ServeProcess, witness: Witness) -> None:
+def test_invalid_frames_end_only_their_own_connection(server: ServeProcess, witness: Witness) -> None:
     for name, (data, codes) in WRONG.items():
-        with seated(server) as client:
+        with connection_with_slot(server) as client:
             client.send(data)
-            heard = client.to_the_end()
-            assert heard.close_code in codes, name
-            for text in heard.texts:
-                harmless(text)
+            received = client.to_the_end()
+            assert received.close_code in codes, name
+            for text in received.texts:
+                assert_no_leak(text)
         witness.looks()
-    slots_come_back(server)
+    wait_for_a_free_slot(server)
 
 
 RIGHT: dict[str, bytes] = {
@@ -178,21 +178,21 @@ RIGHT: dict[str, bytes] = {
 }
 
 
-def test_what_is_odd_but_allowed_has_one_reply_and_the_session_lives(server: ServeProcess) -> None:
+def test_unusual_valid_frames_get_one_reply_and_the_session_stays(server: ServeProcess) -> None:
     for name, data in RIGHT.items():
-        with seated(server) as client:
+        with connection_with_slot(server) as client:
             client.send(data)
             reply = client.next_frame()
             while reply is not None and reply[0] == PONG:
                 reply = client.next_frame()
             assert reply is not None, f"the connection has ended: {name}"
-            harmless(reply[1])
+            assert_no_leak(reply[1])
             assert json.loads(reply[1])["type"] in ("state", "error"), name
             client.send(frame(json.dumps(STATE).encode()))
             after = client.next_frame()
             assert after is not None, name
             assert json.loads(after[1])["type"] == "state", name
-    slots_come_back(server)
+    wait_for_a_free_slot(server)
 
 
 def noise(rng: random.Random) -> bytes:
@@ -221,7 +221,7 @@ def noise(rng: random.Random) -> bytes:
     return b"".join(parts)
 
 
-def test_noise_harms_nobody_else(server: ServeProcess, witness: Witness) -> None:
+def test_noise_harms_no_other_session(server: ServeProcess, witness: Witness) -> None:
     for number in range(20 * EXAMPLES):
         rng = dice(number)
         data = noise(rng)
@@ -231,7 +231,7 @@ def test_noise_harms_nobody_else(server: ServeProcess, witness: Witness) -> None
         if number % 10 == 0:
             witness.looks()
     witness.looks()
-    slots_come_back(server)
+    wait_for_a_free_slot(server)
 
 
 def _made_noise(server: ServeProcess, data: bytes, cut: int, polite: bool) -> bool:
@@ -247,7 +247,7 @@ def _made_noise(server: ServeProcess, data: bytes, cut: int, polite: bool) -> bo
             client.to_the_end()
         texts = client.heard.texts
     for text in texts:
-        harmless(text)
+        assert_no_leak(text)
     return not any(b"CAPACITY_REACHED" in text for text in texts)
 
 
@@ -294,10 +294,10 @@ VALUES: list[Any] = [None, True, False, 0, -1, 1e308, 10**30, "", "state", "x" *
 VALUES += [[], [[]], {}, {"type": "state"}, [0] * 50]
 
 
-def mutated(rng: random.Random) -> str:
+def mutated_message(rng: random.Random) -> str:
     """Return the text of a valid message with something wrong in it."""
     if rng.random() < 0.5:
-        return json.dumps(_bent(rng, rng.choice(VALID)), ensure_ascii=rng.random() < 0.5)
+        return json.dumps(_mutate_value(rng, rng.choice(VALID)), ensure_ascii=rng.random() < 0.5)
     text = json.dumps(rng.choice(VALID))
     for _ in range(rng.randrange(1, 4)):
         where = rng.randrange(len(text) + 1)
@@ -313,7 +313,7 @@ def mutated(rng: random.Random) -> str:
     return text
 
 
-def _bent(rng: random.Random, value: Any) -> Any:
+def _mutate_value(rng: random.Random, value: Any) -> Any:
     """Return JSON with one place in it changed to something of any kind."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         key = rng.choice(list(value))
@@ -324,7 +324,7 @@ def _bent(rng: random.Random, value: Any) -> Any:
             case 1:
                 changed[rng.choice(NAMES)] = rng.choice(VALUES)
             case _:
-                changed[key] = _bent(rng, value[key])
+                changed[key] = _mutate_value(rng, value[key])
         return changed
     return rng.choice(VALUES)
 
@@ -336,7 +336,7 @@ class Model:
         self.steps = 0
 
     def after(self, sent: str | bytes, reply: bytes) -> None:
-        harmless(reply)
+        assert_no_leak(reply)
         answer = json.loads(reply)
         assert set(answer) == {"type", "data"}
         match answer["type"]:
@@ -345,8 +345,8 @@ class Model:
                 assert answer["data"]["code"] in ("INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR")
             case "observation":
                 assert isinstance(sent, str)
-                asked = json.loads(sent)["type"]
-                self.steps = 0 if asked == "reset" else self.steps + 1
+                request_type = json.loads(sent)["type"]
+                self.steps = 0 if request_type == "reset" else self.steps + 1
                 assert answer["data"]["observation"]["turn"] == self.steps
             case "state":
                 assert answer["data"]["step_count"] == self.steps
@@ -355,33 +355,33 @@ class Model:
                 assert set(answer["data"]) == {"jsonrpc", "id", "error"} or "result" in answer["data"]
 
 
-def tried(client: ClientConnection, model: Model, message: str | bytes) -> None:
-    model.after(message, said(client, message))
-    model.after(json.dumps(STATE), said(client, json.dumps(STATE)))
+def send_and_check(client: ClientConnection, model: Model, message: str | bytes) -> None:
+    model.after(message, exchange(client, message))
+    model.after(json.dumps(STATE), exchange(client, json.dumps(STATE)))
 
 
-def test_every_odd_message_has_one_reply_and_the_session_lives(
+def test_every_odd_message_gets_one_reply_and_the_session_stays(
     server: ServeProcess, witness: Witness
 ) -> None:
     rng = dice()
     model = Model()
     with session(server) as client:
         for message in ODD:
-            tried(client, model, message)
+            send_and_check(client, model, message)
         witness.looks()
         for _ in range(100 * EXAMPLES):
-            tried(client, model, mutated(rng))
+            send_and_check(client, model, mutated_message(rng))
         witness.looks()
-    slots_come_back(server)
+    wait_for_a_free_slot(server)
 
 
-def test_every_mutated_request_of_tools_has_one_reply(server: ServeProcess) -> None:
+def test_every_mutated_tool_request_gets_one_reply(server: ServeProcess) -> None:
     rng = dice()
     with session(server, "/mcp") as client:
         for _ in range(20 * EXAMPLES):
-            message = mutated(rng) if rng.random() < 0.5 else json.dumps(_bent(rng, RPC))
-            reply = said(client, message)
-            harmless(reply)
+            message = mutated_message(rng) if rng.random() < 0.5 else json.dumps(_mutate_value(rng, RPC))
+            reply = exchange(client, message)
+            assert_no_leak(reply)
             answer = json.loads(reply)
             assert set(answer) == {"jsonrpc", "id", "error"} or set(answer) == {"jsonrpc", "id", "result"}
-    slots_come_back(server)
+    wait_for_a_free_slot(server)

@@ -117,8 +117,8 @@ class Caller:
 
     async def attaches(self) -> None:
         if self._rng.random() < 0.3:
-            made = await self._rpc("openenv/session/create", {})
-            session_id = made.get("result", {}).get("session_id", "nobody")
+            reply = await self._rpc("openenv/session/create", {})
+            session_id = reply.get("result", {}).get("session_id", "nobody")
         else:
             session_id = self._rng.choice(IDS)
         await self._talk(f"?session_id={session_id}")
@@ -175,7 +175,7 @@ class Caller:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Marked, MarkedAsync, pytest.param(MarkedInline, marks=pytest.mark.soak)])
-async def test_random_callers_leave_nothing_behind(
+async def test_random_client_schedules_leave_nothing_behind(
     kind: type[Marked], caplog: pytest.LogCaptureFixture
 ) -> None:
     env = type(kind.__name__, (kind,), {"made": 0, "closed": 0})

@@ -88,7 +88,7 @@ def check_episode(outcomes: list[Any]) -> None:
         *(("folder", *client) for client in EVERY_CLIENT),
     ],
 )
-def test_the_folder_is_served_as_by_its_release_for_every_client(
+def test_folder_is_served_as_by_its_release_to_every_client(
     served_by: str, version: str | None, whose: str, served: Callable[[str], str]
 ) -> None:
     for outcomes in played(served(served_by), version, whose, EPISODE).values():
@@ -98,7 +98,7 @@ def test_the_folder_is_served_as_by_its_release_for_every_client(
             assert outcomes[1]["reward"] == pytest.approx(0.1)
 
 
-def test_the_folders_code_runs_in_the_sandbox(served: Callable[[str], str]) -> None:
+def test_code_of_the_folder_runs_in_the_sandbox(served: Callable[[str], str]) -> None:
     plan = [
         {"reset": {}},
         {"code": "import os\nprint(os.getppid())\n[1, 'a', None]"},
@@ -121,7 +121,7 @@ def test_the_folders_code_runs_in_the_sandbox(served: Callable[[str], str]) -> N
 
 
 @pytest.mark.parametrize(("version", "whose"), EVERY_CLIENT)
-def test_released_coding_clients_play_our_code_interpreter(
+def test_released_coding_clients_play_the_code_interpreter(
     version: str | None, whose: str, served: Callable[[str], str]
 ) -> None:
     """Their observation model refuses every key that the released environment does not send."""
@@ -138,9 +138,7 @@ def test_released_coding_clients_play_our_code_interpreter(
 
 
 @pytest.mark.parametrize("version", OVER_SOCKETS)
-async def test_our_typed_client_plays_released_coding_servers(
-    version: str, served: Callable[[str], str]
-) -> None:
+async def test_typed_client_plays_released_coding_servers(version: str, served: Callable[[str], str]) -> None:
     async with CodeInterpreterEnv(served(version)) as env:
         begun = (await env.reset()).observation
         assert (begun.status, begun.stdout, begun.outputs, begun.isolation) == ("ok", "", (), "")

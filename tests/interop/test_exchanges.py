@@ -171,8 +171,8 @@ def invalid(kind: str, place: list[str], text: str, value: Any, **context: Any) 
     }
 
 
-def answered(said: Any) -> dict[str, Any]:
-    return {"observation": {"metadata": {}, "said": said}, "reward": None, "done": False}
+def answered(expected: Any) -> dict[str, Any]:
+    return {"observation": {"metadata": {}, "said": expected}, "reward": None, "done": False}
 
 
 FORBIDDEN = invalid(
@@ -291,7 +291,7 @@ def opened(url: str) -> ClientConnection:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), HTTP, ids=lambda value: str(value)[:60])
-def test_plain_http(method: str, path: str, body: Any, pair: Pair) -> None:
+def test_http_exchanges_match_the_released_server(method: str, path: str, body: Any, pair: Pair) -> None:
     theirs, ours = (asked(url, method, path, body) for url in pair)
     line = f"{method} {path} {body}"
     if line in ON_PURPOSE:
@@ -302,7 +302,7 @@ def test_plain_http(method: str, path: str, body: Any, pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("line", SOCKET)
-def test_sockets(line: str, pair: Pair) -> None:
+def test_socket_exchanges_match_the_released_server(line: str, pair: Pair) -> None:
     theirs, ours = (told(url, SOCKET[line]) for url in pair)
     if line in ON_PURPOSE:
         assert theirs != ours
@@ -311,7 +311,7 @@ def test_sockets(line: str, pair: Pair) -> None:
         assert ours == theirs
 
 
-def test_schemas_describe_the_same_models(pair: Pair) -> None:
+def test_schemas_match_the_released_ones(pair: Pair) -> None:
     """Ours say nothing of the fields that every model has; names, types and what is required are the same."""
     theirs, ours = (exchange(url, "GET", "/schema")[1] for url in pair)
     assert set(ours) == set(theirs)
@@ -321,13 +321,13 @@ def test_schemas_describe_the_same_models(pair: Pair) -> None:
         assert set(ours[part]["properties"]) == set(theirs[part]["properties"])
 
 
-def test_the_version_that_validators_choose_their_profile_by(pair: Pair) -> None:
+def test_version_matches_the_released_profile(pair: Pair) -> None:
     theirs, ours = (exchange(url, "GET", "/openapi.json")[1] for url in pair)
     assert ours["info"]["version"] == theirs["info"]["version"]
     assert set(ours["paths"]) == {*theirs["paths"], "/capacity"}
 
 
-def test_capacity(pair: Pair) -> None:
+def test_capacity_errors_match(pair: Pair) -> None:
     answers = []
     for url in pair:
         with opened(url) as first, opened(url) as second, opened(url) as third:
@@ -344,13 +344,13 @@ def test_capacity(pair: Pair) -> None:
     assert answers[0] == {"type": "error", "data": data}
 
 
-def test_a_session_made_over_http_is_attached_to(pair: Pair) -> None:
+def test_session_created_over_http_can_be_attached(pair: Pair) -> None:
     """The released tool client's way: create, attach, leave, attach again, close."""
     stories = []
     for url in pair:
         story: list[Any] = []
-        made = exchange(url, "POST", "/mcp", rpc("openenv/session/create"))[1]
-        name = made["result"]["session_id"]
+        created = exchange(url, "POST", "/mcp", rpc("openenv/session/create"))[1]
+        name = created["result"]["session_id"]
         place = f"{url.replace('http', 'ws', 1)}/ws?session_id="
         for visit in range(2):
             with connect(place + name, proxy=None) as socket:
@@ -373,7 +373,7 @@ def test_a_session_made_over_http_is_attached_to(pair: Pair) -> None:
     assert stories[1] == stories[0]
 
 
-def test_a_constructor_that_raises(pair: Pair, broken: Path) -> None:
+def test_failed_constructor_matches(pair: Pair, broken: Path) -> None:
     broken.touch()
     try:
         theirs, ours = ([told(url, [STATE]), asked(url, "POST", "/reset", {})] for url in pair)

@@ -27,7 +27,7 @@ def gradio_alone(folder: Path) -> str:
     return str(folder)
 
 
-def test_visitors_of_a_page_of_gradio_s_have_sessions_of_their_own(tmp_path: Path) -> None:
+def test_visitors_of_a_gradio_page_have_their_own_sessions(tmp_path: Path) -> None:
     folders = ":".join((gradio_alone(tmp_path), str(DRIVERS), SUPPORT))
     variables = environment(PYTHONPATH=folders, GRADIO_ANALYTICS_ENABLED="False")
     with serve(

@@ -25,7 +25,7 @@ PATIENCE_S = 500
         pytest.param(("fix-median", "make-tool", "report"), marks=pytest.mark.soak),
     ],
 )
-def test_its_verdicts_are_ours(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_verdicts_match_those_of_harbor(names: tuple[str, ...], tmp_path: Path) -> None:
     if not HARBOR.is_file():
         missing("needs Harbor on Python 3.12: PROFILE=harbor scripts/newer-python --version")
     command = [HARBOR, DRIVERS / "harbor_trials.py", tmp_path, *(TASKS / name for name in names)]

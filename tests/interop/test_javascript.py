@@ -84,7 +84,7 @@ async def joined(
 
 
 @pytest.mark.parametrize("how", ["cut", "half_close", "hold", "delay"])
-async def test_a_session_outlives_its_connection(how: str) -> None:
+async def test_session_outlives_its_connection(how: str) -> None:
     silent = how in ("hold", "delay")  # a client without pings finds out by its own patience
     async with joined(**({"patienceS": PATIENCE_S} if silent else {})) as (app, proxy, client):
         for number in range(1, 3):
@@ -97,8 +97,8 @@ async def test_a_session_outlives_its_connection(how: str) -> None:
             if how == "delay":
                 await eventually(lambda before=connections: proxy.connections > before)
                 proxy.delay_s = 0.0
-            seen = (await client.recv())["data"]["observation"]
-            assert (seen["total"], seen["extra"]) == (2 * number, number)
+            observation = (await client.recv())["data"]["observation"]
+            assert (observation["total"], observation["extra"]) == (2 * number, number)
             assert proxy.connections > connections
         assert app.sessions.active == 1
         client.send(close=True)
@@ -106,7 +106,7 @@ async def test_a_session_outlives_its_connection(how: str) -> None:
 
 
 @pytest.mark.parametrize("breaks", [15, pytest.param(1000, marks=pytest.mark.soak)])
-async def test_no_step_is_lost_and_none_is_taken_twice_wherever_a_connection_breaks(breaks: int) -> None:
+async def test_no_step_is_lost_or_repeated_wherever_a_connection_breaks(breaks: int) -> None:
     rng = random.Random(breaks)
 
     def limits() -> tuple[int | None, int | None]:
@@ -124,12 +124,12 @@ async def test_no_step_is_lost_and_none_is_taken_twice_wherever_a_connection_bre
                 number += 1
                 client.send(type="step", data={"amount": 2 * number})
             for back in (2, 1, 0):
-                seen = (await client.recv())["data"]["observation"]
+                observation = (await client.recv())["data"]["observation"]
                 taken = number - back
-                assert (seen["extra"], seen["total"]) == (taken, taken * (taken + 1))
+                assert (observation["extra"], observation["total"]) == (taken, taken * (taken + 1))
 
 
-async def test_a_step_that_was_executed_is_answered_and_not_executed_again() -> None:
+async def test_executed_step_is_answered_after_a_break_and_not_repeated() -> None:
     env = SlowBlocking.fresh()
     async with joined(env) as (_, proxy, client):
         client.send(type="step", data={"amount": 1})
@@ -137,34 +137,34 @@ async def test_a_step_that_was_executed_is_answered_and_not_executed_again() -> 
         late = await client.ask(type="step", data={"amount": 1}, deadline_s=0.01)
         assert (late["id"], late["data"]["code"]) == (4, "NOT_EXECUTED")
         client.send(type="step", data={"amount": 1})
-        told = [await client.ask(op="cancel", request=5), await client.recv()]
-        assert sorted(one["id"] for one in told) == [5, 6]
-        assert next(one for one in told if one["id"] == 5)["data"]["code"] == "NOT_EXECUTED"
+        replies = [await client.ask(op="cancel", request=5), await client.recv()]
+        assert sorted(one["id"] for one in replies) == [5, 6]
+        assert next(one for one in replies if one["id"] == 5)["data"]["code"] == "NOT_EXECUTED"
         proxy.cut()
         env.release.set()
         assert ((await client.recv())["id"], env.stepping) == (3, 0)
         assert (await client.ask(type="state"))["id"] == 7
 
 
-async def test_many_sessions_their_forks_and_what_is_kept_of_them() -> None:
+async def test_batches_forks_and_snapshots_work() -> None:
     async with joined() as (app, proxy, client):
         assert await client.step(5)
         assert (await client.ask(op="fork", member=0, count=2))["members"] == [1, 2]
         proxy.cut()
-        kept = (await client.ask(op="snapshot", member=0))["snapshot"]
+        snapshot = (await client.ask(op="snapshot", member=0))["snapshot"]
         amounts = {"dtype": "int64", "shape": [3], "data": [1, 2, 3]}
-        told = await client.ask(op="step", actions={"amount": 0}, arrays=[amounts])
-        assert [row["total"] for row in told["rows"]] == [6, 7, 8]
-        assert told["arrays"][told["reward"]]["data"] == [1, 1, 1]
-        assert told["arrays"][told["truncated"]] == {"dtype": "bool", "shape": [3], "data": [0, 0, 0]}
+        reply = await client.ask(op="step", actions={"amount": 0}, arrays=[amounts])
+        assert [row["total"] for row in reply["rows"]] == [6, 7, 8]
+        assert reply["arrays"][reply["reward"]]["data"] == [1, 1, 1]
+        assert reply["arrays"][reply["truncated"]] == {"dtype": "bool", "shape": [3], "data": [0, 0, 0]}
         assert (await client.ask(op="close", members=[1]))["last"]
-        assert (await client.ask(op="open", snapshot=kept))["members"] == [3]
+        assert (await client.ask(op="open", snapshot=snapshot))["members"] == [3]
         assert (await client.step(1, member=3))["total"] == 6
         assert (await client.ask(op="state"))["members"] == [0, 2, 3]
         assert app.sessions.active == 3
 
 
-async def test_what_cannot_be_resumed_is_told() -> None:
+async def test_failed_resume_is_reported() -> None:
     async with joined() as (app, proxy, client):
         (link,) = app._ensure_built().links._links.values()
         await link.close()

@@ -13,7 +13,7 @@ FASTMCP = ROOT / ".venvs" / "fastmcp" / "bin" / "python"
 
 
 @pytest.mark.parametrize("package", ["mcp", "fastmcp"])
-def test_every_verb_at_the_defaults(package: str) -> None:
+def test_every_method_works_with_default_arguments(package: str) -> None:
     interpreter = Path(sys.executable) if package == "mcp" else FASTMCP
     if not interpreter.is_file():
         missing("needs fastmcp 4 in .venvs/fastmcp; get it with ./scripts/test --all")
@@ -28,5 +28,5 @@ def test_every_verb_at_the_defaults(package: str) -> None:
                 check=False,
             )
         assert done.returncode == 0, done.stdout + done.stderr
-        found = json.loads(done.stdout.splitlines()[-1])
-        assert found == {"tool": True, "called": True, "read": True, "prompted": True}
+        results = json.loads(done.stdout.splitlines()[-1])
+        assert results == {"tool": True, "called": True, "read": True, "prompted": True}

@@ -91,13 +91,13 @@ def test_released_clients_see_no_difference(
 @pytest.mark.soak
 @pytest.mark.parametrize("version", [*WITH_TOOLS, "ours"])
 @pytest.mark.parametrize("mode", ["simulation", "production"])
-async def test_our_client_calls_tools_of_a_folder(
+async def test_client_calls_tools_of_a_folder(
     version: str, mode: str, folder_url: str, released_tally: Callable[[str], str]
 ) -> None:
     url = folder_url if version == "ours" else released_tally(version)
     async with MCPToolClient(url, mode=mode) as env:
-        begun = await env.reset(seed=3, episode_id="mine")
-        assert (begun.reward, begun.observation.done) == (0.0, False)
+        first = await env.reset(seed=3, episode_id="mine")
+        assert (first.reward, first.observation.done) == (0.0, False)
         tools = await env.list_tools()
         assert [tool.name for tool in tools] == NAMES
         assert tools[0].input_schema["required"] == ["amount"]
@@ -129,11 +129,11 @@ async def test_our_client_calls_tools_of_a_folder(
 
 
 @pytest.mark.soak
-async def test_a_standard_client_sees_all_of_a_folders_server_object(folder_url: str) -> None:
-    heard: list[float] = []
+async def test_standard_client_sees_everything_of_the_server_object(folder_url: str) -> None:
+    progress_values: list[float] = []
 
     async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append(progress)
+        progress_values.append(progress)
 
     async with mcp.Client(f"{folder_url}/mcp", mode="legacy") as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == NAMES
@@ -142,9 +142,9 @@ async def test_a_standard_client_sees_all_of_a_folders_server_object(folder_url:
         failed = await client.call_tool("fail", {"why": "because"})
         assert (failed.is_error, "because" in failed.content[0].text) == (True, True)
         waited = await client.call_tool("wait", {"seconds": 0.01}, progress_callback=hear)
-        assert (waited.structured_content, heard) == ({"result": "waited"}, [0.5])
+        assert (waited.structured_content, progress_values) == ({"result": "waited"}, [0.5])
         rules = await client.read_resource("tally://rules")
         assert rules.contents[0].text == "Numbers add up."
         assert [one.name for one in (await client.list_resources()).resources] == ["rules"]
-        begun = await client.get_prompt("begin", {"goal": "3"})
-        assert begun.messages[0].content.text == "Count to 3."
+        prompt = await client.get_prompt("begin", {"goal": "3"})
+        assert prompt.messages[0].content.text == "Count to 3."

@@ -79,7 +79,7 @@ def program(code: str, host: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_program_without_an_engine_or_without_containers_ends_at_once() -> None:
+def test_program_without_engine_or_containers_ends_at_once() -> None:
     nowhere = "unix:///nowhere/docker.sock"
     with program(NO_ENGINE, nowhere) as process, program(REFUSED, nowhere) as without:
         out, err = process.communicate(timeout=PATIENCE_S)
@@ -89,7 +89,7 @@ def test_a_program_without_an_engine_or_without_containers_ends_at_once() -> Non
 
 
 @pytest.mark.slow
-def test_a_container_that_is_being_made_at_the_programs_end_is_removed(tmp_path: Path) -> None:
+def test_container_being_created_at_the_program_end_is_removed(tmp_path: Path) -> None:
     with fake_engine(tmp_path) as engine:
         engine.may_create.clear()
         with program(STARTING, engine.host) as process:
@@ -103,14 +103,14 @@ def test_a_container_that_is_being_made_at_the_programs_end_is_removed(tmp_path:
             eventually(lambda: len(engine.removed) == 1)
 
 
-def test_nothing_is_started_once_the_program_ends(tmp_path: Path) -> None:
+def test_no_container_is_started_while_the_program_ends(tmp_path: Path) -> None:
     with fake_engine(tmp_path) as engine, program(ENDED, engine.host) as process:
         out, err = process.communicate(timeout=PATIENCE_S)
         assert "expected a program that goes on, got one that is ending" in out, err
         assert not engine.asked.is_set()
 
 
-def test_a_companion_that_died_just_before_the_end_is_replaced(tmp_path: Path) -> None:
+def test_companion_that_died_before_the_end_is_replaced(tmp_path: Path) -> None:
     with fake_engine(tmp_path) as engine, program(WITHOUT_COMPANION, engine.host) as process:
         _, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
@@ -118,7 +118,7 @@ def test_a_companion_that_died_just_before_the_end_is_replaced(tmp_path: Path) -
 
 
 @pytest.mark.soak
-def test_a_program_that_becomes_another_by_exec_loses_the_containers_of_the_first_alone(
+def test_exec_removes_only_the_containers_of_the_first_program(
     tmp_path: Path,
 ) -> None:
     then = BEGIN + 'NAME = "second"\n' + MAKE + "sys.stdin.read(1)"

@@ -129,23 +129,23 @@ def threads() -> list[str]:
 
 def test_each_member_is_handed_out_once_and_replaced(home: Home) -> None:
     with ServerPool[Tiny](home.start, 2, 1) as pool:
-        seen = set()
+        members = set()
         for _ in range(5):
             with pool.lease(PATIENCE_S) as lease:
                 assert lease.container.alive()
                 assert lease.url == lease.container.url
-                seen.add(lease.container)
-        assert len(seen) == 5
+                members.add(lease.container)
+        assert len(members) == 5
         assert home.most_starting == 1
         eventually(lambda: len(home.removed) == 5 and pool.state.ready == 2)
-        assert set(home.removed) == seen
+        assert set(home.removed) == members
         state = pool.state
         assert (state.used, state.leaving, state.starting, state.last_failure) == (0, 0, 0, None)
     assert set(home.removed) == set(home.made)
     assert threads() == []
 
 
-def test_never_more_than_the_size(home: Home) -> None:
+def test_pool_never_exceeds_its_size(home: Home) -> None:
     with ServerPool[Tiny](home.start, 2, 2) as pool:
         first, second = pool.lease(PATIENCE_S), pool.lease(PATIENCE_S)
         with pytest.raises(PoolTimeoutError, match="of 2 containers 0 are ready, 0 starting, 2 used") as late:
@@ -183,13 +183,13 @@ class WithToken(Tiny):
         self.server.RequestHandlerClass = Guarded
 
 
-def test_health_of_members_is_asked_with_their_token(home: Home) -> None:
+def test_health_of_members_is_checked_with_their_token(home: Home) -> None:
     home.makes = WithToken
     with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S) as lease:
         assert lease.container.alive()
 
 
-def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
+def test_hanging_members_are_replaced_one_check_at_a_time(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openenv_core.providers.keeper.HEALTH_TIMEOUT_S", 0.05)
@@ -224,7 +224,7 @@ def test_a_dead_member_is_not_handed_out(home: Home, monkeypatch: pytest.MonkeyP
             assert lease.container not in dead
 
 
-def test_dead_members_are_replaced_before_anybody_asks(home: Home) -> None:
+def test_dead_members_are_replaced_in_the_background(home: Home) -> None:
     with filled(home, 3) as pool:
         first = list(home.made)
         for member in first:
@@ -232,7 +232,7 @@ def test_dead_members_are_replaced_before_anybody_asks(home: Home) -> None:
         eventually(lambda: set(home.removed) == set(first) and pool.state.ready == 3)
 
 
-def test_starts_that_fail_are_tried_again_one_at_a_time(home: Home) -> None:
+def test_failed_starts_are_retried_one_at_a_time(home: Home) -> None:
     home.failures = [ProviderError(f"trouble {i}") for i in range(8)]
     home.gate.clear()  # no start fails before all have begun
     with ServerPool[Tiny](home.start, 3, 3) as pool:
@@ -246,7 +246,7 @@ def test_starts_that_fail_are_tried_again_one_at_a_time(home: Home) -> None:
         assert (pool.state.failed, pool.state.last_failure) == (8, None)
 
 
-def test_a_lease_in_vain_raises_with_the_last_failure(home: Home) -> None:
+def test_lease_timeout_carries_the_last_failure(home: Home) -> None:
     home.failures = [ProviderError("the engine is away")] * 1000
     with ServerPool[Tiny](home.start, 1, 1) as pool:
         eventually(lambda: pool.state.failed)
@@ -264,7 +264,7 @@ def test_a_missing_image_is_not_waited_for(home: Home) -> None:
                 ask(3600.0)
 
 
-def test_where_no_thread_can_be_started_members_are_removed_all_the_same(
+def test_members_are_removed_where_no_thread_can_be_started(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = threading.Thread.start
@@ -284,7 +284,7 @@ def test_where_no_thread_can_be_started_members_are_removed_all_the_same(
     assert threads() == []
 
 
-def test_failed_removals_are_retried_and_keep_their_place(home: Home) -> None:
+def test_failed_removals_are_retried_and_count_against_the_size(home: Home) -> None:
     home.removal_failures = 1000
     with filled(home, 2) as pool:
         for _ in range(2):
@@ -297,7 +297,7 @@ def test_failed_removals_are_retried_and_keep_their_place(home: Home) -> None:
         eventually(lambda: len(home.removed) >= 2)
 
 
-def test_closing_ends_starts_that_are_under_way_and_leases(home: Home) -> None:
+def test_closing_ends_running_starts_and_leases(home: Home) -> None:
     pool = ServerPool[Tiny](home.start, 3, 1)
     lease = pool.lease(PATIENCE_S)
     pool.wait(2, PATIENCE_S)
@@ -337,7 +337,7 @@ def test_close_does_not_wait_for_removals_that_fail(home: Home) -> None:
         eventually(lambda: len(home.removed) == 1 and threads() == [])  # the thread goes on
 
 
-def test_a_dead_keeper_is_noticed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_keeper_is_reported(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(home, 2) as pool:
         keeper = pool._keeper
 
@@ -351,7 +351,7 @@ def test_a_dead_keeper_is_noticed(home: Home, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_a_pool_and_a_lease_that_are_forgotten_leave_nothing(home: Home) -> None:
+def test_dropped_pool_and_lease_leave_nothing_behind(home: Home) -> None:
     pool = ServerPool[Tiny](home.start, 2, 2)
     lease = pool.lease(PATIENCE_S)
     used = lease.container
@@ -369,7 +369,7 @@ def test_a_pool_and_a_lease_that_are_forgotten_leave_nothing(home: Home) -> None
     eventually(lambda: set(home.removed) == set(home.made) and threads() == [])
 
 
-def test_a_client_takes_a_member_when_it_is_used_and_gives_it_back(home: Home) -> None:
+def test_client_leases_a_member_on_use_and_returns_it(home: Home) -> None:
     with filled(home) as pool:
         client = pool.client(GenericEnvClient, lease_timeout_s=PATIENCE_S)
         assert pool.state.used == 0
@@ -388,7 +388,7 @@ def test_a_client_takes_a_member_when_it_is_used_and_gives_it_back(home: Home) -
         eventually(lambda: len(home.removed) == 2)
 
 
-def test_a_fork_gets_no_members_and_removes_none_even_amid_a_lock(home: Home) -> None:
+def test_fork_gets_no_members_and_removes_none(home: Home) -> None:
     with filled(home) as pool:
         with pool._keeper.changed:  # as another thread may
             fork = os.fork()
@@ -412,7 +412,7 @@ def test_a_fork_gets_no_members_and_removes_none_even_amid_a_lock(home: Home) ->
         assert home.made[0].alive()
 
 
-def test_a_stop_ends_the_wait_of_a_start_in_another_thread(home: Home) -> None:
+def test_stop_ends_a_waiting_start_in_another_thread(home: Home) -> None:
     with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S):
         provider = pool.provider(3600.0)
         errors: list[BaseException] = []
@@ -435,10 +435,10 @@ def test_a_stop_ends_the_wait_of_a_start_in_another_thread(home: Home) -> None:
 
 
 def test_impossible_settings_are_refused() -> None:
-    for options, said in (
+    for options, expected in (
         ({"size": 0}, "size"),
         ({"max_starting": 0}, "max_starting"),
         ({"memroy": "1g"}, "memory"),
     ):
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=expected):
             DockerPool("x", **options)  # type: ignore[arg-type]
