@@ -68,12 +68,12 @@ async def play(tasks: list[Asking], timeout_s: float, end: str) -> None:
             return int(reply.fields["rows"][0]["total"])
 
         async def ask(task: int, asking: Asking) -> None:
-            for number, (timeout_s, takes, fault) in enumerate(asking, 1):
+            for number, (step_timeout_s, takes, fault) in enumerate(asking, 1):
                 if fault is not None:
                     getattr(proxy, fault)()
                 amount = 1000 * (task + 1) + 20 * number + takes
                 with suppress(TimeoutError, *GIVEN_UP):
-                    async with asyncio.timeout(timeout_s):
+                    async with asyncio.timeout(step_timeout_s):
                         assert await step(task, amount) == amount
 
         calls = [asyncio.create_task(ask(*one)) for one in enumerate(tasks)]

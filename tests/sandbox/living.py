@@ -42,9 +42,9 @@ async def zygote_of(sandbox: Sandbox) -> int:
 
 
 def descendants(pid: int) -> set[int]:
-    found = set()
+    running_pids = set()
     for process in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
-    return found
+                running_pids.add(process.pid)
+    return running_pids

@@ -38,10 +38,10 @@ CHOSEN = [
 def asking_for_health(server: ServeProcess) -> Iterator[list[tuple[int, float]]]:
     """Statuses of /health and the seconds that they took, asked for all the time."""
     answers: list[tuple[int, float]] = []
-    over = threading.Event()
+    finished = threading.Event()
 
     def ask() -> None:
-        while not over.wait(0.02):
+        while not finished.wait(0.02):
             began = time.perf_counter()
             status, _ = server.get("/health")
             answers.append((status, time.perf_counter() - began))
@@ -51,7 +51,7 @@ def asking_for_health(server: ServeProcess) -> Iterator[list[tuple[int, float]]]
         try:
             yield answers
         finally:
-            over.set()
+            finished.set()
         asking.result()
 
 
@@ -71,8 +71,8 @@ def attacked(server: ServeProcess, attack: Attack) -> list[str]:
     with CodeInterpreterEnv(base_url=f"http://{server.address}").sync() as client:
         client.reset(limits=limits)
         timeout_s = min(1.0, attack.timeout_s)
-        told = [client.execute(with_tools(cell, HOST), timeout_s=timeout_s) for cell in attack.cells]
-    return [each.observation.status for each in told]
+        results = [client.execute(with_tools(cell, HOST), timeout_s=timeout_s) for cell in attack.cells]
+    return [each.observation.status for each in results]
 
 
 @pytest.mark.soak

@@ -17,10 +17,10 @@ def in_fork(function: Callable[[], Any]) -> Any:
     pid = os.fork()
     if pid == 0:
         try:
-            said = json.dumps(function())
+            output = json.dumps(function())
         except BaseException as error:
-            said = json.dumps(f"{type(error).__name__}: {error}")
-        os.write(write, said.encode())
+            output = json.dumps(f"{type(error).__name__}: {error}")
+        os.write(write, output.encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
