@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from free_ports import free_port
-from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
+from owned_containers import GONE_S, WAIT_TIMEOUT_S, eventually, exists, owner
 
 from openenv_core import (
     ConfigurationError,
@@ -53,7 +53,7 @@ def test_a_killed_owner_leaves_no_container(engine: DockerEngine, hostile_image:
             os.killpg(owning.process.pid, signal.SIGINT)
         else:
             owning.process.send_signal(signal.Signals[how])
-        owning.process.wait(PATIENCE_S)
+        owning.process.wait(WAIT_TIMEOUT_S)
         eventually(lambda: not exists(engine, owning.container), GONE_S)
         eventually(lambda: not psutil.pid_exists(owning.companion))
 
@@ -91,7 +91,7 @@ def test_owner_that_exits_without_stop_leaves_no_container(
         if how == "forget":  # the provider alone: the owner lives on
             assert owning.line().strip() == "forgotten"
         else:  # the owner's exit waits for the container's end
-            owning.process.wait(PATIENCE_S)
+            owning.process.wait(WAIT_TIMEOUT_S)
         assert not exists(engine, owning.container)
         if how != "forget":
             eventually(lambda: not psutil.pid_exists(owning.companion))
@@ -108,7 +108,7 @@ def test_fork_that_outlives_the_owner_does_not_keep_the_container(
         ]
         try:
             owning.process.kill()
-            owning.process.wait(PATIENCE_S)
+            owning.process.wait(WAIT_TIMEOUT_S)
             eventually(lambda: not exists(engine, owning.container), GONE_S)
             assert fork.is_running()
         finally:
@@ -129,7 +129,7 @@ def test_a_killed_companion_is_replaced(engine: DockerEngine, hostile_image: str
         family = psutil.Process(owning.process.pid)
         eventually(lambda: any(each.pid != owning.companion for each in family.children()))
         owning.process.kill()
-        owning.process.wait(PATIENCE_S)
+        owning.process.wait(WAIT_TIMEOUT_S)
         eventually(lambda: not exists(engine, owning.container), GONE_S)
 
 
@@ -142,7 +142,7 @@ def test_leftovers_of_owner_and_companion_are_removed_at_the_next_start(
         owning.process.send_signal(signal.SIGSTOP)
         os.kill(owning.companion, signal.SIGKILL)
         owning.process.kill()
-        owning.process.wait(PATIENCE_S)
+        owning.process.wait(WAIT_TIMEOUT_S)
         time.sleep(1)
         assert exists(engine, owning.container)  # nobody has seen it yet
         with owner(hostile_image) as third:
@@ -237,7 +237,7 @@ def test_a_start_under_way_ends_when_it_is_stopped(engine: DockerEngine, hostile
     thread.start()
     eventually(lambda: engine.list_labelled("ropewalk-test=stopped"))
     provider.stop()
-    thread.join(PATIENCE_S)
+    thread.join(WAIT_TIMEOUT_S)
     assert "it was stopped meanwhile" in str(errors[0])
     assert engine.list_labelled("ropewalk-test=stopped") == []
 

@@ -34,7 +34,7 @@ from openenv_core.providers.docker import (
 
 pytestmark = pytest.mark.timeout(600)  # one waits for an image to be built
 
-PATIENCE_S = 30
+WAIT_TIMEOUT_S = 30
 INNER = Path(_relay.__file__).read_text()
 
 
@@ -108,7 +108,7 @@ async def relayed(port: int) -> AsyncIterator[int]:
 
 def exchange(port: int, data: bytes) -> bytes:
     """Send all of it while reading the answer; return the answer."""
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+    with socket.create_connection(("127.0.0.1", port), WAIT_TIMEOUT_S) as connection:
 
         def send() -> None:
             connection.sendall(data)
@@ -119,7 +119,7 @@ def exchange(port: int, data: bytes) -> bytes:
         answer = bytearray()
         while chunk := connection.recv(65_536):
             answer += chunk
-        thread.join(PATIENCE_S)
+        thread.join(WAIT_TIMEOUT_S)
         return bytes(answer)
 
 
@@ -272,16 +272,16 @@ def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> 
         def play(_: int) -> None:
             with GenericEnvClient(provider.url).sync() as client:
                 client.reset()
-                playing.wait(PATIENCE_S)
+                playing.wait(WAIT_TIMEOUT_S)
                 while True:
                     client.step({"what": "variable", "text": "A" * 100_000})
 
         playing = threading.Barrier(5)
         with ThreadPoolExecutor(4) as pool:
             ends = [pool.submit(play, number) for number in range(4)]
-            playing.wait(PATIENCE_S)
+            playing.wait(WAIT_TIMEOUT_S)
             os.kill(container.pids()[0], signal.SIGKILL)
-            assert [type(end.exception(PATIENCE_S)) for end in ends] == [EpisodeLostError] * 4
+            assert [type(end.exception(WAIT_TIMEOUT_S)) for end in ends] == [EpisodeLostError] * 4
 
 
 def relays() -> list[psutil.Process]:

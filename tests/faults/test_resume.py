@@ -12,7 +12,7 @@ from counter import Add, Count, Counter, SlowBlocking
 from counter_client import CounterEnv
 from faulty_proxy import FaultyProxy, faulty_proxy
 from serving import eventually, serving, socket_to
-from v1_frames import held_frames  # noqa: F401 - a fixture
+from v1_frames import validated_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
@@ -23,7 +23,7 @@ from servers import create_app
 from servers.app import EnvironmentApp
 from servers.routes import link as server_link
 
-pytestmark = pytest.mark.usefixtures("held_frames")
+pytestmark = pytest.mark.usefixtures("validated_frames")
 
 
 class Tally(Counter):

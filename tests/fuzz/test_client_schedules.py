@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from openenv_core import GenericEnvClient
 from openenv_core.errors import ClientError, ExecutionError, RequestTimeoutError, ValidationFailedError
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 
 # Anything for an answer
@@ -111,9 +111,9 @@ async def test_any_socket_reply_is_a_result_or_a_typed_error(number: int) -> Non
                     connection.transport.abort()
 
     async with (
-        asyncio.timeout(6 * PATIENCE_S),
+        asyncio.timeout(6 * WAIT_TIMEOUT_S),
         scripted(handler) as url,
-        GenericEnvClient(url, message_timeout_s=0.05, connect_timeout_s=PATIENCE_S) as client,
+        GenericEnvClient(url, message_timeout_s=0.05, connect_timeout_s=WAIT_TIMEOUT_S) as client,
     ):
         for _ in range(10 * EXAMPLES):
             ask = rng.choice((client.reset, client.state, lambda: client.step({"a": 1})))
@@ -141,8 +141,10 @@ async def test_any_http_response_is_a_result_or_a_typed_error(number: int) -> No
 
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, asyncio.timeout(6 * PATIENCE_S):
-        client = GenericEnvClient(url, transport="http", message_timeout_s=0.05, connect_timeout_s=PATIENCE_S)
+    async with server, asyncio.timeout(6 * WAIT_TIMEOUT_S):
+        client = GenericEnvClient(
+            url, transport="http", message_timeout_s=0.05, connect_timeout_s=WAIT_TIMEOUT_S
+        )
         async with client:
             for _ in range(5 * EXAMPLES):
                 ask = rng.choice((client.reset, client.state, lambda: client.step({"a": 1})))
@@ -178,7 +180,7 @@ class Numbered:
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self.asked = 0
+        self.request_count = 0
 
     async def __call__(self, connection: ServerConnection) -> None:
         with suppress(ConnectionClosed):
@@ -186,14 +188,14 @@ class Numbered:
                 request = json.loads(message)
                 if request["type"] == "close":
                     return
-                self.asked += 1
+                self.request_count += 1
                 if self._rng.random() < 0.4:
                     await asyncio.sleep(self._rng.random() * 0.04)
                 await connection.send(self._reply(request))
 
     def _reply(self, request: Any) -> str:
         if request["type"] == "state":
-            return json.dumps({"type": "state", "data": {"number": self.asked}})
+            return json.dumps({"type": "state", "data": {"number": self.request_count}})
         mark = (request.get("data") or {}).get("mark")
         if self._rng.random() < 0.2:
             code = self._rng.choice(("EXECUTION_ERROR", "VALIDATION_ERROR"))
@@ -228,14 +230,14 @@ async def test_no_schedule_of_timeouts_and_cancellations_misassigns_a_reply(numb
                 matches.append(int(error.message) == mark)
                 continue
             if isinstance(result, dict):
-                matches.append(result["number"] <= server.asked)
+                matches.append(result["number"] <= server.request_count)
             else:
                 matches.append(result.observation["mark"] == mark)
 
     async with (
-        asyncio.timeout(6 * PATIENCE_S),
+        asyncio.timeout(6 * WAIT_TIMEOUT_S),
         scripted(server) as url,
-        GenericEnvClient(url, message_timeout_s=0.02, connect_timeout_s=PATIENCE_S) as client,
+        GenericEnvClient(url, message_timeout_s=0.02, connect_timeout_s=WAIT_TIMEOUT_S) as client,
     ):
         await asyncio.gather(*(caller(client, name) for name in range(3)))
         assert client.connected
@@ -246,4 +248,4 @@ async def test_no_schedule_of_timeouts_and_cancellations_misassigns_a_reply(numb
         while state is None:
             with suppress(RequestTimeoutError):
                 state = await client.state()
-        assert state["number"] == server.asked
+        assert state["number"] == server.request_count

@@ -17,7 +17,7 @@ from serve_process import ServeProcess, eventually, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-PATIENCE_S = 30
+WAIT_TIMEOUT_S = 30
 MB = 1 << 20
 
 STATE = {"type": "state"}
@@ -44,14 +44,18 @@ def server(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
 @contextmanager
 def session(server: ServeProcess, path: str = "/ws") -> Iterator[ClientConnection]:
     with connect(
-        f"ws://{server.address}{path}", compression=None, proxy=None, max_size=None, open_timeout=PATIENCE_S
+        f"ws://{server.address}{path}",
+        compression=None,
+        proxy=None,
+        max_size=None,
+        open_timeout=WAIT_TIMEOUT_S,
     ) as client:
         yield client
 
 
 def exchange(client: ClientConnection, message: str | bytes) -> bytes:
     client.send(message)
-    reply = client.recv(timeout=PATIENCE_S, decode=False)
+    reply = client.recv(timeout=WAIT_TIMEOUT_S, decode=False)
     assert isinstance(reply, bytes)
     return reply
 
@@ -84,7 +88,7 @@ def witness(server: ServeProcess) -> Iterator[Witness]:
 @contextmanager
 def connection_with_slot(server: ServeProcess) -> Iterator[RawClient]:
     """A connection that has a slot: what the tests before have closed is not given back at once."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while True:
         with RawClient(server.port) as client:
             assert client.send(frame(json.dumps(STATE).encode()))

@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 FOLDER = Path(__file__).parent / "folders" / "moody_env"
-PATIENCE_S = 30
+WAIT_TIMEOUT_S = 30
 
 Frames = list[Any]
 
@@ -283,7 +283,7 @@ def told(url: str, frames: Frames) -> list[Any]:
 def ask(socket: ClientConnection, frame: Any) -> Any:
     with suppress(ConnectionClosed):  # what the server said before it closed can be read still
         socket.send(frame if isinstance(frame, str | bytes) else json.dumps(frame))
-    return alike(json.loads(socket.recv(PATIENCE_S)))
+    return alike(json.loads(socket.recv(WAIT_TIMEOUT_S)))
 
 
 def opened(url: str) -> ClientConnection:
@@ -331,14 +331,14 @@ def test_capacity_errors_match(pair: Pair) -> None:
     answers = []
     for url in pair:
         with opened(url) as first, opened(url) as second, opened(url) as third:
-            answers.append(alike(json.loads(third.recv(PATIENCE_S))))
+            answers.append(alike(json.loads(third.recv(WAIT_TIMEOUT_S))))
             with pytest.raises(ConnectionClosed) as closed:
-                third.recv(PATIENCE_S)
+                third.recv(WAIT_TIMEOUT_S)
             assert closed.value.rcvd is not None
             answers.append(closed.value.rcvd.code)
             for socket in (first, second):
                 socket.send(json.dumps({"type": "state"}))
-                assert json.loads(socket.recv(PATIENCE_S)) == LIVES
+                assert json.loads(socket.recv(WAIT_TIMEOUT_S)) == LIVES
     assert answers[2:] == answers[:2]
     data = {"code": "CAPACITY_REACHED", "message": "<text>", "active_sessions": 2, "max_sessions": 2}
     assert answers[0] == {"type": "error", "data": data}
@@ -356,12 +356,12 @@ def test_session_created_over_http_can_be_attached(pair: Pair) -> None:
             with connect(place + name, proxy=None) as socket:
                 story += [ask(socket, step("fine")), ask(socket, STATE)]
                 with connect(place + name, proxy=None) as another:
-                    refused = json.loads(another.recv(PATIENCE_S))
+                    refused = json.loads(another.recv(WAIT_TIMEOUT_S))
                     story.append(refused["data"]["message"].replace(name, "<id>"))
                 if visit:
                     closing = exchange(url, "POST", "/mcp", rpc("openenv/session/close", session_id=name))[1]
                     story.append(alike(closing))
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
         while time.monotonic() < deadline:
             with connect(place + name, proxy=None) as socket:
                 answer = ask(socket, STATE)

@@ -13,15 +13,15 @@ from faulty_proxy import FaultyProxy, faulty_proxy
 from node_tools import node
 from released import DRIVERS
 from serving import eventually, serving
-from v1_frames import held_frames  # noqa: F401 - a fixture
+from v1_frames import validated_frames  # noqa: F401 - a fixture
 
 from servers import create_app
 from servers.app import EnvironmentApp
 
-pytestmark = pytest.mark.usefixtures("held_frames")
+pytestmark = pytest.mark.usefixtures("validated_frames")
 
 SENDS_LATE_S = 0.6
-PATIENCE_S = 0.3
+WAIT_TIMEOUT_S = 0.3
 
 
 class Tally(Counter):
@@ -86,7 +86,7 @@ async def joined(
 @pytest.mark.parametrize("how", ["cut", "half_close", "hold", "delay"])
 async def test_session_outlives_its_connection(how: str) -> None:
     silent = how in ("hold", "delay")  # a client without pings finds out by its own patience
-    async with joined(**({"patienceS": PATIENCE_S} if silent else {})) as (app, proxy, client):
+    async with joined(**({"patienceS": WAIT_TIMEOUT_S} if silent else {})) as (app, proxy, client):
         for number in range(1, 3):
             connections = proxy.connections
             if how == "delay":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from missing import missing
-from released import DRIVERS, PATIENCE_S, ROOT, environment, our_server
+from released import DRIVERS, ROOT, WAIT_TIMEOUT_S, environment, our_server
 
 FASTMCP = ROOT / ".venvs" / "fastmcp" / "bin" / "python"
 
@@ -24,7 +24,7 @@ def test_every_method_works_with_default_arguments(package: str) -> None:
                 env=environment(),
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE_S,
+                timeout=WAIT_TIMEOUT_S,
                 check=False,
             )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from released import OVER_SOCKETS, PATIENCE_S, drive, environment, our_server, python
+from released import OVER_SOCKETS, WAIT_TIMEOUT_S, drive, environment, our_server, python
 
 from openenv_core import GenericEnvClient
 from servers.routes.websocket import HANDSHAKE_WAIT_S
@@ -112,7 +112,7 @@ def test_released_validator_passes(target: str) -> None:
     with our_server(target) as url:
         command = [str(python("0.10.0").parent / "openenv"), "validate", "--url", url, "--json"]
         done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command, env=environment(), capture_output=True, text=True, timeout=WAIT_TIMEOUT_S, check=False
         )
     report = json.loads(done.stdout)
     assert done.returncode == 0, report

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from forward_proxy import answering, proxy_everything
+from forward_proxy import proxy_everything, recording_proxy
 
 from openenv_core.checker.subject import Subject
 from openenv_core.cli import Command
@@ -180,7 +180,7 @@ def listed(url: str) -> None:
 def test_proxy_is_used_for_remote_hosts_only(
     ask: Callable[[str], None], variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with answering(ANSWER) as (port, requested_urls):
+    with recording_proxy(ANSWER) as (port, requested_urls):
         proxy_everything(monkeypatch, port, variable)
         ask("http://far.example")
         assert requested_urls

@@ -15,7 +15,7 @@ from counter import Add, Awkward, Count, Counter, CountState, SlowAsync, Unbuild
 from counter_client import CounterEnv
 from scripted import scripted
 from serve_process import SUPPORT
-from serving import eventually, opened, serving
+from serving import eventually, open_session, serving
 from socket_servers import frame, silent
 from websockets.asyncio.server import ServerConnection
 
@@ -489,7 +489,7 @@ async def test_client_closed_while_it_opens_a_session() -> None:
 async def test_attached_client_leaves_its_session_standing() -> None:
     app = create_app(Counter, Add, Count)
     async with serving(app) as address:
-        session_id = await opened(address)
+        session_id = await open_session(address)
         async with CounterEnv(f"http://{address}", session_id=session_id) as env:
             await env.reset(seed=3)
         async with CounterEnv(f"http://{address}", session_id=session_id, transport="http") as env:

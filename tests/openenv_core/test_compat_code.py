@@ -22,7 +22,7 @@ from openenv_core.compat.types import CodeExecResult
 from openenv_core.sandbox import Limits, SandboxUnavailableError
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,7 +51,7 @@ def executor() -> PyExecutor:
 
 
 def wait_until_collected(true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not true() and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.02)
@@ -120,7 +120,7 @@ def test_threads_share_one_interpreter_and_take_turns(executor: PyExecutor) -> N
     together = threading.Barrier(4)
 
     def run(number: int) -> int:
-        together.wait(PATIENCE_S)
+        together.wait(WAIT_TIMEOUT_S)
         return executor.run(f"x{number} = {number}\nn = 0").exit_code
 
     with ThreadPoolExecutor(4) as pool:
@@ -170,7 +170,7 @@ def test_killed_zygote_is_an_error_not_a_result(when: str, executor: PyExecutor)
             assert wait_until_collected(session._turn.locked)
             kill_zygote()
             with pytest.raises(SandboxUnavailableError, match=r"got no result: .*has ended; run it again"):
-                running.result(PATIENCE_S)
+                running.result(WAIT_TIMEOUT_S)
     # The next run begins anew, with another zygote.
     result = executor.run("print(safe_json_dumps('here'))\nx")
     assert (result.stdout, result.exit_code) == ('"here"\n', 1)
@@ -196,7 +196,7 @@ if (child := os.fork()) == 0:
 os.waitpid(child, 0)
 print("old:", old.run("x").stdout)
 """
-    done = finished(sys.executable, "-c", program, cwd=ROOT, timeout_s=PATIENCE_S)
+    done = finished(sys.executable, "-c", program, cwd=ROOT, timeout_s=WAIT_TIMEOUT_S)
     assert done.stdout.splitlines() == ["refused: True", "new: 2", "old: 1"], done.stderr
 
 
@@ -226,7 +226,7 @@ print(*(process.pid for process in psutil.Process().children(recursive=True)))
             program,
             cwd=ROOT,
             env={**os.environ, "TMPDIR": scratch},
-            timeout_s=PATIENCE_S,
+            timeout_s=WAIT_TIMEOUT_S,
         )
         if "unavailable" in done.stderr:
             missing(f"needs the level {level}: {done.stderr}")

@@ -50,7 +50,7 @@ from openenv_core.tools import (
 from openenv_core.tools.mcp_environment import MCPEnvironment, get_server_tools
 from servers import create_app
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 
 class Reset(Action):
@@ -78,7 +78,7 @@ class Abacus(MCPEnvironment):
 
         @server.tool()  # type: ignore[untyped-decorator]
         def hang() -> str:
-            self.gate.wait(PATIENCE_S)
+            self.gate.wait(WAIT_TIMEOUT_S)
             return "late"
 
         @server.tool()  # type: ignore[untyped-decorator]

@@ -30,7 +30,7 @@ async def test_prompts_and_tool_chats_are_sent_and_parsed() -> None:
     assert answer.to_message_dict()["tool_calls"][0]["function"] == called["function"] | {
         "arguments": json.dumps({"at": "home"})
     }
-    first, second = server.asked
+    first, second = server.requests
     assert (first["path"], server.keys[0]) == ("/v1/chat/completions", "Bearer k")
     assert [m["role"] for m in first["messages"]] == ["system", "user"]
     assert (first["temperature"], first["max_tokens"], first["model"]) == (0.5, 256, "m")
@@ -40,13 +40,13 @@ async def test_prompts_and_tool_chats_are_sent_and_parsed() -> None:
 async def test_only_busy_servers_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     with chat_server(429, 503, "there") as server:
         assert await OpenAIClient("http://127.0.0.1", server.port, "m").complete("?") == "there"
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
     with chat_server(500) as server, pytest.raises(LLMError, match="status 500"):
         await OpenAIClient("http://127.0.0.1", server.port, "m").complete("?")
-    assert len(server.asked) == llm_client.ATTEMPTS
+    assert len(server.requests) == llm_client.ATTEMPTS
     with chat_server(401) as server, pytest.raises(LLMError, match="status 401"):
         await OpenAIClient("http://127.0.0.1", server.port, "m", api_key="secret").complete("?")
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     with chat_server(b"{" + b" " * 2000) as server, monkeypatch.context() as patch:
         patch.setattr(llm_client, "MAX_ANSWER_BYTES", 1000)
         with pytest.raises(LLMError, match="more than 1000 bytes"):

@@ -28,7 +28,7 @@ from openenv_core import (
 from openenv_core.providers.base import first_token
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 OWNER = """
 import multiprocessing, os, sys, time
@@ -110,7 +110,7 @@ def test_killed_owner_ends_its_server(signum: signal.Signals) -> None:
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) == 2  # the guard and the server
         process.send_signal(signum)
-        process.wait(PATIENCE_S)
+        process.wait(WAIT_TIMEOUT_S)
         eventually(lambda: all(map(gone, family)))
         eventually(lambda: port_is_free(url))
 
@@ -119,7 +119,7 @@ def test_killed_owner_ends_its_server(signum: signal.Signals) -> None:
 @pytest.mark.parametrize("how", ["raise", pytest.param("end", marks=pytest.mark.soak)])
 def test_owner_that_exits_without_stop_leaves_nothing_behind(how: str) -> None:
     with owner(how) as (process, url):
-        process.wait(PATIENCE_S)
+        process.wait(WAIT_TIMEOUT_S)
         assert port_is_free(url)  # the owner's exit waits for the server's
 
 
@@ -130,7 +130,7 @@ def test_fork_that_outlives_the_owner_does_not_keep_the_server_running() -> None
         fork = psutil.Process(int(process.stdout.readline()))
         try:
             process.kill()
-            process.wait(PATIENCE_S)
+            process.wait(WAIT_TIMEOUT_S)
             eventually(lambda: port_is_free(url))
             assert not gone(fork)
         finally:
@@ -159,7 +159,7 @@ def test_ended_fork_keeps_the_server_running() -> None:
 def test_owner_without_standard_streams_can_serve(closed: str) -> None:
     command = f'"$0" -c "$1" "$2" end {closed}'
     arguments = ["sh", "-c", command, sys.executable, OWNER, SUPPORT]
-    assert subprocess.run(arguments, capture_output=True, timeout=PATIENCE_S).returncode == 0
+    assert subprocess.run(arguments, capture_output=True, timeout=WAIT_TIMEOUT_S).returncode == 0
 
 
 @pytest.mark.slow
@@ -301,5 +301,5 @@ def test_stopping_ends_a_running_start() -> None:
     thread.start()
     eventually(lambda: provider._ending is not None)
     provider.stop()
-    thread.join(PATIENCE_S)
+    thread.join(WAIT_TIMEOUT_S)
     assert len(failures) == 1

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from counter import Add, Count, Counter
 from counter_client import CounterEnv
-from serving import eventually, opened, rpc, serving
+from serving import eventually, open_session, rpc, serving
 from socket_servers import frame
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
@@ -353,7 +353,7 @@ async def test_cancelled_search_restarts_with_the_next_request() -> None:
 async def test_attached_session_is_not_replayed() -> None:
     async with several() as servers:
         urls = [await servers.start()]
-        session = await opened(urls[0].removeprefix("http://"))
+        session = await open_session(urls[0].removeprefix("http://"))
         async with CounterEnv(urls[0], session_id=session) as env:
             await env.reset(seed=1)
             await servers.end(urls[0])

@@ -27,10 +27,10 @@ from openenv_core.rubrics import (
 class Given(Rubric):
     def __init__(self, score: float) -> None:
         self.score = score
-        self.asked = 0
+        self.call_count = 0
 
     def forward(self, action: Any, observation: Any) -> float:
-        self.asked += 1
+        self.call_count += 1
         return self.score
 
 
@@ -66,7 +66,7 @@ def test_sync_rubrics_return_plain_scores() -> None:
     assert Sequential()(0, 0) == 1.0
     assert Sequential(Given(1.0), Gate(Given(0.7), threshold=0.7), last)(0, 0) == 0.5
     assert Sequential(Gate(Given(0.7)), last)(0, 0) == 0.0
-    assert last.asked == 1
+    assert last.call_count == 1
     assert WeightedSum([Given(1.0), Given(0.5)], [0.2, 0.8])(0, 0) == pytest.approx(0.6)
     for weights in ([0.5], [0.5, 0.6]):
         with pytest.raises(ValueError, match="weights must"):
@@ -82,7 +82,7 @@ async def test_async_part_makes_the_rubric_async_and_is_called_once() -> None:
     assert known == await known == 0.5  # type: ignore[misc]
     score = Sequential(*parts)(0, 0)
     assert await score == 0.7  # type: ignore[misc]
-    assert [part.asked for part in parts] == [1] * 4
+    assert [part.call_count for part in parts] == [1] * 4
     barrier = asyncio.Barrier(2)
     both = WeightedSum([Meeting(1.0, barrier), Given(1.0), Meeting(0.0, barrier)], [0.5, 0.25, 0.25])
     assert await both(0, 0) == pytest.approx(0.75)  # type: ignore[misc]
@@ -103,7 +103,7 @@ async def test_hooks_run_before_and_after_each_call() -> None:
         calls.append(told[1:])
 
     rubric = Given(0.5)
-    rubric.register_forward_pre_hook(lambda *told: calls.append((*told[1:], rubric.asked)))
+    rubric.register_forward_pre_hook(lambda *told: calls.append((*told[1:], rubric.call_count)))
     rubric.register_forward_hook(lambda *told: calls.append(told[1:]))
     assert rubric("act", "see") == rubric.last_score == 0.5
     assert calls == [("act", "see", 0), ("act", "see", 0.5)]
@@ -195,7 +195,7 @@ async def test_judge_scores_over_http_and_an_unreachable_one_gives_no_score() ->
     assert (judged.reward, judged.infrastructure_error) == (pytest.approx(0.9), None)
     assert judged.metadata is not None
     assert judged.metadata[SCORES]["rubric_1.rubric_0"] == 0.8
-    assert server.asked[0]["messages"] == [{"role": "user", "content": "Once? True"}]
+    assert server.requests[0]["messages"] == [{"role": "user", "content": "Once? True"}]
     for result, expected in (
         (unread, "expected a score in the judge's answer"),
         (refused, "see the value of api_key"),

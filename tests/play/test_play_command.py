@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from serve_process import SUPPORT, eventually, gone, serve
-from terminal_process import PATIENCE_S, in_terminal
+from terminal_process import WAIT_TIMEOUT_S, in_terminal
 
 from openenv_core.cli.main import main
 
@@ -23,7 +23,7 @@ def play(*words: str, typed: str = "", **environ: str) -> "subprocess.CompletedP
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=WAIT_TIMEOUT_S,
     )
 
 

@@ -15,7 +15,7 @@ from e2b_service import eventually
 from free_ports import free_ports
 from missing import missing
 from module_run import finished
-from released import DRIVERS, PATIENCE_S
+from released import DRIVERS, WAIT_TIMEOUT_S
 from slim_server import command
 
 from openenv_core import ServerStartError
@@ -119,7 +119,7 @@ def test_fakes_match_the_signatures_of_the_clients(name: str) -> None:
         if not issubclass(kind, Exception):
             calls = [each for each in vars(kind) if callable(getattr(kind, each)) and each[0] != "_"]
             fakes |= {f"{name}.{path}.{each}": getattr(kind, each) for each in calls}
-    looked = finished(CLIENTS, DRIVERS / "signatures.py", *fakes, timeout_s=PATIENCE_S)
+    looked = finished(CLIENTS, DRIVERS / "signatures.py", *fakes, timeout_s=WAIT_TIMEOUT_S)
     assert looked.returncode == 0, looked.stderr
     theirs = json.loads(looked.stdout)
     for path, fake in fakes.items():

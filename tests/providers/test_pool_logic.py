@@ -18,7 +18,7 @@ from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient
 from openenv_core.errors import ImageNotFoundError, ProviderError
 from openenv_core.providers.pool import DockerPool, PoolClosedError, PoolError, PoolTimeoutError, ServerPool
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 
 class Health(BaseHTTPRequestHandler):
@@ -114,7 +114,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def filled(home: "Home", size: int = 1) -> Iterator[ServerPool[Tiny]]:
     """A pool whose members are all there."""
     with ServerPool[Tiny](home.start, size, size) as pool:
-        pool.wait(timeout_s=PATIENCE_S)
+        pool.wait(timeout_s=WAIT_TIMEOUT_S)
         yield pool
 
 
@@ -131,7 +131,7 @@ def test_each_member_is_handed_out_once_and_replaced(home: Home) -> None:
     with ServerPool[Tiny](home.start, 2, 1) as pool:
         members = set()
         for _ in range(5):
-            with pool.lease(PATIENCE_S) as lease:
+            with pool.lease(WAIT_TIMEOUT_S) as lease:
                 assert lease.container.alive()
                 assert lease.url == lease.container.url
                 members.add(lease.container)
@@ -147,7 +147,7 @@ def test_each_member_is_handed_out_once_and_replaced(home: Home) -> None:
 
 def test_pool_never_exceeds_its_size(home: Home) -> None:
     with ServerPool[Tiny](home.start, 2, 2) as pool:
-        first, second = pool.lease(PATIENCE_S), pool.lease(PATIENCE_S)
+        first, second = pool.lease(WAIT_TIMEOUT_S), pool.lease(WAIT_TIMEOUT_S)
         with pytest.raises(PoolTimeoutError, match="of 2 containers 0 are ready, 0 starting, 2 used") as late:
             pool.lease(0.05)
         assert late.value.last_failure is None
@@ -156,7 +156,7 @@ def test_pool_never_exceeds_its_size(home: Home) -> None:
         used = first.container, second.container
         first.close()
         first.close()
-        with pool.lease(PATIENCE_S) as third:
+        with pool.lease(WAIT_TIMEOUT_S) as third:
             assert third.container not in used
             assert first.closed
             assert not second.closed
@@ -185,7 +185,7 @@ class WithToken(Tiny):
 
 def test_health_of_members_is_checked_with_their_token(home: Home) -> None:
     home.makes = WithToken
-    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S) as lease:
+    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(WAIT_TIMEOUT_S) as lease:
         assert lease.container.alive()
 
 
@@ -220,7 +220,7 @@ def test_a_dead_member_is_not_handed_out(home: Home, monkeypatch: pytest.MonkeyP
         dead = list(home.made)
         for member in dead:
             member.die()
-        with pool.lease(PATIENCE_S) as lease:
+        with pool.lease(WAIT_TIMEOUT_S) as lease:
             assert lease.container not in dead
 
 
@@ -238,7 +238,7 @@ def test_failed_starts_are_retried_one_at_a_time(home: Home) -> None:
     with ServerPool[Tiny](home.start, 3, 3) as pool:
         eventually(lambda: home.starting == 3)
         home.gate.set()
-        pool.wait(timeout_s=PATIENCE_S)
+        pool.wait(timeout_s=WAIT_TIMEOUT_S)
         # The first three together, and one at a time until one has succeeded.
         assert max(home.starts[:3]) == 3
         assert home.starts[3:9] == [1] * 6
@@ -276,7 +276,7 @@ def test_members_are_removed_where_no_thread_can_be_started(
 
     with filled(home, 2) as pool:
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        pool.lease(PATIENCE_S).close()
+        pool.lease(WAIT_TIMEOUT_S).close()
         eventually(lambda: len(home.removed) == 1 and pool.state.last_failure is not None)
         assert "can't create new thread" in str(pool.state.last_failure)
         assert (pool.state.ready, pool.state.starting) == (1, 0)
@@ -288,28 +288,28 @@ def test_failed_removals_are_retried_and_count_against_the_size(home: Home) -> N
     home.removal_failures = 1000
     with filled(home, 2) as pool:
         for _ in range(2):
-            pool.lease(PATIENCE_S).close()
+            pool.lease(WAIT_TIMEOUT_S).close()
         with pytest.raises(PoolTimeoutError, match="are being removed"):
             use_up(pool, 0.1)
         assert len(home.made) <= 4
         home.removal_failures = 0
-        pool.lease(PATIENCE_S).close()
+        pool.lease(WAIT_TIMEOUT_S).close()
         eventually(lambda: len(home.removed) >= 2)
 
 
 def test_closing_ends_running_starts_and_leases(home: Home) -> None:
     pool = ServerPool[Tiny](home.start, 3, 1)
-    lease = pool.lease(PATIENCE_S)
-    pool.wait(2, PATIENCE_S)
+    lease = pool.lease(WAIT_TIMEOUT_S)
+    pool.wait(2, WAIT_TIMEOUT_S)
     home.gate.clear()
-    pool.lease(PATIENCE_S).close()
+    pool.lease(WAIT_TIMEOUT_S).close()
     eventually(lambda: home.starting == 1)
     waiting: list[BaseException] = []
 
     def wait() -> None:
         try:
             for _ in range(2):  # there is one
-                pool.lease(PATIENCE_S)
+                pool.lease(WAIT_TIMEOUT_S)
         except PoolError as error:
             waiting.append(error)
 
@@ -317,7 +317,7 @@ def test_closing_ends_running_starts_and_leases(home: Home) -> None:
     thread.start()
     eventually(lambda: pool.state.ready == 0)
     pool.close()
-    thread.join(PATIENCE_S)
+    thread.join(WAIT_TIMEOUT_S)
     assert [type(error) for error in waiting] == [PoolClosedError]
     assert set(home.removed) == set(home.made)
     assert threads() == []
@@ -346,19 +346,19 @@ def test_dead_keeper_is_reported(home: Home, monkeypatch: pytest.MonkeyPatch) ->
 
         monkeypatch.setattr(keeper, "_run_once", broken)
         with pytest.raises(PoolError, match="its thread died of MemoryError: no room to think"):
-            use_up(pool, PATIENCE_S)
+            use_up(pool, WAIT_TIMEOUT_S)
     assert set(home.removed) == set(home.made)
 
 
 @pytest.mark.slow
 def test_dropped_pool_and_lease_leave_nothing_behind(home: Home) -> None:
     pool = ServerPool[Tiny](home.start, 2, 2)
-    lease = pool.lease(PATIENCE_S)
+    lease = pool.lease(WAIT_TIMEOUT_S)
     used = lease.container
     del lease
     gc.collect()
     eventually(lambda: used in home.removed)
-    lease, keeper = pool.lease(PATIENCE_S), pool._keeper
+    lease, keeper = pool.lease(WAIT_TIMEOUT_S), pool._keeper
     assert keeper is not None
     del pool
     gc.collect()
@@ -371,12 +371,12 @@ def test_dropped_pool_and_lease_leave_nothing_behind(home: Home) -> None:
 
 def test_client_leases_a_member_on_use_and_returns_it(home: Home) -> None:
     with filled(home) as pool:
-        client = pool.client(GenericEnvClient, lease_timeout_s=PATIENCE_S)
+        client = pool.client(GenericEnvClient, lease_timeout_s=WAIT_TIMEOUT_S)
         assert pool.state.used == 0
         with pytest.raises(Exception, match="expected"), client:  # there is no environment in it
             pass
         eventually(lambda: len(home.removed) == 1)
-        provider = pool.provider(PATIENCE_S)
+        provider = pool.provider(WAIT_TIMEOUT_S)
         assert (provider.alive, provider.output()) == (False, "")
         url = provider.start()
         assert (provider.start(), provider.alive) == (url, True)
@@ -395,7 +395,7 @@ def test_fork_gets_no_members_and_removes_none(home: Home) -> None:
             if fork == 0:
                 status = 1
                 try:
-                    pool.lease(PATIENCE_S)
+                    pool.lease(WAIT_TIMEOUT_S)
                 except PoolError as error:
                     pool.close()
                     status = 0 if "fork" in str(error) and not home.removals else 2
@@ -413,7 +413,7 @@ def test_fork_gets_no_members_and_removes_none(home: Home) -> None:
 
 
 def test_stop_ends_a_waiting_start_in_another_thread(home: Home) -> None:
-    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S):
+    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(WAIT_TIMEOUT_S):
         provider = pool.provider(3600.0)
         errors: list[BaseException] = []
 
@@ -429,8 +429,8 @@ def test_stop_ends_a_waiting_start_in_another_thread(home: Home) -> None:
         time.sleep(0.05)
         stop = threading.Thread(target=provider.stop, daemon=True)
         stop.start()
-        stop.join(PATIENCE_S)
-        thread.join(PATIENCE_S)
+        stop.join(WAIT_TIMEOUT_S)
+        thread.join(WAIT_TIMEOUT_S)
         assert "its taker was stopped meanwhile" in str(errors[0])
 
 

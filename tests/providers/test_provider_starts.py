@@ -18,7 +18,7 @@ from openenv_core.providers.docker import container
 from openenv_core.providers.docker import container as starting
 from openenv_core.providers.docker.container import Container, ContainerState
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 SUPPORT = str(Path(__file__).parents[1] / "support")
 
 
@@ -31,7 +31,7 @@ class Slow:
 
     def start_container(self, image: str = "", **options: Any) -> str:
         self.begun.set()
-        assert self.go.wait(PATIENCE_S)
+        assert self.go.wait(WAIT_TIMEOUT_S)
         self.calls.append("made")
         return "http://127.0.0.1:9"
 
@@ -58,7 +58,7 @@ async def test_cancelled_start_stops_its_container(client: Callable[[Slow], Any]
         await env
 
     using = asyncio.create_task(use())
-    assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
+    assert await asyncio.to_thread(slow.begun.wait, WAIT_TIMEOUT_S)
     using.cancel()
     with pytest.raises(asyncio.CancelledError):
         await using
@@ -71,7 +71,7 @@ async def test_client_closed_during_the_start_does_not_wait() -> None:
     slow = Slow()
     env = GenericEnvClient(provider=slow)
     using = asyncio.create_task(env.reset())
-    assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
+    assert await asyncio.to_thread(slow.begun.wait, WAIT_TIMEOUT_S)
     await env.close()
     with pytest.raises(ClientClosedError, match="closed meanwhile"):
         await using
@@ -100,7 +100,7 @@ def test_stop_during_the_wait_fails_the_start() -> None:
 
     def wait(url: str) -> None:
         waiting.set()
-        assert go.wait(PATIENCE_S)
+        assert go.wait(WAIT_TIMEOUT_S)
 
     provider = CallableProvider(lambda: "http://h:1", wait, lambda: stops.append("stopped"))
 
@@ -112,10 +112,10 @@ def test_stop_during_the_wait_fails_the_start() -> None:
 
     thread = threading.Thread(target=start)
     thread.start()
-    assert waiting.wait(PATIENCE_S)
+    assert waiting.wait(WAIT_TIMEOUT_S)
     provider.stop()
     go.set()
-    thread.join(PATIENCE_S)
+    thread.join(WAIT_TIMEOUT_S)
     assert len(failures) == 1
     assert stops == ["stopped", "stopped"]
     with pytest.raises(ProviderError, match="the client was closed"):
@@ -132,7 +132,7 @@ def test_readiness_check_of_a_container_uses_its_token() -> None:
         provider._provider = SimpleNamespace(
             url=server.url, options=ContainerOptions(env_vars=variables), output=str
         )
-        provider.wait_for_ready(server.url, timeout_s=PATIENCE_S)
+        provider.wait_for_ready(server.url, timeout_s=WAIT_TIMEOUT_S)
 
 
 def test_start_after_the_stop_signal_sees_it() -> None:
@@ -141,9 +141,9 @@ def test_start_after_the_stop_signal_sees_it() -> None:
     results: list[bool] = []
 
     def start() -> None:
-        signalled.wait(PATIENCE_S)
+        signalled.wait(WAIT_TIMEOUT_S)
         stopping.clear()  # as every start does
-        results.append(stopping.wait(PATIENCE_S))
+        results.append(stopping.wait(WAIT_TIMEOUT_S))
         lock.release()
 
     def end() -> None:
@@ -153,7 +153,7 @@ def test_start_after_the_stop_signal_sees_it() -> None:
     thread = threading.Thread(target=start)
     thread.start()
     with hold_stopped(end, lock):
-        thread.join(PATIENCE_S)
+        thread.join(WAIT_TIMEOUT_S)
     assert results == [True]
     assert not lock.locked()
 

@@ -198,7 +198,7 @@ def test_the_released_packages_validator_reads_the_manifest(made: Path) -> None:
         env=released.environment(),
         capture_output=True,
         text=True,
-        timeout=released.PATIENCE_S,
+        timeout=released.WAIT_TIMEOUT_S,
         check=False,
     )
     assert done.stdout.split("\n")[0] == "rock_paper_env (0.0, 1.0) no-network", done.stderr

@@ -14,8 +14,8 @@ import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
 from fastapi import FastAPI
 from server_apps import HEADER, STATE, app_of, mcp, step
-from serving import ask, opened, request, serving, socket_to
-from toolbox import boxes
+from serving import ask, open_session, request, serving, socket_to
+from toolbox import toolbox_app
 
 from openenv_core import ConfigurationError, EnvironmentMetadata, Observation
 from openenv_core.types import ConcurrencyConfig
@@ -45,7 +45,7 @@ async def test_production_serves_no_reset_step_or_state(env: type[Counter]) -> N
         assert not {"/reset", "/step", "/state"} & set(document["paths"])
         for path in ("/health", "/metadata", "/schema", "/list_environments"):
             assert (await request(address, "GET", path)).status_code == 200
-        for query in ("", f"?session_id={await opened(address)}"):
+        for query in ("", f"?session_id={await open_session(address)}"):
             async with socket_to(address, query) as ws:
                 for frame in ({"type": "reset"}, step(), STATE):
                     data = (await ask(ws, frame))["data"]
@@ -98,7 +98,7 @@ async def test_app_serves_metadata_and_schema() -> None:
         schema = (await request(address, "GET", "/schema")).json()
         assert schema["reset_observation"] == schema["observation"]
     assert Described.calls == 1
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         schema = (await request(address, "GET", "/schema")).json()
         assert schema["action"]["title"] == "CallToolAction"  # by which trainers know that there are tools
 

@@ -23,9 +23,9 @@ from counter import (
     Unbuildable,
 )
 from server_apps import EVERY_WAY, HEADER, app_of, step
-from serving import PATIENCE_S, ask, closing_of, eventually, opened, serving, socket_to
+from serving import WAIT_TIMEOUT_S, ask, eventually, open_session, serving, socket_to, wait_close_code
 from serving import request as http
-from v1_frames import held_frames  # noqa: F401 - a fixture
+from v1_frames import validated_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
@@ -33,7 +33,7 @@ from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode
 from servers.routes import link
 from servers.routes.link import MAX_REQUESTS
 
-pytestmark = pytest.mark.usefixtures("held_frames")
+pytestmark = pytest.mark.usefixtures("validated_frames")
 V1 = Subprotocol("ropewalk.v1")
 INT64 = 8
 
@@ -54,7 +54,7 @@ async def batch_of(
 
 async def answer(connection: ClientConnection) -> dict[str, Any]:
     """The next answer, with lists for arrays."""
-    header, arrays = decode_frame(await asyncio.wait_for(connection.recv(), PATIENCE_S))
+    header, arrays = decode_frame(await asyncio.wait_for(connection.recv(), WAIT_TIMEOUT_S))
     for part in ("reward", "terminated", "truncated"):
         if part in header:
             header[part] = arrays[header[part]].tolist()
@@ -348,7 +348,7 @@ async def test_disconnect_during_a_step_frees_all_slots(slow: Any) -> None:
     async with serving(app) as address:
         async with batch_of(address, 4) as connection:
             await connection.send(json.dumps({"id": 1, "op": "step", "actions": add(1, 1, 1, 1)}))
-            await asyncio.to_thread(env.entered.wait, PATIENCE_S)
+            await asyncio.to_thread(env.entered.wait, WAIT_TIMEOUT_S)
             connection.transport.abort()
             await eventually(lambda: app.sessions.active == 0)
         env.release.set()
@@ -492,7 +492,7 @@ class Together(Counter):
     barrier = threading.Barrier(8)
 
     def step(self, action: Add) -> Count:
-        self.barrier.wait(PATIENCE_S)
+        self.barrier.wait(WAIT_TIMEOUT_S)
         return super().step(action)
 
 
@@ -521,12 +521,12 @@ class Overlapping(SlowBlocking):
 async def test_batch_waits_for_its_turn_at_a_shared_session() -> None:
     env = Overlapping.fresh()
     async with serving(app_of(env)) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with batch_of(address, query=f"?session_id={session}") as connection:
             assert (await request(connection, op="open", count=1))["members"] == [0]
             body, headers = {"action": {"amount": 1}}, {HEADER: session}
             other = asyncio.create_task(http(address, "POST", "/step", body, headers))
-            await asyncio.to_thread(env.entered.wait, PATIENCE_S)
+            await asyncio.to_thread(env.entered.wait, WAIT_TIMEOUT_S)
             await connection.send(json.dumps({"id": 1, "op": "step", "actions": add(1)}))
             assert (await request(connection, op="state"))["errors"]  # the step is under way
             await asyncio.sleep(0.05)  # what did not wait for its turn would have begun
@@ -653,9 +653,9 @@ async def test_draining_server_answers_running_requests_first(
     app = app_of(env)
     async with serving(app) as address, batch_of(address, 2) as connection:
         await connection.send(json.dumps({"id": 1, **request_fields}))
-        await asyncio.to_thread(env.entered.wait, PATIENCE_S)
-        draining = asyncio.create_task(app.drain(PATIENCE_S))
+        await asyncio.to_thread(env.entered.wait, WAIT_TIMEOUT_S)
+        draining = asyncio.create_task(app.drain(WAIT_TIMEOUT_S))
         env.release.set()
         assert (await answer(connection))[key] == value
-        assert await closing_of(connection) == 1001
+        assert await wait_close_code(connection) == 1001
         await draining

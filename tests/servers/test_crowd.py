@@ -7,7 +7,7 @@ import pytest
 from counter import Add
 from counter_client import CounterEnv
 from serve_process import serve
-from serving import PATIENCE_S, request
+from serving import WAIT_TIMEOUT_S, request
 
 CROWDS = pytest.mark.parametrize(
     ("clients", "slots"),
@@ -75,7 +75,7 @@ async def test_crowd_plays_in_order_of_arrival(clients: int, slots: int, workers
         for number in range(clients):
             crowd.append(asyncio.create_task(play(number)))
             expected = (min(number + 1, slots), max(0, number + 1 - slots))
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 while (usage := await capacity(server.address)) and (
                     usage["in_use"],
                     usage["waiting"],

@@ -20,8 +20,8 @@ from counter import (
 )
 from server_apps import HEADER, STATE, action, step
 from server_apps import app_of as app_with
-from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
-from toolbox import boxes
+from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
+from toolbox import toolbox_app
 
 from openenv_core import EnvironmentMetadata
 from servers.app import EnvironmentApp
@@ -138,7 +138,7 @@ async def test_socket_gets_an_error_at_the_deadline_and_its_slot_is_free_at_once
             assert f"within {HANG_S:g} s" in data["message"]
             # The environment hangs still, and its place is free.
             assert app.sessions.active == 0
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
         assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
 
     async with all_hanging() as served:
@@ -192,34 +192,34 @@ async def test_hanging_call_of_one_client_ends_the_socket_of_another_at_its_next
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
             assert (await request(address, "POST", "/step", action(), {HEADER: session})).status_code == 504
             assert (await ask(ws, STATE))["data"]["code"] == "SESSION_ERROR"
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
         env.release.set()
         await eventually(lambda: env.closed == 1)
 
 
 async def test_socket_whose_own_tool_call_hangs_is_closed_after_the_reply() -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "wait"}}
-    app = boxes(cap=1, step_timeout_s=STEP_S)
+    app = toolbox_app(cap=1, step_timeout_s=STEP_S)
     async with serving(app) as address, socket_to(address) as ws:
         reply = await ask(ws, {"type": "mcp", "data": call})
         assert f"within {STEP_S:g} s" in reply["data"]["error"]["message"]
-        assert await closing_of(ws) == 1000
+        assert await wait_close_code(ws) == 1000
         assert app.sessions.active == 0
 
 
 async def test_hanging_tool_call_ends_the_socket_of_an_environment_on_the_loop() -> None:
     async with serving(app_of(Inline)) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
             assert (await ask(ws, step()))["type"] == "observation"
             reply = await rpc(address, "tools/call", {"name": "wait", "session_id": session})
             assert f"within {STEP_S:g} s" in reply["error"]["message"]
             assert (await ask(ws, step()))["data"]["code"] == "SESSION_ERROR"
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
 
 
 async def test_metadata_fall_back_to_the_class_when_the_environment_hangs() -> None:
@@ -287,7 +287,7 @@ async def test_client_that_does_not_read_is_disconnected(
 ) -> None:
     app = app_of(env, cap=2, send_timeout_s=0.5)
     async with serving(app, **protocol) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address) as own, socket_to(address, f"?session_id={session}") as attached:
             for ws in (own, attached):
                 assert (await ask(ws, {"type": "reset"}))["type"] == "observation"

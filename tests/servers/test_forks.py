@@ -12,7 +12,7 @@ from counter import Add, AsyncCounter, BlockingCounter, Counter
 from counter_client import CounterEnv
 from server_apps import app_of
 from serving import eventually, serving
-from v1_frames import held_frames  # noqa: F401 - a fixture
+from v1_frames import validated_frames  # noqa: F401 - a fixture
 
 from openenv_core import EnvClient
 from openenv_core.client.vector import VectorClient
@@ -51,7 +51,7 @@ class AsyncState(AsyncCounter):
         self._state.total = state.total
 
 
-pytestmark = pytest.mark.usefixtures("held_frames")
+pytestmark = pytest.mark.usefixtures("validated_frames")
 
 EVERY_WAY = pytest.mark.parametrize("env", [Counter, BlockingCounter, AsyncState])
 

@@ -15,7 +15,7 @@ from counter import (
     Unbuildable,
 )
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of
-from serving import PATIENCE_S, ask, eventually, request, serving, socket_to
+from serving import WAIT_TIMEOUT_S, ask, eventually, request, serving, socket_to
 
 from servers.sessions.session import MAX_WAITING
 
@@ -62,7 +62,7 @@ async def test_reward_is_a_float_over_http_and_keeps_its_type_on_a_socket() -> N
             assert f'"reward":{over_http},' in reply.text
             async with socket_to(server) as ws:
                 await ws.send(f'{{"type":"step","data":{{"amount":{amount}}}}}')
-                assert f'"reward":{over_socket},' in str(await asyncio.wait_for(ws.recv(), PATIENCE_S))
+                assert f'"reward":{over_socket},' in str(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))
 
 
 BAD_BODIES: list[tuple[str, Any, str | None, list[Any] | None]] = [
@@ -199,7 +199,7 @@ async def test_server_chosen_id_and_its_cookie() -> None:
     async with (
         serving(app) as address,
         httpx.AsyncClient(
-            base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, verify=False
+            base_url=f"http://{address}", trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False
         ) as browser,
     ):
         reply = await browser.post("/reset", json={"seed": 1}, headers={HEADER: "new"})

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 from counter import AsyncCounter, Counter, Unbuildable
 from server_apps import HEADER, app_of, mcp
-from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
 
 Ask: TypeAlias = Callable[[Any], Awaitable[Any]]
 
@@ -101,14 +101,14 @@ async def test_unknown_session_is_named_in_the_error() -> None:
 async def test_full_server_answers_with_its_capacity() -> None:
     app = app_of(Counter, cap=1)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         full = {"active_sessions": 1, "max_sessions": 1}
         reply = await rpc(address, "openenv/session/create")
         assert (reply["error"]["code"], reply["error"]["data"]) == (-32000, full)
         async with socket_to(address, path="/mcp") as ws:
             reply = json.loads(await ws.recv())
             assert (reply["id"], reply["error"]["code"], reply["error"]["data"]) == (None, -32000, full)
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
         closed = await rpc(address, "openenv/session/close", {"session_id": session})
         assert closed == {"jsonrpc": "2.0", "id": 1, "result": {"session_id": session, "closed": True}}
         assert app.sessions.active == 0
@@ -117,7 +117,7 @@ async def test_full_server_answers_with_its_capacity() -> None:
 async def test_session_create_waits_as_long_as_prefer_says() -> None:
     app = app_of(Counter, cap=1, max_wait_s=600.0)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         reply = await rpc(address, "openenv/session/create", prefer="wait=0")
         assert reply["error"]["data"]["active_sessions"] == 1
         creating = asyncio.create_task(rpc(address, "openenv/session/create", prefer="wait=20"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import PATIENCE_S, eventually, serving
+from serving import WAIT_TIMEOUT_S, eventually, serving
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.utils import apply_mask
@@ -75,7 +75,7 @@ async def opened(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
         writer.write(HANDSHAKE.format(address=address).encode())
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
         assert b" 101 " in head
         yield reader, writer
@@ -84,7 +84,7 @@ async def opened(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
 
 
 async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         first, size = await reader.readexactly(2)
         if size == 126:
             (size,) = struct.unpack("!H", await reader.readexactly(2))
@@ -132,7 +132,7 @@ async def test_flood_of_control_frames_ends_the_connection(kind: int) -> None:
         async with opened(address) as (reader, writer):
             writer.write(frame(kind, b"") * (lane.MAX_CONTROL_FRAMES + 1) + frame(TEXT, b"too much"))
             with suppress(ConnectionError):
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(WAIT_TIMEOUT_S):
                     assert b"too much" not in await reader.read()
 
 
@@ -250,7 +250,7 @@ async def test_invalid_text_before_a_close_logs_no_error(
     async with serving(app()) as address, opened(address) as (reader, writer):
         writer.write(frame(TEXT, b"\xff") + frame(CLOSE, struct.pack("!H", 1000)))
         assert (await read_frame(reader))[0] == CLOSE
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             assert await reader.read() == b""
     assert faults == []
     assert not [record for record in caplog.records if record.exc_info]
@@ -262,7 +262,7 @@ async def test_handshake_with_a_body_is_refused_with_400() -> None:
         for body in ("Content-Length: 2\r\n\r\nhi", "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"):
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(HANDSHAKE.format(address=address).removesuffix("\r\n").encode() + body.encode())
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 response = await reader.read()
             writer.close()
             assert response.startswith(b"HTTP/1.1 400 ")
@@ -276,7 +276,7 @@ async def test_frames_after_a_close_are_ignored() -> None:
         await writer.drain()
         writer.write(frame(TEXT, b"later"))
         assert (await read_frame(reader))[0] == CLOSE
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(WAIT_TIMEOUT_S):
             assert await reader.read() == b""
     assert echo.heard == []
 

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_process import eventually, serve
 from server_apps import EVERY_WAY, HEADER, action, app_of, mcp, step
 from serving import request, serving, socket_to
-from toolbox import boxes
+from toolbox import toolbox_app
 from websockets.asyncio.client import ClientConnection, connect
 
 from openenv_core import ConfigurationError
@@ -245,7 +245,7 @@ async def test_waiting_clients_are_counted() -> None:
 
 
 async def test_tool_calls_are_counted_over_every_route() -> None:
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         session = (await request(address, "POST", "/mcp", mcp("openenv/session/create"))).json()["result"]
         call = mcp("tools/call", name="bump", arguments={}, **session)
         assert (await request(address, "POST", "/mcp", call)).status_code == 200

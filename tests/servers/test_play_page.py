@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from counter import Add, Count, Counter
-from serving import PATIENCE_S, ask, request, serving, socket_to
+from serving import WAIT_TIMEOUT_S, ask, request, serving, socket_to
 from websockets.exceptions import InvalidStatus
 
 from openenv_core import EnvironmentMetadata
@@ -191,7 +191,7 @@ async def test_released_web_routes_work() -> None:
 
 
 async def _next(socket: Any) -> Any:
-    return json.loads(await asyncio.wait_for(socket.recv(), PATIENCE_S))
+    return json.loads(await asyncio.wait_for(socket.recv(), WAIT_TIMEOUT_S))
 
 
 def test_gradio_pages_need_gradio_and_a_blocks_object(monkeypatch: pytest.MonkeyPatch) -> None:

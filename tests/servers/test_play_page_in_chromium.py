@@ -189,7 +189,9 @@ def test_observation_contents_are_shown_and_never_executed(browser: Browser, gal
         assert text(tab, "#form .field:has(input[type=text]) .wrong") == "Give a whole number."
         assert tab.evaluate("document.title") == "gallery · play"
         assert not [
-            address for address in tab.asked if gallery.address not in address and "data:" not in address
+            address
+            for address in tab.requested_urls
+            if gallery.address not in address and "data:" not in address
         ]
 
 
@@ -230,7 +232,7 @@ def test_token_is_asked_for_and_not_stored(browser: Browser) -> None:
         tab.press("Enter")
         begin(tab)
         assert tab.evaluate("[localStorage.length, document.cookie]") == [0, ""]
-        assert not [address for address in tab.asked if token in address]
+        assert not [address for address in tab.requested_urls if token in address]
         choose(tab, "table")
         steps(tab, 1)
 

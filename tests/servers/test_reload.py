@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serve_process import PATIENCE_S, ServeProcess, eventually, gone, serve
+from serve_process import WAIT_TIMEOUT_S, ServeProcess, eventually, gone, serve
 from terminal_process import in_terminal
 
 from openenv_core import CapacityError, ConfigurationError, GenericEnvClient
@@ -116,7 +116,7 @@ def test_changed_source_is_served_and_no_request_refused(folder: Path, tmp_path:
             eventually(lambda: "two" in descriptions)
         finally:
             stop.set()
-            asking.join(PATIENCE_S)
+            asking.join(WAIT_TIMEOUT_S)
         assert set(descriptions) <= {"one", "two"}
         assert "server/app.py changed" in server.output
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serve_process import PATIENCE_S, SUPPORT, eventually, gone, refusal, serve
+from serve_process import SUPPORT, WAIT_TIMEOUT_S, eventually, gone, run_refused_server, serve
 from server_apps import mcp, step
 from serving import ask, socket_to
 
@@ -126,7 +126,7 @@ def test_invalid_options_are_refused(
 def test_options_that_the_app_cannot_support_are_refused(
     app: str, options: tuple[str, ...], text: str
 ) -> None:
-    status, output = refusal(*options, app=app)
+    status, output = run_refused_server(*options, app=app)
     assert (status, text in output, "Traceback" in output) == (2, True, False)
 
 
@@ -252,7 +252,7 @@ def test_lifespan_runs_once_per_process_and_knows_the_exposure(
 )
 def test_refusing_lifespan_ends_with_a_message_and_status_2(options: tuple[str, ...], tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    status, output = refusal(*options, app="lifelong:app", NOTES=str(notes), REFUSE="1")
+    status, output = run_refused_server(*options, app="lifelong:app", NOTES=str(notes), REFUSE="1")
     assert status == 2
     assert output.count(REFUSAL) == 1
     assert "Traceback" not in output
@@ -269,7 +269,7 @@ def test_refusing_lifespan_under_plain_uvicorn_ends_with_a_message(tmp_path: Pat
         env=environ,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=WAIT_TIMEOUT_S,
     )
     assert done.returncode != 0
     assert done.stderr.count(REFUSAL) == 1

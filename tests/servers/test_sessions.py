@@ -7,7 +7,7 @@ import logging
 import pytest
 from counter import AsyncCounter, BlockingCounter, Counter, SlowBlocking
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, step
-from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
 from simulated_time import simulate
 
 from openenv_core.protocol.errors import RefusalError
@@ -69,7 +69,7 @@ def test_concurrent_requests_for_a_pending_session_share_one_wait() -> None:
 async def test_session_of_another_token_is_unknown() -> None:
     app = app_of(Counter, tokens=TOKENS)
     async with serving(app) as address:
-        session = await opened(address, **A)
+        session = await open_session(address, **A)
         for name in (session, "no-such"):
             reply = await rpc(address, "openenv/session/close", {"session_id": name}, **B)
             assert reply["error"] == {"code": -32602, "message": f"Unknown session_id: {name}", "data": None}
@@ -99,15 +99,15 @@ async def test_two_tokens_may_choose_the_same_session_id() -> None:
 async def test_cap_per_token_holds() -> None:
     app = app_of(Counter, cap=3, tokens=TOKENS, max_sessions_per_token=2)
     async with serving(app) as address:
-        first, _ = await opened(address, **A), await opened(address, **A)
+        first, _ = await open_session(address, **A), await open_session(address, **A)
         reply = await rpc(address, "openenv/session/create", **A)
         assert reply["error"]["data"] == {"active_sessions": 2, "max_sessions": 2}
         assert (await request(address, "POST", "/reset", None, A)).status_code == 503
-        await opened(address, **B)
+        await open_session(address, **B)
         reply = await rpc(address, "openenv/session/create", **B)
         assert reply["error"]["data"] == {"active_sessions": 3, "max_sessions": 3}
         await rpc(address, "openenv/session/close", {"session_id": first}, **A)
-        await opened(address, **A)
+        await open_session(address, **A)
 
 
 async def test_closing_an_old_session_keeps_the_new_one_of_the_same_id() -> None:
@@ -133,14 +133,14 @@ async def test_idle_sessions_are_closed() -> None:
 
     app = app_of(Closing, idle_timeout_s=0.2)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         await request(address, "POST", "/reset", None, {HEADER: "a"})
         await eventually(lambda: app.sessions.active == 0)
         assert Closing.closed == 2
         assert not app.sessions._sessions
         assert (await request(address, "GET", "/state", headers={HEADER: "a"})).status_code == 404
         assert (await rpc(address, "tools/list", {"session_id": session}))["error"]["code"] == -32602
-        await opened(address)  # the reaper has ended with its last session, and begins again
+        await open_session(address)  # the reaper has ended with its last session, and begins again
         await eventually(lambda: app.sessions.active == 0)
 
 
@@ -149,7 +149,7 @@ async def test_session_with_a_socket_or_call_is_not_idle(monkeypatch: pytest.Mon
     env = SlowBlocking.fresh()
     app = app_of(env, idle_timeout_s=600)
     async with serving(app) as address:
-        attached, lonely = await opened(address), await opened(address)
+        attached, lonely = await open_session(address), await open_session(address)
         async with socket_to(address, f"?session_id={attached}"), socket_to(address) as bound:
             (standing,) = (session for session in app.sessions.standing if session.id == attached)
             await eventually(lambda: standing.attached)
@@ -172,11 +172,11 @@ async def test_unused_session_is_closed_sooner_and_frees_its_slot(
     monkeypatch.setattr(reaper, "UNUSED_SESSION_TTL_S", 0.1)
     app = app_of(Counter, cap=2, idle_timeout_s=600)
     async with serving(app) as address:
-        await opened(address)
+        await open_session(address)
         await request(address, "POST", "/reset", None, {HEADER: "used"})
         await eventually(lambda: app.sessions.active == 1)
         assert (await request(address, "GET", "/state", headers={HEADER: "used"})).status_code == 200
-        await opened(address)
+        await open_session(address)
 
 
 async def test_failed_close_of_an_idle_session_is_logged_and_retried(
@@ -186,7 +186,7 @@ async def test_failed_close_of_an_idle_session_is_logged_and_retried(
     async with serving(app) as address:
         with monkeypatch.context() as broken, caplog.at_level(logging.ERROR, "servers"):
             broken.setattr(app.sessions, "drop", lambda _: 1 / 0)
-            await opened(address)
+            await open_session(address)
             await eventually(lambda: "could not be ended" in caplog.text)
         await eventually(lambda: app.sessions.active == 0)
 
@@ -200,10 +200,10 @@ async def test_stopping_the_server_closes_standing_sessions() -> None:
 
     app = app_of(Closing)
     async with serving(app) as address:
-        await opened(address)
+        await open_session(address)
     assert (Closing.closed, app.sessions.active) == (1, 0)
     async with serving(app) as address:
-        await opened(address)
+        await open_session(address)
     assert Closing.closed == 2
 
 
@@ -214,8 +214,8 @@ async def test_stopping_the_server_closes_standing_sessions() -> None:
 async def test_draining_closes_idle_sockets_and_refuses_new_sessions(env: type[Counter]) -> None:
     app = app_of(env)
     async with serving(app) as address:
-        session = await opened(address)
-        await opened(address)
+        session = await open_session(address)
+        await open_session(address)
         async with (
             socket_to(address) as ws,
             socket_to(address, f"?session_id={session}") as attached,
@@ -226,13 +226,13 @@ async def test_draining_closes_idle_sockets_and_refuses_new_sessions(env: type[C
             await ask(mcp, {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
             drained = asyncio.create_task(app.drain(60))
             for connection in (ws, attached, mcp):
-                assert await closing_of(connection) == 1001
+                assert await wait_close_code(connection) == 1001
             await drained
         assert app.sessions.active == 0
         assert not app.sessions._sessions
         async with socket_to(address) as late:
             assert json.loads(await late.recv())["data"]["code"] == "CAPACITY_REACHED"
-            assert await closing_of(late) == 1000
+            assert await wait_close_code(late) == 1000
         assert (await request(address, "POST", "/reset")).status_code == 503
         assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
     async with serving(app) as address:  # an app may be served again
@@ -254,7 +254,7 @@ async def test_draining_answers_running_steps_first() -> None:
             assert not drained.done()
             env.release.set()
             assert json.loads(await ws.recv())["type"] == "observation"
-            assert await closing_of(ws) == 1001
+            assert await wait_close_code(ws) == 1001
         assert (await call).status_code == 200
         await drained
         assert (env.closed, app.sessions.active) == (2, 0)

@@ -20,7 +20,7 @@ from counter import (
 )
 from server_apps import HEADER, STATE, action, step
 from server_apps import app_of as app_with
-from serving import PATIENCE_S, ask, eventually, opened, request, rpc, serving, socket_to
+from serving import WAIT_TIMEOUT_S, ask, eventually, open_session, request, rpc, serving, socket_to
 
 from servers import execution
 from servers.app import EnvironmentApp
@@ -91,7 +91,7 @@ async def test_any_exception_of_a_method_is_an_error_and_the_session_stays(kind:
     env = raising(kind)
     app = app_of(env)
     async with serving(app) as address:
-        standing = await opened(address)
+        standing = await open_session(address)
         for env.where, (frame, method, path, body) in ASKING.items():
             for env.error in ERRORS:
                 for query in ("", f"?session_id={standing}"):
@@ -162,7 +162,7 @@ async def test_any_exception_of_constructor_or_close_frees_the_slot(kind: type[C
         for env.error in ERRORS:
             env.where = "__init__"
             async with socket_to(address) as ws:
-                reply = json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))
+                reply = json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))
                 assert reply["data"]["code"] == "FACTORY_ERROR", env.error
             assert (await request(address, "POST", "/reset")).status_code == 500
             assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
@@ -171,7 +171,7 @@ async def test_any_exception_of_constructor_or_close_frees_the_slot(kind: type[C
             async with socket_to(address) as ws:
                 assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
             assert (await request(address, "POST", "/reset")).status_code == 200
-            await rpc(address, "openenv/session/close", {"session_id": await opened(address)})
+            await rpc(address, "openenv/session/close", {"session_id": await open_session(address)})
             await eventually(lambda: app.sessions.active == 0)
 
 
@@ -195,7 +195,7 @@ async def test_endless_close_keeps_no_slot() -> None:
             async with socket_to(address) as ws:
                 await ws.send('{"type":"close"}')
                 await ws.wait_closed()
-            await rpc(address, "openenv/session/close", {"session_id": await opened(address)})
+            await rpc(address, "openenv/session/close", {"session_id": await open_session(address)})
             await eventually(lambda: app.sessions.active == 0)
         finally:
             env.release.set()
@@ -260,7 +260,7 @@ async def test_disconnect_from_a_step_that_ignores_cancellation_frees_the_slot_a
     app = app_of(env, step_timeout_s=0.5)
     async with serving(app) as address:
         try:
-            query = f"?session_id={await opened(address)}" if attached else ""
+            query = f"?session_id={await open_session(address)}" if attached else ""
             async with socket_to(address, query) as ws:
                 await ws.send(json.dumps(STEP))
                 await eventually(env.entered.is_set)

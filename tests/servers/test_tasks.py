@@ -8,7 +8,7 @@ from typing import Any
 
 from counter import Add, Count, Counter
 from pydantic import BaseModel
-from serving import PATIENCE_S, eventually, request, serving, socket_to
+from serving import WAIT_TIMEOUT_S, eventually, request, serving, socket_to
 
 from servers import create_app
 
@@ -200,7 +200,7 @@ async def test_slow_task_list_blocks_no_other_and_disconnect_frees_its_slot() ->
     class Slow(Tasks):
         def list_splits(self) -> Any:
             entered.set()
-            release.wait(PATIENCE_S)
+            release.wait(WAIT_TIMEOUT_S)
             return []
 
     app = mini(Slow)

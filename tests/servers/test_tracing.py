@@ -18,11 +18,11 @@ from serve_process import SUPPORT, eventually, serve
 from server_apps import EVERY_WAY, app_of
 from serving import serving
 from test_workers import both
-from v1_frames import held_frames
+from v1_frames import validated_frames
 
 from openenv_core import ConfigurationError, ValidationFailedError, tracing
 
-__all__ = ["held_frames"]
+__all__ = ["validated_frames"]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 @EVERY_WAY
 @pytest.mark.parametrize("transport", ["websocket", "http"])
 async def test_a_trace_shows_every_step_of_its_episode(
-    env: Any, transport: str, exporter: InMemorySpanExporter, held_frames: list[int]
+    env: Any, transport: str, exporter: InMemorySpanExporter, validated_frames: list[int]
 ) -> None:
     async with (
         serving(app_of(env)) as address,
@@ -55,7 +55,7 @@ async def test_a_trace_shows_every_step_of_its_episode(
         [*first_spans, *request("step"), *refused],
     ]
     assert max(span.end for span in recorded(exporter) if span.name == "episode") <= left
-    assert bool(held_frames[0]) is (transport == "websocket")
+    assert bool(validated_frames[0]) is (transport == "websocket")
     spans = exporter.get_finished_spans()
     attributes = [dict(span.attributes or {}) for span in spans if span.name == "step"]
     assert [(one.get("ropewalk.done"), one.get("ropewalk.reward")) for one in attributes] == [

@@ -23,7 +23,17 @@ from counter import (
 )
 from pydantic import BaseModel, Field, field_validator
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, step
-from serving import PATIENCE_S, ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from serving import (
+    WAIT_TIMEOUT_S,
+    ask,
+    eventually,
+    open_session,
+    request,
+    rpc,
+    serving,
+    socket_to,
+    wait_close_code,
+)
 from websockets.asyncio.client import connect
 
 from openenv_core import Action
@@ -38,7 +48,7 @@ RESET = {"type": "reset"}
 
 async def first_of(ws: Any) -> Any:
     """Return the data of what the server says unasked."""
-    return json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))["data"]
+    return json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["data"]
 
 
 @EVERY_WAY
@@ -71,7 +81,7 @@ async def test_episode_over_a_socket(env: type[Counter]) -> None:
         for frame in (RESET, {"type": "reset", "data": {}}):
             assert (await ask(ws, frame))["data"]["observation"]["total"] == 0
         await ws.send('{"type":"close"}')
-        assert await closing_of(ws) == 1000
+        assert await wait_close_code(ws) == 1000
 
 
 async def test_whoever_stands_before_the_app_sees_every_frame() -> None:
@@ -90,7 +100,7 @@ async def test_whoever_stands_before_the_app_sees_every_frame() -> None:
         for total in (2, 4):
             assert (await ask(ws, step()))["data"]["observation"]["total"] == total
         await ws.send('{"type":"close"}')
-        assert await closing_of(ws) == 1000
+        assert await wait_close_code(ws) == 1000
     assert messages[:4] == ["websocket.connect", *["websocket.receive"] * 3]
 
 
@@ -215,7 +225,7 @@ async def test_failed_constructor_is_reported_and_closes_the_socket() -> None:
             "code": "FACTORY_ERROR",
             "factory_name": "Unbuildable",
         }
-        assert await closing_of(ws) == 1000
+        assert await wait_close_code(ws) == 1000
         assert app.sessions.active == 0
 
 
@@ -349,7 +359,7 @@ async def test_frames_sent_during_a_step_in_a_thread_come_after_it(leaves: bool)
             assert (env.stepping, env.closed, app.sessions.executor.abandoned) == (1, 0, 1)
         env.release.set()
         if not leaves:
-            kinds = [json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))["type"] for _ in range(4)]
+            kinds = [json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] for _ in range(4)]
             assert kinds == ["observation", "state", "observation", "observation"]
             assert (await ask(ws, step()))["type"] == "observation"
     await eventually(lambda: (env.stepping, env.closed, app.sessions.executor.abandoned) == (0, 1, 0))
@@ -362,11 +372,11 @@ async def test_a_server_that_drains_answers_the_step_in_a_thread_and_nothing_beh
         await ws.send(json.dumps(step()))
         await eventually(env.entered.is_set)
         await ws.send(json.dumps(STATE))
-        draining = asyncio.create_task(app.drain(PATIENCE_S))
+        draining = asyncio.create_task(app.drain(WAIT_TIMEOUT_S))
         await eventually(lambda: app.sessions.draining)
         env.release.set()
-        assert json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))["type"] == "observation"
-        assert await closing_of(ws) == 1001
+        assert json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] == "observation"
+        assert await wait_close_code(ws) == 1001
         await draining
 
 
@@ -389,7 +399,7 @@ async def test_single_thread_environment_is_called_from_one_thread() -> None:
 async def test_standing_session_outlives_its_sockets_one_at_a_time(env: type[Counter]) -> None:
     app = app_of(env)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         assert UUID(session).version == 4
         query = f"?session_id={session}"
         async with socket_to(address, query) as ws:
@@ -399,12 +409,12 @@ async def test_standing_session_outlives_its_sockets_one_at_a_time(env: type[Cou
                     "message": f"Session {session} already has an attached WebSocket",
                     "code": "SESSION_ERROR",
                 }
-                assert await closing_of(second) == 1000
+                assert await wait_close_code(second) == 1000
             assert (await ask(ws, step()))["data"]["observation"]["total"] == 5
         async with socket_to(address, query) as ws:
             assert (await ask(ws, step()))["data"]["observation"]["total"] == 7
             await ws.send('{"type":"close"}')
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
         async with socket_to(address, query) as ws:
             assert (await ask(ws, step()))["data"]["observation"]["total"] == 9
             ws.transport.abort()
@@ -419,7 +429,7 @@ async def test_standing_session_outlives_its_sockets_one_at_a_time(env: type[Cou
                 "message": f"Unknown session_id: {session}",
                 "code": "SESSION_ERROR",
             }
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
 
 
 async def test_session_that_is_still_initializing_is_reported() -> None:
@@ -438,7 +448,7 @@ async def test_session_that_is_still_initializing_is_reported() -> None:
 async def test_closing_while_attached_waits_for_the_socket() -> None:
     app = app_of(Counter)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
             await ask(ws, RESET)
             for _ in range(2):
@@ -480,7 +490,7 @@ async def test_step_of_a_standing_session_continues_when_its_socket_breaks() -> 
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
             await ws.send(json.dumps(step()))
             await eventually(env.entered.is_set)
@@ -507,7 +517,7 @@ async def test_step_on_the_loop_waits_for_a_tool_call_of_another_client() -> Non
 
     app = app_of(Tooled)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
             call = asyncio.create_task(rpc(address, "tools/call", {"name": "total", "session_id": session}))
             await entered.wait()

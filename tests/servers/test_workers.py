@@ -21,7 +21,7 @@ import pytest
 from counter import Add
 from counter_client import CounterEnv
 from faulty_proxy import faulty_proxy
-from serve_process import SUPPORT, ServeProcess, eventually, gone, refusal, serve
+from serve_process import SUPPORT, ServeProcess, eventually, gone, run_refused_server, serve
 from server_apps import action, mcp
 from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
@@ -293,7 +293,7 @@ async def leave(client: Any) -> None:
 def test_workers_that_cannot_start_end_the_fleet(
     app: str, options: tuple[str, ...], status: int, texts: list[str]
 ) -> None:
-    got, output = refusal("--workers", "2", *options, app=app)
+    got, output = run_refused_server("--workers", "2", *options, app=app)
     assert got == status
     assert all(text in output for text in texts)
     if status == 2:

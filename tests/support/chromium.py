@@ -71,7 +71,7 @@ class Tab:
         self._socket = socket
         self._ids = 0
         self._session: str | None = None
-        self.asked: list[str] = []
+        self.requested_urls: list[str] = []
         self.errors: list[str] = []
         self._target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
@@ -96,7 +96,7 @@ class Tab:
 
     def _note(self, event: str | None, told: dict[str, Any]) -> None:
         if event == "Network.requestWillBeSent":
-            self.asked.append(told["request"]["url"])
+            self.requested_urls.append(told["request"]["url"])
         elif event == "Runtime.exceptionThrown":
             details = told["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description", details["text"]))
@@ -216,9 +216,9 @@ def chromium() -> Iterator["Browser"]:
 
 def _address(profile: Path, process: "subprocess.Popen[bytes]") -> str:
     """Return the browser's WebSocket URL, which it writes into its profile."""
-    told = profile / "DevToolsActivePort"
+    port_file = profile / "DevToolsActivePort"
     deadline = time.monotonic() + START_S
-    while not (told.is_file() and (lines := told.read_text().splitlines())[1:]):
+    while not (port_file.is_file() and (lines := port_file.read_text().splitlines())[1:]):
         assert process.poll() is None, f"Chromium ended with status {process.returncode}: {process.args!r}"
         assert time.monotonic() < deadline, "expected Chromium to listen"
         time.sleep(0.05)

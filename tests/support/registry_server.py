@@ -34,9 +34,9 @@ class Registry:
 
 def program() -> str:
     """Return the server's program; installs it if possible, else skips the test."""
-    found = shutil.which(PROGRAM, path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin")
-    if found is not None:
-        return found
+    path = shutil.which(PROGRAM, path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin")
+    if path is not None:
+        return path
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         message = f"needs {PROGRAM}; {HOW_TO}"
         missing(message)
@@ -46,12 +46,12 @@ def program() -> str:
         done = subprocess.run(
             command, env=surroundings, capture_output=True, text=True, timeout=INSTALL_S, check=False
         )
-    found = shutil.which(PROGRAM)
-    if found is None:
+    path = shutil.which(PROGRAM)
+    if path is None:
         message = f"needs {PROGRAM}, which could not be installed ({done.stderr[-500:]}); {HOW_TO}"
         missing(message)
-    assert found is not None
-    return found
+    assert path is not None
+    return path
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from servers.app import EnvironmentApp
 from servers.hosting import SETTINGS
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 
 class _Prompt(uvicorn.Server):
@@ -59,11 +59,11 @@ async def socket_to(
 
 async def ask(connection: ClientConnection, frame: Any) -> Any:
     await connection.send(frame if isinstance(frame, str | bytes) else json.dumps(frame))
-    return json.loads(await asyncio.wait_for(connection.recv(), PATIENCE_S))
+    return json.loads(await asyncio.wait_for(connection.recv(), WAIT_TIMEOUT_S))
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while not condition():  # noqa: ASYNC110 - conditions have no event
             await asyncio.sleep(0.005)
 
@@ -77,7 +77,7 @@ async def request(
     async with httpx.AsyncClient(
         base_url=f"http://{address}",
         trust_env=False,
-        timeout=PATIENCE_S,
+        timeout=WAIT_TIMEOUT_S,
         headers=headers,
         verify=False,  # plain HTTP; loading the certificates takes longer than a request
     ) as http:
@@ -92,15 +92,15 @@ async def rpc(address: str, method: str, params: Any = None, **headers: str) -> 
     return reply.json()
 
 
-async def opened(address: str, **headers: str) -> str:
+async def open_session(address: str, **headers: str) -> str:
     """Open a standing session; return its id."""
     reply = await rpc(address, "openenv/session/create", **headers)
     return str(reply["result"]["session_id"])
 
 
-async def closing_of(connection: ClientConnection) -> int:
+async def wait_close_code(connection: ClientConnection) -> int:
     """Wait until the server closes the connection; return the close code. A frame before that fails the test."""
     with pytest.raises(ConnectionClosed) as closed:
-        await asyncio.wait_for(connection.recv(), PATIENCE_S)
+        await asyncio.wait_for(connection.recv(), WAIT_TIMEOUT_S)
     assert closed.value.rcvd is not None
     return closed.value.rcvd.code

@@ -4,7 +4,7 @@ from typing import Any
 
 import httpx
 from mcp_hosts import STATELESS, host
-from serving import opened, request
+from serving import open_session, request
 
 from servers.app import EnvironmentApp
 from servers.mcp.engine import McpEngine
@@ -30,7 +30,7 @@ async def greet(address: str, path: str = "/mcp", **headers: str) -> httpx.Respo
 
 async def connected(address: str, era: str, **options: Any) -> Any:
     """Return a client with a session: of the handshake's making, or opened before where the wire is stateless."""
-    path = f"/mcp/{await opened(address)}" if era == STATELESS else "/mcp"
+    path = f"/mcp/{await open_session(address)}" if era == STATELESS else "/mcp"
     return host(address, path, era, **options)
 
 

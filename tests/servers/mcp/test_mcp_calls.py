@@ -13,8 +13,8 @@ from mcp.client.client import Client
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
 from mcp_requests import connected
-from serving import eventually, opened, rpc, serving
-from toolbox import ToolBox, boxes
+from serving import eventually, open_session, rpc, serving
+from toolbox import ToolBox, toolbox_app
 
 from openenv_core import EpisodeOverError
 from openenv_core.tools import (
@@ -42,7 +42,7 @@ def era(request: pytest.FixtureRequest) -> str:
 
 
 async def test_tool_results_have_every_content_form(era: str) -> None:
-    async with serving(boxes()) as address, await connected(address, era) as client:
+    async with serving(toolbox_app()) as address, await connected(address, era) as client:
         where = await client.call_tool("where")
         assert where.structured_content is not None
         assert not where.is_error
@@ -63,7 +63,7 @@ async def test_tool_results_have_every_content_form(era: str) -> None:
 async def test_result_of_ten_megabytes_passes_and_one_over_the_limit_is_an_error(
     era: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(boxes()) as address, await connected(address, era) as client:
+    async with serving(toolbox_app()) as address, await connected(address, era) as client:
         assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
         monkeypatch.setattr("servers.mcp.handlers.MAX_RESULT_CHARS", 1000)
         assert not (await client.call_tool("long", {"size": 1000})).is_error
@@ -133,7 +133,7 @@ async def test_tools_of_an_instance_are_listed(era: str) -> None:
 
 @handshake_first
 async def test_resources_prompts_and_completions_are_served(era: str) -> None:
-    async with serving(boxes()) as address, await connected(address, era) as client:
+    async with serving(toolbox_app()) as address, await connected(address, era) as client:
         assert [str(one.uri) for one in (await client.list_resources()).resources] == ["notes:all"]
         (template,) = (await client.list_resource_templates()).resource_templates
         assert template.uri_template == "notes://{title}"
@@ -166,7 +166,7 @@ async def test_progress_and_log_arrive_before_the_result(era: str) -> None:
     options: dict[str, Any] = {"logging_callback": log}
     if era == STATELESS:
         options["log_level"] = "info"
-    async with serving(boxes()) as address, await connected(address, era, **options) as client:
+    async with serving(toolbox_app()) as address, await connected(address, era, **options) as client:
         result = await client.call_tool("wait", {"seconds": 0}, progress_callback=progress)
         assert text_of(result) == "waited"
         await eventually(lambda: len(messages) == 2)
@@ -189,7 +189,7 @@ async def abort(client: Client, tool: str, name: str) -> None:
 
 @pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.soak)])
 async def test_cancelled_call_ends_and_its_session_stays(era: str, tool: str) -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address, await connected(address, era) as client:
         await client.call_tool("bump", {"by": 4})
         await abort(client, tool, f"{tool} {era}")
@@ -200,7 +200,7 @@ async def test_cancelled_call_ends_and_its_session_stays(era: str, tool: str) ->
 @handshake_first
 @pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.soak)])
 async def test_hanging_tool_ends_only_its_own_session(era: str, tool: str) -> None:
-    app = boxes(step_timeout_s=0.4)
+    app = toolbox_app(step_timeout_s=0.4)
     async with (
         serving(app) as address,
         await connected(address, era) as other,
@@ -226,7 +226,7 @@ async def think(_: Any, params: types.CreateMessageRequestParams) -> types.Creat
 
 async def test_tool_sends_requests_to_its_client(era: str) -> None:
     async with (
-        serving(boxes()) as address,
+        serving(toolbox_app()) as address,
         await connected(address, era, elicitation_callback=answer, sampling_callback=think) as client,
     ):
         assert text_of(await client.call_tool("greet")) == "hello Who and And"
@@ -235,7 +235,7 @@ async def test_tool_sends_requests_to_its_client(era: str) -> None:
 
 @stateless_first
 async def test_client_without_the_capability_gets_no_requests(era: str) -> None:
-    async with serving(boxes()) as address, await connected(address, era) as client:
+    async with serving(toolbox_app()) as address, await connected(address, era) as client:
         assert text_of(await client.call_tool("think")) == "nobody thinks"
         if era == HANDSHAKE:
             assert (await client.call_tool("greet")).is_error
@@ -246,8 +246,8 @@ async def test_client_without_the_capability_gets_no_requests(era: str) -> None:
 
 
 async def test_request_state_is_bound_to_session_tool_and_arguments() -> None:
-    async with serving(boxes()) as address:
-        mine, other = await opened(address), await opened(address)
+    async with serving(toolbox_app()) as address:
+        mine, other = await open_session(address), await open_session(address)
 
         async def call(handle: str, state: str | None = None, **changed: Any) -> Any:
             responses = changed.pop("responses", {"who": {"action": "accept", "content": {"name": "Ann"}}})
@@ -289,7 +289,7 @@ async def test_change_notifications_reach_listening_clients() -> None:
         if isinstance(message, types.ServerNotification.__args__):  # type: ignore[attr-defined]
             methods.append(message.method)
 
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address, host(address, message_handler=listen) as client:
         (session,) = app.sessions.standing
         server_capabilities = client.server_capabilities
@@ -315,8 +315,8 @@ async def test_change_notifications_reach_listening_clients() -> None:
 
 
 async def test_change_notifications_reach_stateless_listeners() -> None:
-    async with serving(boxes()) as address:
-        handle = await opened(address)
+    async with serving(toolbox_app()) as address:
+        handle = await open_session(address)
         async with (
             host(address, f"/mcp/{handle}", STATELESS) as client,
             client.listen(tools_list_changed=True, resource_subscriptions=["notes://first"]) as events,

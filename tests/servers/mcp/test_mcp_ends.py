@@ -11,9 +11,9 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, engine_of, greet, tool_call
 from serve_process import serve
-from serving import PATIENCE_S, eventually, opened, request, rpc, serving, socket_to
+from serving import WAIT_TIMEOUT_S, eventually, open_session, request, rpc, serving, socket_to
 from test_mcp_calls import abort
-from toolbox import boxes
+from toolbox import toolbox_app
 
 from servers.app import EnvironmentApp
 from servers.mcp.engine import MAX_CONNECTIONS, _Connection
@@ -25,7 +25,7 @@ async def test_stopping_server_finishes_calls_and_closes_streams(workers: int) -
     options = ["--workers", str(workers)] if workers > 1 else []
     with serve(*options, app="toolbox:app") as server:
         async with httpx.AsyncClient(
-            base_url=f"http://{server.address}", trust_env=False, timeout=PATIENCE_S, verify=False
+            base_url=f"http://{server.address}", trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False
         ) as http:
             listening, started = asyncio.Event(), asyncio.Event()
 
@@ -46,11 +46,11 @@ async def test_stopping_server_finishes_calls_and_closes_streams(workers: int) -
             greeted = await http.post("/mcp", json=HELLO, headers=STREAMS)
             head = STREAMS | {"mcp-session-id": greeted.headers["mcp-session-id"]}
             both = asyncio.gather(listen(head), wait(head))
-            await asyncio.wait_for(asyncio.gather(listening.wait(), started.wait()), PATIENCE_S)
+            await asyncio.wait_for(asyncio.gather(listening.wait(), started.wait()), WAIT_TIMEOUT_S)
             server.process.send_signal(signal.SIGTERM)
             _, reply_text = await both
             assert '"text":"waited"' in reply_text
-        assert await asyncio.to_thread(server.process.wait, PATIENCE_S) == 0
+        assert await asyncio.to_thread(server.process.wait, WAIT_TIMEOUT_S) == 0
         assert "Traceback" not in server.output
 
 
@@ -69,7 +69,7 @@ def nothing_left(app: EnvironmentApp) -> bool:
 async def test_session_dropped_during_the_handshake_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    app = boxes()
+    app = toolbox_app()
     loop = asyncio.get_running_loop()
 
     class Doomed(_Connection):
@@ -84,17 +84,17 @@ async def test_session_dropped_during_the_handshake_leaves_nothing_behind(
     async with serving(app) as address:
         await greet(address)
         await eventually(lambda: nothing_left(app))
-        await greet(address, f"/mcp/{await opened(address)}")
+        await greet(address, f"/mcp/{await open_session(address)}")
         await eventually(lambda: nothing_left(app))
 
 
 @pytest.mark.soak
 async def test_concurrent_handshakes_keep_the_connection_limit_of_a_session() -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address:
-        handle = await opened(address)
+        handle = await open_session(address)
         async with httpx.AsyncClient(
-            base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, verify=False
+            base_url=f"http://{address}", trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False
         ) as http:
             requests = [
                 http.post(f"/mcp/{handle}", json=HELLO, headers=STREAMS) for _ in range(2 * MAX_CONNECTIONS)
@@ -108,11 +108,11 @@ async def test_concurrent_handshakes_keep_the_connection_limit_of_a_session() ->
 
 
 async def test_closing_a_session_answers_its_waiting_calls() -> None:
-    app = boxes()
+    app = toolbox_app()
     async with (
         serving(app) as address,
         httpx.AsyncClient(
-            base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, verify=False
+            base_url=f"http://{address}", trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False
         ) as http,
     ):
         greeted = await http.post("/mcp", json=HELLO, headers=STREAMS)
@@ -129,7 +129,7 @@ async def test_closing_a_session_answers_its_waiting_calls() -> None:
 
 @pytest.mark.parametrize("tool", ["work", pytest.param("wait", marks=pytest.mark.soak)])
 async def test_cancelled_call_in_a_socket_session_leaves_the_session_open(tool: str) -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address, socket_to(address, path="/mcp") as socket:
         await socket.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}))
         handle = json.loads(await socket.recv())["result"]["session_id"]
@@ -141,9 +141,9 @@ async def test_cancelled_call_in_a_socket_session_leaves_the_session_open(tool: 
 
 
 async def test_closed_connection_gets_no_notifications_of_its_shared_session() -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address:
-        handle = await opened(address)
+        handle = await open_session(address)
         shared = (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"]
         hub = engine_of(app)._hubs[app.sessions.find("", handle)]
         assert len(hub.peers) == 1
@@ -154,7 +154,7 @@ async def test_closed_connection_gets_no_notifications_of_its_shared_session() -
 
 
 async def test_client_info_and_subscriptions_have_size_limits() -> None:
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         long = {"params": {**HELLO["params"], "more": "x" * 300_000}}
         reply = await request(address, "POST", "/mcp", HELLO | long, STREAMS)
         assert reply.status_code == 413
@@ -170,7 +170,7 @@ async def test_client_info_and_subscriptions_have_size_limits() -> None:
 
 
 def test_app_without_lifespan_answers_on_successive_event_loops() -> None:
-    app = boxes()
+    app = toolbox_app()
 
     async def ask() -> int:
         transport = httpx.ASGITransport(app=app)
@@ -185,5 +185,5 @@ async def test_failed_start_of_the_transport_is_answered_with_500(monkeypatch: p
         raise RuntimeError("no wire")
 
     monkeypatch.setattr(StreamableHTTPSessionManager, "run", broken)
-    async with serving(boxes()) as address:
-        assert (await asyncio.wait_for(greet(address, "/mcp"), PATIENCE_S)).status_code == 500
+    async with serving(toolbox_app()) as address:
+        assert (await asyncio.wait_for(greet(address, "/mcp"), WAIT_TIMEOUT_S)).status_code == 500

@@ -9,8 +9,8 @@ from typing import ClassVar
 import httpx
 import pytest
 from mcp_requests import STREAMS, engine_of, greet, tool_call
-from serving import PATIENCE_S, eventually, serving
-from toolbox import ToolBox, boxes
+from serving import WAIT_TIMEOUT_S, eventually, serving
+from toolbox import ToolBox, toolbox_app
 
 from openenv_core.tools import ToolAction, ToolContext, ToolObservation, tool
 from servers import create_app
@@ -32,11 +32,11 @@ async def events(reply: httpx.Response) -> AsyncIterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("seconds", [0, 0.3])
 async def test_resumed_stream_yields_the_rest_to_its_owner_only(seconds: float) -> None:
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         url = f"http://{address}/mcp"
         ids = [(await greet(address)).headers["mcp-session-id"] for _ in range(2)]
         mine, other = ({**STREAMS, **VERSION, "mcp-session-id": one} for one in ids)
-        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S) as http:
             async with http.stream(
                 "POST", url, json=tool_call("wait", seconds=seconds), headers=mine
             ) as reply:
@@ -78,7 +78,7 @@ async def test_resuming_for_a_reply_too_large_to_keep_gets_an_error() -> None:
     async with serving(app) as address:
         url = f"http://{address}/mcp"
         mine = {**STREAMS, **VERSION, "mcp-session-id": (await greet(address)).headers["mcp-session-id"]}
-        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S, verify=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False) as http:
             async with http.stream("POST", url, json=tool_call("say_all"), headers=mine) as reply:
                 stream_events = events(reply)
                 await anext(stream_events)
@@ -88,7 +88,7 @@ async def test_resuming_for_a_reply_too_large_to_keep_gets_an_error() -> None:
             Vast.go.set()
             await eventually(lambda: link.events._last > before)
             back = {**mine, "last-event-id": last}
-            async with asyncio.timeout(PATIENCE_S), http.stream("GET", url, headers=back) as reply:
+            async with asyncio.timeout(WAIT_TIMEOUT_S), http.stream("GET", url, headers=back) as reply:
                 rest = [json.loads(data) async for _, data in _to_the_end(reply) if data]
     assert rest[-1]["id"] == 9
     assert "make the call again" in rest[-1]["error"]["message"]

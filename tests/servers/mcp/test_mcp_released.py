@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from mcp_hosts import HANDSHAKE, host, text_of
-from serving import ask, eventually, opened, request, rpc, serving, socket_to
-from toolbox import ToolBox, boxes
+from serving import ask, eventually, open_session, request, rpc, serving, socket_to
+from toolbox import ToolBox, toolbox_app
 
 from openenv_core import Environment, Observation, State
 from openenv_core.tools import (
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[3]
 
 
 async def test_tools_have_the_released_shape() -> None:
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         listed = (await rpc(address, "tools/list"))["result"]["tools"]
         assert listed[0] == {
             "name": "bump",
@@ -39,7 +39,7 @@ async def test_tools_have_the_released_shape() -> None:
                 "additionalProperties": False,
             },
         }
-        handle = await opened(address)
+        handle = await open_session(address)
         for total in (2, 4):
             params = {"name": "bump", "arguments": {"by": 2}, "session_id": handle}
             assert (await rpc(address, "tools/call", params))["result"] == {
@@ -52,7 +52,7 @@ async def test_tools_have_the_released_shape() -> None:
 
 
 async def test_errors_have_the_released_shape() -> None:
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         for params, code, kind in (
             ({"name": "fail"}, -32603, "execution_error"),
             ({"name": "nothing"}, -32603, "tool_not_found"),
@@ -68,7 +68,7 @@ async def test_errors_have_the_released_shape() -> None:
 
 async def test_sockets_call_tools_in_their_own_sessions() -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bump"}}
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         async with socket_to(address, path="/mcp") as socket:
             assert [(await ask(socket, call))["result"]["data"] for _ in range(2)] == [1, 2]
         async with socket_to(address) as socket:
@@ -109,7 +109,7 @@ async def test_tools_declared_as_step_actions_are_served() -> None:
     app = create_app(Older, CallToolAction, CallToolObservation, max_concurrent_envs=4)
     async with serving(app) as address:
         assert (await rpc(address, "tools/list"))["result"]["tools"][0]["name"] == "count"
-        handle = await opened(address)
+        handle = await open_session(address)
         params = {"name": "count", "session_id": handle}
         assert (await rpc(address, "tools/call", params))["result"]["data"] == 1
         assert (await rpc(address, "tools/call", params | {"name": "x"}))["error"]["code"] == -32603
@@ -121,7 +121,7 @@ async def test_tools_declared_as_step_actions_are_served() -> None:
 
 
 async def test_nonstandard_requests_get_the_released_answers() -> None:
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         for method in ("GET", "DELETE"):
             assert (await request(address, method, "/mcp")).status_code == 405
         assert (await rpc(address, "resources/list"))["error"]["code"] == -32601
@@ -132,10 +132,10 @@ SCRIPT = """
 import asyncio, json, sys
 sys.path[:0] = [{root!r}, {support!r}]
 from serving import ask, request, rpc, serving, socket_to
-from toolbox import boxes
+from toolbox import toolbox_app
 
 async def main():
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         async with socket_to(address) as socket:
             await ask(socket, {{"type": "reset", "data": {{}}}})
         await rpc(address, "tools/call", {{"name": "bump"}})
@@ -164,7 +164,7 @@ def test_sdk_is_imported_at_the_first_standard_request_and_named_if_missing() ->
 
 
 async def test_disconnect_closes_the_session_opened_for_one_call() -> None:
-    app = boxes(cap=1)
+    app = toolbox_app(cap=1)
     async with serving(app) as address:
         call = asyncio.create_task(rpc(address, "tools/call", {"name": "wait"}))
         await eventually(lambda: app.sessions.active == 1)
@@ -175,9 +175,9 @@ async def test_disconnect_closes_the_session_opened_for_one_call() -> None:
 
 
 async def test_disconnect_does_not_cancel_a_call_in_a_standing_session() -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address:
-        handle = await opened(address)
+        handle = await open_session(address)
         wait = {"name": "wait", "arguments": {"seconds": 0.3, "name": "left to itself"}, "session_id": handle}
         call = asyncio.create_task(rpc(address, "tools/call", wait))
         await eventually(lambda: app.sessions.find("", handle).busy)

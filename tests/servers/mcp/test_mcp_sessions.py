@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, greet
-from serving import eventually, opened, request, rpc, serving
-from toolbox import ToolBox, boxes
+from serving import eventually, open_session, request, rpc, serving
+from toolbox import ToolBox, toolbox_app
 
 from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
@@ -27,7 +27,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 async def test_handshake_opens_a_session_and_disconnect_closes_it() -> None:
-    app = boxes()
+    app = toolbox_app()
     before = set(ToolBox.living)
     async with serving(app) as address:
         async with host(address) as client:
@@ -43,12 +43,12 @@ async def test_handshake_opens_a_session_and_disconnect_closes_it() -> None:
 
 
 async def test_auto_mode_uses_the_handshake_without_a_session_id() -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address:
         async with host(address, mode="auto") as client:
             assert client.protocol_version == "2025-11-25"
             assert text_of(await client.call_tool("bump")) == "1"
-        handle = await opened(address)
+        handle = await open_session(address)
         for path, headers in ((f"/mcp/{handle}", {}), ("/mcp", {"X-OpenEnv-Session": handle})):
             async with host(address, path, "auto", headers) as client:
                 assert client.protocol_version == STATELESS
@@ -59,9 +59,9 @@ async def test_auto_mode_uses_the_handshake_without_a_session_id() -> None:
 
 
 async def test_handshake_and_stateless_clients_keep_separate_sessions() -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address, host(address) as one, host(address) as two:
-        handle = await opened(address)
+        handle = await open_session(address)
         async with host(address, mode=STATELESS, headers={"X-OpenEnv-Session": handle}) as three:
             for client, by in ((one, 1), (two, 10), (three, 100)):
                 await client.call_tool("bump", {"by": by})
@@ -70,9 +70,9 @@ async def test_handshake_and_stateless_clients_keep_separate_sessions() -> None:
 
 
 async def test_connections_share_the_session_of_a_handle_and_leave_it_open() -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address:
-        handle = await opened(address)
+        handle = await open_session(address)
         async with host(address, f"/mcp/{handle}") as one, host(address, f"/mcp/{handle}") as two:
             await one.call_tool("bump")
             assert text_of(await two.call_tool("bump")) == "2"
@@ -82,7 +82,7 @@ async def test_connections_share_the_session_of_a_handle_and_leave_it_open() -> 
 
 
 async def test_stateless_client_without_a_session_can_only_list() -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address, host(address, mode=STATELESS) as client:
         assert "bump" in [tool.name for tool in (await client.list_tools()).tools]
         assert len((await client.list_prompts()).prompts) == 1
@@ -97,7 +97,7 @@ async def test_stateless_client_without_a_session_can_only_list() -> None:
 
 
 async def test_invalid_session_header_is_refused() -> None:
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         for header in ("new", "a b"):
             head = STREAMS | {"X-OpenEnv-Session": header, "mcp-protocol-version": STATELESS}
             reply = await request(address, "POST", "/mcp", LISTING, head)
@@ -106,9 +106,9 @@ async def test_invalid_session_header_is_refused() -> None:
 
 
 async def test_connection_id_is_not_accepted_for_another_session() -> None:
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         mine = (await greet(address)).headers["mcp-session-id"]
-        other = await opened(address)
+        other = await open_session(address)
         head = STREAMS | {"mcp-session-id": mine}
         assert (await request(address, "POST", f"/mcp/{mine}", LISTING, head)).status_code == 200
         assert (await request(address, "POST", f"/mcp/{other}", LISTING, head)).status_code == 404
@@ -120,7 +120,7 @@ async def test_connection_id_is_not_accepted_for_another_session() -> None:
 
 @pytest.mark.soak
 async def test_concurrent_openings_of_one_session_reset_it_once() -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address:
         heads = await asyncio.gather(*(greet(address, **{"X-OpenEnv-Session": "ours"}) for _ in range(4)))
         links = {reply.headers["mcp-session-id"] for reply in heads}
@@ -135,8 +135,8 @@ async def test_concurrent_openings_of_one_session_reset_it_once() -> None:
 
 @pytest.mark.soak
 async def test_full_session_drops_its_least_recently_used_connection() -> None:
-    async with serving(boxes()) as address:
-        handle = await opened(address)
+    async with serving(toolbox_app()) as address:
+        handle = await open_session(address)
         links = [
             (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"]
             for _ in range(MAX_CONNECTIONS + 1)
@@ -149,7 +149,7 @@ async def test_full_session_drops_its_least_recently_used_connection() -> None:
 
 
 async def test_session_of_another_token_is_not_found() -> None:
-    app = boxes(tokens=(ALICE, BOB))
+    app = toolbox_app(tokens=(ALICE, BOB))
     async with serving(app) as address:
         mine = (await greet(address, authorization=f"Bearer {ALICE}")).headers["mcp-session-id"]
         head = STREAMS | bearer(BOB)
@@ -168,7 +168,7 @@ async def test_session_of_another_token_is_not_found() -> None:
 
 
 async def test_session_cap_holds_and_a_closed_session_frees_its_slot() -> None:
-    app = boxes(cap=1, max_wait_s=0.0)
+    app = toolbox_app(cap=1, max_wait_s=0.0)
     async with serving(app) as address:
         first = await greet(address)
         refused = await greet(address)
@@ -192,7 +192,7 @@ async def test_failed_handshake_leaves_no_session() -> None:
         async def reset(self, seed: int | None = None) -> Any:
             await asyncio.sleep(3600)
 
-    async with serving(app := boxes()) as address:
+    async with serving(app := toolbox_app()) as address:
         bad = HELLO | {"params": {"protocolVersion": "2025-11-25"}}
         reply = await request(address, "POST", "/mcp", bad, STREAMS)
         assert json.loads(reply.text.rpartition("data: ")[2])["error"]["code"] == -32602
@@ -218,7 +218,7 @@ async def test_idle_session_ends_unless_a_stream_is_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.05)  # a lower limit is heeded at once
-    app = boxes(idle_timeout_s=600)
+    app = toolbox_app(idle_timeout_s=600)
     async with serving(app) as address:
         async with host(address):
             (listened,) = app.sessions.standing
@@ -237,7 +237,7 @@ async def test_session_ends_after_its_client_drops_all_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.05)  # a lower limit is heeded at once
-    app = boxes(idle_timeout_s=600)
+    app = toolbox_app(idle_timeout_s=600)
     async with serving(app) as address:
         link = (await greet(address)).headers["mcp-session-id"]
         head = STREAMS | {"mcp-session-id": link}
@@ -253,7 +253,7 @@ async def test_session_ends_after_its_client_drops_all_connections(
 
 
 async def test_closing_a_session_closes_its_connections() -> None:
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address, host(address) as client:
         (session,) = app.sessions.standing
         await eventually(lambda: session.listeners == 1)
@@ -264,7 +264,7 @@ async def test_closing_a_session_closes_its_connections() -> None:
 
 
 async def test_draining_ends_streams_and_sessions() -> None:
-    app = boxes(drain_s=2)
+    app = toolbox_app(drain_s=2)
     before = set(ToolBox.living)
     async with serving(app) as address:
         link = (await greet(address)).headers["mcp-session-id"]
@@ -289,7 +289,7 @@ async def test_environment_without_tools_is_answered_with_404() -> None:
 
 @pytest.mark.soak
 async def test_app_serves_mcp_in_production_mode_repeatedly_and_mounted() -> None:
-    app = boxes(mode="production")
+    app = toolbox_app(mode="production")
     for _ in range(2):
         async with serving(app) as address, host(address) as client:
             assert text_of(await client.call_tool("bump")) == "1"

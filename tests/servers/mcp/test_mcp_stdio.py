@@ -17,7 +17,7 @@ from mcp_hosts import HANDSHAKE, STATELESS, text_of
 SUPPORT = str(Path(__file__).parents[2] / "support")
 ROOT = str(Path(__file__).parents[3])
 START = ["-m", "openenv_core.cli", "mcp"]
-PATIENCE_S = 30
+WAIT_TIMEOUT_S = 30
 HELLO = {
     "jsonrpc": "2.0",
     "id": 1,
@@ -68,7 +68,7 @@ class Host:
         self.say({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
 
     def ended(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        out, err = self.process.communicate(timeout=WAIT_TIMEOUT_S)
         return self.process.returncode, out, err
 
 

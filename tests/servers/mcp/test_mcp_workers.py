@@ -11,7 +11,7 @@ import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
 from serve_process import ServeProcess, serve
-from serving import opened, request
+from serving import open_session, request
 
 from servers.fleet.forwarder import worker_of
 
@@ -28,7 +28,7 @@ def fleet() -> Iterator[ServeProcess]:
 
 
 async def play(address: str, number: int, era: str) -> None:
-    path = f"/mcp/{await opened(address)}" if era == STATELESS else "/mcp"
+    path = f"/mcp/{await open_session(address)}" if era == STATELESS else "/mcp"
     progress_values: list[float] = []
 
     async def progress(done: float, *_: Any) -> None:
@@ -58,7 +58,7 @@ async def test_ten_megabytes_pass_between_workers(fleet: ServeProcess, era: str)
 
 async def test_cancelled_calls_free_their_sessions_across_workers(fleet: ServeProcess) -> None:
     async def abort(era: str) -> None:
-        path = f"/mcp/{await opened(fleet.address)}" if era == STATELESS else "/mcp"
+        path = f"/mcp/{await open_session(fleet.address)}" if era == STATELESS else "/mcp"
         started = asyncio.Event()
 
         async def progress(*_: Any) -> None:
@@ -76,7 +76,7 @@ async def test_cancelled_calls_free_their_sessions_across_workers(fleet: ServePr
 
 async def test_change_notifications_reach_a_stream_at_another_worker(fleet: ServeProcess) -> None:
     for _ in range(4):
-        handle = await opened(fleet.address)
+        handle = await open_session(fleet.address)
         async with (
             host(fleet.address, f"/mcp/{handle}", STATELESS) as client,
             client.listen(tools_list_changed=True) as events,

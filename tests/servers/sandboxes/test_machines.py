@@ -16,7 +16,7 @@ from unittest.mock import AsyncMock
 import httpx
 import psutil
 import pytest
-from e2b_service import IMAGE, KEY, PATIENCE_S, Service, eventually, running
+from e2b_service import IMAGE, KEY, WAIT_TIMEOUT_S, Service, eventually, running_service
 from sandbox_levels import sandbox_at
 from serving import eventually as until
 from slim_server import command
@@ -84,10 +84,10 @@ async def test_invalid_frame_from_the_agent_ends_the_sandbox(frame: bytes) -> No
         await asyncio.sleep(0)
         agent.send(frame)
         with pytest.raises(GuestError, match="was not found") as error:
-            await asyncio.wait_for(request, PATIENCE_S)
+            await asyncio.wait_for(request, WAIT_TIMEOUT_S)
         assert error.value.code == "unavailable"
         assert "invalid frame" in await guest.gone
-        came = await output.take(PATIENCE_S)
+        came = await output.take(WAIT_TIMEOUT_S)
         assert came is not None
         assert came[0]["lost"]
 
@@ -100,7 +100,7 @@ async def test_output_flood_from_the_agent_is_bounded(monkeypatch: pytest.Monkey
         for _ in range(40):  # whatever the window says
             await loop.sock_sendall(agent, pack({"stream": "p1", "pipe": "stdout"}, b"x" * 50_000))
         await loop.sock_sendall(agent, pack({"stream": "p1", "end": 0}))
-        while (came := await output.take(PATIENCE_S)) is not None and not came[0].get("lost"):
+        while (came := await output.take(WAIT_TIMEOUT_S)) is not None and not came[0].get("lost"):
             pass
         assert came is not None
         assert "not read in time" in came[0]["status"]
@@ -144,7 +144,7 @@ async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late(
         await request(agent, "signal")
         async with guest.subscribed(start["stream"]) as output:
             await loop.sock_sendall(agent, pack({"stream": start["stream"], "end": -1, "status": "killed"}))
-            assert await output.take(PATIENCE_S) is not None
+            assert await output.take(WAIT_TIMEOUT_S) is not None
         with pytest.raises(GuestError) as error:
             await anext(events)
         assert error.value.code == "deadline_exceeded"
@@ -171,7 +171,7 @@ async def asked_of_agent(path: str, body: bytes, ask: Any) -> int:
             statuses.append(message["status"])
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         await app(scope, receive, send)
     return statuses[0]
 
@@ -219,7 +219,7 @@ async def test_client_that_leaves_before_its_turn_releases_the_lock() -> None:
         await asyncio.sleep(0)  # as where what was sent before is not read
 
     scope = {"type": "http", "method": "POST", "path": "/execute", "headers": [], "query_string": b""}
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         await app(scope, receive, send)
     _, turn = record.contexts["default"]
     assert not turn.locked()
@@ -268,13 +268,13 @@ async def test_cancelled_start_removes_its_container(monkeypatch: pytest.MonkeyP
 
     def slow(*_: Any, **__: Any) -> Any:
         started.set()
-        assert go.wait(PATIENCE_S)
+        assert go.wait(WAIT_TIMEOUT_S)
         return SimpleNamespace(id="one", remove=removed.set)
 
     monkeypatch.setattr(machines, "start_container", slow)
     monkeypatch.setattr(DockerEngine, "find", lambda: SimpleNamespace(find_image=lambda _: None))
     starting = asyncio.create_task(ContainerMachine.start("image", ContainerOptions()))
-    await asyncio.to_thread(started.wait, PATIENCE_S)
+    await asyncio.to_thread(started.wait, WAIT_TIMEOUT_S)
     starting.cancel()
     go.set()
     with pytest.raises(asyncio.CancelledError):
@@ -302,7 +302,7 @@ async def test_forks_work_and_end_at_each_isolation_level(level: Isolation) -> N
         async with machine.guest.subscribed("c") as output:
             await machine.guest.ask("run", name="c", code=code, envs={})
             output_text = ""
-            while (came := await output.take(PATIENCE_S)) is not None and "end" not in came[0]:
+            while (came := await output.take(WAIT_TIMEOUT_S)) is not None and "end" not in came[0]:
                 output_text += came[1].decode()
             assert came is not None
             return output_text
@@ -310,11 +310,11 @@ async def test_forks_work_and_end_at_each_isolation_level(level: Isolation) -> N
     async with sandbox_at(level) as sandbox:
         before = descendants(sandbox.zygote_pid or 0)
         machine = await ProcessMachine.start(sandbox, limits)
-        await machine.guest.wait_ready({}, PATIENCE_S)
+        await machine.guest.wait_ready({}, WAIT_TIMEOUT_S)
         await machine.guest.ask("context", name="c", cwd="")
         await ran(machine, "x = 1; open('file', 'w').write('y' * 3_000_000)")
         fork = await machine.fork(["c"])
-        await fork.guest.wait_ready({}, PATIENCE_S)
+        await fork.guest.wait_ready({}, WAIT_TIMEOUT_S)
         assert "3000001" in await ran(fork, "x + len(open('file').read())")
         with pytest.raises(GuestError, match="not copied") as refused:  # the disk is shared
             await machine.fork(["c"])
@@ -329,10 +329,10 @@ async def test_forks_work_and_end_at_each_isolation_level(level: Isolation) -> N
         assert "42" in await ran(fork, "6 * 7")
         # Whoever writes where nothing is to come from ends what is his, and nothing else.
         other = await ProcessMachine.start(sandbox, limits)
-        await other.guest.wait_ready({}, PATIENCE_S)
+        await other.guest.wait_ready({}, WAIT_TIMEOUT_S)
         with suppress(GuestError):  # it may end before it answers
             await fork.guest.ask("run", name="c", code="import os; os.write(4, bytes(8))", envs={})
-        await asyncio.wait_for(asyncio.shield(fork.guest.gone), PATIENCE_S)
+        await asyncio.wait_for(asyncio.shield(fork.guest.gone), WAIT_TIMEOUT_S)
         await fork.close()
         await other.guest.ask("stat", path=".")
         await other.close()
@@ -345,15 +345,15 @@ async def test_ended_forks_free_their_processes_and_live_forks_survive_garbage_c
     async with sandbox_at(Isolation.NAMESPACES) as sandbox:
         machine = await ProcessMachine.start(sandbox, Limits(processes=6))
         try:
-            await machine.guest.wait_ready({}, PATIENCE_S)
+            await machine.guest.wait_ready({}, WAIT_TIMEOUT_S)
             for _ in range(6):
                 fork = await machine.fork([])
-                await fork.guest.wait_ready({}, PATIENCE_S)
+                await fork.guest.wait_ready({}, WAIT_TIMEOUT_S)
                 await fork.close()
             await machine.guest.ask("context", name="c", cwd="")
             fork = await machine.fork(["c"])
             try:
-                await fork.guest.wait_ready({}, PATIENCE_S)
+                await fork.guest.wait_ready({}, WAIT_TIMEOUT_S)
                 making = "import os\nfor number in range(900): os.makedirs(f'many/{number}')"
                 await fork.guest.ask("run", name="c", code=making, envs={})
                 for _ in range(20):  # each holds so much at once that the agent's collector runs
@@ -432,7 +432,7 @@ def alive(pids: set[int]) -> set[int]:
 def test_ended_service_leaves_nothing_behind(engine: DockerEngine, tmp_path: Path, signum: int) -> None:
     from e2b_code_interpreter import Sandbox
 
-    with running(tmp_path, "--image", "python:*") as service:
+    with running_service(tmp_path, "--image", "python:*") as service:
         for template in ("base", IMAGE):
             sandbox = Sandbox.create(template, **service.options())
             sandbox.commands.run("sleep 600 & exec sleep 600", background=True)
@@ -449,7 +449,7 @@ def test_ended_service_leaves_nothing_behind(engine: DockerEngine, tmp_path: Pat
         assert len(pids) > 5
         assert len(containers()) == 1
         service.process.send_signal(signum)
-        assert service.process.wait(PATIENCE_S) == (0 if signum == signal.SIGTERM else -signum)
+        assert service.process.wait(WAIT_TIMEOUT_S) == (0 if signum == signal.SIGTERM else -signum)
         eventually(lambda: not alive(pids))
         eventually(lambda: not containers())
         assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
@@ -475,7 +475,7 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
     third, of_its_kind = await take(network="none")
     assert (third in (waits, waits_then), waits_then.guest.gone.done()) == (False, True)
     await asyncio.to_thread(of_its_kind._container.remove)
-    await asyncio.wait_for(asyncio.shield(of_its_kind.guest.gone), PATIENCE_S)
+    await asyncio.wait_for(asyncio.shield(of_its_kind.guest.gone), WAIT_TIMEOUT_S)
     fourth, left = await take(network="none")
     assert fourth is not of_its_kind
     # Nor is one of an image that was built again.
