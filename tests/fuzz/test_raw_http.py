@@ -128,4 +128,5 @@ def test_odd_requests_get_their_status(server: ServeProcess) -> None:
 def test_handshake_with_a_body_is_refused(server: ServeProcess, rest: bytes) -> None:
     answer = answer_to(server, b"GET /ws HTTP/1.1\r\n" + HOST + UPGRADE + KEY + rest)
     assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"without a body" in answer
     assert server.get("/health") == (200, {"status": "healthy"})

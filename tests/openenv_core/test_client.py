@@ -147,8 +147,9 @@ async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
                 await proceed.wait()
             await ws.send(frame(number))
 
-    async with scripted(handler) as url, CounterEnv(url, message_timeout_s=0.2) as env:
+    async with scripted(handler) as url, CounterEnv(url) as env:
         await env.reset()
+        env._conversation._timeout_s = 0.2  # type: ignore[union-attr]
         with pytest.raises(RequestTimeoutError, match=r"within 0.2 s.*lives on"):
             await env.step(Add(amount=1))
         with pytest.raises(RequestTimeoutError):  # it waits for the one before
@@ -332,22 +333,26 @@ async def test_request_granted_its_turn_as_the_session_ends_is_not_sent() -> Non
         await env.close()
 
 
-@pytest.mark.parametrize("how", ["close", "disconnect"])
-async def test_closing_ends_a_waiting_request(how: str) -> None:
+@pytest.mark.parametrize(
+    ("transport", "how"), [("websocket", "close"), ("websocket", "disconnect"), ("http", "close")]
+)
+async def test_closing_ends_a_waiting_request(transport: str, how: str) -> None:
     env_class = SlowAsync.fresh()
     app = create_app(env_class, Add, Count)
     async with serving(app) as address:
-        env = CounterEnv(f"http://{address}", message_timeout_s=None)
+        env = CounterEnv(f"http://{address}", transport=transport, message_timeout_s=None)
+        await env.reset()
         request = asyncio.create_task(env.step(Add(amount=1)))
         await eventually(env_class.entered.is_set)
         await getattr(env, how)()
         with pytest.raises(ConnectionLostError):
             await request
+        assert transport == "websocket" or app.sessions.active == 0
         await env.close()
         await env.close()
         with pytest.raises(ClientClosedError):
             await env.reset()
-        await eventually(lambda: app.state.sessions.active == 0)
+        await eventually(lambda: app.sessions.active == 0)
 
 
 async def test_vector_recv_raises_for_each_deadline_and_the_close() -> None:

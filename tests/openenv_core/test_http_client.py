@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from counter import Add, Count, Counter, SlowAsync
+from counter import Add, Count, Counter
 from counter_client import CounterEnv
 from serving import eventually, serving
 
@@ -128,29 +128,16 @@ async def test_timeout_over_http_keeps_the_order() -> None:
             return 200, {}, result(number)
         return (404 if path == "/schema" else 200), {}, result(0)
 
-    async with answering(handler) as url, CounterEnv(url, transport="http", message_timeout_s=0.2) as env:
+    async with answering(handler) as url, CounterEnv(url, transport="http") as env:
         await env.reset()
+        env._conversation._timeout_s = 0.2  # type: ignore[union-attr]
         with pytest.raises(RequestTimeoutError):
             await env.step(Add(amount=1))
         with pytest.raises(RequestTimeoutError):
             await env.step(Add(amount=1))
+        env._conversation._timeout_s = 60  # type: ignore[union-attr]
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 3
-
-
-async def test_closing_ends_a_waiting_request() -> None:
-    env_class = SlowAsync.fresh()
-    app = create_app(env_class, Add, Count)
-    async with serving(app) as address:
-        env = CounterEnv(f"http://{address}", transport="http", message_timeout_s=None)
-        await env.reset()
-        request = asyncio.create_task(env.step(Add(amount=1)))
-        await eventually(env_class.entered.is_set)
-        await env.close()
-        with pytest.raises(ConnectionLostError):
-            await request
-        assert app.sessions.active == 0
-        await env.close()
 
 
 async def test_failed_session_is_closed_before_the_next_opens() -> None:

@@ -458,7 +458,7 @@ async def test_slow_member_does_not_delay_the_others(slow: Any) -> None:
 
 async def test_call_without_a_thread_by_its_deadline_is_not_executed() -> None:
     env = Patient.fresh()
-    app = app_of(env, step_timeout_s=0.5)
+    app = app_of(env, step_timeout_s=1.0)
     app.sessions.executor.pool.size = 1
     async with serving(app) as address, batch_of(address, 3) as connection:
         reply = await request(connection, op="step", members=[0, 1], actions=add(9, 9))
@@ -546,8 +546,8 @@ async def test_bytes_of_waiting_requests_are_bounded(monkeypatch: pytest.MonkeyP
             await second.send(json.dumps({"id": number, "op": "state"}) + 100 * " ")
         conversations: Any = app._ensure_built().sockets._conversations
         (waiting,) = [one for one in conversations if one._link._opening]
-        await eventually(lambda: len(waiting._link.running) > 1)
-        await asyncio.sleep(0.05)
+        await eventually(lambda: len(waiting._link.running) == 3)
+        await asyncio.sleep(0.05)  # in which more would be read
         assert len(waiting._link.running) == 3
         await first.close()
         reply = [await answer(second) for _ in range(9)]

@@ -238,11 +238,11 @@ class Sized(Counter):
 async def test_snapshots_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MAX_SNAPSHOTS", 3)
     monkeypatch.setattr(snapshots, "MAX_SNAPSHOT_BYTES", 12)
-    app = app_of(Sized, 4, idle_timeout_s=1.0)
+    app = app_of(Sized, 4, idle_timeout_s=600.0)
     table = app.sessions.snapshots
     async with serving(app) as address, vector(address) as client:
         await client.ask("reset", seeds=[5])
-        first, second = [await client.snapshot(0) for _ in range(2)]
+        first, _ = [await client.snapshot(0) for _ in range(2)]
         with pytest.raises(CapacityError, match="15 bytes"):
             await client.snapshot(0)
         await client.ask("reset", seeds=[1])
@@ -251,9 +251,11 @@ async def test_snapshots_are_bounded_in_number_bytes_and_time(monkeypatch: pytes
             await client.snapshot(0)
         await client.end(snapshots=[first])
         assert len(table) == 2
-        await eventually(lambda: len(table) == 0)
+        table._lease_s = 0.1  # for the last one only
+        last = await client.snapshot(0)
+        await eventually(lambda: len(table) == 2)
         with pytest.raises(ValidationFailedError, match="kept for you"):
-            await client.restore(second)
+            await client.restore(last)
 
 
 class SlowState(AsyncState):
@@ -301,7 +303,7 @@ class ThreadState(BlockingCounter):
         (SlowState, True, None),
         (ThreadState, True, None),
         (ThreadState, False, None),
-        (ThreadState, True, 0.2),
+        (ThreadState, True, 1.0),
     ],
 )
 async def test_snapshot_that_finishes_after_its_request_ended_is_closed(
@@ -345,7 +347,7 @@ class SlowRestore(BlockingCounter):
 async def test_interrupted_restore_is_closed_once_it_finishes(leaves: bool) -> None:
     env, held = SlowRestore, Held.closed
     env.go, env.entered, env.closed = threading.Event(), 0, 0
-    app = app_of(env, 4, step_timeout_s=None if leaves else 0.3)
+    app = app_of(env, 4, step_timeout_s=None if leaves else 1.0)
     try:
         async with serving(app) as address, vector(address) as client:
             await client.ask("reset")
@@ -365,20 +367,21 @@ async def test_interrupted_restore_is_closed_once_it_finishes(leaves: bool) -> N
 
 
 async def test_snapshot_lives_while_in_use_and_then_for_its_lease() -> None:
-    app = app_of(AsyncState, 4, idle_timeout_s=0.2)
+    app = app_of(AsyncState, 4, idle_timeout_s=600.0)
+    table = app.sessions.snapshots
     async with serving(app) as address, vector(address) as client:
         await client.ask("reset", seeds=[1])
         snapshot, closed = await client.snapshot(0), Held.closed
-        loop = asyncio.get_running_loop()
-        with app.sessions.snapshots.use("", snapshot) as state:
-            timer = loop.create_future()
-            loop.call_later(0.5, timer.set_result, None)
-            await timer
-            assert (len(app.sessions.snapshots), state.users) == (1, 1)
-            app.sessions.snapshots.drop("", [snapshot])
+        with table.use("", snapshot) as state:
+            table._lease_s = 0.1
+            with table.use("", snapshot):
+                pass  # renews the lease, which expires while the state is in use
+            await asyncio.sleep(0.5)
+            assert (len(table), state.users) == (1, 1)
+            table.drop("", [snapshot])
             await asyncio.sleep(0)
             assert Held.closed == closed
-        await eventually(lambda: (len(app.sessions.snapshots), Held.closed) == (0, closed + 1))
+        await eventually(lambda: (len(table), Held.closed) == (0, closed + 1))
 
 
 async def test_exclusive_class_keeps_its_slot_until_an_interrupted_restore_ends() -> None:

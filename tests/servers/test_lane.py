@@ -194,23 +194,6 @@ async def _conversation(messages: list[tuple[str, bytes, int]], cuts: list[int],
         assert got == expected
 
 
-@pytest.mark.parametrize(
-    ("wrong", "code"),
-    [
-        (frame(TEXT, b"\xff\xfe"), 1007),
-        (b"\x81\x02hi" + b"\0" * 8, 1002),  # unmasked
-        (b"\xc1" + frame(TEXT, b"hi")[1:], 1002),  # a reserved bit
-    ],
-)
-async def test_invalid_frames_end_the_connection(wrong: bytes, code: int) -> None:
-    async with serving(app()) as address, opened(address) as (reader, writer):
-        writer.write(frame(TEXT, b"before"))
-        assert await read_frame(reader) == (TEXT, b"before")
-        writer.write(wrong)
-        opcode, payload = await read_frame(reader)
-        assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", code))
-
-
 async def test_sending_on_a_closed_connection_raises_client_disconnected() -> None:
     protocols: list[SocketProtocol] = []
     raised: list[Exception] = []
@@ -254,19 +237,6 @@ async def test_invalid_text_before_a_close_logs_no_error(
             assert await reader.read() == b""
     assert faults == []
     assert not [record for record in caplog.records if record.exc_info]
-
-
-async def test_handshake_with_a_body_is_refused_with_400() -> None:
-    async with serving(app()) as address:
-        host, _, port = address.partition(":")
-        for body in ("Content-Length: 2\r\n\r\nhi", "Transfer-Encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n"):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(HANDSHAKE.format(address=address).removesuffix("\r\n").encode() + body.encode())
-            async with asyncio.timeout(WAIT_TIMEOUT_S):
-                response = await reader.read()
-            writer.close()
-            assert response.startswith(b"HTTP/1.1 400 ")
-            assert b"without a body" in response
 
 
 async def test_frames_after_a_close_are_ignored() -> None:

@@ -315,7 +315,7 @@ async def test_draining_refuses_waiting_clients_at_once() -> None:
 
 async def test_failed_constructor_lets_the_next_client_in() -> None:
     env = SlowConstructor.fresh()
-    app = app_of(env, cap=1, step_timeout_s=0.3, **PATIENT)
+    app = app_of(env, cap=1, step_timeout_s=1.0, **PATIENT)
     async with serving(app) as address:
         async with socket_to(address) as one:
             await eventually(env.entered.is_set)

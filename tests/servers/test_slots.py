@@ -163,7 +163,7 @@ async def test_environment_constructed_as_its_client_leaves_is_closed(
     assert table.active == 0
 
 
-async def test_async_close_follows_an_abandoned_step() -> None:
+async def test_exclusive_class_keeps_its_slot_until_its_abandoned_step_and_close_end() -> None:
     class Mixed(SlowBlocking):
         SUPPORTS_CONCURRENT_SESSIONS = False
 
@@ -181,6 +181,7 @@ async def test_async_close_follows_an_abandoned_step() -> None:
             await eventually(env.entered.is_set)
             ws.transport.abort()
         await eventually(lambda: table.executor.abandoned == 1)
+        assert (table.active, env.closed) == (1, 0)
         env.release.set()
         await eventually(lambda: table.active == 0)
         assert env.closed == 1

@@ -308,7 +308,7 @@ async def test_exclusive_class_is_not_constructed_twice_at_once() -> None:
 
 async def test_environment_is_closed_once() -> None:
     env = SlowAsync.fresh()
-    app = app_of(env, step_timeout_s=0.2)
+    app = app_of(env, step_timeout_s=1.0)
     async with serving(app) as address, socket_to(address) as ws:
         create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
         assert (await ask(ws, {"type": "mcp", "data": create}))["data"]["result"]["session_id"]

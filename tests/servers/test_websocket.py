@@ -18,7 +18,6 @@ from counter import (
     SlowAsync,
     SlowBlocking,
     SlowConstructor,
-    SlowSolitary,
     Unbuildable,
 )
 from pydantic import BaseModel, Field, field_validator
@@ -84,24 +83,36 @@ async def test_episode_over_a_socket(env: type[Counter]) -> None:
         assert await wait_close_code(ws) == 1000
 
 
-async def test_whoever_stands_before_the_app_sees_every_frame() -> None:
-    """Also of an environment that never waits, whose steps are otherwise answered where they are read."""
+@pytest.mark.parametrize("wrapped", ["receive", "send"])
+async def test_wrapper_around_the_app_sees_every_message(wrapped: str) -> None:
+    """Also for an environment that never waits, whose steps are otherwise answered where they are read."""
     app, messages = app_of(Counter), list[str]()
 
-    async def spy(scope: Any, receive: Any, send: Any) -> None:
-        async def heard() -> Any:
+    async def wrapper(scope: Any, receive: Any, send: Any) -> None:
+        async def recorded_receive() -> Any:
             message = await receive()
             messages.append(message["type"])
             return message
 
-        await app(scope, heard if scope["type"] == "websocket" else receive, send)
+        async def recorded_send(message: Any) -> None:
+            messages.append(message["type"])
+            await send(message)
 
-    async with serving(spy) as address, socket_to(address) as ws:  # type: ignore[arg-type]
+        if scope["type"] == "websocket" and wrapped == "receive":
+            receive = recorded_receive
+        elif wrapped == "send":
+            send = recorded_send
+        await app(scope, receive, send)
+
+    async with serving(wrapper) as address, socket_to(address) as ws:  # type: ignore[arg-type]
         for total in (2, 4):
             assert (await ask(ws, step()))["data"]["observation"]["total"] == total
         await ws.send('{"type":"close"}')
         assert await wait_close_code(ws) == 1000
-    assert messages[:4] == ["websocket.connect", *["websocket.receive"] * 3]
+    if wrapped == "receive":
+        assert messages[:4] == ["websocket.connect", *["websocket.receive"] * 3]
+    else:
+        assert messages.count("websocket.send") == 2
 
 
 async def test_released_async_methods_are_preferred_and_get_their_options() -> None:
@@ -229,22 +240,6 @@ async def test_failed_constructor_is_reported_and_closes_the_socket() -> None:
         assert app.sessions.active == 0
 
 
-async def test_whoever_stands_before_the_app_sees_every_reply() -> None:
-    inner, messages = app_of(Counter), []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        async def watched(message: Any) -> None:
-            messages.append(message["type"])
-            await send(message)
-
-        await inner(scope, receive, watched)
-
-    async with serving(app) as address, socket_to(address) as ws:  # type: ignore[arg-type]
-        for _ in range(3):
-            assert (await ask(ws, RESET))["type"] == "observation"
-    assert messages.count("websocket.send") == 3
-
-
 # Clients that leave
 
 
@@ -299,22 +294,6 @@ async def test_abandoned_steps_hold_threads_up_to_a_limit() -> None:
     assert len(threads) <= executor.pool.size + 1
 
 
-async def test_a_class_that_must_be_alone_keeps_its_slot_until_the_step_ends() -> None:
-    env = SlowSolitary.fresh()
-    app = app_of(env, cap=1)
-    table = app.sessions
-    async with serving(app) as address:
-        async with socket_to(address) as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
-            ws.transport.abort()
-        await eventually(lambda: table.executor.abandoned == 1)
-        assert table.active == 1
-        env.release.set()
-        await eventually(lambda: table.active == 0)
-        assert env.closed == 1
-
-
 async def test_disconnect_during_construction_frees_the_slot() -> None:
     env = SlowConstructor.fresh()
     app = app_of(env, cap=1)
@@ -363,21 +342,6 @@ async def test_frames_sent_during_a_step_in_a_thread_come_after_it(leaves: bool)
             assert kinds == ["observation", "state", "observation", "observation"]
             assert (await ask(ws, step()))["type"] == "observation"
     await eventually(lambda: (env.stepping, env.closed, app.sessions.executor.abandoned) == (0, 1, 0))
-
-
-async def test_a_server_that_drains_answers_the_step_in_a_thread_and_nothing_behind_it() -> None:
-    env = SlowBlocking.fresh()
-    app = app_of(env)
-    async with serving(app) as address, socket_to(address) as ws:
-        await ws.send(json.dumps(step()))
-        await eventually(env.entered.is_set)
-        await ws.send(json.dumps(STATE))
-        draining = asyncio.create_task(app.drain(WAIT_TIMEOUT_S))
-        await eventually(lambda: app.sessions.draining)
-        env.release.set()
-        assert json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] == "observation"
-        assert await wait_close_code(ws) == 1001
-        await draining
 
 
 async def test_single_thread_environment_is_called_from_one_thread() -> None:

@@ -393,15 +393,18 @@ async def test_signal_under_load_leaves_nothing_behind(number: signal.Signals) -
     with serve("--workers", "2") as server:
         family, private = server.family, folder(server)
         assert stat.S_IMODE(os.stat(private).st_mode) == 0o700
-        stop = asyncio.Event()
+        stop, playing = asyncio.Event(), asyncio.Semaphore(0)
 
         async def play() -> None:
             async with socket_to(server.address) as client:
+                await ask(client, {"type": "reset"})
+                playing.release()
                 while not stop.is_set():
                     await ask(client, {"type": "state"})
 
         players = [asyncio.create_task(play()) for _ in range(16)]
-        await asyncio.sleep(0.1)
+        for _ in players:
+            await playing.acquire()
         server.process.send_signal(number)
         assert await asyncio.to_thread(server.ended) == 0
         stop.set()

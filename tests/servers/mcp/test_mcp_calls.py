@@ -200,13 +200,13 @@ async def test_cancelled_call_ends_and_its_session_stays(era: str, tool: str) ->
 @handshake_first
 @pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.soak)])
 async def test_hanging_tool_ends_only_its_own_session(era: str, tool: str) -> None:
-    app = toolbox_app(step_timeout_s=0.4)
+    app = toolbox_app(step_timeout_s=1.0)
     async with (
         serving(app) as address,
         await connected(address, era) as other,
         await connected(address, era) as client,
     ):
-        with pytest.raises(MCPError, match=r"within 0\.4 s"):
+        with pytest.raises(MCPError, match="within 1 s"):
             await client.call_tool(tool, {"seconds": 3})
         with pytest.raises(MCPError):
             await client.call_tool("bump")
