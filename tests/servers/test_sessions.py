@@ -223,7 +223,7 @@ async def test_draining_closes_idle_sockets_and_refuses_new_sessions(env: type[C
         assert (await request(address, "POST", "/reset")).status_code == 200
 
 
-async def test_draining_answers_running_steps_and_nothing_behind_them() -> None:
+async def test_draining_answers_running_steps_first() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:

@@ -344,6 +344,21 @@ async def test_frames_sent_during_a_step_in_a_thread_come_after_it(leaves: bool)
     await eventually(lambda: (env.stepping, env.closed, app.sessions.executor.abandoned) == (0, 1, 0))
 
 
+async def test_draining_answers_the_step_in_a_thread_and_nothing_behind_it() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env)
+    async with serving(app) as address, socket_to(address) as ws:
+        await ws.send(json.dumps(step()))
+        await eventually(env.entered.is_set)
+        await ws.send(json.dumps(STATE))
+        draining = asyncio.create_task(app.drain(WAIT_TIMEOUT_S))
+        await eventually(lambda: app.sessions.draining)
+        env.release.set()
+        assert json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] == "observation"
+        assert await wait_close_code(ws) == 1001
+        await draining
+
+
 async def test_single_thread_environment_is_called_from_one_thread() -> None:
     class Single(BlockingCounter):
         REQUIRES_SINGLE_THREAD_EXECUTOR = True
