@@ -1,4 +1,4 @@
-"""The client under test, as a command: `conformance_client.py URL`, which a suite starts anew for each scenario.
+"""The client under test, as a command: `conformance_client.py URL`; a suite starts it once per scenario.
 
 It is the connection that envs/mcp_tools_env has to a tool server at an address, as the environment opens it.
 """

@@ -1,4 +1,4 @@
-"""Runs the official conformance suites, reads what became of each scenario, and says which do not pass, and why."""
+"""Runs the official conformance suites, reads the outcome of each scenario, and lists those expected not to pass."""
 
 import json
 import re

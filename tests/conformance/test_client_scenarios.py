@@ -1,4 +1,4 @@
-"""The official conformance suites against the client of envs/mcp_tools_env: each client scenario of them."""
+"""Every client scenario of the official conformance suites, against the client of envs/mcp_tools_env."""
 
 import os
 import re

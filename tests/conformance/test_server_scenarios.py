@@ -1,4 +1,4 @@
-"""The official conformance suites against a server of ours: each scenario of them, at each version that it is of."""
+"""Every server scenario of the official conformance suites, at each protocol version it covers."""
 
 from collections.abc import Iterator
 from functools import cache

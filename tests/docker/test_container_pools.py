@@ -1,4 +1,4 @@
-"""The pool over a real engine, and engines that go away and come back."""
+"""The container pool over a real engine, and engines that stop and come back."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""Containers for real: how they live and end, what they are limited to, how clients bring them."""
+"""Real containers: their lifetime, their limits, and clients that start them."""
 
 import asyncio
 import importlib

@@ -1,4 +1,4 @@
-"""Connections into a container without a network: whole, in order, each at its own pace, and not to be forged."""
+"""Connections into a container without a network: complete, in order, independent of each other, unforgeable."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What needs no engine: options, addresses, owners, what was dropped, the answer of /health, given providers."""
+"""Container settings without an engine: options, addresses, owners, dropped limits, health checks, providers."""
 
 import hashlib
 import json

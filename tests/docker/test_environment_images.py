@@ -1,4 +1,4 @@
-"""Images of environments: played with everything taken away, validated, staged as a Space."""
+"""Images of environments: played with all privileges dropped, validated, staged as a Space."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Images that are built and pushed for real: our base, `ropewalk build`, `ropewalk push`."""
+"""Images built and pushed for real: the base, `ropewalk build`, `ropewalk push`."""
 
 import base64
 import json

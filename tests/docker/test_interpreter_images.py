@@ -1,4 +1,4 @@
-"""The code interpreter's hardened image, from inside and outside; and sessions that have a container each."""
+"""The hardened image of the code interpreter, from inside and outside; sessions with a container each."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""The benchmark of containers runs, and its bars follow from its figures. How large they are is not asked here."""
+"""The container benchmark runs and its bars follow from its metrics; their size is not asserted."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A folder that the released package's own `init` makes: served, checked and built; what is wrong with it is said."""
+"""A folder made by the released package's `init`: served, checked and built; its faults are reported."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Trainer and generators that take turns: the same run to the bit, whoever of them is killed in whosever turn."""
+"""A trainer and generators that take turns on one GPU: the run stays the same bit by bit, even after kills."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Whoever gives up when, and whatever breaks: a reply answers its own request, a slot is held for a lease at most."""
+"""Random cancellations and broken connections: replies match their requests, slots last no longer than a lease."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Runs whose processes are killed: they go on, with every group trained once, and leave nothing over."""
+"""Training runs whose processes are killed: they resume, train every group once, and leave nothing behind."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Connections that break: sessions go on over another, and no step is lost or taken twice."""
+"""Broken connections: sessions continue over another, and no step is lost or repeated."""
 
 import asyncio
 import json

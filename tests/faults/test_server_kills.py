@@ -1,4 +1,4 @@
-"""Servers that are killed under episodes: they go on elsewhere, or are known to be lost. Real processes."""
+"""Servers killed during episodes: the episodes continue elsewhere or are reported as lost. Real processes."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""The client against servers that answer anything, at any time: typed errors, no hang, nobody else's reply."""
+"""The client against servers that answer anything at any time: typed errors, no hang, no misassigned reply."""
 
 import asyncio
 import json

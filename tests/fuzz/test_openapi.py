@@ -1,4 +1,4 @@
-"""Requests made up from our own OpenAPI document, and answers held against it, by schemathesis.
+"""Requests generated from the server's OpenAPI document; responses are validated by schemathesis.
 
 FUZZ_EXAMPLES says how many there are for each route; FUZZ_SEED which.
 """

@@ -1,4 +1,4 @@
-"""Whoever knows the id of somebody else's session has nothing of it, on any route, at any worker."""
+"""Knowing the id of another owner's session gives no access, on any route, at any worker."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Frames as values and as bytes: what is written is read again, and whatever comes is read or refused by name."""
+"""Frames as values and as bytes: encoding round-trips, and any input is read or refused with a typed error."""
 
 import json
 import math

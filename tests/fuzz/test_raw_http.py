@@ -1,4 +1,4 @@
-"""Requests as bytes that no library would send: each is answered by name, or ends its own connection alone."""
+"""HTTP requests that no library would send: each gets its status, or ends only its own connection."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Many callers of one server at once, each doing at random what callers do: nothing leaks, nobody meets another.
+"""Many concurrent callers that act at random: nothing leaks, and no caller reaches the session of another.
 
 FUZZ_EXAMPLES says how many there are.
 """

@@ -1,4 +1,4 @@
-"""What the base image is made from: the installed Ropewalk, and the health check."""
+"""Parts of the base image: the installed Ropewalk, and the health check."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What would be built and where it would be pushed to, before anything is."""
+"""The plan of a build and a push: what would be built, and where it would go."""
 
 from pathlib import Path
 

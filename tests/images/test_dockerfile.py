@@ -1,4 +1,4 @@
-"""What a Dockerfile says before it is built."""
+"""Parsing of Dockerfiles."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What of a folder goes to others, held against the tools whose ignore files are read."""
+"""Which files of a folder are sent, compared with the tools whose ignore files are read."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A Space: what it would hold, and its upload with the real library to a fake hub on this machine."""
+"""A Space: its files, and their upload by the real library to a fake hub on this machine."""
 
 import os
 import subprocess

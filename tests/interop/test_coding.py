@@ -1,4 +1,4 @@
-"""Running code: a folder as the released coding environment is laid out, its client, and our own code interpreter."""
+"""Running code: a folder laid out like the released coding environment, its client, and the code interpreter."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

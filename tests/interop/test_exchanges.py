@@ -1,4 +1,4 @@
-"""Every line of the wire's sections 2 and 3, sent to the released 0.10 server and to ours; both answer alike.
+"""Every line of sections 2 and 3 of the wire, sent to the released 0.10 server and to ours; the replies match.
 
 Where ours answers otherwise on purpose, `ON_PURPOSE` says what it answers and why. Words of messages are free
 wherever no client reads them: codes, statuses and shapes are not.

@@ -1,4 +1,4 @@
-"""Folders written for the released package, served by ours and played by everybody's clients."""
+"""Folders written for the released package, served by our server and played by everybody's clients."""
 
 import subprocess
 import sys

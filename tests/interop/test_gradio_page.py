@@ -1,4 +1,4 @@
-"""A page that an author has made with Gradio: the real one, as the released package brings it, before our server."""
+"""A page that an author made with Gradio, as the released package has it, on our server."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Harbor's own trials of our tasks: its solution and its agent that does nothing earn there what they earn here."""
+"""Harbor's own trials of our tasks: its oracle and its idle agent get the same rewards as here."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A second client of `ropewalk.v1`, in JavaScript (drivers/ropewalk_client.mjs), whose connections break."""
+"""A second client of `ropewalk.v1`, in JavaScript (drivers/ropewalk_client.mjs), over connections that break."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""MCP clients of today, at their defaults, at the URL that a user has: every verb."""
+"""Current MCP clients with their default settings: every method."""
 
 import json
 import subprocess

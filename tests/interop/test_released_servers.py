@@ -1,4 +1,4 @@
-"""Our clients, in every face, against released servers."""
+"""Our clients, over every transport, against released servers."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Tools: released clients against our servers, ours against released servers, standard ones beside both."""
+"""Tools: released clients against our servers, ours against released servers, and standard MCP clients."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Frames of `ropewalk.v1`: what is written is read, and what is no frame is refused without taking room."""
+"""Frames of `ropewalk.v1`: encoding round-trips, and invalid frames are refused without using memory."""
 
 import json
 import tracemalloc

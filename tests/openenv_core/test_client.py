@@ -16,7 +16,7 @@ from counter_client import CounterEnv
 from scripted import scripted
 from serve_process import SUPPORT
 from serving import eventually, open_session, serving
-from socket_servers import frame, silent
+from socket_servers import frame, silent_server
 from websockets.asyncio.server import ServerConnection
 
 from openenv_core import (
@@ -479,16 +479,13 @@ async def test_more_sessions_of_one_client(transport: str) -> None:
 
 
 async def test_client_closed_while_it_opens_a_session() -> None:
-    finished, handler = silent(shakes_hands=False)
-    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with silent_server(shakes_hands=False) as url:
         env = CounterEnv(url, connect_timeout_s=0.3)
         making = asyncio.create_task(env.new_session())
         await eventually(lambda: env._children)
         await env.close()
         with pytest.raises(ConnectionFailedError, match="no answer within"):
             await making
-        finished.set()
 
 
 async def test_attached_client_leaves_its_session_standing() -> None:

@@ -1,4 +1,4 @@
-"""The released package's import paths, as names of ours."""
+"""The released package's import paths, mapped to ours."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""The released package's way of running code, over the sandbox: real interpreters, as an environment would use them."""
+"""The released package's executors, backed by real sandboxed interpreters."""
 
 import gc
 import os

@@ -1,4 +1,4 @@
-"""The released client of a Gitea server, against real git. Gitea itself is stood in for: it cannot be had here."""
+"""The released client of a Gitea server, against real git; a stand-in replaces Gitea."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Released clients of Daytona's sandboxes and of Inspect AI's evaluations, by stand-ins for their SDKs."""
+"""Released clients of Daytona's sandboxes and of Inspect AI's evaluations, with stand-ins for their SDKs."""
 
 import sys
 from collections.abc import Callable

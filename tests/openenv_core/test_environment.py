@@ -1,4 +1,4 @@
-"""What authors inherit: transforms, rubrics, tasks made from numbers."""
+"""What authors inherit: transforms, rubrics, generated tasks."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The guard itself: a command that is told to end gets its time, and says with which status it ended."""
+"""The guard: its command gets a grace period, and its exit status is passed on."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""The client over plain HTTP: sessions, order, what a status means, servers that keep nothing."""
+"""The client over plain HTTP: sessions, order of replies, statuses, servers without sessions."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ import httpx
 import pytest
 from counter import Add, Count, Counter
 from counter_client import CounterEnv
+from scripted import url_of
 from serving import eventually, serving
 
 from openenv_core import (
@@ -64,7 +65,7 @@ async def answering(handler: Callable[[str, str, bytes], Awaitable[Answer]]) -> 
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield url_of(server)
     finally:
         server.close()
         for task in answered:  # newer Pythons wait for the last one before a server counts as closed

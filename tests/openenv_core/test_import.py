@@ -1,4 +1,4 @@
-"""What an import loads: the core is light, and what is heavy is loaded by those who use it."""
+"""What imports load: the core is light; heavy libraries are loaded only by those who use them."""
 
 import importlib
 import subprocess

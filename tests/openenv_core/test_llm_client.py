@@ -1,4 +1,4 @@
-"""Language models behind a server: what they are asked, what is read, and what a failure is."""
+"""Clients of language models: requests, parsed responses, failures."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Tools as chat templates take them."""
+"""Tools in the form of chat templates."""
 
 import pytest
 

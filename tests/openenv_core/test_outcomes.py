@@ -1,4 +1,4 @@
-"""How an episode ended, and whose fault it was: read from models, dicts, results and payloads alike."""
+"""How an episode ended and who failed, read from models, dicts, results and payloads alike."""
 
 from dataclasses import replace
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""Servers in processes of their own: tokens, starts that fail, and the end.
+"""Servers in local processes: tokens, failed starts, and their end.
 
 The server goes when its owner goes, whatever the owner goes of. Real processes, really killed.
 """

@@ -1,4 +1,4 @@
-"""The wire: its models, requests and replies as JSON, errors by name. Any values and bytes: tests/fuzz."""
+"""The wire: models, requests and replies as JSON, errors by name. For random values and bytes see tests/fuzz."""
 
 import inspect
 import re

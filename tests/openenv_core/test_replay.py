@@ -1,4 +1,4 @@
-"""Episodes that outlive their server: played again on another, or EpisodeLostError."""
+"""Episodes that outlive their server: replayed on another, or EpisodeLostError."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from counter import Add, Count, Counter
 from counter_client import CounterEnv
+from scripted import url_of
 from serving import eventually, open_session, rpc, serving
 from socket_servers import frame
 from websockets.asyncio.server import ServerConnection, serve
@@ -119,7 +120,7 @@ async def telling(handler: Callable[[ServerConnection], Awaitable[None]]) -> Asy
         response.headers[DETERMINISTIC_HEADER] = "true"
 
     async with serve(handler, "127.0.0.1", 0, compression=None, process_response=tell) as server:
-        yield f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        yield url_of(server)
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])

@@ -1,4 +1,4 @@
-"""Rubrics: scores put together, awaited where a part has to be, and told to hooks."""
+"""Rubrics: composed scores, sync and async, with hooks."""
 
 import asyncio
 from threading import Event

@@ -1,13 +1,13 @@
-"""The client's WebSocket once it is open: frames by the rules and against them, silence, ends."""
+"""The client's open WebSocket: valid and invalid frames, silence, closing."""
 
 import asyncio
 import select
 from typing import Any
 
 import pytest
-from scripted import scripted
+from scripted import scripted, url_of
 from serving import eventually
-from socket_servers import frame, silent
+from socket_servers import frame, silent_server
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import CloseCode, Frame, Opcode
 
@@ -66,7 +66,7 @@ async def test_messages_of_many_megabytes_pass_both_ways() -> None:
 
     async with (
         serve(handler, "127.0.0.1", 0, compression=None, max_size=None) as server,
-        GenericEnvClient(f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}") as env,
+        GenericEnvClient(url_of(server)) as env,
     ):
         observation = (await env.step({"text": "z" * size})).observation
         assert observation["total"] > size
@@ -91,14 +91,11 @@ async def test_invalid_frames_end_the_session() -> None:
 
 
 async def test_vanished_server_is_detected_by_pings() -> None:
-    finished, handler = silent()
-    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with silent_server() as url:
         options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 0.2}
         async with GenericEnvClient(url, message_timeout_s=None, **options) as env:
             with pytest.raises(ConnectionLostError, match=r"answer a ping within 0.2 s"):
                 await env.reset()
-        finished.set()
 
 
 @pytest.mark.slow
@@ -158,19 +155,17 @@ async def test_unread_pong_of_a_busy_thread_counts(counter_url: str) -> None:
 
 
 async def test_unread_requests_pause_the_writer() -> None:
-    finished, handler = silent()
-    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with GenericEnvClient(url, message_timeout_s=0.1) as env:
-            for _ in range(6):
-                with pytest.raises(RequestTimeoutError):
-                    await env.step({"text": "z" * 8_000_000})
-            assert env._conversation is not None
-            carrier = env._conversation.carrier
-            assert carrier.write_paused
-            # One frame is taken in beyond what the system's buffers hold, and no more.
-            assert carrier._transport.underlying_transport.get_write_buffer_size() < 17_000_000  # type: ignore[attr-defined]
-            finished.set()
+    async with silent_server() as url:
+        env = GenericEnvClient(url, message_timeout_s=0.1)
+        for _ in range(6):
+            with pytest.raises(RequestTimeoutError):
+                await env.step({"text": "z" * 8_000_000})
+        assert env._conversation is not None
+        carrier = env._conversation.carrier
+        assert carrier.write_paused
+        # One frame is taken in beyond what the system's buffers hold, and no more.
+        assert carrier._transport.underlying_transport.get_write_buffer_size() < 17_000_000  # type: ignore[attr-defined]
+    await env.close()
 
 
 async def test_unsolicited_message_is_a_protocol_error() -> None:
@@ -220,14 +215,11 @@ async def test_aborted_session_is_closed_despite_an_unread_reply() -> None:
 
 
 async def test_closing_is_bounded_in_time() -> None:
-    finished, handler = silent()
-    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with silent_server() as url:
         env = GenericEnvClient(url, connect_timeout_s=0.5)
         await env.connect()
         async with asyncio.timeout(30):
             await env.close()
-        finished.set()
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""How the client's WebSocket is opened: refusals, redirects, TLS, proxies, addresses that do not answer."""
+"""Opening the client's WebSocket: refusals, redirects, TLS, proxies, silent addresses."""
 
 import asyncio
 import os
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from counter import Add, Count, Counter
-from scripted import scripted
+from scripted import scripted, url_of
 from serving import eventually, serving
-from socket_servers import frame, silent
+from socket_servers import frame, silent_server
 from websockets.asyncio.server import Request, Response, ServerConnection, serve
 from websockets.datastructures import Headers
 
@@ -62,7 +62,7 @@ async def test_refused_handshake_raises_by_status() -> None:
         (429, CapacityError, "why"),
     ]
     async with serve(echo_large_frames, "127.0.0.1", 0, process_request=process) as server:
-        url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        url = url_of(server)
         for status, error, expected_text in expected:  # noqa: B007 - read by the server
             with pytest.raises(error, match=expected_text) as raised:
                 await GenericEnvClient(url, queue_timeout_s=0).connect()
@@ -107,7 +107,7 @@ async def test_secrets_of_a_url_stay_out_of_errors() -> None:
         writer.close()
 
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        address = url_of(server).removeprefix("http://")
         for transport in ("websocket", "http"):
             for status in (None, 401, 404, 307):
                 env = GenericEnvClient(f"http://me:hush@{address}/base?key=hush", transport=transport)
@@ -131,7 +131,7 @@ async def test_redirects_stay_on_the_host() -> None:
         return place and refusing(307, Location=place)(connection, request)  # type: ignore[return-value]
 
     async with serve(echo_large_frames, "127.0.0.1", 0, process_request=process) as server:
-        url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        url = url_of(server)
         async with GenericEnvClient(f"{url}/here") as env:
             assert (await env.reset()).observation["total"] == 2
         for path, expected_text in (
@@ -150,7 +150,7 @@ async def test_closed_or_invalid_handshake_is_a_connection_error() -> None:
 
     answers = [b"220 mail\r\n\r\n", b""]
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        url = url_of(server)
         for _ in range(2):
             with pytest.raises(ConnectionFailedError, match="check that it runs"):
                 await GenericEnvClient(url).connect()
@@ -175,7 +175,7 @@ async def test_tls_certificates_are_verified(tmp_path: Path, monkeypatch: pytest
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     async with serve(echo_large_frames, "127.0.0.1", 0, ssl=context) as server:
-        url = f"https://localhost:{next(iter(server.sockets)).getsockname()[1]}"
+        url = url_of(server).replace("http://127.0.0.1", "https://localhost")
         with pytest.raises(ConnectionFailedError, match="certificate"):
             await GenericEnvClient(url).connect()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -184,8 +184,8 @@ async def test_tls_certificates_are_verified(tmp_path: Path, monkeypatch: pytest
                 assert len((await env.reset()).observation["extra"]) == 100_000
 
 
-def use_proxy(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> None:
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+def use_proxy(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("http_proxy", url)
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
 
@@ -209,7 +209,7 @@ async def test_connection_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> No
     app = create_app(Counter, Add, Count)
     app.configure(replace(app.settings, allowed_hosts=("*",)))
     async with serving(app) as address, await asyncio.start_server(handler, "127.0.0.1", 0) as proxy:
-        use_proxy(monkeypatch, proxy)
+        use_proxy(monkeypatch, url_of(proxy))
         async with GenericEnvClient("http://far.example:81") as env:
             assert (await env.reset(seed=4)).observation["total"] == 4
     assert request_lines == ["CONNECT far.example:81 HTTP/1.1"]
@@ -279,19 +279,15 @@ async def test_silent_address_does_not_hide_another(monkeypatch: pytest.MonkeyPa
 async def test_unanswered_handshake_leaves_no_open_files(
     through_proxy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finished, handler = silent(shakes_hands=False)
-
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with silent_server(shakes_hands=False) as url:
         if through_proxy:
-            use_proxy(monkeypatch, server)
+            use_proxy(monkeypatch, url)
             url = "http://far.example"
         before = open_files()
         for _ in range(3):
             with pytest.raises(ConnectionFailedError, match="no answer within"):
                 await GenericEnvClient(url, connect_timeout_s=0.1).connect()
-        finished.set()
-        await eventually(lambda: open_files() <= before)
+    await eventually(lambda: open_files() <= before)

@@ -1,4 +1,4 @@
-"""The synchronous client: its thread, Ctrl-C, forks, clients that are dropped."""
+"""The synchronous client: its thread, Ctrl-C, forks, dropped clients."""
 
 import asyncio
 import contextlib

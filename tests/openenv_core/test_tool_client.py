@@ -1,4 +1,4 @@
-"""MCPToolClient against our own servers; against released ones: tests/interop/test_tool_clients.py."""
+"""MCPToolClient against our own servers; for released ones see tests/interop/test_tool_clients.py."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""What an author declares, and what callers are told of it."""
+"""Declarations of tools, prompts and resources, and the descriptions that clients get."""
 
 import functools
 import time

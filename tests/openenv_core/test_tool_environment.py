@@ -1,4 +1,4 @@
-"""An environment of tools: its calls, whoever makes them, and what they come to, odd and hostile ones included."""
+"""Calls in an environment of tools and their results, with odd and hostile ones."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""What type checkers hold an author's and a caller's code to."""
+"""What type checkers require of an author's and a caller's code."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""A client of a full server waits for a session by itself, whatever that server does, and says how long in vain."""
+"""A client of a full server waits for a session by itself, and reports how long it waited in vain."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 from counter import Add, Count, Counter, CountState
 from counter_client import CounterEnv
-from scripted import scripted
+from scripted import scripted, url_of
 from serving import eventually, serving
 from socket_servers import frame
 from websockets.asyncio.server import ServerConnection, serve
@@ -75,7 +75,7 @@ async def test_refused_handshake_is_retried(first: str, status: int, monkeypatch
             await ws.send(frame(7))
 
     async with serve(handler, "127.0.0.1", 0, process_request=refuse) as server:
-        url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        url = url_of(server)
         with pytest.raises(CapacityError, match="no room"):
             await CounterEnv(url, queue_timeout_s=0).connect()
         env = CounterEnv(url)

@@ -1,4 +1,4 @@
-"""Servers in sandboxes of Daytona and Modal: fakes of their clients, held against the real ones where those are."""
+"""Servers in sandboxes of Daytona and Modal, with fake clients that are compared with the real ones."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""The companion of a program's containers, at the program's end: it waits for what there is, and for nothing else."""
+"""The companion of a program's containers at the end of the program: it waits for these and nothing else."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The pool without an engine: its members are real servers of /health in threads of this process."""
+"""The container pool without an engine: its members are servers of /health in threads of this process."""
 
 import gc
 import itertools

@@ -1,4 +1,4 @@
-"""Starts of providers: stopped in the middle, of the released shapes, of containers that end, of commands."""
+"""Starts of providers: cancelled ones, released interfaces, containers that end, commands."""
 
 import asyncio
 import threading

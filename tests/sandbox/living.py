@@ -1,4 +1,4 @@
-"""What tests of sessions share: codes that are run one after the other, and what lives below a process."""
+"""Helpers of the session tests: run several executions, list descendants of a process."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What an execution returns, on every level that can be had here."""
+"""What an execution returns, at every level available here."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""Files of the workspace, with whatever code may have put in there, and of the machine, with what is hidden."""
+"""Files of the workspace, whatever code puts there, and hidden files of the machine."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""Interrupts and time-outs: whenever they come, they end what runs, and neither the state nor what runs next."""
+"""Interrupts and timeouts at any moment: they end the running execution, keep the state, and spare the next one."""
 
 import asyncio
 import select

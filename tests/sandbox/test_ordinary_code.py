@@ -1,4 +1,4 @@
-"""What ordinary code needs works behind the walls."""
+"""Ordinary code works in the sandbox."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Limits, levels, answers, what is shown and scratch folders: the parts that need no interpreter."""
+"""Limits, levels, answers, outputs and scratch folders: the parts that need no interpreter."""
 
 import asyncio
 import fcntl

@@ -1,4 +1,4 @@
-"""When the infrastructure fails, that is what is told; and nothing stays behind."""
+"""Failures of the infrastructure are reported as such, and nothing stays behind."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Removing while somebody changes what is being removed. What that somebody does is done here at the worst moment."""
+"""Removing files while something changes them, simulated at the worst moment."""
 
 import itertools
 import os

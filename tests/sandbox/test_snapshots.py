@@ -1,4 +1,4 @@
-"""Sessions that keep the state of before a kill, and branch; nothing is left of a family when all of it have ended."""
+"""Sessions that survive a kill by a snapshot, and fork; nothing stays behind when a family has ended."""
 
 import asyncio
 import os

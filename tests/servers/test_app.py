@@ -1,4 +1,4 @@
-"""What `create_app` takes, what its app tells of itself, and how it lives: mounted, served again, with a lifespan."""
+"""The options of `create_app`, the metadata of its app, and its lifetime: mounted, served again, with a lifespan."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Many sessions of one connection, asked together in the dialect `ropewalk.v1`."""
+"""Requests to many sessions of one connection, in the dialect `ropewalk.v1`."""
 
 import asyncio
 import json

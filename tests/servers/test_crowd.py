@@ -1,4 +1,4 @@
-"""Many more clients than slots: all finish, in the order in which they came, over one worker and over several."""
+"""Many more clients than slots: all finish in order of arrival, over one worker and over two."""
 
 import asyncio
 import sys

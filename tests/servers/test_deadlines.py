@@ -1,4 +1,4 @@
-"""An environment that hangs, and a client that does not read, cost their session and nothing else."""
+"""A hanging environment or a client that does not read costs only its own session."""
 
 import asyncio
 import json

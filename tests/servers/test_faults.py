@@ -1,4 +1,4 @@
-"""A request with any number of faults is refused in a few words, on every way in."""
+"""A request with any number of faults is refused with a short error, on every route."""
 
 import json
 from typing import Any

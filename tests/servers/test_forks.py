@@ -1,4 +1,4 @@
-"""Sessions that begin where another stands: forks and snapshots, in the dialect `ropewalk.v1`."""
+"""Forks and snapshots of sessions, in the dialect `ropewalk.v1`."""
 
 import asyncio
 import threading

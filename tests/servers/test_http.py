@@ -1,10 +1,9 @@
-"""Plain HTTP: each reset, step and state by itself, or several in one session, which a header or a cookie names."""
+"""Plain HTTP: single requests without a session, and several in one, named by a header or a cookie."""
 
 import asyncio
 from typing import Any
 from uuid import UUID
 
-import httpx
 from counter import (
     Awkward,
     BlockingCounter,
@@ -15,7 +14,7 @@ from counter import (
     Unbuildable,
 )
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of
-from serving import WAIT_TIMEOUT_S, ask, eventually, request, serving, socket_to
+from serving import WAIT_TIMEOUT_S, ask, eventually, http_client, request, serving, socket_to
 
 from servers.sessions.session import MAX_WAITING
 
@@ -198,9 +197,7 @@ async def test_server_chosen_id_and_its_cookie() -> None:
     app = app_of(Counter)
     async with (
         serving(app) as address,
-        httpx.AsyncClient(
-            base_url=f"http://{address}", trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False
-        ) as browser,
+        http_client(address) as browser,
     ):
         reply = await browser.post("/reset", json={"seed": 1}, headers={HEADER: "new"})
         session = reply.headers[HEADER]

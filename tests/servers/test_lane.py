@@ -1,4 +1,4 @@
-"""The fast path for whole frames: whatever is sent in whatever pieces, the application receives the same."""
+"""The fast path for whole frames: in any fragmentation, the application receives the same messages."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What a stranger may bring, and for how long it may keep a server waiting. On a real `ropewalk serve`."""
+"""Limits on the size and duration of requests, on a real `ropewalk serve`."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ import psutil
 import pytest
 from serve_process import ServeProcess, eventually, serve
 from server_apps import app_of
-from serving import ask, serving, socket_to
+from serving import ask, http_client, serving, socket_to
 from serving import eventually as eventually_so
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -294,7 +294,7 @@ async def test_connection_over_the_limit_gets_503_with_retry_after(monkeypatch: 
     monkeypatch.setattr("servers.protocols.connection_limit", lambda: 1)
     async with (
         serving(app_of(counter.Counter)) as address,
-        httpx.AsyncClient(base_url=f"http://{address}") as client,
+        http_client(address) as client,
     ):
         async with socket_to(address) as first:
             await ask(first, {"type": "state"})

@@ -1,4 +1,4 @@
-"""`ropewalk list`: environments of folders, of the import path, of servers; whole ones and broken ones."""
+"""`ropewalk list`: environments of folders, of the import path and of servers, working and broken."""
 
 import json
 import sys

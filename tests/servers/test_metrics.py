@@ -1,4 +1,4 @@
-"""/metrics: each figure against what the test has counted itself, of one worker and of two."""
+"""/metrics: every metric compared with the requests that the test made, for one worker and for two."""
 
 import asyncio
 import json

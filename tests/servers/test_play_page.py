@@ -1,4 +1,4 @@
-"""The page over HTTP: its files and what guards them, what it is told, and the routes of the released one."""
+"""The page over HTTP: its files, their protection, its data, and the released routes."""
 
 import asyncio
 import base64

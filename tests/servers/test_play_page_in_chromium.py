@@ -1,4 +1,4 @@
-"""The page in a real Chromium: games by mouse and by keyboard, what is seen, and a session for each visitor."""
+"""The page in a real Chromium: play by mouse and keyboard, what is displayed, one session per visitor."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The queue of newcomers: its order, its bounds, what it tells; and whoever leaves it leaves nothing behind."""
+"""The queue for slots: order, limits, estimates; whoever leaves it leaves nothing behind."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`ropewalk serve --reload` from outside: real files that change, real sockets that stay open."""
+"""`ropewalk serve --reload` with real files that change and real sockets that stay open."""
 
 import http.client
 import os

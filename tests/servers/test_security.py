@@ -1,13 +1,12 @@
-"""Who is turned away, before anything else happens: Host, Origin, token. On HTTP, on sockets, on every route."""
+"""Access control before anything else: Host, Origin, token; over HTTP and sockets, on every route."""
 
 import asyncio
 import json
 from typing import Any
 
 import counter
-import httpx
 import pytest
-from serving import ask, serving, socket_to
+from serving import ask, http_client, serving, socket_to
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -218,7 +217,7 @@ def guarded_counter(**settings: Any) -> Any:
 async def test_every_route_requires_the_token() -> None:
     async with (
         serving(guarded_counter(tokens=(TOKEN,))) as address,
-        httpx.AsyncClient(base_url=f"http://{address}") as client,
+        http_client(address) as client,
     ):
         for method, path in ROUTES:
             refused = await client.request(method, path)

@@ -1,4 +1,4 @@
-"""`ropewalk serve` from outside: whom it lets in, what it prints, how it ends. Real processes, really signalled."""
+"""`ropewalk serve` from outside: access, output, shutdown. Real processes and signals."""
 
 import asyncio
 import json

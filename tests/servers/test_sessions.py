@@ -1,4 +1,4 @@
-"""Whose a session is, how many one caller may have, when an idle one ends, and how a server that stops ends all."""
+"""Owners of sessions, caps per token, idle timeouts, and draining."""
 
 import asyncio
 import json

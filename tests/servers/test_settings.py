@@ -1,4 +1,4 @@
-"""Settings of a server from environment variables, and slots that are counted over worker processes."""
+"""Server settings from environment variables, and slots counted over worker processes."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Whatever clients do and whenever they leave: each environment is closed once and each slot comes back."""
+"""Whatever clients do and whenever they disconnect: each environment is closed once and each slot comes back."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Environments that heed nothing, raise what nobody should, or bring what is no environment: only they are hit."""
+"""Environments that ignore cancellation, raise unusual exceptions, or are none: only their own session suffers."""
 
 import asyncio
 import inspect

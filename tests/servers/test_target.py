@@ -1,4 +1,4 @@
-"""What `ropewalk serve` can be told to serve, and what it says of everything else."""
+"""What `ropewalk serve` can serve, and its errors for everything else."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""The task routes, as section 2 of the wire has them."""
+"""The task routes of section 2 of the wire."""
 
 import asyncio
 import json

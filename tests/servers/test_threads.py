@@ -1,4 +1,4 @@
-"""The pool of threads: short calls share one, long ones hold up nobody, and none is lost, late or left running."""
+"""The thread pool: short calls share a thread, long ones delay no other, and none is lost or left running."""
 
 import asyncio
 import logging

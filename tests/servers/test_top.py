@@ -1,4 +1,4 @@
-"""`ropewalk top`: its figures are those of the time between two looks; a terminal is left as it was found."""
+"""`ropewalk top`: its rates are those between two scrapes; it restores the terminal."""
 
 import asyncio
 import json

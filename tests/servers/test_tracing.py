@@ -1,4 +1,4 @@
-"""One trace an episode: from the client through a real server to its environment; nothing where it is off."""
+"""One trace per episode, from the client through a real server to its environment; nothing when it is off."""
 
 import asyncio
 import subprocess

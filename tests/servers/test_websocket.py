@@ -1,4 +1,4 @@
-"""/ws: one session a socket, or a socket that speaks for a session which stands by itself (?session_id=)."""
+"""/ws: one session per socket, or a socket attached to a standing session (?session_id=)."""
 
 import asyncio
 import json

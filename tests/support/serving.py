@@ -68,19 +68,20 @@ async def eventually(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+def http_client(address: str, **options: Any) -> httpx.AsyncClient:
+    """Return a client for plain HTTP; loading the certificates would take longer than a request."""
+    return httpx.AsyncClient(
+        base_url=f"http://{address}", trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False, **options
+    )
+
+
 async def request(
     address: str, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
 ) -> httpx.Response:
     """Send a plain HTTP request; a body other than text or bytes is sent as JSON."""
     content = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
     headers = {"content-type": "application/json", **(headers or {})}
-    async with httpx.AsyncClient(
-        base_url=f"http://{address}",
-        trust_env=False,
-        timeout=WAIT_TIMEOUT_S,
-        headers=headers,
-        verify=False,  # plain HTTP; loading the certificates takes longer than a request
-    ) as http:
+    async with http_client(address, headers=headers) as http:
         return await http.request(method, path, content=content)
 
 

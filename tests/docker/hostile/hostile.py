@@ -1,4 +1,4 @@
-"""An environment that does what no environment should. For containers only: it takes what it can get."""
+"""An environment that tries what no environment should. Only for containers."""
 
 import contextlib
 import os

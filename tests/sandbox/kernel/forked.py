@@ -1,4 +1,4 @@
-"""What tests of the kernel's parts share: forks for what cannot be taken back, and interpreters for other users."""
+"""Helpers of the kernel tests: forks for what cannot be undone, and interpreters for other users."""
 
 import contextlib
 import json

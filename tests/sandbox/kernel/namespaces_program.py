@@ -1,4 +1,4 @@
-"""Run by path in an interpreter of its own: leaves the machine's namespaces, opens two sessions, tells what it saw.
+"""Run by path in a separate interpreter: enters namespaces, opens two sessions, reports what it saw.
 
 Prints one JSON object.
 """

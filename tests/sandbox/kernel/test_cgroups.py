@@ -1,4 +1,4 @@
-"""Control groups: real ones where this machine lets us make any, and files that look like version 2."""
+"""Control groups: real ones where this machine allows them, and files that imitate version 2."""
 
 import mmap
 import os

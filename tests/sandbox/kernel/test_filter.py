@@ -1,4 +1,4 @@
-"""Filters, run by a simulator on both architectures: every call number, and the rules on arguments."""
+"""Seccomp filters, run by a simulator on both architectures: every call number, and rules on arguments."""
 
 import errno
 from collections.abc import Iterator

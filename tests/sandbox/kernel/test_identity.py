@@ -1,4 +1,4 @@
-"""Becoming somebody else, giving capabilities away, and other calls about a process itself."""
+"""Changing the user, dropping capabilities, and other calls about the own process."""
 
 import fcntl
 import os

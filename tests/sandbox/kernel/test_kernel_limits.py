@@ -1,4 +1,4 @@
-"""Resource limits, against what they are to stop."""
+"""Resource limits, against what they should stop."""
 
 import os
 import resource

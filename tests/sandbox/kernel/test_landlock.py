@@ -1,4 +1,4 @@
-"""Landlock: what a rule opens, and that nothing else is open."""
+"""Landlock: what a rule allows, and that nothing else is allowed."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Namespaces and the root of bind mounts, for real: as root, as an ordinary user, and where they are denied."""
+"""Real namespaces and bind mounts: as root, as an unprivileged user, and where they are denied."""
 
 import json
 import os

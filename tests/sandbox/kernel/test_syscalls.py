@@ -1,4 +1,4 @@
-"""The tables of system calls against numbers that are known from elsewhere."""
+"""The tables of system calls against numbers known from other sources."""
 
 import re
 from pathlib import Path

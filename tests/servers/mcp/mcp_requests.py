@@ -1,10 +1,12 @@
 """Raw requests of standard MCP clients, for what official clients never send."""
 
+import asyncio
 from typing import Any
 
 import httpx
+from mcp.client.client import Client
 from mcp_hosts import STATELESS, host
-from serving import open_session, request
+from serving import WAIT_TIMEOUT_S, open_session, request
 
 from servers.app import EnvironmentApp
 from servers.mcp.engine import McpEngine
@@ -32,6 +34,18 @@ async def connected(address: str, era: str, **options: Any) -> Any:
     """Return a client with a session: of the handshake's making, or opened before where the wire is stateless."""
     path = f"/mcp/{await open_session(address)}" if era == STATELESS else "/mcp"
     return host(address, path, era, **options)
+
+
+async def start_call(client: Client, tool: str, **arguments: Any) -> "asyncio.Task[Any]":
+    """Start a call of a tool that reports progress; return its task once the tool runs."""
+    started = asyncio.Event()
+
+    async def progress(*_: Any) -> None:
+        started.set()
+
+    call = asyncio.create_task(client.call_tool(tool, arguments, progress_callback=progress))
+    await asyncio.wait_for(started.wait(), WAIT_TIMEOUT_S)
+    return call
 
 
 def tool_call(tool: str, **arguments: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Calls as official clients make them: results, failures, progress, questions, and calls that are given up."""
+"""Calls by official clients: results, failures, progress, requests to the client, cancellation."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
-from mcp_requests import connected
+from mcp_requests import connected, start_call
 from serving import eventually, open_session, rpc, serving
 from toolbox import ToolBox, toolbox_app
 
@@ -175,13 +175,7 @@ async def test_progress_and_log_arrive_before_the_result(era: str) -> None:
 
 async def abort(client: Client, tool: str, name: str) -> None:
     """Begin a call, and cancel it once it runs."""
-    started = asyncio.Event()
-
-    async def progress(*_: Any) -> None:
-        started.set()
-
-    call = asyncio.create_task(client.call_tool(tool, {"name": name}, progress_callback=progress))
-    await asyncio.wait_for(started.wait(), 60)
+    call = await start_call(client, tool, name=name)
     call.cancel()
     await asyncio.wait([call], timeout=60)
     await eventually(lambda: name in ToolBox.cancelled)

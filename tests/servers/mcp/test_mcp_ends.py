@@ -1,4 +1,4 @@
-"""Servers that stop, and sessions that end, while standard clients are in the middle of something."""
+"""Servers that stop and sessions that end while standard clients are active."""
 
 import asyncio
 import json
@@ -11,7 +11,16 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, engine_of, greet, tool_call
 from serve_process import serve
-from serving import WAIT_TIMEOUT_S, eventually, open_session, request, rpc, serving, socket_to
+from serving import (
+    WAIT_TIMEOUT_S,
+    eventually,
+    http_client,
+    open_session,
+    request,
+    rpc,
+    serving,
+    socket_to,
+)
 from test_mcp_calls import abort
 from toolbox import toolbox_app
 
@@ -24,9 +33,7 @@ from servers.mcp.engine import MAX_CONNECTIONS, _Connection
 async def test_stopping_server_finishes_calls_and_closes_streams(workers: int) -> None:
     options = ["--workers", str(workers)] if workers > 1 else []
     with serve(*options, app="toolbox:app") as server:
-        async with httpx.AsyncClient(
-            base_url=f"http://{server.address}", trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False
-        ) as http:
+        async with http_client(server.address) as http:
             listening, started = asyncio.Event(), asyncio.Event()
 
             async def listen(head: dict[str, str]) -> None:
@@ -93,9 +100,7 @@ async def test_concurrent_handshakes_keep_the_connection_limit_of_a_session() ->
     app = toolbox_app()
     async with serving(app) as address:
         handle = await open_session(address)
-        async with httpx.AsyncClient(
-            base_url=f"http://{address}", trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False
-        ) as http:
+        async with http_client(address) as http:
             requests = [
                 http.post(f"/mcp/{handle}", json=HELLO, headers=STREAMS) for _ in range(2 * MAX_CONNECTIONS)
             ]
@@ -111,9 +116,7 @@ async def test_closing_a_session_answers_its_waiting_calls() -> None:
     app = toolbox_app()
     async with (
         serving(app) as address,
-        httpx.AsyncClient(
-            base_url=f"http://{address}", trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False
-        ) as http,
+        http_client(address) as http,
     ):
         greeted = await http.post("/mcp", json=HELLO, headers=STREAMS)
         head = STREAMS | {"mcp-session-id": greeted.headers["mcp-session-id"]}

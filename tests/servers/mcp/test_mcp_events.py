@@ -1,4 +1,4 @@
-"""A stream that is cut, and the client who comes back for the rest of it."""
+"""Broken streams, resumed by their client."""
 
 import asyncio
 import json

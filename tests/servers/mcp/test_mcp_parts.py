@@ -1,4 +1,4 @@
-"""Parts of the MCP server by themselves: what is kept of streams, sent between rounds, written and read."""
+"""Parts of the MCP server: recent events, the outbox, replies, multi-round requests, stdin."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The released dialect of tools on /mcp and on sockets, and a server that leaves the SDK alone until it is asked."""
+"""The released dialect of tools on /mcp and on sockets; the SDK is imported only when needed."""
 
 import asyncio
 import json

@@ -1,17 +1,16 @@
-"""Which session a standard request is answered by, whose it is, and when it ends."""
+"""Sessions of standard MCP requests: which one answers, who owns it, when it ends."""
 
 import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 from counter import Add, Count, Counter
 from fastapi import FastAPI
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, greet
-from serving import eventually, open_session, request, rpc, serving
+from serving import eventually, http_client, open_session, request, rpc, serving
 from toolbox import ToolBox, toolbox_app
 
 from openenv_core.tools import ToolAction, ToolObservation
@@ -242,7 +241,7 @@ async def test_session_ends_after_its_client_drops_all_connections(
         link = (await greet(address)).headers["mcp-session-id"]
         head = STREAMS | {"mcp-session-id": link}
         async with (
-            httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+            http_client(address) as http,
             http.stream("GET", "/mcp", headers=head) as stream,
         ):
             assert stream.status_code == 200
@@ -269,7 +268,7 @@ async def test_draining_ends_streams_and_sessions() -> None:
     async with serving(app) as address:
         link = (await greet(address)).headers["mcp-session-id"]
         async with (
-            httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+            http_client(address) as http,
             http.stream("GET", "/mcp", headers=STREAMS | {"mcp-session-id": link}) as stream,
         ):
             await app.drain(2)

@@ -1,4 +1,4 @@
-"""`ropewalk mcp` as desktop hosts start it: a child process, whose standard streams are the wire."""
+"""`ropewalk mcp` as a child process of a desktop host, over its standard streams."""
 
 import asyncio
 import json
@@ -13,21 +13,12 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_hosts import HANDSHAKE, STATELESS, text_of
+from mcp_requests import HELLO
 
 SUPPORT = str(Path(__file__).parents[2] / "support")
 ROOT = str(Path(__file__).parents[3])
 START = ["-m", "openenv_core.cli", "mcp"]
 WAIT_TIMEOUT_S = 30
-HELLO = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "t", "version": "1"},
-    },
-}
 
 
 def environ(**more: str) -> dict[str, str]:

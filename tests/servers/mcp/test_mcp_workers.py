@@ -1,4 +1,4 @@
-"""Standard MCP with two worker processes: whichever of them a request reaches, its session is found."""
+"""Standard MCP with two worker processes: any worker finds the session of a request."""
 
 import asyncio
 import os
@@ -10,6 +10,7 @@ import psutil
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
+from mcp_requests import LISTING, STREAMS, start_call
 from serve_process import ServeProcess, serve
 from serving import open_session, request
 
@@ -17,8 +18,6 @@ from servers.fleet.forwarder import worker_of
 
 # Fleets of real processes, one of them killed.
 pytestmark = pytest.mark.soak
-
-STREAMS = {"accept": "application/json, text/event-stream"}
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +58,8 @@ async def test_ten_megabytes_pass_between_workers(fleet: ServeProcess, era: str)
 async def test_cancelled_calls_free_their_sessions_across_workers(fleet: ServeProcess) -> None:
     async def abort(era: str) -> None:
         path = f"/mcp/{await open_session(fleet.address)}" if era == STATELESS else "/mcp"
-        started = asyncio.Event()
-
-        async def progress(*_: Any) -> None:
-            started.set()
-
         async with host(fleet.address, path, era) as client:
-            call = asyncio.create_task(client.call_tool("wait", progress_callback=progress))
-            await asyncio.wait_for(started.wait(), 60)
+            call = await start_call(client, "wait")
             call.cancel()
             await asyncio.wait([call])
             assert text_of(await client.call_tool("bump")) == "1"  # or it would wait for the call
@@ -96,20 +89,13 @@ async def test_killed_worker_loses_only_its_own_sessions() -> None:
             host(server.address, mode=HANDSHAKE, headers={"X-OpenEnv-Session": names[1]}) as two,
         ):
             await one.call_tool("bump")
-            started = asyncio.Event()
-
-            async def progress(*_: Any) -> None:
-                started.set()
-
-            call = asyncio.create_task(one.call_tool("wait", progress_callback=progress))
-            await asyncio.wait_for(started.wait(), 60)
+            call = await start_call(one, "wait")
             (killed,) = (w for w in psutil.Process(server.process.pid).children() if _index(w) == 0)
             os.kill(killed.pid, signal.SIGKILL)
             with pytest.raises(MCPError):
                 await asyncio.wait_for(call, 60)
             assert text_of(await two.call_tool("bump")) == "1"
-        listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-        reply = await request(server.address, "POST", "/mcp", listing, STREAMS | {"mcp-session-id": names[0]})
+        reply = await request(server.address, "POST", "/mcp", LISTING, STREAMS | {"mcp-session-id": names[0]})
         assert reply.status_code in (404, 502)
 
 

@@ -1,4 +1,4 @@
-"""E2B's released clients, unchanged, on `ropewalk sandboxes`: each of its faces, processes and containers."""
+"""E2B's released clients, unchanged, on `ropewalk sandboxes`: sync and async, processes and containers."""
 
 import base64
 import io

@@ -1,4 +1,4 @@
-"""What a sandbox's agent may do to the service, how attacks fare, and what is left when the service is killed."""
+"""Hostile agents of sandboxes, contained attacks, and what stays after a kill of the service."""
 
 import asyncio
 import json
