@@ -65,7 +65,7 @@ def listed(package: str, *words: str) -> set[str]:
 
 
 def unlike(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
-    """Return the scenarios that came out otherwise than expected; what nothing is said of is expected to pass."""
+    """Return the scenarios whose outcome differs from the expected one; the default is to pass."""
     return [
         scenario
         for scenario, outcome in outcomes.items()
@@ -74,7 +74,7 @@ def unlike(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
 
 
 def differences(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
-    """Return where outcomes are not as expected, in words; a scenario that nothing is said of is expected to pass."""
+    """Describe each outcome that differs from the expected one; the default is to pass."""
     return [
         f"{scenario}: expected {expected.get(scenario, 'passed')}, got {outcomes[scenario].verdict}\n"
         f"{outcomes[scenario].complaints}"

@@ -23,7 +23,7 @@ RUNS_ALONE = 3
 
 
 class Suites:
-    """What has been run so far, each suite once."""
+    """Outcomes of the suites run so far; each suite runs once."""
 
     def __init__(self, command: str, folder: Path) -> None:
         self._words = ("client", "--command", command, "--timeout", "60000")

@@ -15,7 +15,7 @@ SKILLS = [f"sep-2640-skills-{part}" for part in ("directory", "enumeration", "ma
 
 
 class Suites:
-    """What has been run so far, each part of the suites once, against one server."""
+    """Outcomes of the parts run so far against one server; each part runs once."""
 
     def __init__(self, server: ServeProcess, folder: Path) -> None:
         self._server = server
@@ -42,7 +42,7 @@ class Suites:
         return skills
 
     def _handle(self) -> str:
-        """Open a session as the stateless wire addresses it; return its URL."""
+        """Open a session and return its URL for stateless clients."""
         call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
         status, reply = self._server.request("POST", "/mcp", call, content_type="application/json")
         assert status == 200

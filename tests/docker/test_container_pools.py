@@ -76,7 +76,7 @@ if sys.argv[3] == "killed":
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["killed", "forgets"])
 def test_dead_owner_leaves_no_containers(engine: DockerEngine, how: str) -> None:
-    """Others are being started when it dies."""
+    """It dies while further containers are starting."""
     command = [sys.executable, "-c", OWNER, str(ROOT), str(ROOT / "tests" / "support"), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

@@ -39,7 +39,7 @@ INNER = Path(_relay.__file__).read_text()
 
 
 class Echo(socketserver.BaseRequestHandler):
-    """Sends back what comes; at the end says goodbye."""
+    """Echoes its input, and says goodbye at the end."""
 
     def handle(self) -> None:
         while data := self.request.recv(65_536):
@@ -64,7 +64,7 @@ def echoing() -> Iterator[int]:
 
 @asynccontextmanager
 async def accepting(mux: _relay.Mux, listener: socket.socket) -> AsyncIterator[None]:
-    """Have an outer side take connections."""
+    """Let an outer side accept connections."""
     listener.setblocking(False)
     task = asyncio.get_running_loop().create_task(mux.accept(listener))
     try:
@@ -77,7 +77,7 @@ async def accepting(mux: _relay.Mux, listener: socket.socket) -> AsyncIterator[N
 
 @asynccontextmanager
 async def scripted() -> AsyncIterator[tuple[_relay.Mux, socket.socket]]:
-    """An outer side, and the other end of its carrier."""
+    """Yield an outer side, and the other end of its carrier."""
     ours, theirs = socket.socketpair()
     mux = _relay.Mux()
     await asyncio.get_running_loop().create_connection(lambda: mux, sock=ours)
@@ -88,7 +88,7 @@ async def scripted() -> AsyncIterator[tuple[_relay.Mux, socket.socket]]:
 
 @asynccontextmanager
 async def relayed(port: int) -> AsyncIterator[int]:
-    """Both sides of a relay to a port of this machine; yield where it begins."""
+    """Run both sides of a relay to a port of this machine; yield its address."""
     loop = asyncio.get_running_loop()
     command = [sys.executable, "-I", "-S", "-c", INNER, str(port)]
     with (
@@ -107,7 +107,7 @@ async def relayed(port: int) -> AsyncIterator[int]:
 
 
 def exchange(port: int, data: bytes) -> bytes:
-    """Send all of it while reading the answer; return the answer."""
+    """Send all data while reading the answer; return the answer."""
     with socket.create_connection(("127.0.0.1", port), WAIT_TIMEOUT_S) as connection:
 
         def send() -> None:
@@ -135,7 +135,7 @@ async def test_many_connections_arrive_complete_and_in_order() -> None:
 
 
 def fill(port: int) -> tuple[socket.socket, int]:
-    """Send until no more is taken; return the connection and how much was."""
+    """Send until the buffers are full; return the connection and the number of bytes."""
     connection = socket.create_connection(("127.0.0.1", port))
     connection.settimeout(0.5)
     sent = 0

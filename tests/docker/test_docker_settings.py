@@ -373,7 +373,7 @@ def test_silent_engine_is_a_timeout() -> None:
 
 
 class Recorder:
-    """A provider of the released shape that starts nothing."""
+    """A provider with the released interface that starts nothing."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []

@@ -114,7 +114,7 @@ BlackjackEnvironment.reset = _leaking
 
 @pytest.fixture(scope="module")
 def leaking(blackjack: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield a repository whose tags leak what they are called after, once an episode."""
+    """Yield a repository whose tags name what the image leaks once per episode."""
     folder = tmp_path_factory.mktemp("leaking")
     (folder / "leak.py").write_text(LEAK)
     (folder / "Dockerfile").write_text(

@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
-    """Bases under a name of these tests, made from a source that nobody edits meanwhile."""
+    """Base images under a name of these tests, built from an unchanging copy of the source."""
     kept = tmp_path_factory.mktemp("kept")
     placed = installed.place(kept)
 
@@ -167,7 +167,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(tmp_path: Path, mark: str, api: docker.APIClient) -> Iterator[Make]:
-    """Make folders of environments, and take their images away in the end."""
+    """Make folders of environments; remove their images in the end."""
 
     def made(dockerfile: str, *, name: str = "one", **files: str) -> Path:
         folder = tmp_path / f"t{mark}_{name}_env"
@@ -353,7 +353,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def image(api: docker.APIClient, tmp_path: Path) -> Iterator[str]:
-    """A small image of its own, so that its layers are in no registry."""
+    """A small image whose layers are in no registry."""
     folder = tmp_path / "image"
     folder.mkdir()
     mark = uuid.uuid4().hex

@@ -218,7 +218,7 @@ def test_container_stops_on_request_under_load(image: str) -> None:
 
 @pytest.fixture(scope="module")
 def old_kernel(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A filter by which the kernel seems to have neither Landlock nor user name spaces."""
+    """A filter that makes the kernel look as if it had neither Landlock nor user namespaces."""
     away = [{"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": number} for names, number in (
         (["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"], 38),
         (["unshare"], 1),

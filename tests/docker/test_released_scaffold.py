@@ -48,7 +48,7 @@ def ropewalk(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def findings(target: str, *options: str) -> dict[str, dict[str, Any]]:
-    """Return what the checker has against a target; a check that crashed is a flaw of ours."""
+    """Return the findings of the checker on a target; none of its checks may crash."""
     done = ropewalk("validate", target, "--json", "--start-timeout", str(START_S), *options)
     assert done.returncode == 1, done.stdout[-6000:] + done.stderr[-6000:]
     results = json.loads(done.stdout)["results"]

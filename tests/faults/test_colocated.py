@@ -27,7 +27,7 @@ COLOCATED = (*WORDS, "monarch.colocate=true")
 
 
 def holders(job: Job) -> dict[int, int]:
-    """Who has a turn now: the sockets whose names are turns, and the processes that they are open in."""
+    """Return the processes that hold each GPU turn, by the sockets named after the turns."""
     with open("/proc/net/unix", encoding="ascii") as table:
         turns = {line.split()[6] for line in table if "@ropewalk-turn/" in line}
     pids = {}
@@ -41,7 +41,7 @@ def holders(job: Job) -> dict[int, int]:
 
 
 def kill(job: Job, *services: str, in_turn_of: str) -> None:
-    """Kill a replica of each when somebody has the turn; returns when they serve again."""
+    """Kill a replica of each service while a turn is held; return when they serve again."""
 
     def pids(name: str) -> list[int]:
         status = job.status()
@@ -120,7 +120,7 @@ def test_rollouts_running_at_the_switch_are_neither_lost_nor_trained_twice(tmp_p
 
 
 def test_trainer_and_generator_never_hold_the_gpu_together(tmp_path: Path) -> None:
-    """With two ranks and two generators: each GPU's turn is one process's."""
+    """With two ranks and two generators, one process at a time holds each GPU."""
     arguments = (
         *WORDS[:-1],
         "monarch.colocate=true",

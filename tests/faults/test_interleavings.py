@@ -40,7 +40,7 @@ ASKING = st.lists(
 
 
 class Echo(Counter):
-    """Says what it is told, after as many milliseconds as the last digit says."""
+    """Echoes the amount after as many milliseconds as its last digit."""
 
     DETERMINISTIC = False
 
@@ -124,7 +124,7 @@ OVERLAP = -1
 
 
 class Recorded(Counter):
-    """Answers with the number that it is told, in a thread; every session notes what it was told in one list."""
+    """Echoes the amount from a thread; each session records its amounts in a list."""
 
     BLOCKING, DETERMINISTIC = True, False
     steps: ClassVar[list[list[int]]] = []
@@ -152,7 +152,7 @@ class Recorded(Counter):
 
 
 class RecordedLater(Recorded):
-    """A plain method in a thread, which returns what is to be awaited on the loop."""
+    """A plain method in a thread that returns an awaitable for the event loop."""
 
     def step(self, action: Add) -> Any:
         self.begin()
@@ -165,7 +165,7 @@ class RecordedLater(Recorded):
 
 
 class RecordedOnLoop(RecordedLater):
-    """Promises never to wait, and waits now and then."""
+    """Declared as non-blocking, and sometimes returns an awaitable."""
 
     BLOCKING = False
 
@@ -197,7 +197,7 @@ MOVES = st.lists(
 
 
 async def ask_at_random(env: type[Recorded], moves: list[tuple[str, int, int, float]]) -> None:
-    """Ask two sessions of one connection without waiting for replies."""
+    """Send requests to two sessions of one connection without waiting for replies."""
     env.steps.clear()
     frames: dict[int, dict[str, Any]] = {}
     sent: dict[int, tuple[int, int]] = {}  # which session was asked, and what it was told
@@ -248,7 +248,7 @@ async def ask_at_random(env: type[Recorded], moves: list[tuple[str, int, int, fl
 
 
 def answered(frame: dict[str, Any], total: int) -> bool:
-    """Whether a frame says that a step was taken; it is refused otherwise, and names no other step."""
+    """Whether a frame reports an executed step; otherwise it must be a refusal."""
     if frame.get("type") == "observation":
         assert frame["data"]["observation"]["total"] == total
         return True

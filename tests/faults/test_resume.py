@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("validated_frames")
 
 
 class Tally(Counter):
-    """Counts without an end; what it says tells how often it was asked. Nothing of it is played again elsewhere."""
+    """Counts without a limit and returns the number of steps; declared nondeterministic, so nothing is replayed."""
 
     DETERMINISTIC = False
 
@@ -42,7 +42,7 @@ class BlockingTally(Tally):
 
 
 class Patient(SlowBlocking):
-    """Hangs at 99."""
+    """Hangs at the amount 99."""
 
     entries = 0
 

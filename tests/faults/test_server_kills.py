@@ -22,7 +22,7 @@ HUNDRED = pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(900)])
 
 @dataclass
 class Played:
-    """What came of the hands, over all clients."""
+    """The outcomes of the episodes of all clients."""
 
     hands: int = 0
     moved: int = 0
@@ -45,7 +45,7 @@ def run_undisturbed(seed: int) -> list[Any]:
 
 
 async def play(number: int, urls: list[str], transport: str, played: Played, finished: asyncio.Event) -> None:
-    """Play hand after hand; each comes to what it comes to without a kill, or is told to be lost."""
+    """Play episodes; each ends as without a kill, or is reported as lost."""
     env = BlackjackEnv(urls, transport=transport)
     seed = number
     async with env:
@@ -73,7 +73,7 @@ async def play(number: int, urls: list[str], transport: str, played: Played, fin
 
 
 async def kill(servers: ForkedServers, kills: int, played: Played) -> None:
-    """Kill a server that a hand is played on, and start it again; the other one serves meanwhile."""
+    """Kill a server during an episode, and restart it; the other one serves meanwhile."""
 
     async def until(hands: int) -> None:
         async with asyncio.timeout(HANDS_TIMEOUT_S):

@@ -38,7 +38,7 @@ def _value(rng: random.Random) -> Any:
 
 
 def answer(rng: random.Random) -> bytes:
-    """Return the payload of a reply, likely or not."""
+    """Return a random payload of a reply, valid or not."""
     match rng.randrange(6):
         case 0:
             reply: Any = {
@@ -71,7 +71,7 @@ def answer(rng: random.Random) -> bytes:
 
 
 def packet(rng: random.Random) -> bytes:
-    """Return what a server puts on the connection in the place of a reply."""
+    """Return random bytes that a server sends instead of a reply."""
     payload = answer(rng)
     match rng.randrange(10):
         case 0:
@@ -153,7 +153,7 @@ async def test_any_http_response_is_a_result_or_a_typed_error(number: int) -> No
 
 
 def http_response(rng: random.Random) -> tuple[bytes, bool]:
-    """Return a response of HTTP, likely or not, and whether it is whole."""
+    """Return a random HTTP response, and whether it is complete."""
     if rng.random() < 0.1:
         return rng.randbytes(30), False
     body = answer(rng)
@@ -176,7 +176,7 @@ def http_response(rng: random.Random) -> tuple[bytes, bool]:
 
 
 class Numbered:
-    """A server that answers in order, late or soon, and says in each reply which request it is for."""
+    """A server that answers in order with random delays and names the request in each reply."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

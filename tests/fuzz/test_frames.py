@@ -34,7 +34,7 @@ LEAKS = (b"Traceback", b'File \\"', b'File "', b".py", b"site-packages", b"0x7f"
 
 @pytest.fixture(scope="module", params=["fuzz_app:app", "fuzz_app:in_threads"])
 def server(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
-    """A server with room for two: a witness, and whoever misbehaves. A slot that is not given back shuts it."""
+    """A server with two slots: for a witness and a misbehaving client. A leaked slot blocks the tests."""
     with serve("--max-sessions", "2", app=request.param) as running:
         yield running
         assert "Traceback" not in running.output, running.output
@@ -61,7 +61,7 @@ def exchange(client: ClientConnection, message: str | bytes) -> bytes:
 
 
 class Witness:
-    """A session of somebody who behaves, and who notices when something else happens to it."""
+    """A well-behaved session that detects any interference."""
 
     def __init__(self, client: ClientConnection) -> None:
         self._client = client
@@ -87,7 +87,7 @@ def witness(server: ServeProcess) -> Iterator[Witness]:
 
 @contextmanager
 def connection_with_slot(server: ServeProcess) -> Iterator[RawClient]:
-    """A connection that has a slot: what the tests before have closed is not given back at once."""
+    """Yield a connection that has a slot; slots of earlier tests may take a moment to come back."""
     deadline = time.monotonic() + WAIT_TIMEOUT_S
     while True:
         with RawClient(server.port) as client:
@@ -101,7 +101,7 @@ def connection_with_slot(server: ServeProcess) -> Iterator[RawClient]:
 
 
 def wait_for_a_free_slot(server: ServeProcess) -> None:
-    """Wait until there is room for one more, and use it."""
+    """Wait until a slot is free, and use it."""
 
     def room() -> bool:
         try:
@@ -239,7 +239,7 @@ def test_noise_harms_no_other_session(server: ServeProcess, witness: Witness) ->
 
 
 def _made_noise(server: ServeProcess, data: bytes, cut: int, polite: bool) -> bool:
-    """Send noise; return False where the slot of the noise before was still taken."""
+    """Send noise; return False if no slot was free."""
     with RawClient(server.port) as client:
         # In pieces, so that the boundaries of reads are somewhere else than those of frames.
         client.send(data[:cut])
@@ -318,7 +318,7 @@ def mutated_message(rng: random.Random) -> str:
 
 
 def _mutate_value(rng: random.Random, value: Any) -> Any:
-    """Return JSON with one place in it changed to something of any kind."""
+    """Return JSON with one random value replaced."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         key = rng.choice(list(value))
         changed = dict(value)
@@ -334,7 +334,7 @@ def _mutate_value(rng: random.Random, value: Any) -> Any:
 
 
 class Model:
-    """What a session must be, from what it was told and what it said."""
+    """The expected state of a session, from its requests and replies."""
 
     def __init__(self) -> None:
         self.steps = 0

@@ -39,7 +39,7 @@ CHECKS = {
 
 
 def faults_of(url: str, document: dict[str, Any], **headers: str) -> tuple[set[str], list[str]]:
-    """Run every phase; return which routes were asked, and what was wrong."""
+    """Run every phase; return the routes that were called and the failures."""
     config = SchemathesisConfig.from_dict(
         {
             "seed": SEED,

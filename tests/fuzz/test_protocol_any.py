@@ -96,7 +96,7 @@ def test_mcp_frame_round_trips(request: dict[str, Any]) -> None:
 
 
 def refused(read: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the refusal or fault that was raised; None where there was none."""
+    """Return the error that was raised; None if there was none."""
     try:
         read(*arguments)
     except (RefusalError, JsonRpcFaultError, ClientError) as refusal:

@@ -97,7 +97,7 @@ def server() -> Iterator[ServeProcess]:
 
 
 def answer_to(server: ServeProcess, data: bytes) -> bytes:
-    """Return the head and the first of the body of the last answer; nothing where the connection just ended."""
+    """Return the head and the first bytes of the body of the response; empty if the connection ended."""
     with server.connect() as connection:
         connection.sendall(data)
         answer = b""

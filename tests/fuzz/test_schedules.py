@@ -32,7 +32,7 @@ CODES = {"CAPACITY_REACHED", "SESSION_ERROR", "EXECUTION_ERROR"}
 
 
 class Marked(Counter):
-    """Tells in every observation who has reset it, and counts its instances."""
+    """Names in every observation who reset it, and counts its instances."""
 
     BLOCKING = True
     made: ClassVar[int] = 0
@@ -81,7 +81,7 @@ class MarkedInline(Marked):
 
 
 class Caller:
-    """Somebody with a token, who does this and that."""
+    """A client with a token that acts at random."""
 
     def __init__(self, number: int, address: str, rng: random.Random) -> None:
         self.token = TOKENS[number % len(TOKENS)]

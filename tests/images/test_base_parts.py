@@ -62,7 +62,7 @@ def test_source_tree_builds_a_reproducible_wheel_and_stays_unchanged(tmp_path: P
 
 
 class Elsewhere:
-    """A distribution in a folder of its own, as pip leaves one."""
+    """A distribution in its own folder, as pip installs it."""
 
     def __init__(self, root: Path, source: Path | None = None) -> None:
         information = root / "ropewalk-9.8.dist-info"

@@ -166,7 +166,7 @@ def test_invalid_commands_fail_before_an_engine_is_used(
 
 
 def docker_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put a command `docker` before all others: a stand-in, which says and does what the script does."""
+    """Put a stand-in for the command `docker` first on the PATH; it runs the script."""
     command = tmp_path / "bin" / "docker"
     command.parent.mkdir()
     command.write_text(f"#!/bin/sh\n{script}\n")

@@ -38,7 +38,7 @@ EPISODE: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Callable[[str], str]]:
-    """Return where a release, or we, serve the folder; or where our own interpreter is served."""
+    """Return the URL of the folder, served by a release or by us, or of our own interpreter."""
     urls: dict[str, str] = {}
     with ExitStack() as stack:
 
@@ -55,7 +55,7 @@ def served() -> Iterator[Callable[[str], str]]:
 
 
 def played(url: str, version: str | None, whose: str, plan: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return what the async client saw, and what the sync one did."""
+    """Return what the async and the sync client observed."""
     seen: dict[str, list[Any]] = drive(version, "coding_client", url, str(FOLDER), whose, plan=plan)
     assert tuple(seen) == FACES
     return seen

@@ -30,7 +30,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file; while it is there, no environment can be made."""
+    """A file; while it exists, no environment can be constructed."""
     return tmp_path_factory.mktemp("moody") / "broken"
 
 
@@ -246,7 +246,7 @@ SAID = {"Invalid message", "in a bad mood"}
 
 
 def alike(value: Any) -> Any:
-    """Leave out what differs between two runs of one server, and the words of errors."""
+    """Remove what differs between two runs of one server, and error texts."""
     match value:
         case str():
             return UNIQUE.sub("<id>", value)
@@ -268,7 +268,7 @@ def asked(url: str, method: str, path: str, body: Any) -> tuple[int, Any]:
 
 
 def told(url: str, frames: Frames) -> list[Any]:
-    """Send frames on a socket of their own; return the replies, and the code where the server has closed."""
+    """Send frames on a new socket; return the replies, and the close code if the server closed it."""
     replies: list[Any] = []
     with opened(url) as socket:
         for frame in frames:
@@ -312,7 +312,7 @@ def test_socket_exchanges_match_the_released_server(line: str, pair: Pair) -> No
 
 
 def test_schemas_match_the_released_ones(pair: Pair) -> None:
-    """Ours say nothing of the fields that every model has; names, types and what is required are the same."""
+    """Ours omit the fields that every model has; names, types and required fields are the same."""
     theirs, ours = (exchange(url, "GET", "/schema")[1] for url in pair)
     assert set(ours) == set(theirs)
     for part in ("action", "observation", "state"):

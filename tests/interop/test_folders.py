@@ -32,7 +32,7 @@ def test_scaffold_clients_see_no_difference(
 
 
 def test_released_rubrics_give_the_same_rewards_and_scores() -> None:
-    """A gate, a trajectory's rubric and a judge, played by a released client on the release's server and on ours."""
+    """A gate, a trajectory rubric and a judge, played by a released client on a released server and on ours."""
     folders = Path(__file__).parent / "folders"
     plan = [[{"reset": {}}, *({"step": {"word": word}} for word in ("one", "Two", "one"))]]
     with chat_server("I say 0.5.") as judge:

@@ -17,7 +17,7 @@ for visitor, name in ((one, "reset"), (one, "step"), (two, "reset"), (two, "step
 
 
 def gradio_alone(folder: Path) -> str:
-    """Return a folder with Gradio and what it stands on, without what is here, or the released package."""
+    """Return a folder with Gradio and its dependencies, without those installed here and the released package."""
     (there,) = python("0.10.0").parents[1].glob("lib/python3*/site-packages")
     here = {path.name.partition("-")[0] for path in Path(sys.prefix).glob("lib/python3*/site-packages/*")}
     for path in there.iterdir():

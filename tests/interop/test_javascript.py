@@ -25,7 +25,7 @@ WAIT_TIMEOUT_S = 0.3
 
 
 class Tally(Counter):
-    """Counts without an end; what it says tells how often it was asked."""
+    """Counts without a limit and returns the number of steps."""
 
     def step(self, action: Add) -> Count:
         self._state.total += action.amount
@@ -59,7 +59,7 @@ class Node:
 async def joined(
     env: type[Counter] = Tally, cap: int = 8, **options: Any
 ) -> AsyncIterator[tuple[EnvironmentApp, FaultyProxy, Node]]:
-    """A server, the proxy before it, and a client that has opened a session there."""
+    """Yield a server, a proxy in front of it, and a client with an open session."""
     app = create_app(env, Add, Count, max_concurrent_envs=cap)
     async with serving(app) as address, faulty_proxy(address) as proxy:
         process = await asyncio.create_subprocess_exec(

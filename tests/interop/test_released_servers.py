@@ -26,7 +26,7 @@ class Echo(Observation):
 
 
 class EchoClient(EnvClient[dict[str, Any], Echo, State]):
-    """As subclasses for the released package are written."""
+    """A client written like subclasses for the released package."""
 
     def _step_payload(self, action: dict[str, Any]) -> dict[str, Any]:
         return action
@@ -40,7 +40,7 @@ class EchoClient(EnvClient[dict[str, Any], Echo, State]):
 
 
 async def settled(connect: Callable[[], Any]) -> Any:
-    """Connect; the released server gives a slot back a moment after its client has left."""
+    """Connect; the released server frees a slot a moment after its client has left."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -93,7 +93,7 @@ def test_sync_client_of_a_subclass_plays_released_servers(
 
 
 async def test_client_plays_the_first_release_over_http(released_url: Callable[[str], str]) -> None:
-    """It keeps one instance that all share."""
+    """The first release has one instance for all clients."""
     async with GenericEnvClient(base_url=released_url("0.1.1"), transport="http") as client:
         first = await client.reset()
         assert first.done is False

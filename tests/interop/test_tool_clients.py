@@ -68,7 +68,7 @@ def released_tally() -> Iterator[Callable[[str], str]]:
 def test_released_clients_see_no_difference(
     version: str, tally_url: str, folder_url: str, released_tally: Callable[[str], str]
 ) -> None:
-    """By our own environment of tools, by the released folder served by ours, and by its release."""
+    """Against our own tool environment, the released folder on our server, and its own release."""
     urls = (tally_url, folder_url, released_tally(version))
     # The list is a step to 0.3.1; to 0.10 nothing of this is one, since it goes past the step of its own servers.
     steps = {"0.10.0": (6, 6, 0), "0.3.1": (6, 7, 7)}[version]

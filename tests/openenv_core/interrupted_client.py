@@ -41,7 +41,7 @@ def waiting(env: SyncEnvClient) -> str:
 
 
 def interrupted_often(env: SyncEnvClient) -> str:
-    """Interrupt resets at random moments; each reply that comes has to be that of its own request."""
+    """Interrupt resets at random moments; each reply must belong to its own request."""
     env.connect()
     over = threading.Event()
     armed = False

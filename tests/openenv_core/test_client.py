@@ -500,7 +500,7 @@ async def test_attached_client_leaves_its_session_standing() -> None:
 
 
 class Runtime:
-    """A provider of the released shape: start, wait, stop."""
+    """A provider with the released interface: start, wait, stop."""
 
     def __init__(self, url: str) -> None:
         self.url, self.calls = url, list[Any]()
@@ -517,7 +517,7 @@ class Runtime:
 
 
 class Container:
-    """A provider of the other released shape."""
+    """A provider with the other released interface."""
 
     def __init__(self, url: str) -> None:
         self.url, self.calls = url, list[Any]()

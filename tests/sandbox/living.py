@@ -14,7 +14,7 @@ DEADLINE_S = 60.0
 async def executed(
     sandbox: Sandbox, *codes: str, limits: Limits | None = None, **more: float
 ) -> list[Execution]:
-    """What became of each code, in one session."""
+    """Run codes in one session; return their executions."""
     session = await sandbox.open(limits or Limits())
     done = [await session.execute(code, **more) for code in codes]
     await session.close()
@@ -22,7 +22,7 @@ async def executed(
 
 
 async def value(session: SandboxSession, code: str) -> str | None:
-    """The result of code that ends well."""
+    """Return the result of code that must succeed."""
     done = await session.execute(code)
     assert done.status == "ok", done
     return done.result
@@ -35,7 +35,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def zygote_of(sandbox: Sandbox) -> int:
-    """The zygote's pid; the test before may have left none."""
+    """Return the zygote's pid, starting one if needed."""
     await (await sandbox.open()).close()
     assert sandbox.zygote_pid is not None
     return sandbox.zygote_pid

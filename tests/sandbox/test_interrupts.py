@@ -19,7 +19,7 @@ ENDLESS = "while True: pass"
 async def start_execution(
     session: SandboxSession, code: str, timeout_s: float | None = None
 ) -> tuple[Worker, "asyncio.Task[Execution]"]:
-    """Code whose request has just been sent, and who asks for it."""
+    """Start an execution; return its worker and its task once the request was sent."""
     worker = session._worker
     assert worker is not None
     running = asyncio.create_task(session.execute(code, timeout_s=timeout_s))
@@ -28,14 +28,14 @@ async def start_execution(
 
 
 async def interrupt_at_once(session: SandboxSession, code: str) -> Execution:
-    """Interrupted when its request has just been sent."""
+    """Start an execution, interrupt it at once, and return it."""
     _, running = await start_execution(session, code)
     session.interrupt()
     return await running
 
 
 async def timed_out(sandbox: Sandbox, code: str, then: str) -> tuple[Execution, str | None]:
-    """What became of code that is out of time, and the result of what ran next; the state was kept."""
+    """Run code into its timeout and then more code; return the execution and the second result."""
     session = await sandbox.open(PATIENT)
     done = await session.execute(code, timeout_s=0.5)
     after = await session.execute(then)
@@ -45,7 +45,7 @@ async def timed_out(sandbox: Sandbox, code: str, then: str) -> tuple[Execution, 
 
 
 def wait_for(descriptor: int) -> None:
-    """Wait until there is something to read, and keep the loop from reading it: it is late, as one with much to do."""
+    """Wait until a descriptor is readable without letting the event loop read it, as if the loop were busy."""
     assert select.select([descriptor], [], [], DEADLINE_S)[0]
 
 

@@ -270,7 +270,7 @@ def test_copying_tolerates_forbidden_modes(tmp_path: Path, monkeypatch: pytest.M
 def test_own_signal_handler_survives_an_interrupt_at_any_moment(
     monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
-    """The signal is named, not sent: whatever is installed is called just before it is changed the next time."""
+    """No signal is sent: the installed handler is called just before the next change of handlers."""
     installed: list[Any] = [None]
     due = [False, False]
 

@@ -317,7 +317,7 @@ async def test_failed_start_of_the_zygote_is_retried(monkeypatch: pytest.MonkeyP
 
 
 class _NoZygote(Sandbox):
-    """Has no process to fork from; what it is asked for is refused by then at the latest."""
+    """A sandbox without a zygote process; every fork is refused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -362,7 +362,7 @@ async def test_full_disk_is_a_sandbox_error(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def opened() -> list[str]:
-    """Where the descriptors of this process lead."""
+    """Return the targets of this process's descriptors."""
     return [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
 
 

@@ -53,7 +53,7 @@ async def batch_of(
 
 
 async def answer(connection: ClientConnection) -> dict[str, Any]:
-    """The next answer, with lists for arrays."""
+    """Return the next reply, with lists for arrays."""
     header, arrays = decode_frame(await asyncio.wait_for(connection.recv(), WAIT_TIMEOUT_S))
     for part in ("reward", "terminated", "truncated"):
         if part in header:
@@ -64,7 +64,7 @@ async def answer(connection: ClientConnection) -> dict[str, Any]:
 async def request(
     connection: ClientConnection, arrays: tuple[Array, ...] = (), **fields: Any
 ) -> dict[str, Any]:
-    """Ask, and return an answer that tells all."""
+    """Send a request; return its reply."""
     header = {name: json.dumps(value).encode() for name, value in {"id": 7, **fields}.items()}
     await connection.send(encode_frame(header, list(arrays)))
     reply = await answer(connection)
@@ -101,7 +101,7 @@ async def test_members_are_reset_and_stepped_together_by_rows_and_columns(env: A
 async def test_consecutive_batches_are_stepped_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first is begun where it is read, and lets others have their turn before it is through."""
+    """The first is started where it is read, and yields to other tasks before it ends."""
     monkeypatch.setattr("servers.sessions.batch._STEPS_PER_YIELD", 1)
     size = 200
     async with serving(app_of(Counter, size)) as address, batch_of(address, size) as connection:
@@ -212,7 +212,7 @@ async def test_members_count_against_the_cap_of_their_token() -> None:
 
 
 class Second(Counter):
-    """All but the first cannot be built."""
+    """Only the first instance can be constructed."""
 
     BLOCKING = True
     built = 0
@@ -235,7 +235,7 @@ async def test_failed_construction_of_one_member_opens_none(env: Any) -> None:
 
 
 class Built(Counter):
-    """Counts those that were built, and how many in one turn of the loop at most."""
+    """Counts its instances, and the most that were constructed in one turn of the loop."""
 
     built = closed = 0
     turn = in_turn = most = 0
@@ -269,7 +269,7 @@ async def test_many_members_are_constructed_in_waves_that_yield_to_others() -> N
 
 
 class Held(Counter):
-    """All but the first are built once the gate is open; the 30th fails."""
+    """All but the first instance are constructed once the gate is open; the 30th fails."""
 
     BLOCKING = True
     numbers: Iterator[int]
@@ -312,7 +312,7 @@ async def test_abandoned_or_failed_wave_frees_its_slots(leaves: bool) -> None:
 
 
 class LaterCounter(Counter):
-    """Plain methods, which return what is to be awaited."""
+    """Plain methods that return awaitables."""
 
     def step(self, action: Add) -> Any:
         async def later() -> Count:
@@ -357,7 +357,7 @@ async def test_disconnect_during_a_step_frees_all_slots(slow: Any) -> None:
 
 
 class Patient(SlowBlocking):
-    """Hangs where it is told to."""
+    """Hangs at amounts above 1."""
 
     def step(self, action: Add) -> Count:
         return super().step(action) if action.amount > 1 else Counter.step(self, action)
@@ -385,7 +385,7 @@ async def test_member_over_its_deadline_is_ended_and_the_other_steps_count(slow:
 
 
 class PatientDeaf(Patient):
-    """Waits on the loop where it is told to, and does not heed its cancellation."""
+    """Waits on the event loop at amounts above 1, and ignores cancellation."""
 
     def step(self, action: Add) -> Any:
         return self._hang() if action.amount > 1 else Counter.step(self, action)
@@ -398,7 +398,7 @@ class PatientDeaf(Patient):
 
 
 class PatientOnLoop(PatientDeaf):
-    """Promises not to wait, and does."""
+    """Declared as non-blocking, but waits."""
 
     BLOCKING = False
 
@@ -486,7 +486,7 @@ async def test_every_member_is_answered_once_for_any_at_least(env: Any) -> None:
 
 
 class Together(Counter):
-    """Steps that end once all are under way."""
+    """Its steps end once all of them run."""
 
     BLOCKING = True
     barrier = threading.Barrier(8)
@@ -508,7 +508,7 @@ class Waiting(AsyncCounter):
 
 
 class Overlapping(SlowBlocking):
-    """Tells how many steps were under way at once."""
+    """Records the greatest number of concurrent steps."""
 
     most = 0
 

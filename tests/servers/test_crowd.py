@@ -59,7 +59,7 @@ async def test_all_clients_of_a_crowd_finish_without_retry_code(
 @WORKERS
 @CROWDS
 async def test_crowd_plays_in_order_of_arrival(clients: int, slots: int, workers: str) -> None:
-    """Each comes when the server has seen the one before: of those who come at once nobody here knows the order."""
+    """Each connects once the server has seen the one before, so the order of arrival is known."""
     with serve("--max-sessions", str(slots), "--workers", workers) as server:
         all_are_there = asyncio.Event()
         order: list[int] = []

@@ -33,7 +33,7 @@ HANG_S = 0.5
 
 
 class Deaf(SlowAsync):
-    """Does not heed its cancellation."""
+    """Ignores cancellation."""
 
     async def step(self, action: Add) -> Count:
         self.entered.set()
@@ -61,7 +61,7 @@ class SlowState(SlowBlocking):
 
 
 class SlowPromise(SlowAsync):
-    """Promises not to wait, and returns what does."""
+    """Declared as non-blocking, but returns a slow awaitable."""
 
     def step(self, action: Add) -> Any:
         return super().step(action)
@@ -78,7 +78,7 @@ class SlowMetadata(SlowBlocking):
 
 
 class Inline(Counter):
-    """Steps on the loop, and has a tool that waits for ever."""
+    """Steps on the event loop, and has a tool that never returns."""
 
     def list_tools(self) -> list[Any]:
         return []
@@ -111,7 +111,7 @@ HANGING: list[tuple[type[Slow], Any]] = [
 
 @asynccontextmanager
 async def all_hanging() -> AsyncIterator[list[tuple[type[Slow], Any, EnvironmentApp, str]]]:
-    """Serve one of each kind, so that all wait for their deadline at once; check that each was closed once."""
+    """Serve one app of each kind, so that all deadlines run at once; check that each was closed once."""
     async with AsyncExitStack() as stack:
         served = []
         for kind, frame in HANGING:

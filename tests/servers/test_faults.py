@@ -19,7 +19,7 @@ LONG = "x" * 500_000
 
 
 def filled(pattern: str) -> str:
-    """Put the keys or the long text where a pattern names them."""
+    """Replace KEYS and LONG in a pattern."""
     return pattern.replace("KEYS", KEYS).replace("LONG", LONG)
 
 

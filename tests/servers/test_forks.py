@@ -30,7 +30,7 @@ from servers.sessions import DeadlineExceededError, snapshots
 
 @dataclass
 class Held:
-    """A state that holds something."""
+    """A state that must be closed."""
 
     total: int
     closed: ClassVar[int] = 0
@@ -40,7 +40,7 @@ class Held:
 
 
 class AsyncState(AsyncCounter):
-    """By methods of its own, where the others copy their attributes."""
+    """Has its own async methods for snapshots; the others copy their attributes."""
 
     async def snapshot(self) -> Held:
         await asyncio.sleep(0)
@@ -67,7 +67,7 @@ async def vector(address: str, count: int = 1, **options: Any) -> AsyncIterator[
 
 
 async def totals(client: VectorClient, members: list[int], *amounts: int) -> list[int]:
-    """What members count after each has added its amount."""
+    """Step members by their amounts; return their totals."""
     (reply,) = await client.ask("step", members=members, actions=[{"amount": one} for one in amounts])
     return [row["total"] for row in reply.fields["rows"]]
 
@@ -191,7 +191,7 @@ async def test_environment_that_cannot_be_forked_reports_it_and_continues(
 
 
 class Stuck(BlockingCounter):
-    """Its snapshots never end, or its restores, as the seed says."""
+    """Its snapshots or its restores never end, depending on the total."""
 
     held = threading.Event()
 
@@ -226,7 +226,7 @@ async def test_snapshot_or_restore_over_its_deadline_ends_only_its_own_session()
 
 
 class Sized(Counter):
-    """Says how large its states are."""
+    """Has snapshots of known size."""
 
     def snapshot(self) -> Any:
         return bytes(self._state.total)
@@ -259,7 +259,7 @@ async def test_snapshots_are_bounded_in_number_bytes_and_time(monkeypatch: pytes
 
 
 class SlowState(AsyncState):
-    """Its snapshots wait to be told on."""
+    """Its snapshots wait for an event."""
 
     entered: asyncio.Event
     go: asyncio.Event
@@ -286,7 +286,7 @@ async def test_busy_member_is_neither_forked_nor_ended_and_disconnect_frees_it()
 
 
 class ThreadState(BlockingCounter):
-    """Its snapshots wait to be told on, in a thread."""
+    """Its snapshots wait for an event in a thread."""
 
     entered: threading.Event
     go: threading.Event
@@ -326,7 +326,7 @@ async def test_snapshot_that_finishes_after_its_request_ended_is_closed(
 
 
 class SlowRestore(BlockingCounter):
-    """Its restores wait to be told on, in a thread."""
+    """Its restores wait for an event in a thread."""
 
     go: threading.Event
     entered: int

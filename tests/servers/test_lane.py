@@ -34,7 +34,7 @@ PAUSE_S = 0.1
 
 
 class Echo:
-    """Says what it hears."""
+    """Echoes every message."""
 
     def __init__(self) -> None:
         self.heard: list[str | None] = []
@@ -296,7 +296,7 @@ async def test_message_within_an_unfinished_one_ends_the_connection() -> None:
 
 
 async def test_unread_replies_pause_the_reading() -> None:
-    """What it has not read is bounded: the application's send waits, and with it the reading."""
+    """Unread replies are bounded: the application's send waits, and so does reading."""
     echo = app()
     async with serving(echo) as address, opened(address) as (reader, writer):
         payload = b"x" * 1_000_000
@@ -333,7 +333,7 @@ async def test_whole_frames_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_frames_answered_by_the_hook_do_not_reach_receive() -> None:
-    """Everything else is, in order: what it does not answer, and what is no whole text frame."""
+    """All other frames reach `receive`, in order."""
     received: list[Any] = []
 
     async def half(scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:

@@ -38,7 +38,7 @@ def server() -> Iterator[ServeProcess]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Read to the end; a connection that is reset has ended too."""
+    """Read to the end of the connection, or to its reset."""
     got = b""
     try:
         while part := connection.recv(65_536):
@@ -218,7 +218,7 @@ async def until_dropped(client: socket.socket) -> None:
 
 
 async def test_ping_flood_of_a_client_that_does_not_read_takes_no_memory() -> None:
-    """Answers to pings are not heaped up, and the client is dropped in the end."""
+    """Pongs do not accumulate, and the client is disconnected in the end."""
     async with serving(app_of(counter.Counter), ws=HastySocket) as address:
         host, port = address.split(":")
         client = socket.socket()

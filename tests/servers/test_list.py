@@ -12,7 +12,7 @@ from openenv_core.cli.main import main
 
 
 def make(folder: Path, **manifest: str) -> Path:
-    """Make a folder of an environment, which is never imported."""
+    """Make the folder of an environment; it is never imported."""
     (folder / "server").mkdir(parents=True)
     lines = {"spec_version": "1", "name": folder.name, **manifest}
     (folder / "openenv.yaml").write_text("".join(f"{key}: {value}\n" for key, value in lines.items()))

@@ -37,7 +37,7 @@ Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
 async def scrape(address: str, **headers: str) -> Samples:
-    """Return the samples by their names and the values of their labels, the environment's apart."""
+    """Return the samples by name and label values, without the label of the environment."""
     reply = await request(address, "GET", "/metrics", headers=headers)
     assert reply.status_code == 200
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -53,7 +53,7 @@ async def scrape(address: str, **headers: str) -> Samples:
 
 @dataclass
 class ExpectedMetrics:
-    """What a test has counted."""
+    """The values that the metrics should have."""
 
     calls: Tally[str] = field(default_factory=Tally)
     codes: Tally[str] = field(default_factory=Tally)
@@ -97,7 +97,7 @@ class ExpectedMetrics:
 
 
 async def play(address: str, expected: ExpectedMetrics) -> None:
-    """Ask in every way for what is counted; every session ends."""
+    """Send every kind of request that is counted; every session ends."""
     async with socket_to(address, **PATIENT) as socket:  # the released dialect
         expected.sessions += 1
         await expected.ask(socket, {"type": "reset", "data": {"episode_id": "née"}}, "reset")
@@ -131,7 +131,7 @@ async def play(address: str, expected: ExpectedMetrics) -> None:
 
 
 def adds_up(samples: Samples) -> None:
-    """Check what has to hold between the figures."""
+    """Check the invariants between metrics."""
     for call in CALLS:
         buckets = [
             value for (name, of), value in samples.items() if name.endswith("_bucket") and of[0] == call

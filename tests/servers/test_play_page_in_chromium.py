@@ -32,12 +32,12 @@ def gallery() -> Iterator[ServeProcess]:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Where pictures of the page go; PAGE_PICTURES=docs/images makes those of the docs anew."""
+    """The folder for screenshots; PAGE_PICTURES=docs/images regenerates those of the docs."""
     return Path(os.environ.get("PAGE_PICTURES", tmp_path)).absolute()
 
 
 def keep(tab: Tab, path: Path) -> None:
-    """Write the page as a small picture."""
+    """Write a small screenshot of the page."""
     tab.press("Escape")
     tab.wait_for("document.getAnimations().length === 0")
     picture = Image.open(io.BytesIO(tab.picture())).convert("RGB").quantize(192, dither=Image.Dither.NONE)
@@ -47,7 +47,7 @@ def keep(tab: Tab, path: Path) -> None:
 
 @contextmanager
 def visit(browser: Browser, address: str, errors: tuple[str, ...] = ()) -> Iterator[Tab]:
-    """A page of its own, on which nothing goes wrong but what is expected."""
+    """Open the page in a new tab; only the expected errors may occur."""
     with browser.tab() as tab:
         tab.open(f"http://{address}/")
         yield tab
@@ -66,7 +66,7 @@ def text(tab: Tab, selector: str) -> str:
 
 
 def steps(tab: Tab, number: int) -> None:
-    """Wait until so many steps were taken."""
+    """Wait until this many steps were taken."""
     tab.wait_for(
         f"document.querySelectorAll('#steps li').length === {number + 1} && "
         "!document.body.classList.contains('busy')"
@@ -79,7 +79,7 @@ def fill(tab: Tab, selector: str, value: str) -> None:
 
 
 def choose(tab: Tab, value: str) -> None:
-    """Choose in the form's first list, and send the form."""
+    """Select a value in the first list of the form, and submit it."""
     chosen = json.dumps(json.dumps(value))
     tab.evaluate(f"document.querySelector('#form select').value = {chosen}")
     tab.click("#form .do")

@@ -131,7 +131,7 @@ async def test_wait_is_estimated_once_a_session_has_ended() -> None:
 
 
 async def test_random_operations_keep_slot_counts_and_order() -> None:
-    """From the front of the queue, past callers at their own cap, to the first that does not fit."""
+    """Slots are granted from the front, past owners at their cap, up to the first ticket that does not fit."""
     chance = random.Random(7)
     for _ in range(60):
         cap, per_owner = chance.randint(1, 6), chance.choice((None, 1, 2, 3))

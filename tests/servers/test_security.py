@@ -30,7 +30,7 @@ ROUTES = (
 
 
 async def answer(settings: ServerSettings, headers: list[tuple[str, str]], **scope: Any) -> tuple[int, Any]:
-    """Put one HTTP request to a guard and return the status, and the body or what the app saw."""
+    """Send one HTTP request to a guard; return the status, and the error or the principal."""
     scopes: list[Scope] = []
     sent: list[Any] = []
 

@@ -180,7 +180,7 @@ def test_frozen_process_with_the_lock_blocks_no_other() -> None:
 
 @pytest.mark.slow
 def test_many_processes_never_exceed_the_cap() -> None:
-    """Four processes take and give a thousand times each; each looks, whenever it has a slot, how many there are."""
+    """Four processes take and release a slot a thousand times each, and check the total while they hold it."""
     fd = SlotTable.create(4, 1, 4)
     program = (
         "import sys; from servers.fleet.slots import *; from openenv_core.protocol.errors import RefusalError\n"

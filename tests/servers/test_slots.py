@@ -22,7 +22,7 @@ AT_ONCE = 12
 
 
 class Counted(Counter):
-    """Counts its instances; construction, steps and closing take a moment."""
+    """Counts its instances; construction, steps and close take a moment."""
 
     BLOCKING = True
     built = closed = 0
@@ -63,7 +63,7 @@ class CountedInline(Counted):
 
 
 class CountedMixed(CountedAsync):
-    """Plain steps, which hold a thread, and a close that has to be awaited."""
+    """Plain steps, which block a thread, and an async close."""
 
     def step(self, action: Add) -> Any:
         time.sleep(0.002)

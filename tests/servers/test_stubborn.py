@@ -39,11 +39,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stop(BaseException):
-    """What a library raises that is not meant to be caught: a panic, or the end of a test."""
+    """A BaseException, as libraries raise for a panic or the end of a test."""
 
 
 def raising(kind: type[Counter]) -> Any:
-    """Return a counter that raises at one place; the test sets `where`, and the `error`."""
+    """Return a counter that raises in one method; the test sets `where` and `error`."""
 
     def at(name: str) -> Any:
         original = getattr(kind, name)
@@ -176,7 +176,7 @@ async def test_any_exception_of_constructor_or_close_frees_the_slot(kind: type[C
 
 
 class NeverClosed(SlowAsync):
-    """Its closing does not heed its cancellation."""
+    """Its close ignores cancellation."""
 
     async def close(self) -> None:  # type: ignore[override]
         while not self.release.is_set():
@@ -216,7 +216,7 @@ async def test_close_waits_for_a_free_thread() -> None:
 
 
 class NeverReturns(SlowBlocking):
-    """Its closing holds a thread."""
+    """Its close blocks a thread."""
 
     def close(self) -> None:
         self.release.wait(60)
@@ -239,7 +239,7 @@ async def test_hanging_close_is_abandoned() -> None:
 
 
 class DeafCounter(SlowAsync):
-    """Its step does not heed its cancellation."""
+    """Its step ignores cancellation."""
 
     async def step(self, action: Add) -> Count:  # type: ignore[override]
         self.entered.set()
@@ -319,7 +319,7 @@ async def test_environment_is_closed_once() -> None:
 
 
 class Borrowed:
-    """Stands in for an environment, with methods that its class does not have."""
+    """A proxy of an environment whose class lacks the methods."""
 
     def __init__(self, inner: Counter) -> None:
         self._inner = inner
@@ -351,7 +351,7 @@ def endless() -> Any:
 
 
 def telling(kind: type[Counter], *results: Any) -> type[Counter]:
-    """Return a counter whose step returns one of these, by the amount."""
+    """Return a counter whose step returns the result at the index `amount`."""
 
     def step(self: Counter, action: Add) -> Any:
         return results[action.amount]

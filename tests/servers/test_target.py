@@ -69,7 +69,7 @@ app = create_app(Walk, Move, Seen, env_name="walk", max_concurrent_envs=1)
 
 @pytest.fixture(autouse=True)
 def _restore_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo what loading does to this process."""
+    """Undo the effects of loading on this process."""
     modules, path = set(sys.modules), list(sys.path)
     monkeypatch.chdir(tmp_path)
     yield
@@ -120,7 +120,7 @@ def test_editable_install_is_the_same_environment_to_every_command(
     monkeypatch.chdir(tmp_path / "elsewhere")
 
     class Finder:
-        """As pip installs a source tree: no entry of sys.path, but a finder of its own."""
+        """An editable install of pip: not on sys.path, but with its own finder."""
 
         @staticmethod
         def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:

@@ -20,7 +20,7 @@ class Split(BaseModel):
 
 
 class Tasks(Counter):
-    """Knows tasks: sync methods, splits in every form."""
+    """Has tasks: sync methods, splits in every form."""
 
     BLOCKING = True
     made = 0

@@ -16,7 +16,7 @@ from servers.threads import ThreadPool, max_threads
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Opens in the end, for whoever waits at it."""
+    """An event that is set at the end, for calls that wait for it."""
     event = threading.Event()
     yield event
     event.set()

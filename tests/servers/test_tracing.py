@@ -126,7 +126,7 @@ os._exit(0)
 
 
 def play(*words: str, **environ: str) -> str:
-    """Play in a process of its own, which serves by itself where nobody is named; return what it has loaded."""
+    """Play in a new process, which serves itself without arguments; return the modules it has loaded."""
     environ |= {"PYTHONPATH": f"{SUPPORT}:{SUPPORT}/../servers:{SUPPORT}/../.."}
     command = [sys.executable, "-c", PLAY, *words]
     return subprocess.run(

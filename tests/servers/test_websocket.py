@@ -46,7 +46,7 @@ RESET = {"type": "reset"}
 
 
 async def first_of(ws: Any) -> Any:
-    """Return the data of what the server says unasked."""
+    """Return the data of the server's first message."""
     return json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["data"]
 
 

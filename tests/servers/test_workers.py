@@ -50,7 +50,7 @@ def workers(server: ServeProcess) -> list[psutil.Process]:
 
 
 def sockets_of(supervisor: psutil.Process) -> dict[Path, psutil.Process]:
-    """Return the private sockets there are, in order, and whose they are."""
+    """Return the private sockets, in order, with their worker processes."""
     sockets = {
         Path(connection.laddr): worker
         for worker in supervisor.children()
@@ -222,7 +222,7 @@ async def first_reply(server: ServeProcess, token: str = "") -> tuple[Any, Any]:
 
 
 async def settled(server: ServeProcess) -> None:
-    """Wait until sockets that were closed have given their slots back."""
+    """Wait until closed sockets have freed their slots."""
     async with asyncio.timeout(60):
         while True:
             outcomes = await asyncio.gather(*(first_reply(server) for _ in range(6)))
@@ -344,7 +344,7 @@ async def test_killed_worker_is_replaced_and_frees_its_slots() -> None:
 
 @pytest.mark.soak
 async def test_socket_of_a_killed_worker_gets_a_session_error() -> None:
-    """Over HTTP and over sockets, whether the caller's connection is with that worker or with another."""
+    """Over HTTP and sockets, whether the client's connection is with that worker or with another."""
     with serve("--workers", "2", app="solo:deadly") as server:
         errors_seen = 0
         for attempt in range(12):

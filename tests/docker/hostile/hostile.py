@@ -25,7 +25,7 @@ class Outcome(Observation):
 
 
 class Hostile(Environment[Attempt, Outcome, State]):
-    """Each step tries something and tells how far it came."""
+    """Each step tries something and reports the result."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

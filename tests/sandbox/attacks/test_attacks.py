@@ -122,7 +122,7 @@ async def test_weak_levels_contain_what_they_promise(sandbox: Sandbox) -> None:
 
 
 async def catalogue_by(*command: str, level: Isolation, user: int | None, together: int) -> None:
-    """Play the whole catalogue in a process of its own, and expect that nothing got through."""
+    """Play the whole catalogue in a separate process; nothing may get through."""
     arguments = ("--level", str(level), "--together", str(together), "--json")
     completed = await asyncio.to_thread(
         subprocess.run, [*command, *arguments], cwd=HERE.parents[2], capture_output=True, text=True

@@ -36,7 +36,7 @@ CHOSEN = [
 
 @contextmanager
 def asking_for_health(server: ServeProcess) -> Iterator[list[tuple[int, float]]]:
-    """Statuses of /health and the seconds that they took, asked for all the time."""
+    """Poll /health continuously; collect the statuses and the seconds they took."""
     answers: list[tuple[int, float]] = []
     finished = threading.Event()
 
@@ -60,7 +60,7 @@ def p99_s(answers: list[tuple[int, float]]) -> float:
 
 
 def is_calm(server: ServeProcess) -> bool:
-    """Whether /health is answered at once where nobody attacks."""
+    """Whether /health is answered at once without an attack."""
     with asking_for_health(server) as answers:
         time.sleep(3.0)
     return p99_s(answers) <= CALM_S and os.getloadavg()[0] <= 3 * (os.cpu_count() or 1)

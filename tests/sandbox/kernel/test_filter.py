@@ -84,7 +84,7 @@ def run(policy: SeccompPolicy, architecture: SyscallTable) -> Filter:
 
 
 def expected_verdicts(policy: SeccompPolicy, architecture: SyscallTable) -> Iterator[tuple[int, int]]:
-    """What is expected of every number in reach, where no arguments decide."""
+    """Yield the expected verdict of every number whose verdict does not depend on arguments."""
     names = {number: name for name, number in architecture.numbers.items()}
     allowed = set(PLAIN)
     if policy.allow_subprocess:

@@ -25,7 +25,7 @@ SOMEBODY = 65_123
 # Beneath /tmp, which is a link into the workspace where nothing of the view lies beneath it; and elsewhere.
 @pytest.fixture(scope="module", params=["/var/tmp", "/tmp"])
 def place(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """What the new root shows and hides, below a home that is private to its owner."""
+    """Files that the new root shows and hides, below a private home."""
     with tempfile.TemporaryDirectory(dir=request.param) as name:
         base = Path(name)
         sandbox = base / "home" / "sandbox"
@@ -97,7 +97,7 @@ def start(command: list[str], place: Path, privileged: bool, **options: Any) -> 
 
 
 def owned_by(place: Path, uid: int) -> None:
-    """The place belongs to one user, and its home to nobody else."""
+    """Give the place to one user, and make its home private."""
     place.chmod(0o755)
     home = place / "home"
     for path in (home, *home.rglob("*")):

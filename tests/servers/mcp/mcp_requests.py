@@ -31,7 +31,7 @@ async def greet(address: str, path: str = "/mcp", **headers: str) -> httpx.Respo
 
 
 async def connected(address: str, era: str, **options: Any) -> Any:
-    """Return a client with a session: of the handshake's making, or opened before where the wire is stateless."""
+    """Return a client with a session, opened by the handshake, or beforehand for stateless clients."""
     path = f"/mcp/{await open_session(address)}" if era == STATELESS else "/mcp"
     return host(address, path, era, **options)
 
@@ -54,7 +54,7 @@ def tool_call(tool: str, **arguments: Any) -> dict[str, Any]:
 
 
 def engine_of(app: EnvironmentApp) -> McpEngine:
-    """Return what speaks standard MCP for an app, which is loaded with the first request for it."""
+    """Return the MCP engine of an app, which is loaded with the first standard request."""
     loading = app._ensure_built().mcp._loading
     assert loading is not None
     engine: McpEngine = loading.result()

@@ -174,7 +174,7 @@ async def test_progress_and_log_arrive_before_the_result(era: str) -> None:
 
 
 async def abort(client: Client, tool: str, name: str) -> None:
-    """Begin a call, and cancel it once it runs."""
+    """Start a call, and cancel it once it runs."""
     call = await start_call(client, tool, name=name)
     call.cancel()
     await asyncio.wait([call], timeout=60)

@@ -60,7 +60,7 @@ async def test_resumed_stream_yields_the_rest_to_its_owner_only(seconds: float) 
 
 
 class Vast(ToolBox):
-    """Says more than is kept, once it is let go."""
+    """Replies with more than is stored, once its event is set."""
 
     go: ClassVar[asyncio.Event]
 
@@ -95,7 +95,7 @@ async def test_resuming_for_a_reply_too_large_to_keep_gets_an_error() -> None:
 
 
 async def _to_the_end(reply: httpx.Response) -> AsyncIterator[tuple[str, str]]:
-    """Yield events up to the one that answers; the SDK keeps a stream open that it has resumed."""
+    """Yield events up to the reply; the SDK keeps a resumed stream open."""
     async for event_id, data in events(reply):
         yield event_id, data
         if data and json.loads(data).keys() & {"result", "error"}:

@@ -127,7 +127,7 @@ async def test_outbox_stays_bounded_under_a_flood_from_a_thread(monkeypatch: pyt
 
 
 async def sent(*messages: JSONRPCMessage | None) -> tuple[list[Any], list[bytes]]:
-    """Send a stream of the SDK's through `Replies`; return what became of it, and what it was."""
+    """Send a stream of the SDK through `Replies`; return the messages sent, and the original parts."""
     messages_sent: list[Any] = []
 
     async def send(message: Any) -> None:

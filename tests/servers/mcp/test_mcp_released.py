@@ -77,7 +77,7 @@ async def test_sockets_call_tools_in_their_own_sessions() -> None:
 
 
 class Older(Environment[Any, Any, State]):
-    """Has tools the way that folders had them before they could be declared."""
+    """Has tools as step actions, as folders had before tools could be declared."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

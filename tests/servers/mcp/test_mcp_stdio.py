@@ -26,7 +26,7 @@ def environ(**more: str) -> dict[str, str]:
 
 
 class Host:
-    """A host that writes its lines by hand."""
+    """An MCP host that writes raw lines."""
 
     def __init__(self, *words: str, app: str = "toolbox:app", **more: str) -> None:
         self.process = subprocess.Popen(

@@ -54,7 +54,7 @@ from attacks.surroundings import SECRET, Surroundings
 
 @asynccontextmanager
 async def forged() -> AsyncIterator[tuple[Guest, socket.socket]]:
-    """A guest, and the end that its agent would have."""
+    """Yield a guest, and the socket that its agent would have."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -154,7 +154,7 @@ async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late(
 
 
 async def asked_of_agent(path: str, body: bytes, ask: Any) -> int:
-    """Return the status of a request, whose client leaves after it."""
+    """Return the status of a request whose client disconnects after it."""
     guest = SimpleNamespace(user="user", ask=ask)
     app = Starlette(routes=envd.routes(lambda _: SimpleNamespace(guest=guest)))  # type: ignore[arg-type, return-value]
     app.add_exception_handler(ApiError, _on_api_error)
@@ -245,7 +245,7 @@ def test_images_are_allowed_by_pattern() -> None:
 
 async def test_resume_during_a_pause_leaves_the_sandbox_running() -> None:
     class Engine:
-        """Takes its time, and refuses what is so already."""
+        """Yields once per call, and refuses to freeze or thaw twice."""
 
         frozen = False
 
@@ -461,7 +461,7 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
     options = ContainerOptions(memory="512m", network="bridge", read_only=False, tmpfs=())
 
     async def take(image: str = IMAGE, **fields: Any) -> tuple[ContainerMachine, ContainerMachine]:
-        """Return what is handed out, and what waits from then on."""
+        """Return the machine handed out, and the one that waits from then on."""
         machines_taken.append(await warm.take(image, options.model_copy(update=fields)))
         assert warm._filling is not None
         await warm._filling
