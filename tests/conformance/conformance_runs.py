@@ -54,7 +54,7 @@ def read(folder: Path) -> dict[str, Outcome]:
     }
 
 
-def listed(package: str, *words: str) -> set[str]:
+def list_scenarios(package: str, *words: str) -> set[str]:
     """Return the scenarios that a suite says it has."""
     done = subprocess.run(
         [*script(package), "list", *words], capture_output=True, text=True, timeout=DEADLINE_S, check=True
@@ -64,7 +64,7 @@ def listed(package: str, *words: str) -> set[str]:
     return names
 
 
-def unlike(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
+def find_differing(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
     """Return the scenarios whose outcome differs from the expected one; the default is to pass."""
     return [
         scenario
@@ -78,7 +78,7 @@ def differences(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str
     return [
         f"{scenario}: expected {expected.get(scenario, 'passed')}, got {outcomes[scenario].verdict}\n"
         f"{outcomes[scenario].complaints}"
-        for scenario in unlike(outcomes, expected)
+        for scenario in find_differing(outcomes, expected)
     ] + [f"{scenario}: expected to be run, it was not" for scenario in _absent(expected, outcomes)]
 
 

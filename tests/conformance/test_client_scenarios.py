@@ -10,7 +10,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conformance_runs import CLIENT, NEXT, RELEASED, Outcomes, Verdict, differences, listed, run, unlike
+from conformance_runs import (
+    CLIENT,
+    NEXT,
+    RELEASED,
+    Outcomes,
+    Verdict,
+    differences,
+    find_differing,
+    list_scenarios,
+    run,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -35,9 +45,9 @@ class Suites:
         outcomes = run(package, folder, *self._words, "--suite", "all")
         # A suite starts all its scenarios at once, and some measure time: what came out otherwise is run alone.
         expected = expected_of(suite)
-        for number, scenario in enumerate(unlike(outcomes, expected)):
+        for number, scenario in enumerate(find_differing(outcomes, expected)):
             for again in range(RUNS_ALONE):
-                if scenario in unlike(outcomes, expected):
+                if scenario in find_differing(outcomes, expected):
                     place = folder / f"alone-{number}-{again}"
                     outcomes |= run(package, place, *self._words, "--scenario", scenario)
         return outcomes
@@ -69,7 +79,7 @@ def test_client_passes(suites: Suites, suite: str) -> None:
     outcomes = suites.outcomes(suite)
     differing = differences(outcomes, expected_of(suite))
     assert not differing, "\n" + "\n".join(differing)
-    assert set(outcomes) == listed(PACKAGES[suite], "--client")
+    assert set(outcomes) == list_scenarios(PACKAGES[suite], "--client")
     wanted = MUST_PASS | ({"request-metadata"} if suite == "next" else set())
     assert {outcomes[scenario].verdict for scenario in wanted} == {"passed"}
 

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conformance_runs import NEXT, RELEASED, SERVER, Outcomes, differences, listed, run
+from conformance_runs import NEXT, RELEASED, SERVER, Outcomes, differences, list_scenarios, run
 from serve_process import ServeProcess, serve
 
 pytestmark = pytest.mark.slow
@@ -75,9 +75,9 @@ def _hold(suites: Suites, part: str) -> None:
 
 
 def test_every_scenario_of_the_suites_is_run(suites: Suites) -> None:
-    assert set(suites.outcomes("0.1.16")) == listed(RELEASED, "--server")
+    assert set(suites.outcomes("0.1.16")) == list_scenarios(RELEASED, "--server")
     run_of_next = {scenario for part in SERVER if part != "0.1.16" for scenario in suites.outcomes(part)}
-    assert run_of_next == listed(NEXT, "--server")
+    assert run_of_next == list_scenarios(NEXT, "--server")
     for revision in ("2025-11-25", "2026-07-28"):
-        required = listed(NEXT, "--requirements", revision) & listed(NEXT, "--server")
+        required = list_scenarios(NEXT, "--requirements", revision) & list_scenarios(NEXT, "--server")
         assert required <= set(suites.outcomes(revision))

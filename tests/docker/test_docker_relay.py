@@ -87,7 +87,7 @@ async def scripted() -> AsyncIterator[tuple[_relay.Mux, socket.socket]]:
 
 
 @asynccontextmanager
-async def relayed(port: int) -> AsyncIterator[int]:
+async def running_relay(port: int) -> AsyncIterator[int]:
     """Run both sides of a relay to a port of this machine; yield its address."""
     loop = asyncio.get_running_loop()
     command = [sys.executable, "-I", "-S", "-c", INNER, str(port)]
@@ -125,7 +125,7 @@ def exchange(port: int, data: bytes) -> bytes:
 
 async def test_many_connections_arrive_complete_and_in_order() -> None:
     with echoing() as server, ThreadPoolExecutor(30) as pool:
-        async with relayed(server) as port:
+        async with running_relay(server) as port:
             loads = [os.urandom(size) for size in (0, 1, 1000, 300_000, 2_000_000)] * 6
             loop = asyncio.get_running_loop()
             answers = await asyncio.gather(
@@ -148,7 +148,7 @@ def fill(port: int) -> tuple[socket.socket, int]:
 @pytest.mark.slow
 async def test_unread_connection_blocks_no_other() -> None:
     with echoing() as server:
-        async with relayed(server) as port:
+        async with running_relay(server) as port:
             lazy, sent = await asyncio.to_thread(fill, port)
             with lazy:
                 assert sent < 64 * 2**20
@@ -159,7 +159,7 @@ async def test_unread_connection_blocks_no_other() -> None:
 async def test_missing_server_refuses_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         nobody = bound.getsockname()[1]
-    async with relayed(nobody) as port:
+    async with running_relay(nobody) as port:
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.to_thread(exchange, port, b"") == b""
 

@@ -113,7 +113,7 @@ BlackjackEnvironment.reset = _leaking
 
 
 @pytest.fixture(scope="module")
-def leaking(blackjack: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def leaking_images(blackjack: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield a repository whose tags name what the image leaks once per episode."""
     folder = tmp_path_factory.mktemp("leaking")
     (folder / "leak.py").write_text(LEAK)
@@ -152,7 +152,7 @@ def test_good_image_passes_every_level(blackjack: str) -> None:
 
 
 @pytest.mark.soak
-def test_leaks_of_an_image_are_detected(leaking: str) -> None:
+def test_leaks_of_an_image_are_detected(leaking_images: str) -> None:
     arguments = [
         "--check",
         "threads_stay_level",
@@ -163,7 +163,7 @@ def test_leaks_of_an_image_are_detected(leaking: str) -> None:
     ]
     statuses = {}
     for kind in ("memory", "files"):
-        done = ropewalk("validate", f"{leaking}:{kind}", *arguments, "--episodes", "200", "--json")
+        done = ropewalk("validate", f"{leaking_images}:{kind}", *arguments, "--episodes", "200", "--json")
         statuses[kind] = {one["check"]: one["status"] for one in json.loads(done.stdout)["results"]}
     level, leaks = "passed", "failed"
     assert statuses["memory"] == {

@@ -100,14 +100,14 @@ def url_of(container: str) -> str:
     return f"http://{docker('port', container, '8000').splitlines()[0]}"
 
 
-def ran(env: Any, code: str) -> CodeInterpreterObservation:
+def execute_ok(env: Any, code: str) -> CodeInterpreterObservation:
     observation: CodeInterpreterObservation = env.execute(code).observation
     return observation
 
 
 def test_the_level_is_lsm_with_everything_taken_away(container: str, env: Any) -> None:
     assert docker("exec", container, "id", "-u") == "10001"
-    observation = ran(env, "import os\nos.getuid(), os.getresgid()")
+    observation = execute_ok(env, "import os\nos.getuid(), os.getresgid()")
     assert (observation.isolation, observation.result) == ("lsm", "(10001, (10001, 10001, 10001))")
     status = docker("exec", container, "cat", "/proc/1/status")
     assert "CapEff:\t0000000000000000" in status
@@ -116,7 +116,7 @@ def test_the_level_is_lsm_with_everything_taken_away(container: str, env: Any) -
 
 
 def test_packages_are_there_and_figures_come_out(env: Any) -> None:
-    observation = ran(env, "import matplotlib.pyplot as plt, numpy\nplt.plot(numpy.array([3, 1, 2]))")
+    observation = execute_ok(env, "import matplotlib.pyplot as plt, numpy\nplt.plot(numpy.array([3, 1, 2]))")
     (figure,) = [output for output in observation.outputs if "image/png" in output.data]
     assert base64.b64decode(figure.data["image/png"]).startswith(b"\x89PNG")
 
@@ -142,19 +142,19 @@ ATTEMPTS = (
 
 def test_code_reaches_nothing_outside(env: Any) -> None:
     for attempt in ATTEMPTS:
-        observation = ran(env, f"import json, os, socket\n{attempt}")
+        observation = execute_ok(env, f"import json, os, socket\n{attempt}")
         assert observation.status == "error", (attempt, observation.stdout, observation.result)
         assert observation.error is not None
         assert observation.error.ename in ("PermissionError", "FileNotFoundError", "OSError"), (
             attempt,
             observation.error,
         )
-        assert ran(env, "1 + 1").result == "2"
+        assert execute_ok(env, "1 + 1").result == "2"
 
 
 def test_memory_limit_ends_only_its_own_session(container: str, env: Any) -> None:
-    assert ran(env, "x = 5\ndata = bytearray(900 << 20)").status == "memory"
-    assert ran(env, "x").result == "5"
+    assert execute_ok(env, "x = 5\ndata = bytearray(900 << 20)").status == "memory"
+    assert execute_ok(env, "x").result == "5"
     assert docker("exec", container, "healthcheck") == ""
     assert inspected(container)["State"]["OOMKilled"] is False
 
@@ -168,13 +168,13 @@ def test_more_memory_than_the_container_has_ends_sessions_and_no_server(image: s
             clients = [stack.enter_context(CodeInterpreterEnv(url_of(name)).sync()) for _ in range(32)]
             for client in clients:
                 client.reset(limits={})
-                ran(client, "data = b'x' * (8 << 20)")
-            left = [ran(client, "len(data)").status for client in clients]
+                execute_ok(client, "data = b'x' * (8 << 20)")
+            left = [execute_ok(client, "len(data)").status for client in clients]
         assert 0 < left.count("ok") < len(left), left
         assert inspected(name)["State"]["Running"]
         with CodeInterpreterEnv(url_of(name)).sync() as client:
             client.reset(limits={})
-            assert ran(client, "1 + 1").result == "2"
+            assert execute_ok(client, "1 + 1").result == "2"
     finally:
         docker("rm", "--force", name)
 
@@ -245,7 +245,7 @@ def test_lower_level_than_lsm_must_be_named(image: str, old_kernel: str) -> None
         wait_until_healthy(name)
         with CodeInterpreterEnv(url_of(name)).sync() as client:
             client.reset(limits={})
-            assert ran(client, "1").isolation == "seccomp"
+            assert execute_ok(client, "1").isolation == "seccomp"
     finally:
         docker("rm", "--force", name)
 
@@ -259,7 +259,7 @@ def test_sessions_under_root_have_their_own_users(image: str) -> None:
             users = set()
             for client in (one, two):
                 client.reset(limits={})
-                observation = ran(client, "import os\nos.getuid()")
+                observation = execute_ok(client, "import os\nos.getuid()")
                 assert observation.isolation == "lsm"
                 users.add(int(str(observation.result)))
         assert len(users) == 2

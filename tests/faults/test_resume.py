@@ -98,7 +98,7 @@ async def test_executed_step_is_answered_after_a_break_and_not_repeated(ends: st
         assert proxy.connections == 2
 
 
-def unsent(conversation: Any) -> bool:
+def has_unsent_calls(conversation: Any) -> bool:
     return any(not call.sent for call in conversation._pending.values())
 
 
@@ -112,7 +112,7 @@ async def test_request_waiting_for_buffer_space_is_sent_over_the_next_connection
         assert client._conversation is not None
         client._conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
-        await eventually(lambda: unsent(client._conversation))
+        await eventually(lambda: has_unsent_calls(client._conversation))
         proxy.cut()
         assert (await asyncio.wait_for(step, 20)).observation.extra == 1
         client._conversation.carrier.write_paused = True
@@ -128,7 +128,7 @@ async def test_cancelled_request_waiting_for_buffer_space_is_never_sent() -> Non
         conversation: Any = client._conversation
         conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
-        await eventually(lambda: unsent(conversation))
+        await eventually(lambda: has_unsent_calls(conversation))
         step.cancel()
         await asyncio.wait([step])
         assert not conversation._pending
@@ -227,11 +227,11 @@ async def test_restarting_ingress_is_waited_for(monkeypatch: pytest.MonkeyPatch)
         await client.reset()
         connect, attempts = conversing.open_socket, []
 
-        async def counted(url: str, options: Any) -> Any:
+        async def counted_open(url: str, options: Any) -> Any:
             attempts.append(url)
             return await connect(url, options)
 
-        monkeypatch.setattr(conversing, "open_socket", counted)
+        monkeypatch.setattr(conversing, "open_socket", counted_open)
         proxy.stop()
         await eventually(lambda: len(attempts) > 1)
         async with await asyncio.start_server(proxy.serve, "127.0.0.1", proxy.port):

@@ -54,11 +54,13 @@ def served() -> Iterator[Callable[[str], str]]:
         yield of
 
 
-def played(url: str, version: str | None, whose: str, plan: list[dict[str, Any]]) -> dict[str, list[Any]]:
+def play_folder(
+    url: str, version: str | None, whose: str, plan: list[dict[str, Any]]
+) -> dict[str, list[Any]]:
     """Return what the async and the sync client observed."""
-    seen: dict[str, list[Any]] = drive(version, "coding_client", url, str(FOLDER), whose, plan=plan)
-    assert tuple(seen) == FACES
-    return seen
+    observed: dict[str, list[Any]] = drive(version, "coding_client", url, str(FOLDER), whose, plan=plan)
+    assert tuple(observed) == FACES
+    return observed
 
 
 def check_episode(outcomes: list[Any]) -> None:
@@ -91,7 +93,7 @@ def check_episode(outcomes: list[Any]) -> None:
 def test_folder_is_served_as_by_its_release_to_every_client(
     served_by: str, version: str | None, whose: str, served: Callable[[str], str]
 ) -> None:
-    for outcomes in played(served(served_by), version, whose, EPISODE).values():
+    for outcomes in play_folder(served(served_by), version, whose, EPISODE).values():
         check_episode(outcomes)
         assert outcomes[6]["reward"] == pytest.approx(-0.9)
         if served_by == "folder":
@@ -108,7 +110,7 @@ def test_code_of_the_folder_runs_in_the_sandbox(served: Callable[[str], str]) ->
         {"code": "print(os)"},
         {"code": "print(safe_json_dumps({'a': {1, 2}}))"},
     ]
-    seen = played(served("folder"), None, "ours", plan)["async"]
+    seen = play_folder(served("folder"), None, "ours", plan)["async"]
     _, first, network, passwd, ended, lost, helped = seen
     assert first["observation"]["stdout"].endswith("\n[1, 'a', None]")
     for refused in (network, passwd):
@@ -125,7 +127,7 @@ def test_released_coding_clients_play_the_code_interpreter(
     version: str | None, whose: str, served: Callable[[str], str]
 ) -> None:
     """Their observation model refuses every key that the released environment does not send."""
-    for outcomes in played(served("code_interpreter"), version, whose, EPISODE).values():
+    for outcomes in play_folder(served("code_interpreter"), version, whose, EPISODE).values():
         check_episode(outcomes)
         seen = [outcome["observation"] for outcome in outcomes if "observation" in outcome]
         assert all({"stdout", "stderr", "exit_code"} <= set(one) <= RELEASED_FIELDS for one in seen)

@@ -245,29 +245,35 @@ SAID = {"Invalid message", "in a bad mood"}
 """Texts of errors that callers see as the wire has them; others are each server's own."""
 
 
-def alike(value: Any) -> Any:
+def without_differences(value: Any) -> Any:
     """Remove what differs between two runs of one server, and error texts."""
     match value:
         case str():
             return UNIQUE.sub("<id>", value)
         case list():
-            return [alike(part) for part in value]
+            return [without_differences(part) for part in value]
         case {"code": _, "message": text, **rest}:
-            return {**alike(rest), "code": value["code"], "message": text if text in SAID else "<text>"}
+            return {
+                **without_differences(rest),
+                "code": value["code"],
+                "message": text if text in SAID else "<text>",
+            }
         case {"type": "json_invalid", "loc": place}:
             return {"type": "json_invalid", "loc": place}
         case dict():
-            return {name: alike(part) for name, part in value.items() if name != "url"}
+            return {name: without_differences(part) for name, part in value.items() if name != "url"}
         case _:
             return value
 
 
-def asked(url: str, method: str, path: str, body: Any) -> tuple[int, Any]:
+def exchange_request(url: str, method: str, path: str, body: Any) -> tuple[int, Any]:
     status, answer = exchange(url, method, path, body)
-    return status, "<page>" if isinstance(answer, str) and answer.lstrip().startswith("<") else alike(answer)
+    return status, "<page>" if isinstance(answer, str) and answer.lstrip().startswith(
+        "<"
+    ) else without_differences(answer)
 
 
-def told(url: str, frames: Frames) -> list[Any]:
+def exchange_frames(url: str, frames: Frames) -> list[Any]:
     """Send frames on a new socket; return the replies, and the close code if the server closed it."""
     replies: list[Any] = []
     with opened(url) as socket:
@@ -283,7 +289,7 @@ def told(url: str, frames: Frames) -> list[Any]:
 def ask(socket: ClientConnection, frame: Any) -> Any:
     with suppress(ConnectionClosed):  # what the server said before it closed can be read still
         socket.send(frame if isinstance(frame, str | bytes) else json.dumps(frame))
-    return alike(json.loads(socket.recv(WAIT_TIMEOUT_S)))
+    return without_differences(json.loads(socket.recv(WAIT_TIMEOUT_S)))
 
 
 def opened(url: str) -> ClientConnection:
@@ -292,7 +298,7 @@ def opened(url: str) -> ClientConnection:
 
 @pytest.mark.parametrize(("method", "path", "body"), HTTP, ids=lambda value: str(value)[:60])
 def test_http_exchanges_match_the_released_server(method: str, path: str, body: Any, pair: Pair) -> None:
-    theirs, ours = (asked(url, method, path, body) for url in pair)
+    theirs, ours = (exchange_request(url, method, path, body) for url in pair)
     line = f"{method} {path} {body}"
     if line in ON_PURPOSE:
         assert theirs != ours
@@ -303,7 +309,7 @@ def test_http_exchanges_match_the_released_server(method: str, path: str, body: 
 
 @pytest.mark.parametrize("line", SOCKET)
 def test_socket_exchanges_match_the_released_server(line: str, pair: Pair) -> None:
-    theirs, ours = (told(url, SOCKET[line]) for url in pair)
+    theirs, ours = (exchange_frames(url, SOCKET[line]) for url in pair)
     if line in ON_PURPOSE:
         assert theirs != ours
         assert ours == ON_PURPOSE[line][0]
@@ -331,7 +337,7 @@ def test_capacity_errors_match(pair: Pair) -> None:
     answers = []
     for url in pair:
         with opened(url) as first, opened(url) as second, opened(url) as third:
-            answers.append(alike(json.loads(third.recv(WAIT_TIMEOUT_S))))
+            answers.append(without_differences(json.loads(third.recv(WAIT_TIMEOUT_S))))
             with pytest.raises(ConnectionClosed) as closed:
                 third.recv(WAIT_TIMEOUT_S)
             assert closed.value.rcvd is not None
@@ -360,7 +366,7 @@ def test_session_created_over_http_can_be_attached(pair: Pair) -> None:
                     story.append(refused["data"]["message"].replace(name, "<id>"))
                 if visit:
                     closing = exchange(url, "POST", "/mcp", rpc("openenv/session/close", session_id=name))[1]
-                    story.append(alike(closing))
+                    story.append(without_differences(closing))
         deadline = time.monotonic() + WAIT_TIMEOUT_S
         while time.monotonic() < deadline:
             with connect(place + name, proxy=None) as socket:
@@ -368,7 +374,11 @@ def test_session_created_over_http_can_be_attached(pair: Pair) -> None:
             if answer["type"] == "error":
                 break
         story.append(answer)
-        story.append(alike(exchange(url, "POST", "/mcp", rpc("openenv/session/close", session_id=name))[1]))
+        story.append(
+            without_differences(
+                exchange(url, "POST", "/mcp", rpc("openenv/session/close", session_id=name))[1]
+            )
+        )
         stories.append(story)
     assert stories[1] == stories[0]
 
@@ -376,7 +386,9 @@ def test_session_created_over_http_can_be_attached(pair: Pair) -> None:
 def test_failed_constructor_matches(pair: Pair, broken: Path) -> None:
     broken.touch()
     try:
-        theirs, ours = ([told(url, [STATE]), asked(url, "POST", "/reset", {})] for url in pair)
+        theirs, ours = (
+            [exchange_frames(url, [STATE]), exchange_request(url, "POST", "/reset", {})] for url in pair
+        )
     finally:
         broken.unlink()
     assert ours[0] == theirs[0]
@@ -396,7 +408,7 @@ def test_production_mode_serves_no_reset_step_or_state() -> None:
         our_server(str(FOLDER), OPENENV_MODE="production") as ours,
     ):
         for line in lines:
-            assert [asked(url, *line)[0] for url in (theirs, ours)] == [404, 404]
+            assert [exchange_request(url, *line)[0] for url in (theirs, ours)] == [404, 404]
         # Flaw 11: the released server takes them on the socket all the same.
-        assert told(theirs, [{"type": "reset"}])[0]["type"] == "observation"
-        assert told(ours, [{"type": "reset"}])[0]["data"]["code"] == "UNKNOWN_TYPE"
+        assert exchange_frames(theirs, [{"type": "reset"}])[0]["type"] == "observation"
+        assert exchange_frames(ours, [{"type": "reset"}])[0]["data"]["code"] == "UNKNOWN_TYPE"

@@ -56,7 +56,7 @@ class Node:
 
 
 @asynccontextmanager
-async def joined(
+async def connected_client(
     env: type[Counter] = Tally, cap: int = 8, **options: Any
 ) -> AsyncIterator[tuple[EnvironmentApp, FaultyProxy, Node]]:
     """Yield a server, a proxy in front of it, and a client with an open session."""
@@ -86,7 +86,7 @@ async def joined(
 @pytest.mark.parametrize("how", ["cut", "half_close", "hold", "delay"])
 async def test_session_outlives_its_connection(how: str) -> None:
     silent = how in ("hold", "delay")  # a client without pings finds out by its own patience
-    async with joined(**({"patienceS": WAIT_TIMEOUT_S} if silent else {})) as (app, proxy, client):
+    async with connected_client(**({"patienceS": WAIT_TIMEOUT_S} if silent else {})) as (app, proxy, client):
         for number in range(1, 3):
             connections = proxy.connections
             if how == "delay":
@@ -114,7 +114,7 @@ async def test_no_step_is_lost_or_repeated_wherever_a_connection_breaks(breaks: 
             return None, None
         return (rng.randrange(250, 900), None) if rng.random() < 0.5 else (None, rng.randrange(150, 600))
 
-    async with joined() as (_, proxy, client):
+    async with connected_client() as (_, proxy, client):
         proxy.cut_after = limits
         proxy.cut()
         number = 0
@@ -131,7 +131,7 @@ async def test_no_step_is_lost_or_repeated_wherever_a_connection_breaks(breaks: 
 
 async def test_executed_step_is_answered_after_a_break_and_not_repeated() -> None:
     env = SlowBlocking.fresh()
-    async with joined(env) as (_, proxy, client):
+    async with connected_client(env) as (_, proxy, client):
         client.send(type="step", data={"amount": 1})
         await asyncio.to_thread(env.entered.wait, 20)
         late = await client.ask(type="step", data={"amount": 1}, deadline_s=0.01)
@@ -147,7 +147,7 @@ async def test_executed_step_is_answered_after_a_break_and_not_repeated() -> Non
 
 
 async def test_batches_forks_and_snapshots_work() -> None:
-    async with joined() as (app, proxy, client):
+    async with connected_client() as (app, proxy, client):
         assert await client.step(5)
         assert (await client.ask(op="fork", member=0, count=2))["members"] == [1, 2]
         proxy.cut()
@@ -165,7 +165,7 @@ async def test_batches_forks_and_snapshots_work() -> None:
 
 
 async def test_failed_resume_is_reported() -> None:
-    async with joined() as (app, proxy, client):
+    async with connected_client() as (app, proxy, client):
         (link,) = app._ensure_built().links._links.values()
         await link.close()
         proxy.cut()

@@ -39,7 +39,7 @@ class EchoClient(EnvClient[dict[str, Any], Echo, State]):
         return State(**payload)
 
 
-async def settled(connect: Callable[[], Any]) -> Any:
+async def connect_with_retry(connect: Callable[[], Any]) -> Any:
     """Connect; the released server frees a slot a moment after its client has left."""
     async with asyncio.timeout(60):
         while True:
@@ -60,7 +60,7 @@ async def test_async_client_plays_released_servers(version: str, released_url: C
             raise
 
     url = released_url(version)
-    client, first = await settled(begin)
+    client, first = await connect_with_retry(begin)
     async with client:
         assert first.done is False
         assert first.observation["echoed_message"]
@@ -85,7 +85,7 @@ def test_sync_client_of_a_subclass_plays_released_servers(
     version: str, released_url: Callable[[str], str]
 ) -> None:
     with EchoClient(base_url=released_url(version)).sync() as client:
-        first = asyncio.run(settled(lambda: asyncio.to_thread(client.reset)))
+        first = asyncio.run(connect_with_retry(lambda: asyncio.to_thread(client.reset)))
         assert isinstance(first.observation, Echo)
         step = client.step({"message": "hello"})
         assert step.observation.message_length == 5

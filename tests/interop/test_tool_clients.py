@@ -132,7 +132,7 @@ async def test_client_calls_tools_of_a_folder(
 async def test_standard_client_sees_everything_of_the_server_object(folder_url: str) -> None:
     progress_values: list[float] = []
 
-    async def hear(progress: float, total: float | None, message: str | None) -> None:
+    async def record_progress(progress: float, total: float | None, message: str | None) -> None:
         progress_values.append(progress)
 
     async with mcp.Client(f"{folder_url}/mcp", mode="legacy") as client:
@@ -141,7 +141,7 @@ async def test_standard_client_sees_everything_of_the_server_object(folder_url: 
         assert (await client.call_tool("add", {"amount": 2})).structured_content == {"result": 4}
         failed = await client.call_tool("fail", {"why": "because"})
         assert (failed.is_error, "because" in failed.content[0].text) == (True, True)
-        waited = await client.call_tool("wait", {"seconds": 0.01}, progress_callback=hear)
+        waited = await client.call_tool("wait", {"seconds": 0.01}, progress_callback=record_progress)
         assert (waited.structured_content, progress_values) == ({"result": "waited"}, [0.5])
         rules = await client.read_resource("tally://rules")
         assert rules.contents[0].text == "Numbers add up."

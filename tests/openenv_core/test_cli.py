@@ -171,11 +171,11 @@ def play(url: str) -> None:
     assert _schema(url, None) == ANSWER
 
 
-def listed(url: str) -> None:
+def list_server(url: str) -> None:
     assert [one.name for one in _ask(url, None)] == ["far"]
 
 
-@pytest.mark.parametrize("ask", [check, play, listed])
+@pytest.mark.parametrize("ask", [check, play, list_server])
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
 def test_proxy_is_used_for_remote_hosts_only(
     ask: Callable[[str], None], variable: str, monkeypatch: pytest.MonkeyPatch

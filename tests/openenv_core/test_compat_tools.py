@@ -214,16 +214,16 @@ async def test_tool_that_exits_ends_no_other(abacus: Abacus, how: str, why: str)
 def test_closed_environment_leaves_nothing_behind() -> None:
     before = set(threading.enumerate())
 
-    def begun() -> set[threading.Thread]:
+    def new_threads() -> set[threading.Thread]:
         return set(threading.enumerate()) - before
 
     env = Abacus()
-    assert not begun()  # the session begins with the first call
+    assert not new_threads()  # the session begins with the first call
     stepped(env, call("add", amount=1))
-    assert begun()
+    assert new_threads()
     env.close()
     env.close()
-    eventually(lambda: not begun())  # threads that tools ran in end with their event loop
+    eventually(lambda: not new_threads())  # threads that tools ran in end with their event loop
     assert (env.mcp_server, env.mcp_client) == (None, None)
     with pytest.raises(ClientClosedError, match="close"):
         env.step(call("add", amount=1))

@@ -408,11 +408,11 @@ async def test_clients_spread_over_servers_and_skip_dead_ones() -> None:
 
 
 def test_missing_seeds_are_drawn_from_the_last_given_one() -> None:
-    def series(journal: Journal) -> list[Any]:
+    def drawn_seeds(journal: Journal) -> list[Any]:
         return [journal.complete({"seed": seed}, True)["seed"] for seed in (7, None, None, 8, None)]
 
-    assert series(Journal()) == series(Journal())
-    assert len(set(series(Journal()))) == 5
+    assert drawn_seeds(Journal()) == drawn_seeds(Journal())
+    assert len(set(drawn_seeds(Journal()))) == 5
     drawn = Journal().complete({"start": 1}, True)
     assert 0 <= drawn["seed"] < 2**31
     assert drawn["start"] == 1

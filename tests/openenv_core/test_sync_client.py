@@ -117,7 +117,7 @@ def test_sessions_outlive_a_dropped_parent_but_not_its_close(counter_url: str) -
 # Programs of their own: what interrupts itself, forks or just ends
 
 
-def outcome(*words: str) -> tuple[int, str, str]:
+def run_program(*words: str) -> tuple[int, str, str]:
     # Not -X dev: asyncio would tell of each turn of the loop that a loaded machine made slow.
     command = [sys.executable, "-W", "error", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -128,7 +128,7 @@ def outcome(*words: str) -> tuple[int, str, str]:
     ("how", "result"), [("waiting", "interrupted, then 3"), ("often", "100 interrupted, wrong [], then 5")]
 )
 def test_ctrl_c_at_any_time_keeps_the_order_of_replies(how: str, result: str, counter_url: str) -> None:
-    assert outcome(str(HERE / "interrupted_client.py"), counter_url, how) == (0, f"{result}\n", "")
+    assert run_program(str(HERE / "interrupted_client.py"), counter_url, how) == (0, f"{result}\n", "")
 
 
 FORKS = """
@@ -170,7 +170,7 @@ atexit.register(env.close)
     ids=["forks", "forgets", "closes at its exit"],
 )
 def test_program_that_forks_or_exits_leaves_no_errors(program: str, expected: str, counter_url: str) -> None:
-    assert outcome("-c", program, counter_url) == (0, expected, "")
+    assert run_program("-c", program, counter_url) == (0, expected, "")
 
 
 # The thread

@@ -77,11 +77,11 @@ def steps_of(client: MCPToolClient, monkeypatch: pytest.MonkeyPatch) -> list[Any
     steps: list[Any] = []
     step = client.step
 
-    async def noted(action: Any) -> Any:
+    async def recorded_step(action: Any) -> Any:
         steps.append(action)
         return await step(action)
 
-    monkeypatch.setattr(client, "step", noted)
+    monkeypatch.setattr(client, "step", recorded_step)
     return steps
 
 
@@ -171,11 +171,11 @@ async def test_tool_list_is_cached_per_episode(
     methods: list[str] = []
     ask = client._call_rpc
 
-    async def counted(method: str, params: Any) -> Any:
+    async def counted_call(method: str, params: Any) -> Any:
         methods.append(method)
         return await ask(method, params)
 
-    monkeypatch.setattr(client, "_call_rpc", counted)
+    monkeypatch.setattr(client, "_call_rpc", counted_call)
     first = await client.list_tools()
     first.clear()  # the caller's own list
     assert len(await client.list_tools()) == len(NAMES)

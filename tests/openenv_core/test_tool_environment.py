@@ -446,7 +446,7 @@ class Odd(Base):
         return cast(list[str], None)
 
 
-async def outcome(name: str, **arguments: Any) -> Any:
+async def call_outcome(name: str, **arguments: Any) -> Any:
     """Call a tool; return what it gave, or how it failed and why."""
     result = Odd().call_tool(name, arguments, SILENT)
     result = result if isinstance(result, ToolResult) else await result
@@ -455,24 +455,24 @@ async def outcome(name: str, **arguments: Any) -> Any:
 
 async def test_decorators_work_in_any_order() -> None:
     for name in ("static", "still", "below", "above", "promised"):
-        assert await outcome(name, x=3) == 3
-        assert (await outcome(name, x="3"))[0] is ToolErrorType.INVALID_ARGS
-    assert await outcome("of_class", x=1) == "Odd 1"
+        assert await call_outcome(name, x=3) == 3
+        assert (await call_outcome(name, x="3"))[0] is ToolErrorType.INVALID_ARGS
+    assert await call_outcome("of_class", x=1) == "Odd 1"
     asynchronous = {name for name, declared in Odd.TOOLSET.tools.items() if declared.asynchronous}
     assert asynchronous == {"below", "above", "promised", "leave_later"}
 
 
 async def test_argument_names_and_result_types_are_free() -> None:
-    assert await outcome("names", copy=9, model_config=8) == [9, 2, 8, 4, 5, 1]
-    assert await outcome("twice_heard") is True
-    assert await outcome("data", blob="aGk=") == "aGk="
-    assert (await outcome("data", blob="%%"))[0] is ToolErrorType.INVALID_ARGS
+    assert await call_outcome("names", copy=9, model_config=8) == [9, 2, 8, 4, 5, 1]
+    assert await call_outcome("twice_heard") is True
+    assert await call_outcome("data", blob="aGk=") == "aGk="
+    assert (await call_outcome("data", blob="%%"))[0] is ToolErrorType.INVALID_ARGS
     for name, arguments, expected in (
         ("forgotten", {"x": 1}, "async def"),
         ("liar", {}, "expected an object"),
         ("bounded", {"x": "a"}, "TypeError"),
     ):
-        kind, why = await outcome(name, **arguments)
+        kind, why = await call_outcome(name, **arguments)
         assert (kind, expected in why) == (ToolErrorType.EXECUTION_ERROR, True)
 
 
@@ -490,14 +490,14 @@ async def test_argument_names_and_result_types_are_free() -> None:
     ],
 )
 async def test_any_exception_of_a_tool_is_an_error_result(name: str, how: str, why: str) -> None:
-    kind, message = await outcome(name, how=how)
+    kind, message = await call_outcome(name, how=how)
     assert kind is ToolErrorType.EXECUTION_ERROR
     assert why in message
 
 
 async def test_ctrl_c_ends_a_tool() -> None:
     with pytest.raises(KeyboardInterrupt):
-        await outcome("leave", how="key")
+        await call_outcome("leave", how="key")
 
 
 def test_nested_model_schemas_are_objects_with_nullable_numbers() -> None:
@@ -563,7 +563,7 @@ async def test_cancelled_call_finishes_before_its_caller_continues() -> None:
     ],
 )
 async def test_hostile_arguments_get_a_short_error(arguments: dict[str, Any]) -> None:
-    kind, why = await outcome("static", **arguments)
+    kind, why = await call_outcome("static", **arguments)
     assert kind is ToolErrorType.INVALID_ARGS
     assert len(why) < 5000
     assert "of 0 characters" not in why

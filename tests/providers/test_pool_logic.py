@@ -198,7 +198,7 @@ def test_hanging_members_are_replaced_one_check_at_a_time(
         keeper, turns, looks = pool._keeper, itertools.count(), []
         turn = keeper._run_once
 
-        def counted() -> None:
+        def counted_run() -> None:
             next(turns)
             turn()
 
@@ -208,7 +208,7 @@ def test_hanging_members_are_replaced_one_check_at_a_time(
                 time.sleep(timeout_s)
             return member not in hanging
 
-        monkeypatch.setattr(keeper, "_run_once", counted)
+        monkeypatch.setattr(keeper, "_run_once", counted_run)
         monkeypatch.setattr("openenv_core.providers.keeper.healthy", healthy)
         eventually(lambda: set(home.removed) == set(hanging) and pool.state.ready == 3)
         assert len(set(looks)) == 6  # each twice, and each time in a turn of its own

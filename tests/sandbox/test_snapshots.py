@@ -126,7 +126,7 @@ async def test_forked_children_are_stopped_when_nothing_runs(sandbox: Sandbox) -
     for session in (first, branch):
         assert await value(session, busy) is None
 
-    def still() -> bool:
+    def children_are_stopped() -> bool:
         pids = descendants(zygote) - before
         try:
             family = [psutil.Process(pid) for pid in pids]
@@ -137,9 +137,9 @@ async def test_forked_children_are_stopped_when_nothing_runs(sandbox: Sandbox) -
         except psutil.NoSuchProcess:
             return False  # one of those that end while a session is made
 
-    await until(still)
+    await until(children_are_stopped)
     assert await value(branch, "6 * 7") == "42"
-    await until(still)
+    await until(children_are_stopped)
     await first.close()
     await branch.close()
     await until(lambda: not descendants(zygote) - before)

@@ -107,12 +107,12 @@ async def test_many_frames_in_one_read_yield_to_other_tasks() -> None:
 
     class Witness(Echo):
         async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-            async def watched() -> MutableMapping[str, Any]:
+            async def recorded_receive() -> MutableMapping[str, Any]:
                 if len(self.heard) == 1:
                     asyncio.get_running_loop().call_soon(lambda: heard_before.append(len(self.heard)))
                 return await receive()
 
-            await super().__call__(scope, watched, send)
+            await super().__call__(scope, recorded_receive, send)
 
     async with serving(Witness()) as address, opened(address) as (reader, writer):
         writer.write(frame(TEXT, b"all at once") * 1000)

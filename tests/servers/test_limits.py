@@ -210,11 +210,11 @@ async def until_dropped(client: socket.socket) -> None:
     here = client.getsockname()
     me = psutil.Process(os.getpid())
 
-    def served() -> bool:
+    def is_connected() -> bool:
         return any(connection.raddr == here for connection in me.net_connections("tcp"))
 
-    await eventually_so(served)
-    await eventually_so(lambda: not served())
+    await eventually_so(is_connected)
+    await eventually_so(lambda: not is_connected())
 
 
 async def test_ping_flood_of_a_client_that_does_not_read_takes_no_memory() -> None:

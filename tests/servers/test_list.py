@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def listed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, Any]]:
+def list_as_json(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, Any]]:
     assert main(["list", "--json", *words]) == 0
     return {one["target"]: one for one in json.loads(capsys.readouterr().out)}
 
@@ -45,7 +45,7 @@ def test_environments_of_folders_and_import_path_are_listed(
     (bare / "__init__.py").write_text('"""Says\nlittle. The server is in :mod:`x`."""\n')
     make(here / "envs_of_mine" / "deep_env")
     make(here / ".hidden" / "no_env")
-    environments = listed(capsys)
+    environments = list_as_json(capsys)
     assert {"dice", "bare", "./my-clone", "./envs_of_mine/deep_env", "blackjack"} <= set(environments)
     assert not [target for target in environments if "hidden" in target]
     assert environments["dice"] == {
@@ -74,7 +74,7 @@ def test_broken_environment_is_listed_with_its_error(here: Path, capsys: pytest.
     (make(here / "syntax") / "server" / "app.py").write_text("\ndef broken(:\n")
     (make(here / "not_text") / "openenv.yaml").write_bytes(b"name: \xff\xfe\n")
     (make(here / "zeros") / "server" / "app.py").write_bytes(b"\x00")
-    errors = {target: one["error"] for target, one in listed(capsys, ".").items()}
+    errors = {target: one["error"] for target, one in list_as_json(capsys, ".").items()}
     for name, expected in {
         "no_yaml": "YAML",
         "unknown_key": "did you mean 'version'?",
@@ -110,7 +110,7 @@ def test_environment_of_a_server_is_listed(
         assert main(["list", url]) == 2
         assert "ROPEWALK_TOKEN" in capsys.readouterr().err
         monkeypatch.setenv("ROPEWALK_TOKEN", token)
-        environments = listed(capsys, f"ws://{server.address}/ws")
+        environments = list_as_json(capsys, f"ws://{server.address}/ws")
     assert environments[url]["name"] == "counter"
     assert environments[url]["description"] == "Counts up to a limit."
     assert main(["list", url]) == 2

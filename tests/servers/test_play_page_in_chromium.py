@@ -36,7 +36,7 @@ def pictures(tmp_path: Path) -> Path:
     return Path(os.environ.get("PAGE_PICTURES", tmp_path)).absolute()
 
 
-def keep(tab: Tab, path: Path) -> None:
+def save_screenshot(tab: Tab, path: Path) -> None:
     """Write a small screenshot of the page."""
     tab.press("Escape")
     tab.wait_for("document.getAnimations().length === 0")
@@ -55,7 +55,7 @@ def visit(browser: Browser, address: str, errors: tuple[str, ...] = ()) -> Itera
         assert left == []
 
 
-def begin(tab: Tab, *keys: str) -> None:
+def start_episode(tab: Tab, *keys: str) -> None:
     tab.wait_for("document.body.dataset.ready")
     tab.press(*(keys or ("n",)))
     tab.wait_for("document.body.dataset.mode === 'playing' && !document.body.classList.contains('busy')")
@@ -111,13 +111,13 @@ def test_blackjack_is_played_by_keyboard_and_mouse(browser: Browser, pictures: P
         tab.press("Escape")
         tab.evaluate("document.querySelector('#state').close()")
         tab.evaluate("document.querySelector('#reset input').value = '18'")
-        begin(tab)
+        start_episode(tab)
         for number, key in enumerate("112", 1):
             tab.press(key)
             steps(tab, number)
         assert "You win" in text(tab, ".lead")
         tab.resize(1100, 640)
-        keep(tab, pictures / "page-light.png")
+        save_screenshot(tab, pictures / "page-light.png")
         # A visitor who goes away gives the slot back.
         assert server.get("/capacity")[1]["in_use"] == 1
         tab.open("about:blank")
@@ -126,7 +126,7 @@ def test_blackjack_is_played_by_keyboard_and_mouse(browser: Browser, pictures: P
 
 def test_shop_tools_are_called_from_forms(browser: Browser) -> None:
     with serve("--web", app="shop") as server, visit(browser, server.address) as tab:
-        begin(tab)
+        start_episode(tab)
         tab.click("#kinds button")
         assert text(tab, "#kinds button") == "get_policy"
         assert text(tab, "#form .do").startswith("identity")
@@ -151,7 +151,7 @@ def test_figure_of_the_code_interpreter_is_shown(browser: Browser, pictures: Pat
     with serve("--web", app="code_interpreter") as server, visit(browser, server.address) as tab:
         tab.resize(1100, 760)
         tab.prefer("dark")
-        begin(tab)
+        start_episode(tab)
         tab.evaluate("document.querySelector('#form textarea').value = " + json.dumps(figure))
         for attempt in range(1, 6):  # the first import of matplotlib may outlast an execution's time
             tab.evaluate("document.querySelector('#form form').requestSubmit()")
@@ -159,12 +159,12 @@ def test_figure_of_the_code_interpreter_is_shown(browser: Browser, pictures: Pat
             if "six points" in text(tab, "#observation"):
                 break
         tab.wait_for("document.querySelector('#observation img.picture').naturalWidth > 300")
-        keep(tab, pictures / "page-dark.png")
+        save_screenshot(tab, pictures / "page-dark.png")
 
 
 def test_observation_contents_are_shown_and_never_executed(browser: Browser, gallery: ServeProcess) -> None:
     with visit(browser, gallery.address) as tab:
-        begin(tab)
+        start_episode(tab)
         choose(tab, "hostile")
         steps(tab, 1)
         assert text(tab, ".lead") == HOSTILE
@@ -206,7 +206,7 @@ def test_visitors_have_separate_sessions_and_wait_in_the_queue(
         for tab, seed in ((one, "1"), (two, "2")):
             tab.wait_for("document.body.dataset.ready")
             fill(tab, "#reset input", seed)
-            begin(tab, "Enter")
+            start_episode(tab, "Enter")
         choose(one, "table")
         steps(one, 1)
         assert text(two, ".lead") == "The east hall, seed 2."
@@ -230,7 +230,7 @@ def test_token_is_asked_for_and_not_stored(browser: Browser) -> None:
         tab.evaluate("document.querySelector('#token-input').value = ''")
         fill(tab, "#token-input", token)
         tab.press("Enter")
-        begin(tab)
+        start_episode(tab)
         assert tab.evaluate("[localStorage.length, document.cookie]") == [0, ""]
         assert not [address for address in tab.requested_urls if token in address]
         choose(tab, "table")
@@ -245,7 +245,7 @@ def test_broken_connection_is_resumed_and_each_step_taken_once(
         portal.wrap_async_context_manager(faulty_proxy(gallery.address)) as proxy,
         visit(browser, f"127.0.0.1:{proxy.port}", ("WebSocket",)) as tab,
     ):
-        begin(tab)
+        start_episode(tab)
         choose(tab, "table")
         steps(tab, 1)
         portal.call(proxy.hold)
@@ -276,7 +276,7 @@ def test_idle_session_is_given_back(browser: Browser) -> None:
 
 def test_page_adapts_to_colour_scheme_and_narrow_screens(browser: Browser, gallery: ServeProcess) -> None:
     with visit(browser, gallery.address) as tab:
-        begin(tab)
+        start_episode(tab)
         paper = "getComputedStyle(document.body).backgroundColor"
         for scheme, colour in (("dark", "rgb(19, 21, 23)"), ("light", "rgb(250, 249, 247)")):
             tab.prefer(scheme)

@@ -22,7 +22,7 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-def living(name: str) -> list[threading.Thread]:
+def pool_threads(name: str) -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name.startswith(f"{name}-")]
 
 
@@ -42,7 +42,7 @@ async def test_short_calls_share_a_thread_and_start_in_order(monkeypatch: pytest
         assert set(names) == {"short-1"}
     assert order == [*range(100)] * 3
     pool.close()
-    await eventually(lambda: not living("short"))
+    await eventually(lambda: not pool_threads("short"))
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ async def test_thousand_blocking_calls_run_at_once(gate: threading.Event) -> Non
     gate.set()
     await asyncio.gather(*(call.waiter for call in calls))
     pool.close()
-    await eventually(lambda: not living("waiting"))
+    await eventually(lambda: not pool_threads("waiting"))
 
 
 async def test_computing_calls_get_a_bounded_number_of_threads(
@@ -77,9 +77,9 @@ async def test_computing_calls_get_a_bounded_number_of_threads(
     pool = ThreadPool(64, "computing")
     calls = [pool.submit(lambda: gate.wait(60)) for _ in range(10)]
     await eventually(lambda: len(looks) > 60)
-    assert len(living("computing")) == 3
+    assert len(pool_threads("computing")) == 3
     monkeypatch.setattr(time, "process_time", lambda: 0.0)  # they wait for something, it turns out
-    await eventually(lambda: len(living("computing")) == 10)
+    await eventually(lambda: len(pool_threads("computing")) == 10)
     gate.set()
     await asyncio.gather(*(call.waiter for call in calls))
     pool.close()
@@ -97,12 +97,12 @@ async def test_hanging_call_costs_only_its_own_thread(gate: threading.Event) -> 
     assert not hangs.waiter.done()
     more = [pool.submit(lambda: gate.wait(60)) for _ in range(4)]  # as many as the pool has
     await eventually(lambda: all(call.started for call in more))
-    assert len(living("hanging")) == 5
+    assert len(pool_threads("hanging")) == 5
     gate.set()
     await asyncio.gather(*(call.waiter for call in more))
-    await eventually(lambda: len(living("hanging")) == 4)
+    await eventually(lambda: len(pool_threads("hanging")) == 4)
     pool.close()
-    await eventually(lambda: not living("hanging"))
+    await eventually(lambda: not pool_threads("hanging"))
 
 
 async def test_outcome_is_not_delayed_by_a_long_call_after_it(
@@ -126,7 +126,7 @@ async def test_one_of_two_woken_threads_may_take_both_calls(
     monkeypatch.setattr(threads, "_HELD_S", float("inf"))
     monkeypatch.setattr(threads, "_LONG_S", 60.0)
     monkeypatch.setattr(
-        threading.Thread, "start", lambda thread: start(thread) if not living("two") else None
+        threading.Thread, "start", lambda thread: start(thread) if not pool_threads("two") else None
     )
     pool._long_calls, pool._mailbox = 2, threads._Mailbox(asyncio.get_running_loop())
     pool._mailbox.alone = False
@@ -168,12 +168,12 @@ async def test_idle_threads_end_but_a_single_thread_stays(monkeypatch: pytest.Mo
     several, one = ThreadPool(2, "several"), ThreadPool(1, "one")
     for _ in range(3):
         assert await results(several, lambda: 1) == [1]
-        await eventually(lambda: not living("several"))
+        await eventually(lambda: not pool_threads("several"))
     first = await results(one, threading.current_thread)
     await asyncio.sleep(0.1)
     assert await results(one, threading.current_thread) == first
     one.close()
-    await eventually(lambda: not living("one"))
+    await eventually(lambda: not pool_threads("one"))
 
 
 async def test_closed_pool_finishes_its_queue_and_can_be_used_again() -> None:
@@ -181,10 +181,10 @@ async def test_closed_pool_finishes_its_queue_and_can_be_used_again() -> None:
     calls = [pool.submit(lambda: 1) for _ in range(20)]
     pool.close()
     await asyncio.gather(*(call.waiter for call in calls))
-    await eventually(lambda: not living("closed"))
+    await eventually(lambda: not pool_threads("closed"))
     assert await results(pool, lambda: 2) == [2]
     pool.close()
-    await eventually(lambda: not living("closed"))
+    await eventually(lambda: not pool_threads("closed"))
 
 
 async def test_call_aborted_as_it_ends_keeps_its_thread_in_the_pool(gate: threading.Event) -> None:
@@ -198,7 +198,7 @@ async def test_call_aborted_as_it_ends_keeps_its_thread_in_the_pool(gate: thread
     assert pool.abort(call)  # its outcome is on its way
     hangs = pool.submit(lambda: gate.wait(60))
     await eventually(lambda: hangs.started and late == [(True, "ended")])
-    assert pool._threads == len(living("ended")) == 1
+    assert pool._threads == len(pool_threads("ended")) == 1
     pool.close()
 
 

@@ -17,7 +17,7 @@ from recorded_spans import collector, lines, recorded, recorded_spans, request
 from serve_process import SUPPORT, eventually, serve
 from server_apps import EVERY_WAY, app_of
 from serving import serving
-from test_workers import both
+from test_workers import session_ids_of_workers
 from v1_frames import validated_frames
 
 from openenv_core import ConfigurationError, ValidationFailedError, tracing
@@ -139,7 +139,7 @@ def test_processes_send_their_spans_to_a_collector() -> None:
     with collector() as (endpoint, taken):
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
         with serve("--workers", "2", **environ, OTEL_SERVICE_NAME="served") as server:
-            url, sessions = f"http://{server.address}", both("traced") * 2
+            url, sessions = f"http://{server.address}", session_ids_of_workers("traced") * 2
             for session in sessions:  # a connection may come to the worker that passes it on to the session's
                 assert server.request("POST", "/reset", {}, X_OpenEnv_Session=session)[0] == 200
             assert play(url, *sessions, **environ, OTEL_SERVICE_NAME="player") == "['opentelemetry']"

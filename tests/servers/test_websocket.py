@@ -201,15 +201,15 @@ async def test_any_exception_of_a_validator_keeps_a_numbered_connection_open(
 async def test_values_without_json_form_are_encoded_or_refused() -> None:
     async with serving(app_of(Awkward)) as address, socket_to(address) as ws:
 
-        async def told(amount: int) -> Any:
+        async def step_data(amount: int) -> Any:
             return (await ask(ws, step(amount)))["data"]
 
-        nans = await told(0)
+        nans = await step_data(0)
         assert nans["reward"] is None
         assert nans["observation"]["extra"] == {"nan": None, "inf": [None, None]}
         arrays = {"array": [[0, 1], [2, 3]], "scalar": 1.5, "bytes": "_w=="}
-        assert (await told(1))["observation"]["extra"] == arrays
-        numbers = await told(2)
+        assert (await step_data(1))["observation"]["extra"] == arrays
+        numbers = await step_data(2)
         assert numbers["reward"] == 0.5
         assert numbers["metadata"] == {"flag": True, "nan": [None]}
         for amount, text in [
@@ -221,10 +221,10 @@ async def test_values_without_json_form_are_encoded_or_refused() -> None:
             (9, "ValueError"),
             (10, "got builtin_function_or_method"),
         ]:
-            failure = await told(amount)
+            failure = await step_data(amount)
             assert failure["code"] == "EXECUTION_ERROR"
             assert text in failure["message"]
-        kept_reply = await told(8)
+        kept_reply = await step_data(8)
         assert kept_reply["metadata"] == kept_reply["observation"]["metadata"] == {"why": "because"}
 
 

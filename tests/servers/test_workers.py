@@ -69,7 +69,7 @@ def folder(server: ServeProcess) -> Path:
     return folder
 
 
-def both(prefix: str) -> list[str]:
+def session_ids_of_workers(prefix: str) -> list[str]:
     """Return a session id of each worker."""
     session_ids: dict[int, str] = {}
     number = 0
@@ -85,7 +85,7 @@ def reset(server: ServeProcess, session: str, **headers: str) -> int:
 
 @pytest.mark.slow
 async def test_plain_http_session_is_found_from_any_worker(fleet: ServeProcess) -> None:
-    for session in both("http"):
+    for session in session_ids_of_workers("http"):
         for _ in range(4):  # each on a connection of its own
             assert reset(fleet, session) == 200
             for total in (3, 5):
@@ -148,7 +148,7 @@ async def test_session_is_resumed_at_its_worker_from_any_connection(
 
 @pytest.mark.soak
 async def test_session_id_is_found_however_it_is_escaped(fleet: ServeProcess) -> None:
-    for session in both("escaped"):
+    for session in session_ids_of_workers("escaped"):
         assert reset(fleet, session) == 200
         text = json.dumps(mcp("openenv/session/close", session_id=session))
         text = text.replace("/", "\\/").replace("session_id", "session\\u005fid")
@@ -159,14 +159,14 @@ async def test_session_id_is_found_however_it_is_escaped(fleet: ServeProcess) ->
 
 @pytest.mark.soak
 async def test_sockets_and_bodies_are_forwarded_with_their_limits(fleet: ServeProcess) -> None:
-    for session in both("attach"):
+    for session in session_ids_of_workers("attach"):
         assert reset(fleet, session) == 200
         for _ in range(4):
             async with socket_to(fleet.address, f"?session_id={session}") as client:
                 assert (await ask(client, {"type": "state"}))["data"]["step_count"] == 0
                 assert (await ask(client, "no json"))["data"]["code"] == "INVALID_JSON"
                 assert (await ask(client, b"\x00"))["type"] == "error"
-                await leave(client)
+                await end_session(client)
                 assert client.close_code == 1000
         async with socket_to(fleet.address, f"?session_id={session}") as client:
             large = {"type": "step", "data": {"amount": 1, "metadata": {"pad": "x" * 2_000_000}}}
@@ -208,7 +208,7 @@ async def test_cap_holds_over_all_workers() -> None:
             assert len(kept) == 6
             assert {(data["code"], data["max_sessions"]) for data in refused} == {("CAPACITY_REACHED", 6)}
             await asyncio.gather(*(client.close() for client, _ in outcomes))
-            await settled(server)
+            await wait_for_free_slots(server)
 
 
 async def first_reply(server: ServeProcess, token: str = "") -> tuple[Any, Any]:
@@ -221,7 +221,7 @@ async def first_reply(server: ServeProcess, token: str = "") -> tuple[Any, Any]:
     return client, json.loads(await asyncio.wait_for(client.recv(), 60))
 
 
-async def settled(server: ServeProcess) -> None:
+async def wait_for_free_slots(server: ServeProcess) -> None:
     """Wait until closed sockets have freed their slots."""
     async with asyncio.timeout(60):
         while True:
@@ -246,7 +246,7 @@ async def test_cap_per_token_holds_over_all_workers() -> None:
 @pytest.mark.slow
 async def test_session_of_another_token_is_not_found() -> None:
     with serve("--workers", "2", "--token", TOKEN, "--token", OTHER) as server:
-        for session in both("own"):
+        for session in session_ids_of_workers("own"):
             assert reset(server, session) == 401
             assert reset(server, session, Authorization=f"Bearer {TOKEN}") == 200
             for token, status in ((OTHER, 404), (TOKEN, 200)):
@@ -270,10 +270,10 @@ async def test_exclusive_environment_has_one_session_per_worker() -> None:
             outcomes = [await first_reply(server) for _ in range(3)]
             kinds = [reply["type"] for _, reply in outcomes]
             assert kinds == ["state", "state", "error"]
-            await asyncio.gather(*(leave(client) for client, _ in outcomes))
+            await asyncio.gather(*(end_session(client) for client, _ in outcomes))
 
 
-async def leave(client: Any) -> None:
+async def end_session(client: Any) -> None:
     """End a session; when its socket closes, its slot is free."""
     with suppress(ConnectionClosed):
         await client.send(json.dumps({"type": "close"}))
@@ -348,7 +348,7 @@ async def test_socket_of_a_killed_worker_gets_a_session_error() -> None:
     with serve("--workers", "2", app="solo:deadly") as server:
         errors_seen = 0
         for attempt in range(12):
-            session = both(f"dies-{attempt}")[attempt % 2]
+            session = session_ids_of_workers(f"dies-{attempt}")[attempt % 2]
             try:
                 assert reset(server, session) == 200
                 client = await connect(
@@ -374,7 +374,7 @@ def test_request_to_a_dying_worker_gets_502() -> None:
     with serve("--workers", "2", app="solo:deadly") as server:
         statuses = set()
         for attempt in range(20):
-            session = both(f"dies-{attempt}")[attempt % 2]
+            session = session_ids_of_workers(f"dies-{attempt}")[attempt % 2]
             try:
                 reset(server, session)
                 status, response_body = server.request("POST", "/step", action(1), X_OpenEnv_Session=session)

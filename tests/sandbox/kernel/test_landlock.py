@@ -15,7 +15,7 @@ ABI = landlock.abi()
 pytestmark = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
 
 
-def tried(path: Path, flags: int) -> str:
+def try_open(path: Path, flags: int) -> str:
     return outcome(lambda: os.close(os.open(path, flags, 0o600)))
 
 
@@ -28,10 +28,10 @@ def tree(tmp_path: Path) -> Path:
 
 
 ACTIONS: dict[str, Callable[[Path], str]] = {
-    "read": lambda place: tried(place / "file", os.O_RDONLY),
-    "write": lambda place: tried(place / "file", os.O_WRONLY),
+    "read": lambda place: try_open(place / "file", os.O_RDONLY),
+    "write": lambda place: try_open(place / "file", os.O_WRONLY),
     "truncate": lambda place: outcome(lambda: os.truncate(place / "file", 0)),
-    "make": lambda place: tried(place / "new", os.O_WRONLY | os.O_CREAT),
+    "make": lambda place: try_open(place / "new", os.O_WRONLY | os.O_CREAT),
     "list": lambda place: outcome(lambda: os.listdir(place)),
     "remove": lambda place: outcome(lambda: os.unlink(place / "file")),
     "pipe": lambda place: outcome(lambda: os.mkfifo(place / "pipe")),
@@ -63,7 +63,7 @@ def test_rule_for_a_file_opens_that_file(tree: Path) -> None:
     def inside() -> list[str]:
         restrict([str(tree / "open" / "file")], [str(tree / "work" / "file")])
         names = ("open/file", "work/file")
-        return [tried(tree / name, flags) for name in names for flags in (os.O_RDONLY, os.O_RDWR)]
+        return [try_open(tree / name, flags) for name in names for flags in (os.O_RDONLY, os.O_RDWR)]
 
     assert in_fork(inside) == ["done", "PermissionError", "done", "done"]
 
@@ -129,6 +129,6 @@ def test_every_abi_version_of_this_kernel_works(
 
     def inside() -> list[str]:
         restrict([str(tree / "open")], [str(tree / "work")])
-        return [tried(tree / name / "file", os.O_WRONLY) for name in ("shut", "open", "work")]
+        return [try_open(tree / name / "file", os.O_WRONLY) for name in ("shut", "open", "work")]
 
     assert in_fork(inside) == ["PermissionError", "PermissionError", "done"]

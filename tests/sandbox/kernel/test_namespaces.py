@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Path]:
                 subprocess.run(["umount", below], check=True)
 
 
-def told(place: Path, *, privileged: bool) -> dict[str, Any]:
+def program_settings(place: Path, *, privileged: bool) -> dict[str, Any]:
     sandbox = place / "home" / "sandbox"
     return {
         "sandbox": str(sandbox),
@@ -83,7 +83,7 @@ def told(place: Path, *, privileged: bool) -> dict[str, Any]:
 def start(command: list[str], place: Path, privileged: bool, **options: Any) -> dict[str, Any]:
     program = place / "home" / "sandbox" / PROGRAM.name
     done = subprocess.run(
-        [*command, "-I", "-B", str(program), json.dumps(told(place, privileged=privileged))],
+        [*command, "-I", "-B", str(program), json.dumps(program_settings(place, privileged=privileged))],
         env={},
         capture_output=True,
         text=True,
@@ -106,7 +106,7 @@ def owned_by(place: Path, uid: int) -> None:
     home.chmod(0o700)
 
 
-def expect(report: dict[str, Any], place: Path, uids: list[int]) -> None:
+def assert_isolated(report: dict[str, Any], place: Path, uids: list[int]) -> None:
     assert "refused" not in report, report
     assert report["pid"] == 1
     assert report["footprint"] > 1 << 20
@@ -167,7 +167,7 @@ def test_namespaces_as_root(place: Path) -> None:
     first, second = session_uid(7), session_uid(8)
     assert first is not None
     assert second is not None
-    expect(report, place, [first, second])
+    assert_isolated(report, place, [first, second])
 
 
 def test_namespaces_as_an_unprivileged_user(place: Path) -> None:
@@ -179,7 +179,7 @@ def test_namespaces_as_an_unprivileged_user(place: Path) -> None:
         pytest.skip(f"this machine gives no user namespaces to ordinary users: {report['refused']}")
     assert report.pop("still_not_dumpable")
     own = os.getuid() if uid is None else uid
-    expect(report, place, [own, own])
+    assert_isolated(report, place, [own, own])
 
 
 # As in a container: no capability, and a filter on unshare.

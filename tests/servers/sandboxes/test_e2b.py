@@ -326,7 +326,7 @@ def test_folders_are_watched(client: Any, sandbox: Any, recursive: bool) -> None
     else:
         handle = sandbox.files.watch_dir("seen", events.append, recursive=recursive)
 
-    def look() -> list[tuple[str, str]]:
+    def read_events() -> list[tuple[str, str]]:
         if isinstance(client, type):
             events.extend(handle.get_new_events())
         else:
@@ -335,14 +335,14 @@ def test_folders_are_watched(client: Any, sandbox: Any, recursive: bool) -> None
 
     sandbox.files.write("seen/a", "1")
     sandbox.files.write("seen/below/b", "1")
-    eventually(lambda: ("create", "a") in look())
+    eventually(lambda: ("create", "a") in read_events())
     sandbox.files.write("seen/a", "22")
-    eventually(lambda: ("write", "a") in look())
+    eventually(lambda: ("write", "a") in read_events())
     sandbox.files.rename("seen/a", "seen/c")
-    eventually(lambda: {("rename", "a"), ("create", "c")} <= set(look()))
+    eventually(lambda: {("rename", "a"), ("create", "c")} <= set(read_events()))
     sandbox.files.remove("seen/c")
-    eventually(lambda: ("remove", "c") in look())
-    assert (("create", "below/b") in look()) == recursive
+    eventually(lambda: ("remove", "c") in read_events())
+    assert (("create", "below/b") in read_events()) == recursive
     handle.stop()
     with pytest.raises(e2b.FileNotFoundException):
         sandbox.files.watch_dir("nowhere", *([] if isinstance(client, type) else [print]))
@@ -394,12 +394,12 @@ def test_output_arrives_while_code_runs(sandbox: Any) -> None:
     came: list[str] = []
     sandbox.files.write("gate", "")
 
-    def heard(message: Any) -> None:
+    def record(message: Any) -> None:
         came.append(message.line)
 
     code = "import os, time\nprint('begun', flush=True)\nwhile os.path.exists('gate'): time.sleep(0.01)\ndisplay(1)"
     running = sandbox.commands.run("sleep 1; rm gate", background=True)
-    done = sandbox.run_code(code, on_stdout=heard, timeout=60)
+    done = sandbox.run_code(code, on_stdout=record, timeout=60)
     assert (came, [each.text for each in done.results]) == (["begun\n"], ["1"])
     running.wait()
 

@@ -53,7 +53,7 @@ from attacks.surroundings import SECRET, Surroundings
 
 
 @asynccontextmanager
-async def forged() -> AsyncIterator[tuple[Guest, socket.socket]]:
+async def guest_with_fake_agent() -> AsyncIterator[tuple[Guest, socket.socket]]:
     """Yield a guest, and the socket that its agent would have."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
@@ -79,7 +79,7 @@ async def forged() -> AsyncIterator[tuple[Guest, socket.socket]]:
     ],
 )
 async def test_invalid_frame_from_the_agent_ends_the_sandbox(frame: bytes) -> None:
-    async with forged() as (guest, agent), guest.subscribed("p1") as output:
+    async with guest_with_fake_agent() as (guest, agent), guest.subscribed("p1") as output:
         request = asyncio.create_task(guest.ask("stat", path="x"))
         await asyncio.sleep(0)
         agent.send(frame)
@@ -96,7 +96,7 @@ async def test_output_flood_from_the_agent_is_bounded(monkeypatch: pytest.Monkey
     monkeypatch.setattr(guests, "MAX_BUFFERED", 1 << 20)
     monkeypatch.setattr(guests, "MAX_UNREAD", 1 << 20)
     loop = asyncio.get_running_loop()
-    async with forged() as (guest, agent), guest.subscribed("p1") as output:
+    async with guest_with_fake_agent() as (guest, agent), guest.subscribed("p1") as output:
         for _ in range(40):  # whatever the window says
             await loop.sock_sendall(agent, pack({"stream": "p1", "pipe": "stdout"}, b"x" * 50_000))
         await loop.sock_sendall(agent, pack({"stream": "p1", "end": 0}))
@@ -112,7 +112,7 @@ async def test_output_flood_from_the_agent_is_bounded(monkeypatch: pytest.Monkey
 
 
 async def test_upload_ends_with_its_sandbox() -> None:
-    async with forged() as (guest, agent):
+    async with guest_with_fake_agent() as (guest, agent):
 
         async def pieces() -> AsyncIterator[bytes]:
             yield b"x"
@@ -135,7 +135,7 @@ async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late(
             if header["op"] == op:
                 return header
 
-    async with forged() as (guest, agent):
+    async with guest_with_fake_agent() as (guest, agent):
         events = envd._start(guest, {"process": {"cmd": "sleep"}}, 0.05)
         first = asyncio.create_task(anext(events))
         start = await request(agent, "start")
@@ -298,7 +298,7 @@ async def test_image_command_starts_with_the_variables_of_the_sandbox() -> None:
 async def test_forks_work_and_end_at_each_isolation_level(level: Isolation) -> None:
     limits = Limits(disk_bytes=8 << 20, file_bytes=8 << 20)
 
-    async def ran(machine: Machine, code: str) -> str:
+    async def run_code(machine: Machine, code: str) -> str:
         async with machine.guest.subscribed("c") as output:
             await machine.guest.ask("run", name="c", code=code, envs={})
             output_text = ""
@@ -312,10 +312,10 @@ async def test_forks_work_and_end_at_each_isolation_level(level: Isolation) -> N
         machine = await ProcessMachine.start(sandbox, limits)
         await machine.guest.wait_ready({}, WAIT_TIMEOUT_S)
         await machine.guest.ask("context", name="c", cwd="")
-        await ran(machine, "x = 1; open('file', 'w').write('y' * 3_000_000)")
+        await run_code(machine, "x = 1; open('file', 'w').write('y' * 3_000_000)")
         fork = await machine.fork(["c"])
         await fork.guest.wait_ready({}, WAIT_TIMEOUT_S)
-        assert "3000001" in await ran(fork, "x + len(open('file').read())")
+        assert "3000001" in await run_code(fork, "x + len(open('file').read())")
         with pytest.raises(GuestError, match="not copied") as refused:  # the disk is shared
             await machine.fork(["c"])
         assert refused.value.code == "resource_exhausted"
@@ -326,7 +326,7 @@ async def test_forks_work_and_end_at_each_isolation_level(level: Isolation) -> N
         assert refused.value.status == 409
         pids = descendants(sandbox.zygote_pid or 0) - before
         await machine.close()
-        assert "42" in await ran(fork, "6 * 7")
+        assert "42" in await run_code(fork, "6 * 7")
         # Whoever writes where nothing is to come from ends what is his, and nothing else.
         other = await ProcessMachine.start(sandbox, limits)
         await other.guest.wait_ready({}, WAIT_TIMEOUT_S)
