@@ -166,7 +166,7 @@ def test_killed_zygote_is_an_error_not_a_result(when: str, executor: PyExecutor)
             executor.run("x")
     else:
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(executor.run, "import time; time.sleep(9)")
+            running = pool.submit(executor.run, "import time; time.sleep(60)")
             assert wait_until_collected(session._turn.locked)
             kill_zygote()
             with pytest.raises(SandboxUnavailableError, match=r"got no result: .*has ended; run it again"):

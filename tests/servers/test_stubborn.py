@@ -257,7 +257,7 @@ async def test_disconnect_from_a_step_that_ignores_cancellation_frees_the_slot_a
     attached: bool,
 ) -> None:
     env = DeafCounter.fresh()
-    app = app_of(env, step_timeout_s=0.5)
+    app = app_of(env, step_timeout_s=1.0)
     async with serving(app) as address:
         try:
             query = f"?session_id={await open_session(address)}" if attached else ""

@@ -147,11 +147,6 @@ class Tab:
             at = left + share * width
             self._call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1)
 
-    def hover(self, selector: str) -> None:
-        """Move the mouse to the middle of the first element that matches a selector."""
-        x, y = self._middle(selector)
-        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
     def _middle(self, selector: str) -> tuple[float, float]:
         box = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;"

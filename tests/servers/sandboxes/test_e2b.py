@@ -556,10 +556,12 @@ def test_fork_is_refused_where_the_state_cannot_be_copied(
     sandbox.pause()
     refused(409, "paused", sandbox.fork)
     sandbox = client.connect(sandbox.sandbox_id, **service.options())
-    runs = threading.Thread(target=sandbox.run_code, args=("open('begun', 'w'); import time; time.sleep(3)",))
+    code = "import os, time; open('begun', 'w')\nwhile not os.path.exists('go'): time.sleep(0.05)"
+    runs = threading.Thread(target=sandbox.run_code, args=(code,))
     runs.start()
     eventually(lambda: sandbox.files.exists("begun"))
     refused(409, "runs no code", sandbox.fork)
+    sandbox.files.write("go", "")
     runs.join()
     (fork,) = sandbox.fork()
     refused(400, "end them first", sandbox.pause)
