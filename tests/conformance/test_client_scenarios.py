@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 PACKAGES = {"0.1.16": RELEASED, "next": NEXT}
 MUST_PASS = {"initialize", "tools_call", "sse-retry"}
-WAIT_S = 30.0
+WAIT_TIMEOUT_S = 30.0
 RUNS_ALONE = 3
 """At most. Some scenarios measure fractions of a second, and the machine may have other things to do."""
 
@@ -71,7 +71,7 @@ def suites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suites]:
             yield Suites(command, tmp_path_factory.mktemp("conformance"))
         finally:
             server.kill()
-            server.communicate(timeout=WAIT_S)
+            server.communicate(timeout=WAIT_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("suite", CLIENT)

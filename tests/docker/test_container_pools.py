@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 from own_engine import OwnEngine, require_own_engine
-from owned_containers import GONE_S, WAIT_TIMEOUT_S, eventually, exists, owner
+from owned_containers import REMOVAL_TIMEOUT_S, WAIT_TIMEOUT_S, eventually, exists, owner
 from slim_server import IMAGE, options
 
 from openenv_core import EngineUnavailableError
@@ -120,7 +120,7 @@ def test_an_owner_that_dies_while_the_engine_is_away_leaves_no_container(own: Ow
         owning.process.send_signal(signal.SIGKILL)
         owning.process.wait(WAIT_TIMEOUT_S)
         own.start()
-        eventually(lambda: not exists(engine, owning.container), GONE_S)
+        eventually(lambda: not exists(engine, owning.container), REMOVAL_TIMEOUT_S)
 
 
 @pytest.mark.soak

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from free_ports import free_port
-from owned_containers import GONE_S, WAIT_TIMEOUT_S, eventually, exists, owner
+from owned_containers import REMOVAL_TIMEOUT_S, WAIT_TIMEOUT_S, eventually, exists, owner
 
 from openenv_core import (
     ConfigurationError,
@@ -54,7 +54,7 @@ def test_a_killed_owner_leaves_no_container(engine: DockerEngine, hostile_image:
         else:
             owning.process.send_signal(signal.Signals[how])
         owning.process.wait(WAIT_TIMEOUT_S)
-        eventually(lambda: not exists(engine, owning.container), GONE_S)
+        eventually(lambda: not exists(engine, owning.container), REMOVAL_TIMEOUT_S)
         eventually(lambda: not psutil.pid_exists(owning.companion))
 
 
@@ -79,7 +79,7 @@ def test_an_owner_killed_between_create_and_start_leaves_no_container(
         container = process.stdout.readline().strip()
         assert exists(engine, container)
         process.kill()
-    eventually(lambda: not exists(engine, container), GONE_S)
+    eventually(lambda: not exists(engine, container), REMOVAL_TIMEOUT_S)
 
 
 @SOAK
@@ -109,7 +109,7 @@ def test_fork_that_outlives_the_owner_does_not_keep_the_container(
         try:
             owning.process.kill()
             owning.process.wait(WAIT_TIMEOUT_S)
-            eventually(lambda: not exists(engine, owning.container), GONE_S)
+            eventually(lambda: not exists(engine, owning.container), REMOVAL_TIMEOUT_S)
             assert fork.is_running()
         finally:
             fork.kill()
@@ -130,7 +130,7 @@ def test_a_killed_companion_is_replaced(engine: DockerEngine, hostile_image: str
         eventually(lambda: any(each.pid != owning.companion for each in family.children()))
         owning.process.kill()
         owning.process.wait(WAIT_TIMEOUT_S)
-        eventually(lambda: not exists(engine, owning.container), GONE_S)
+        eventually(lambda: not exists(engine, owning.container), REMOVAL_TIMEOUT_S)
 
 
 @SOAK
@@ -146,7 +146,7 @@ def test_leftovers_of_owner_and_companion_are_removed_at_the_next_start(
         time.sleep(1)
         assert exists(engine, owning.container)  # nobody has seen it yet
         with owner(hostile_image) as third:
-            eventually(lambda: not exists(engine, owning.container), GONE_S)
+            eventually(lambda: not exists(engine, owning.container), REMOVAL_TIMEOUT_S)
             # Those who live are let alone.
             assert exists(engine, living.container)
             assert exists(engine, third.container)

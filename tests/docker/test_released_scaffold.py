@@ -16,7 +16,7 @@ from openenv_core.providers.docker import DockerEngine, LocalDockerProvider
 VERSION = "0.10.0"
 IMAGE = "ropewalk-test-released-scaffold:latest"
 
-START_S = 300.0
+START_TIMEOUT_S = 300.0
 """The released package is compiled at every start, where nothing can be written beside it."""
 
 pytestmark = [pytest.mark.interop, pytest.mark.soak, pytest.mark.timeout(900)]
@@ -49,7 +49,7 @@ def ropewalk(*words: str) -> "subprocess.CompletedProcess[str]":
 
 def findings(target: str, *options: str) -> dict[str, dict[str, Any]]:
     """Return the findings of the checker on a target; none of its checks may crash."""
-    done = ropewalk("validate", target, "--json", "--start-timeout", str(START_S), *options)
+    done = ropewalk("validate", target, "--json", "--start-timeout", str(START_TIMEOUT_S), *options)
     assert done.returncode == 1, done.stdout[-6000:] + done.stderr[-6000:]
     results = json.loads(done.stdout)["results"]
     assert {result["status"] for result in results} == {"passed", "failed", "skipped"}
@@ -74,7 +74,7 @@ def test_a_server_of_the_released_package_is_validated(folder: Path) -> None:
 
 @pytest.mark.docker
 def test_released_image_builds_and_answers(image: str) -> None:
-    with LocalDockerProvider(image, start_timeout_s=START_S) as provider:
+    with LocalDockerProvider(image, start_timeout_s=START_TIMEOUT_S) as provider:
         url = provider.start()  # the same one again
         assert exchange(url, "GET", "/health") == (200, {"status": "healthy"})
         with GenericEnvClient(url).sync() as client:

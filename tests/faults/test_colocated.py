@@ -14,7 +14,7 @@ from rl_bridge.metrics.status import SERVING
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 300.0
+WAIT_TIMEOUT_S = 300.0
 ITERATIONS = 4 * CHECKPOINT_INTERVAL
 WORDS = (
     "rollout.batch_size=128",
@@ -54,7 +54,7 @@ def kill(job: Job, *services: str, in_turn_of: str) -> None:
             for pid in replica.pids
         ]
 
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     victims, owners = [pids(service)[:1] for service in services], pids(in_turn_of)
     while not (all(victims) and set(owners) & set(holders(job))):
         assert time.monotonic() < deadline, job.output()[-3000:]
@@ -69,7 +69,7 @@ def kill(job: Job, *services: str, in_turn_of: str) -> None:
 
 
 def ended(job: Job) -> EndState:
-    assert job.wait(WAIT_S) == 0, job.output()[-3000:]
+    assert job.wait(WAIT_TIMEOUT_S) == 0, job.output()[-3000:]
     assert job.find_leftovers() == []
     return EndState(
         metrics=[(row["loss/total"], row["reward/mean"]) for row in job.rows("metrics.jsonl")],

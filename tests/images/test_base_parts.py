@@ -22,7 +22,7 @@ from servers.settings import ServerSettings
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "dockerfiles" / "base" / "healthcheck.py"
 TOKEN = "correct-horse-battery-staple"
-WAIT_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ async def checked(address: str, **variables: str) -> tuple[int | None, str]:
         env={**known, "PORT": address.rpartition(":")[2], **variables},
         stdout=asyncio.subprocess.PIPE,
     )
-    output, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
+    output, _ = await asyncio.wait_for(process.communicate(), WAIT_TIMEOUT_S)
     return process.returncode, output.decode()
 
 

@@ -20,7 +20,7 @@ from servers.app import EnvironmentApp
 
 pytestmark = pytest.mark.usefixtures("validated_frames")
 
-SENDS_LATE_S = 0.6
+SEND_DELAY_S = 0.6
 WAIT_TIMEOUT_S = 0.3
 
 
@@ -90,7 +90,7 @@ async def test_session_outlives_its_connection(how: str) -> None:
         for number in range(1, 3):
             connections = proxy.connections
             if how == "delay":
-                proxy.delay_s = SENDS_LATE_S
+                proxy.delay_s = SEND_DELAY_S
             else:
                 getattr(proxy, how)()
             client.send(type="step", data={"amount": 2})

@@ -26,9 +26,9 @@ from toolbox import toolbox_app
 from openenv_core import EnvironmentMetadata
 from servers.app import EnvironmentApp
 
-STEP_S = 1.0
+STEP_TIMEOUT_S = 1.0
 """What a call may take: those that hang have to wait for it, and the others must keep within it."""
-HANG_S = 0.5
+HANG_TIMEOUT_S = 0.5
 """The same where all hang."""
 
 
@@ -92,7 +92,7 @@ class SingleThread(SlowBlocking):
 
 
 def app_of(env: Any, cap: int = 1, **settings: Any) -> EnvironmentApp:
-    return app_with(env, cap, **{"step_timeout_s": STEP_S, **settings})
+    return app_with(env, cap, **{"step_timeout_s": STEP_TIMEOUT_S, **settings})
 
 
 HANGING: list[tuple[type[Slow], Any]] = [
@@ -116,7 +116,7 @@ async def all_hanging() -> AsyncIterator[list[tuple[type[Slow], Any, Environment
         served = []
         for kind, frame in HANGING:
             env = kind.fresh()
-            app = app_of(env, step_timeout_s=HANG_S)
+            app = app_of(env, step_timeout_s=HANG_TIMEOUT_S)
             served.append((env, frame, app, await stack.enter_async_context(serving(app))))
         try:
             yield served
@@ -135,7 +135,7 @@ async def test_socket_gets_an_error_at_the_deadline_and_its_slot_is_free_at_once
                 await ws.send(json.dumps(frame))
             data = json.loads(await ws.recv())["data"]
             assert data["code"] == "SESSION_ERROR"
-            assert f"within {HANG_S:g} s" in data["message"]
+            assert f"within {HANG_TIMEOUT_S:g} s" in data["message"]
             # The environment hangs still, and its place is free.
             assert app.sessions.active == 0
             assert await wait_close_code(ws) == 1000
@@ -203,10 +203,10 @@ async def test_hanging_call_of_one_client_ends_the_socket_of_another_at_its_next
 
 async def test_socket_whose_own_tool_call_hangs_is_closed_after_the_reply() -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "wait"}}
-    app = toolbox_app(cap=1, step_timeout_s=STEP_S)
+    app = toolbox_app(cap=1, step_timeout_s=STEP_TIMEOUT_S)
     async with serving(app) as address, socket_to(address) as ws:
         reply = await ask(ws, {"type": "mcp", "data": call})
-        assert f"within {STEP_S:g} s" in reply["data"]["error"]["message"]
+        assert f"within {STEP_TIMEOUT_S:g} s" in reply["data"]["error"]["message"]
         assert await wait_close_code(ws) == 1000
         assert app.sessions.active == 0
 
@@ -217,7 +217,7 @@ async def test_hanging_tool_call_ends_the_socket_of_an_environment_on_the_loop()
         async with socket_to(address, f"?session_id={session}") as ws:
             assert (await ask(ws, step()))["type"] == "observation"
             reply = await rpc(address, "tools/call", {"name": "wait", "session_id": session})
-            assert f"within {STEP_S:g} s" in reply["error"]["message"]
+            assert f"within {STEP_TIMEOUT_S:g} s" in reply["error"]["message"]
             assert (await ask(ws, step()))["data"]["code"] == "SESSION_ERROR"
             assert await wait_close_code(ws) == 1000
 

@@ -18,8 +18,8 @@ from node_tools import HOW_TO, INSTALLED, node
 from websockets.sync.client import ClientConnection, connect
 
 PACKED = INSTALLED / "node_modules" / "@sparticuz" / "chromium"
-START_S = 60.0
-ANSWER_S = 60.0
+START_TIMEOUT_S = 60.0
+REPLY_TIMEOUT_S = 60.0
 UNPACK = """
 const fs = require("node:fs"), zlib = require("node:zlib"), { pipeline } = require("node:stream/promises");
 const [from, to] = process.argv.slice(1);
@@ -85,7 +85,7 @@ class Tab:
         if self._session is not None:
             frame["sessionId"] = self._session
         self._socket.send(json.dumps(frame))
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + REPLY_TIMEOUT_S
         while True:
             answer = json.loads(self._socket.recv(timeout=max(0.0, deadline - time.monotonic())))
             if answer.get("id") == self._ids:
@@ -212,7 +212,7 @@ def chromium() -> Iterator["Browser"]:
 def _address(profile: Path, process: "subprocess.Popen[bytes]") -> str:
     """Return the browser's WebSocket URL, which it writes into its profile."""
     port_file = profile / "DevToolsActivePort"
-    deadline = time.monotonic() + START_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     while not (port_file.is_file() and (lines := port_file.read_text().splitlines())[1:]):
         assert process.poll() is None, f"Chromium ended with status {process.returncode}: {process.args!r}"
         assert time.monotonic() < deadline, "expected Chromium to listen"
@@ -229,7 +229,7 @@ class Browser:
     @contextmanager
     def tab(self) -> Iterator[Tab]:
         """Open a tab; it is closed when the block ends."""
-        with connect(self._address, max_size=None, open_timeout=START_S, proxy=None) as socket:
+        with connect(self._address, max_size=None, open_timeout=START_TIMEOUT_S, proxy=None) as socket:
             tab = Tab(socket)
             try:
                 yield tab

@@ -13,7 +13,7 @@ from openenv_core.providers.docker import DockerEngine
 from openenv_core.providers.docker.sweeper import LABEL
 
 WAIT_TIMEOUT_S = 60
-GONE_S = 60
+REMOVAL_TIMEOUT_S = 60
 """Time limit for the removal of a container after its owner's death."""
 
 OWNER = """
@@ -28,7 +28,7 @@ helper = companion.ensure(DockerEngine.find().address)
 print(json.dumps([provider.container.id, helper.pid]), flush=True)
 if how == "fork":
     if os.fork() == 0:
-        time.sleep(600)  # beyond GONE_S
+        time.sleep(600)  # beyond REMOVAL_TIMEOUT_S
         os._exit(0)
 if how == "a fork ends":
     if (pid := os.fork()) == 0:

@@ -17,8 +17,8 @@ from missing import missing
 
 PROGRAM = "docker-registry"
 HOW_TO = f"get it: apt-get install {PROGRAM} (Debian and its kin)"
-INSTALL_S = 300
-START_S = 30
+INSTALL_TIMEOUT_S = 300
+START_TIMEOUT_S = 30
 
 USER, PASSWORD = "rope", "walk"
 # Output of `htpasswd -nbB rope walk`.
@@ -44,7 +44,7 @@ def program() -> str:
     surroundings = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", PROGRAM]):
         done = subprocess.run(
-            command, env=surroundings, capture_output=True, text=True, timeout=INSTALL_S, check=False
+            command, env=surroundings, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
         )
     path = shutil.which(PROGRAM)
     if path is None:
@@ -80,7 +80,7 @@ def running_registry(folder: Path, *, password: bool = False, read_only: bool = 
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + START_S
+    end = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end:
         if process.poll() is not None:
             break

@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[3]
 HOST = {"calls": {}, "isolation": "", "deep": 100}
 CATEGORIES = ("cpu", "output", "memory", "channel")
 TOGETHER = 4
-BAR_S = 0.1
-CALM_S = 0.03
+LATENCY_BAR_S = 0.1
+CALM_LIMIT_S = 0.03
 """Beyond this without any attack, the machine has other things to do, and no bar says anything about the server."""
 
 CHOSEN = [
@@ -63,7 +63,7 @@ def is_calm(server: ServeProcess) -> bool:
     """Whether /health is answered at once without an attack."""
     with asking_for_health(server) as answers:
         time.sleep(3.0)
-    return p99_s(answers) <= CALM_S and os.getloadavg()[0] <= 3 * (os.cpu_count() or 1)
+    return p99_s(answers) <= CALM_LIMIT_S and os.getloadavg()[0] <= 3 * (os.cpu_count() or 1)
 
 
 def attacked(server: ServeProcess, attack: Attack) -> list[str]:
@@ -94,4 +94,4 @@ def test_health_answers_during_attacks() -> None:
     with serve(**options) as fresh:  # what attacks have done to the other is no excuse for it
         if not (calm and is_calm(fresh)):
             pytest.skip(f"this machine is too busy to say what /health would take: {p99_s(answers)} s")
-    assert p99_s(answers) < BAR_S
+    assert p99_s(answers) < LATENCY_BAR_S

@@ -72,7 +72,7 @@ async def test_result_of_ten_megabytes_passes_and_one_over_the_limit_is_an_error
         assert "at most 1000" in text_of(failed)
 
 
-WAIT_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 
 
 class Ending(ToolBox):
@@ -97,7 +97,7 @@ async def test_call_whose_session_closes_before_it_awaits_leaves_nothing_behind(
 
     class Late(ToolBox):
         def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-            ended.wait(WAIT_S)
+            ended.wait(WAIT_TIMEOUT_S)
 
         @tool
         async def long(self) -> str:
