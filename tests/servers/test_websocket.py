@@ -98,11 +98,12 @@ async def test_wrapper_around_the_app_sees_every_message(wrapped: str) -> None:
             messages.append(message["type"])
             await send(message)
 
-        if scope["type"] == "websocket" and wrapped == "receive":
-            receive = recorded_receive
-        elif wrapped == "send":
-            send = recorded_send
-        await app(scope, receive, send)
+        if scope["type"] != "websocket":
+            await app(scope, receive, send)
+        elif wrapped == "receive":
+            await app(scope, recorded_receive, send)
+        else:
+            await app(scope, receive, recorded_send)
 
     async with serving(wrapper) as address, socket_to(address) as ws:  # type: ignore[arg-type]
         for total in (2, 4):
