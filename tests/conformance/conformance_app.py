@@ -1,4 +1,4 @@
-"""The environment that the conformance suites talk to: it has whatever they ask for by name."""
+"""An environment with every tool, resource and prompt that the conformance suites request by name."""
 
 import asyncio
 import base64

@@ -1,4 +1,4 @@
-"""The client under test, as a command: `conformance_client.py URL`, which a suite starts anew for each scenario.
+"""The client under test, as a command: `conformance_client.py URL`; a suite starts it once per scenario.
 
 It is the connection that envs/mcp_tools_env has to a tool server at an address, as the environment opens it.
 """
@@ -34,7 +34,7 @@ ONLY_LISTED = ("initialize", "json-schema-ref-no-deref")
 
 
 async def main(url: str) -> None:
-    """Do what the scenario wants of a client: list the tools, and call them."""
+    """List the tools, and call them, as the scenario requires."""
     scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
     context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
     modes = STATELESS if scenario in ONLY_STATELESS else DEFAULT
@@ -74,7 +74,7 @@ def calls(
 
 
 def stubs(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the least that a schema wants."""
+    """Return a minimal value for a schema."""
     properties = schema.get("properties", {})
     return {name: STUBS.get(properties.get(name, {}).get("type"), "x") for name in schema.get("required", [])}
 

@@ -1,4 +1,4 @@
-"""Runs the official conformance suites, reads what became of each scenario, and says which do not pass, and why."""
+"""Runs the official conformance suites, reads the outcome of each scenario, and lists those expected not to pass."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def read(folder: Path) -> dict[str, Outcome]:
     }
 
 
-def listed(package: str, *words: str) -> set[str]:
+def list_scenarios(package: str, *words: str) -> set[str]:
     """Return the scenarios that a suite says it has."""
     done = subprocess.run(
         [*script(package), "list", *words], capture_output=True, text=True, timeout=DEADLINE_S, check=True
@@ -64,8 +64,8 @@ def listed(package: str, *words: str) -> set[str]:
     return names
 
 
-def unlike(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
-    """Return the scenarios that came out otherwise than expected; what nothing is said of is expected to pass."""
+def find_differing(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
+    """Return the scenarios whose outcome differs from the expected one; the default is to pass."""
     return [
         scenario
         for scenario, outcome in outcomes.items()
@@ -74,11 +74,11 @@ def unlike(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
 
 
 def differences(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str]:
-    """Return where outcomes are not as expected, in words; a scenario that nothing is said of is expected to pass."""
+    """Describe each outcome that differs from the expected one; the default is to pass."""
     return [
         f"{scenario}: expected {expected.get(scenario, 'passed')}, got {outcomes[scenario].verdict}\n"
         f"{outcomes[scenario].complaints}"
-        for scenario in unlike(outcomes, expected)
+        for scenario in find_differing(outcomes, expected)
     ] + [f"{scenario}: expected to be run, it was not" for scenario in _absent(expected, outcomes)]
 
 
@@ -87,9 +87,9 @@ def _absent(wanted: Iterable[str], outcomes: Outcomes) -> list[str]:
 
 
 def _scenario(folder: Path) -> str:
-    found = _FOLDER.fullmatch(str(folder))
-    assert found is not None, f"expected the folder of a scenario, got {folder}"
-    return found[1]
+    match = _FOLDER.fullmatch(str(folder))
+    assert match is not None, f"expected the folder of a scenario, got {folder}"
+    return match[1]
 
 
 def _outcome(checks: list[Mapping[str, str]]) -> Outcome:

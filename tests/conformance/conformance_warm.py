@@ -1,4 +1,4 @@
-"""Starts the client under test again and again without importing it each time: the suites start it 74 times.
+"""Starts the client under test repeatedly from one imported process: the suites start it 74 times.
 
 conformance_warm.py SOCKET serves: it imports the client once, and forks for each run. conformance_warm.py SOCKET URL is
 what a suite starts: it hands its variables and its output to a fork, and ends as that does.

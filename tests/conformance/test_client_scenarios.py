@@ -1,4 +1,4 @@
-"""The official conformance suites against the client of envs/mcp_tools_env: each client scenario of them."""
+"""Every client scenario of the official conformance suites, against the client of envs/mcp_tools_env."""
 
 import os
 import re
@@ -10,20 +10,30 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conformance_runs import CLIENT, NEXT, RELEASED, Outcomes, Verdict, differences, listed, run, unlike
+from conformance_runs import (
+    CLIENT,
+    NEXT,
+    RELEASED,
+    Outcomes,
+    Verdict,
+    differences,
+    find_differing,
+    list_scenarios,
+    run,
+)
 
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
 PACKAGES = {"0.1.16": RELEASED, "next": NEXT}
 MUST_PASS = {"initialize", "tools_call", "sse-retry"}
-WAIT_S = 30.0
+WAIT_TIMEOUT_S = 30.0
 RUNS_ALONE = 3
 """At most. Some scenarios measure fractions of a second, and the machine may have other things to do."""
 
 
 class Suites:
-    """What has been run so far, each suite once."""
+    """Outcomes of the suites run so far; each suite runs once."""
 
     def __init__(self, command: str, folder: Path) -> None:
         self._words = ("client", "--command", command, "--timeout", "60000")
@@ -35,9 +45,9 @@ class Suites:
         outcomes = run(package, folder, *self._words, "--suite", "all")
         # A suite starts all its scenarios at once, and some measure time: what came out otherwise is run alone.
         expected = expected_of(suite)
-        for number, scenario in enumerate(unlike(outcomes, expected)):
+        for number, scenario in enumerate(find_differing(outcomes, expected)):
             for again in range(RUNS_ALONE):
-                if scenario in unlike(outcomes, expected):
+                if scenario in find_differing(outcomes, expected):
                     place = folder / f"alone-{number}-{again}"
                     outcomes |= run(package, place, *self._words, "--scenario", scenario)
         return outcomes
@@ -61,21 +71,21 @@ def suites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suites]:
             yield Suites(command, tmp_path_factory.mktemp("conformance"))
         finally:
             server.kill()
-            server.communicate(timeout=WAIT_S)
+            server.communicate(timeout=WAIT_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("suite", CLIENT)
 def test_client_passes(suites: Suites, suite: str) -> None:
     outcomes = suites.outcomes(suite)
-    found = differences(outcomes, expected_of(suite))
-    assert not found, "\n" + "\n".join(found)
-    assert set(outcomes) == listed(PACKAGES[suite], "--client")
+    differing = differences(outcomes, expected_of(suite))
+    assert not differing, "\n" + "\n".join(differing)
+    assert set(outcomes) == list_scenarios(PACKAGES[suite], "--client")
     wanted = MUST_PASS | ({"request-metadata"} if suite == "next" else set())
     assert {outcomes[scenario].verdict for scenario in wanted} == {"passed"}
 
 
-def test_readme_says_what_does_not_pass() -> None:
+def test_readme_lists_the_scenarios_that_do_not_pass() -> None:
     text = (HERE / "README.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", text, re.MULTILINE))
-    told = {name: why for suite in CLIENT.values() for name, (_, why) in suite.items()}
-    assert rows == told
+    reasons = {name: why for suite in CLIENT.values() for name, (_, why) in suite.items()}
+    assert rows == reasons

@@ -1,11 +1,11 @@
-"""The official conformance suites against a server of ours: each scenario of them, at each version that it is of."""
+"""Every server scenario of the official conformance suites, at each protocol version it covers."""
 
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from conformance_runs import NEXT, RELEASED, SERVER, Outcomes, differences, listed, run
+from conformance_runs import NEXT, RELEASED, SERVER, Outcomes, differences, list_scenarios, run
 from serve_process import ServeProcess, serve
 
 pytestmark = pytest.mark.slow
@@ -15,7 +15,7 @@ SKILLS = [f"sep-2640-skills-{part}" for part in ("directory", "enumeration", "ma
 
 
 class Suites:
-    """What has been run so far, each part of the suites once, against one server."""
+    """Outcomes of the parts run so far against one server; each part runs once."""
 
     def __init__(self, server: ServeProcess, folder: Path) -> None:
         self._server = server
@@ -42,7 +42,7 @@ class Suites:
         return skills
 
     def _handle(self) -> str:
-        """Open a session as the stateless wire addresses it; return its URL."""
+        """Open a session and return its URL for stateless clients."""
         call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
         status, reply = self._server.request("POST", "/mcp", call, content_type="application/json")
         assert status == 200
@@ -70,14 +70,14 @@ def test_server_of_two_workers_passes(tmp_path: Path) -> None:
 
 def _hold(suites: Suites, part: str) -> None:
     expected = {scenario: verdict for scenario, (verdict, _) in SERVER[part].items()}
-    found = differences(suites.outcomes(part), expected)
-    assert not found, "\n" + "\n".join(found)
+    differing = differences(suites.outcomes(part), expected)
+    assert not differing, "\n" + "\n".join(differing)
 
 
-def test_no_scenario_of_the_suites_is_left_out(suites: Suites) -> None:
-    assert set(suites.outcomes("0.1.16")) == listed(RELEASED, "--server")
+def test_every_scenario_of_the_suites_is_run(suites: Suites) -> None:
+    assert set(suites.outcomes("0.1.16")) == list_scenarios(RELEASED, "--server")
     run_of_next = {scenario for part in SERVER if part != "0.1.16" for scenario in suites.outcomes(part)}
-    assert run_of_next == listed(NEXT, "--server")
+    assert run_of_next == list_scenarios(NEXT, "--server")
     for revision in ("2025-11-25", "2026-07-28"):
-        required = listed(NEXT, "--requirements", revision) & listed(NEXT, "--server")
+        required = list_scenarios(NEXT, "--requirements", revision) & list_scenarios(NEXT, "--server")
         assert required <= set(suites.outcomes(revision))

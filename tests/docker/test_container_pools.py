@@ -1,4 +1,4 @@
-"""The pool over a real engine, and engines that go away and come back."""
+"""The container pool over a real engine, and engines that stop and come back."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 from own_engine import OwnEngine, require_own_engine
-from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
+from owned_containers import REMOVAL_TIMEOUT_S, WAIT_TIMEOUT_S, eventually, exists, owner
 from slim_server import IMAGE, options
 
 from openenv_core import EngineUnavailableError
@@ -38,19 +38,19 @@ def test_containers_are_handed_out_once_replaced_and_removed(engine: DockerEngin
     pool = DockerPool(IMAGE, 2, options=options(memory="64m"), labels={LABEL: "life"})
     assert pool.options.memory == "64m"
     with pool:
-        pool.wait(timeout_s=PATIENCE_S)
+        pool.wait(timeout_s=WAIT_TIMEOUT_S)
         ids = set()
         for _ in range(3):
-            with pool.lease(PATIENCE_S) as lease:
+            with pool.lease(WAIT_TIMEOUT_S) as lease:
                 assert healthy(lease.url)
                 assert engine.inspect(lease.container.id)["HostConfig"]["Memory"] == 64 << 20
                 ids.add(lease.container.id)
         assert len(ids) == 3
-        pool.wait(timeout_s=PATIENCE_S)
+        pool.wait(timeout_s=WAIT_TIMEOUT_S)
         eventually(lambda: len(list_labelled(engine, "life")) == 2)
         assert not ids & set(list_labelled(engine, "life"))
         # One that died is not handed out; its log can be read as long as somebody has it.
-        provider = pool.provider(PATIENCE_S)
+        provider = pool.provider(WAIT_TIMEOUT_S)
         with suppress(OSError):
             urlopen(provider.start() + "/die", timeout=60)
         eventually(lambda: not provider.alive)
@@ -75,15 +75,15 @@ if sys.argv[3] == "killed":
 
 @pytest.mark.soak
 @pytest.mark.parametrize("how", ["killed", "forgets"])
-def test_nothing_is_left_of_a_dead_owner(engine: DockerEngine, how: str) -> None:
-    """Others are being started when it dies."""
+def test_dead_owner_leaves_no_containers(engine: DockerEngine, how: str) -> None:
+    """It dies while further containers are starting."""
     command = [sys.executable, "-c", OWNER, str(ROOT), str(ROOT / "tests" / "support"), how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "one is used\n"
         if how == "killed":
             owner.send_signal(signal.SIGKILL)
-        owner.wait(PATIENCE_S)
+        owner.wait(WAIT_TIMEOUT_S)
         if how == "killed":
             eventually(lambda: list_labelled(engine, how) == [])
             time.sleep(2)  # what the engine was making then is there by now, and removed as well
@@ -118,9 +118,9 @@ def test_an_owner_that_dies_while_the_engine_is_away_leaves_no_container(own: Ow
         assert exists(engine, owning.container)
         own.stop()
         owning.process.send_signal(signal.SIGKILL)
-        owning.process.wait(PATIENCE_S)
+        owning.process.wait(WAIT_TIMEOUT_S)
         own.start()
-        eventually(lambda: not exists(engine, owning.container), GONE_S)
+        eventually(lambda: not exists(engine, owning.container), REMOVAL_TIMEOUT_S)
 
 
 @pytest.mark.soak
@@ -149,18 +149,18 @@ def test_a_container_that_could_not_be_removed_is_removed_later(
 def test_a_pool_survives_the_restart_of_its_engine(own: OwnEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", own.host)
     with DockerPool(IMAGE, 2, options=options()) as pool:
-        pool.wait(timeout_s=PATIENCE_S)
-        used = pool.lease(PATIENCE_S)
+        pool.wait(timeout_s=WAIT_TIMEOUT_S)
+        used = pool.lease(WAIT_TIMEOUT_S)
         before = own.docker("ps", "-aq", "--no-trunc").stdout.split()
         own.stop()
         with pytest.raises(PoolTimeoutError, match="expected a Docker engine at unix://"):
             pool.lease(3)
         used.close()  # while there is no engine that could remove it
         own.start()
-        with pool.lease(PATIENCE_S) as lease:
+        with pool.lease(WAIT_TIMEOUT_S) as lease:
             assert healthy(lease.url)
             assert lease.container.id not in before
-        pool.wait(timeout_s=PATIENCE_S)
+        pool.wait(timeout_s=WAIT_TIMEOUT_S)
         eventually(lambda: len(own.docker("ps", "-aq").stdout.split()) == 2)
         assert not set(before) & set(own.docker("ps", "-aq", "--no-trunc").stdout.split())
         assert pool.state.last_failure is None

@@ -1,4 +1,4 @@
-"""Containers for real: how they live and end, what they are limited to, how clients bring them."""
+"""Real containers: their lifetime, their limits, and clients that start them."""
 
 import asyncio
 import importlib
@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from free_ports import free_port
-from owned_containers import GONE_S, PATIENCE_S, eventually, exists, owner
+from owned_containers import REMOVAL_TIMEOUT_S, WAIT_TIMEOUT_S, eventually, exists, owner
 
 from openenv_core import (
     ConfigurationError,
@@ -53,8 +53,8 @@ def test_a_killed_owner_leaves_no_container(engine: DockerEngine, hostile_image:
             os.killpg(owning.process.pid, signal.SIGINT)
         else:
             owning.process.send_signal(signal.Signals[how])
-        owning.process.wait(PATIENCE_S)
-        eventually(lambda: not exists(engine, owning.container), GONE_S)
+        owning.process.wait(WAIT_TIMEOUT_S)
+        eventually(lambda: not exists(engine, owning.container), REMOVAL_TIMEOUT_S)
         eventually(lambda: not psutil.pid_exists(owning.companion))
 
 
@@ -79,24 +79,26 @@ def test_an_owner_killed_between_create_and_start_leaves_no_container(
         container = process.stdout.readline().strip()
         assert exists(engine, container)
         process.kill()
-    eventually(lambda: not exists(engine, container), GONE_S)
+    eventually(lambda: not exists(engine, container), REMOVAL_TIMEOUT_S)
 
 
 @SOAK
 @pytest.mark.parametrize("how", ["raise", "end", "forget"])
-def test_an_owner_that_forgets_leaves_nothing(engine: DockerEngine, hostile_image: str, how: str) -> None:
+def test_owner_that_exits_without_stop_leaves_no_container(
+    engine: DockerEngine, hostile_image: str, how: str
+) -> None:
     with owner(hostile_image, how) as owning:
         if how == "forget":  # the provider alone: the owner lives on
             assert owning.line().strip() == "forgotten"
         else:  # the owner's exit waits for the container's end
-            owning.process.wait(PATIENCE_S)
+            owning.process.wait(WAIT_TIMEOUT_S)
         assert not exists(engine, owning.container)
         if how != "forget":
             eventually(lambda: not psutil.pid_exists(owning.companion))
 
 
 @SOAK
-def test_a_fork_that_outlives_the_owner_does_not_keep_the_container(
+def test_fork_that_outlives_the_owner_does_not_keep_the_container(
     engine: DockerEngine, hostile_image: str
 ) -> None:
     with owner(hostile_image, "fork") as owning:
@@ -106,15 +108,15 @@ def test_a_fork_that_outlives_the_owner_does_not_keep_the_container(
         ]
         try:
             owning.process.kill()
-            owning.process.wait(PATIENCE_S)
-            eventually(lambda: not exists(engine, owning.container), GONE_S)
+            owning.process.wait(WAIT_TIMEOUT_S)
+            eventually(lambda: not exists(engine, owning.container), REMOVAL_TIMEOUT_S)
             assert fork.is_running()
         finally:
             fork.kill()
 
 
 @SOAK
-def test_a_fork_that_ends_does_not_end_the_container(engine: DockerEngine, hostile_image: str) -> None:
+def test_ended_fork_keeps_the_container_running(engine: DockerEngine, hostile_image: str) -> None:
     with owner(hostile_image, "a fork ends") as owning:
         assert owning.line().strip() == "True"
         assert exists(engine, owning.container)
@@ -127,12 +129,12 @@ def test_a_killed_companion_is_replaced(engine: DockerEngine, hostile_image: str
         family = psutil.Process(owning.process.pid)
         eventually(lambda: any(each.pid != owning.companion for each in family.children()))
         owning.process.kill()
-        owning.process.wait(PATIENCE_S)
-        eventually(lambda: not exists(engine, owning.container), GONE_S)
+        owning.process.wait(WAIT_TIMEOUT_S)
+        eventually(lambda: not exists(engine, owning.container), REMOVAL_TIMEOUT_S)
 
 
 @SOAK
-def test_what_owner_and_companion_left_is_swept_at_the_next_start(
+def test_leftovers_of_owner_and_companion_are_removed_at_the_next_start(
     engine: DockerEngine, hostile_image: str
 ) -> None:
     with owner(hostile_image) as living, owner(hostile_image) as owning:
@@ -140,11 +142,11 @@ def test_what_owner_and_companion_left_is_swept_at_the_next_start(
         owning.process.send_signal(signal.SIGSTOP)
         os.kill(owning.companion, signal.SIGKILL)
         owning.process.kill()
-        owning.process.wait(PATIENCE_S)
+        owning.process.wait(WAIT_TIMEOUT_S)
         time.sleep(1)
         assert exists(engine, owning.container)  # nobody has seen it yet
         with owner(hostile_image) as third:
-            eventually(lambda: not exists(engine, owning.container), GONE_S)
+            eventually(lambda: not exists(engine, owning.container), REMOVAL_TIMEOUT_S)
             # Those who live are let alone.
             assert exists(engine, living.container)
             assert exists(engine, third.container)
@@ -152,7 +154,7 @@ def test_what_owner_and_companion_left_is_swept_at_the_next_start(
 
 @SOAK
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "expected"),
     [
         ("die", r"ended with exit code 3; the output tells why"),
         # Engines lose the kernel's notice where a container ends quickly; then it is said as what it may be.
@@ -164,8 +166,8 @@ def test_what_owner_and_companion_left_is_swept_at_the_next_start(
         ("drip", "healthy on port 8000 within 2 s"),
     ],
 )
-def test_a_start_that_fails_says_why_and_leaves_nothing(
-    engine: DockerEngine, hostile_image: str, how: str, said: str
+def test_failed_start_reports_why_and_leaves_no_container(
+    engine: DockerEngine, hostile_image: str, how: str, expected: str
 ) -> None:
     options = ContainerOptions(
         env_vars={"HOSTILE_START": how},
@@ -173,14 +175,14 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
         start_timeout_s=2 if how in ("silent", "drip") else 60,
         labels={"ropewalk-test": how},
     )
-    with pytest.raises(ServerStartError, match=said) as raised:
+    with pytest.raises(ServerStartError, match=expected) as raised:
         start_container(hostile_image, options)
     assert how != "die" or raised.value.output == "dying on purpose\n"
     assert engine.list_labelled(f"ropewalk-test={how}") == []
 
 
 @SOAK
-def test_a_server_that_dies_later_is_known_to_have(hostile_image: str) -> None:
+def test_death_of_a_running_server_is_detected(hostile_image: str) -> None:
     with LocalDockerProvider(hostile_image) as provider:
         assert provider.alive
         assert provider.container is not None
@@ -190,7 +192,7 @@ def test_a_server_that_dies_later_is_known_to_have(hostile_image: str) -> None:
         assert "[the container ended with exit code 137]" in provider.output()
 
 
-def test_start_play_and_stop_as_often_as_one_likes(engine: DockerEngine, hostile_image: str) -> None:
+def test_provider_can_be_restarted(engine: DockerEngine, hostile_image: str) -> None:
     provider = LocalDockerProvider(hostile_image)
     assert (provider.url, provider.alive, provider.output()) == (None, False, "")
     url = provider.start()
@@ -235,7 +237,7 @@ def test_a_start_under_way_ends_when_it_is_stopped(engine: DockerEngine, hostile
     thread.start()
     eventually(lambda: engine.list_labelled("ropewalk-test=stopped"))
     provider.stop()
-    thread.join(PATIENCE_S)
+    thread.join(WAIT_TIMEOUT_S)
     assert "it was stopped meanwhile" in str(errors[0])
     assert engine.list_labelled("ropewalk-test=stopped") == []
 
@@ -245,8 +247,8 @@ def test_one_companion_for_all_containers_of_a_process(engine: DockerEngine, hos
     with LocalDockerProvider(hostile_image), LocalDockerProvider(hostile_image):
         ours = companion.ensure(engine.address)
         mine = {str(companion.SCRIPT), engine.address.url}
-        found = [each.pid for each in psutil.Process().children() if mine <= set(each.cmdline())]
-        assert found == [ours.pid]
+        companion_pids = [each.pid for each in psutil.Process().children() if mine <= set(each.cmdline())]
+        assert companion_pids == [ours.pid]
 
 
 # ---- limits, as a hostile environment feels them
@@ -263,7 +265,7 @@ def trying(image: str, **options: Any) -> Iterator[Callable[..., str]]:
         yield attempt
 
 
-def test_by_default_there_is_little_to_be_had(hostile_image: str) -> None:
+def test_container_is_hardened_by_default(hostile_image: str) -> None:
     with trying(hostile_image) as attempt:
         assert "Read-only file system" in attempt("write", text="/etc/passwd")
         assert "Read-only file system" in attempt("write", text="/app/hostile.py")
@@ -280,7 +282,7 @@ def test_by_default_there_is_little_to_be_had(hostile_image: str) -> None:
 
 
 @SOAK
-def test_what_is_given_back_is_had(hostile_image: str) -> None:
+def test_explicit_options_lift_the_restrictions(hostile_image: str) -> None:
     options = {
         "read_only": False,
         "cap_drop": (),
@@ -300,7 +302,7 @@ def test_what_is_given_back_is_had(hostile_image: str) -> None:
         assert attempt("variable", text="COLOUR") == "red"
 
 
-def test_memory_kills_whoever_takes_too_much(hostile_image: str) -> None:
+def test_memory_limit_kills_the_process_over_it(hostile_image: str) -> None:
     provider = LocalDockerProvider(hostile_image, memory="128m")
     with GenericEnvClient(provider=provider).sync() as client:
         client.reset()
@@ -314,7 +316,7 @@ def test_memory_kills_whoever_takes_too_much(hostile_image: str) -> None:
 
 
 @SOAK
-def test_no_more_processes_than_allowed(hostile_image: str) -> None:
+def test_process_limit_holds(hostile_image: str) -> None:
     with trying(hostile_image, pids=40) as attempt:
         count, rest = attempt("fork", 100).split(" ", 1)
         assert 20 <= int(count) < 40
@@ -322,7 +324,7 @@ def test_no_more_processes_than_allowed(hostile_image: str) -> None:
 
 
 @SOAK
-def test_no_network_is_none(hostile_image: str) -> None:
+def test_network_none_reaches_nothing(hostile_image: str) -> None:
     with trying(hostile_image, network="none") as attempt:
         assert attempt("interfaces") == "lo"
         for place in ("172.17.0.1:22", "1.1.1.1:53"):
@@ -330,7 +332,7 @@ def test_no_network_is_none(hostile_image: str) -> None:
 
 
 @SOAK
-def test_a_network_without_a_way_out_is_entered_through_the_engine(hostile_image: str, engine: Any) -> None:
+def test_internal_network_is_reached_through_the_engine(hostile_image: str, engine: Any) -> None:
     engine.call("POST", "/networks/create", body={"Name": "ropewalk-test-inside", "Internal": True})
     try:
         with trying(hostile_image, network="ropewalk-test-inside") as attempt:
@@ -363,7 +365,7 @@ def test_gpus_are_refused_where_there_are_none(engine: DockerEngine, hostile_ima
         ({"memory": "5m"}, ConfigurationError, "at least 6m"),
     ],
 )
-def test_what_cannot_be_honoured_raises(
+def test_unsupported_options_are_refused(
     engine: DockerEngine, hostile_image: str, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     before = {each["Id"] for each in engine.list_labelled("ropewalk.owner")}
@@ -374,15 +376,15 @@ def test_what_cannot_be_honoured_raises(
 
 
 @SOAK
-def test_an_engine_that_drops_a_limit_is_noticed(
+def test_dropped_limit_of_the_engine_is_detected(
     engine: DockerEngine, hostile_image: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inspect = DockerEngine.inspect
 
     def without_the_limit(self: DockerEngine, container: str) -> dict[str, Any]:
-        found = inspect(self, container)
-        found["HostConfig"]["Memory"] = 0
-        return found
+        inspected = inspect(self, container)
+        inspected["HostConfig"]["Memory"] = 0
+        return inspected
 
     monkeypatch.setattr(DockerEngine, "inspect", without_the_limit)
     with pytest.raises(OptionUnavailableError, match=r"HostConfig.Memory: asked 104857600, got 0"):

@@ -1,4 +1,4 @@
-"""Connections into a container without a network: whole, in order, each at its own pace, and not to be forged."""
+"""Connections into a container without a network: complete, in order, independent of each other, unforgeable."""
 
 import asyncio
 import contextlib
@@ -34,12 +34,12 @@ from openenv_core.providers.docker import (
 
 pytestmark = pytest.mark.timeout(600)  # one waits for an image to be built
 
-PATIENCE_S = 30
+WAIT_TIMEOUT_S = 30
 INNER = Path(_relay.__file__).read_text()
 
 
 class Echo(socketserver.BaseRequestHandler):
-    """Sends back what comes; at the end says goodbye."""
+    """Echoes its input, and says goodbye at the end."""
 
     def handle(self) -> None:
         while data := self.request.recv(65_536):
@@ -64,7 +64,7 @@ def echoing() -> Iterator[int]:
 
 @asynccontextmanager
 async def accepting(mux: _relay.Mux, listener: socket.socket) -> AsyncIterator[None]:
-    """Have an outer side take connections."""
+    """Let an outer side accept connections."""
     listener.setblocking(False)
     task = asyncio.get_running_loop().create_task(mux.accept(listener))
     try:
@@ -77,7 +77,7 @@ async def accepting(mux: _relay.Mux, listener: socket.socket) -> AsyncIterator[N
 
 @asynccontextmanager
 async def scripted() -> AsyncIterator[tuple[_relay.Mux, socket.socket]]:
-    """An outer side, and the other end of its carrier."""
+    """Yield an outer side, and the other end of its carrier."""
     ours, theirs = socket.socketpair()
     mux = _relay.Mux()
     await asyncio.get_running_loop().create_connection(lambda: mux, sock=ours)
@@ -87,8 +87,8 @@ async def scripted() -> AsyncIterator[tuple[_relay.Mux, socket.socket]]:
 
 
 @asynccontextmanager
-async def relayed(port: int) -> AsyncIterator[int]:
-    """Both sides of a relay to a port of this machine; yield where it begins."""
+async def running_relay(port: int) -> AsyncIterator[int]:
+    """Run both sides of a relay to a port of this machine; yield its address."""
     loop = asyncio.get_running_loop()
     command = [sys.executable, "-I", "-S", "-c", INNER, str(port)]
     with (
@@ -107,8 +107,8 @@ async def relayed(port: int) -> AsyncIterator[int]:
 
 
 def exchange(port: int, data: bytes) -> bytes:
-    """Send all of it while reading the answer; return the answer."""
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+    """Send all data while reading the answer; return the answer."""
+    with socket.create_connection(("127.0.0.1", port), WAIT_TIMEOUT_S) as connection:
 
         def send() -> None:
             connection.sendall(data)
@@ -119,13 +119,13 @@ def exchange(port: int, data: bytes) -> bytes:
         answer = bytearray()
         while chunk := connection.recv(65_536):
             answer += chunk
-        thread.join(PATIENCE_S)
+        thread.join(WAIT_TIMEOUT_S)
         return bytes(answer)
 
 
-async def test_many_connections_whole_and_in_order() -> None:
+async def test_many_connections_arrive_complete_and_in_order() -> None:
     with echoing() as server, ThreadPoolExecutor(30) as pool:
-        async with relayed(server) as port:
+        async with running_relay(server) as port:
             loads = [os.urandom(size) for size in (0, 1, 1000, 300_000, 2_000_000)] * 6
             loop = asyncio.get_running_loop()
             answers = await asyncio.gather(
@@ -135,7 +135,7 @@ async def test_many_connections_whole_and_in_order() -> None:
 
 
 def fill(port: int) -> tuple[socket.socket, int]:
-    """Send until no more is taken; return the connection and how much was."""
+    """Send until the buffers are full; return the connection and the number of bytes."""
     connection = socket.create_connection(("127.0.0.1", port))
     connection.settimeout(0.5)
     sent = 0
@@ -146,9 +146,9 @@ def fill(port: int) -> tuple[socket.socket, int]:
 
 
 @pytest.mark.slow
-async def test_who_does_not_read_stops_nobody_else() -> None:
+async def test_unread_connection_blocks_no_other() -> None:
     with echoing() as server:
-        async with relayed(server) as port:
+        async with running_relay(server) as port:
             lazy, sent = await asyncio.to_thread(fill, port)
             with lazy:
                 assert sent < 64 * 2**20
@@ -156,15 +156,15 @@ async def test_who_does_not_read_stops_nobody_else() -> None:
     assert answer == b"y" * 1_000_000 + b"goodbye"
 
 
-async def test_a_server_that_is_not_there_refuses() -> None:
+async def test_missing_server_refuses_connections() -> None:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         nobody = bound.getsockname()[1]
-    async with relayed(nobody) as port:
+    async with running_relay(nobody) as port:
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.to_thread(exchange, port, b"") == b""
 
 
-async def test_no_room_for_more_connections_is_waited_for() -> None:
+async def test_connections_over_the_limit_wait() -> None:
     class Full(socket.socket):
         tries = 0
 
@@ -179,8 +179,8 @@ async def test_no_room_for_more_connections_is_waited_for() -> None:
         listener.listen()
         async with scripted() as (mux, theirs), accepting(mux, listener):
             with socket.create_connection(listener.getsockname()):
-                said = await asyncio.to_thread(theirs.recv, _relay.HEADER.size)
-    assert said == framed(_relay.OPEN, 1)
+                header = await asyncio.to_thread(theirs.recv, _relay.HEADER.size)
+    assert header == framed(_relay.OPEN, 1)
     assert Full.tries in (3, 4)  # it was not asked again and again
 
 
@@ -201,7 +201,7 @@ def framed(kind: int, number: int, data: bytes = b"", length: int | None = None)
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_forged_frame_ends_the_relay_and_costs_nothing(frames: bytes, why: str) -> None:
+async def test_forged_frame_ends_the_relay_only(frames: bytes, why: str) -> None:
     ours, theirs = socket.socketpair()
     # Nobody reads, so that what comes has to wait.
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -226,7 +226,7 @@ async def test_a_connection_that_was_reset_ends_alone() -> None:
         assert not mux.ended.done()
 
 
-def test_an_engine_that_is_away_is_waited_for_and_an_inner_side_that_keeps_ending_is_not(
+def test_absent_engine_is_waited_for_but_a_crashing_inner_side_is_not(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ends: list[Exception] = [ConnectionRefusedError()] * 20 + [
@@ -272,16 +272,16 @@ def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> 
         def play(_: int) -> None:
             with GenericEnvClient(provider.url).sync() as client:
                 client.reset()
-                playing.wait(PATIENCE_S)
+                playing.wait(WAIT_TIMEOUT_S)
                 while True:
                     client.step({"what": "variable", "text": "A" * 100_000})
 
         playing = threading.Barrier(5)
         with ThreadPoolExecutor(4) as pool:
             ends = [pool.submit(play, number) for number in range(4)]
-            playing.wait(PATIENCE_S)
+            playing.wait(WAIT_TIMEOUT_S)
             os.kill(container.pids()[0], signal.SIGKILL)
-            assert [type(end.exception(PATIENCE_S)) for end in ends] == [EpisodeLostError] * 4
+            assert [type(end.exception(WAIT_TIMEOUT_S)) for end in ends] == [EpisodeLostError] * 4
 
 
 def relays() -> list[psutil.Process]:

@@ -1,4 +1,4 @@
-"""What needs no engine: options, addresses, owners, what was dropped, the answer of /health, given providers."""
+"""Container settings without an engine: options, addresses, owners, dropped limits, health checks, providers."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ from openenv_core.providers.docker.engine import find_engine, is_local
 from openenv_core.providers.docker.options import find_dropped, spec
 
 
-def test_sizes() -> None:
+def test_sizes_are_parsed() -> None:
     for memory, size in (
         ("512m", 2**29),
         ("1.5G", 3 * 2**29),
@@ -71,38 +71,38 @@ def test_sizes() -> None:
     ],
     ids=str,
 )
-def test_values_that_no_engine_could_honour_are_refused(fields: dict[str, Any]) -> None:
+def test_invalid_values_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="expected"):
         ContainerOptions(**fields)
 
 
-def test_a_server_of_ours_is_asked_with_its_token_which_nobody_sees() -> None:
+def test_health_check_uses_the_token_without_exposing_it() -> None:
     options = ContainerOptions(env_vars={"ROPEWALK_TOKENS": " first-of-two, second-of-two"})
     assert options.token == "first-of-two"
     assert ContainerOptions().token is None
     assert ContainerOptions(env_vars={"ROPEWALK_TOKENS": " "}).token is None
     assert "of-two" not in repr(options)
-    asked = spec("image", options, {}, publish=True)
-    found = {"HostConfig": asked["HostConfig"], "Config": {**asked, "Env": []}}
-    assert find_dropped(asked, found) == ["Env: asked ['ROPEWALK_TOKENS'], got none"]
+    create_body = spec("image", options, {}, publish=True)
+    inspected = {"HostConfig": create_body["HostConfig"], "Config": {**create_body, "Env": []}}
+    assert find_dropped(create_body, inspected) == ["Env: asked ['ROPEWALK_TOKENS'], got none"]
 
 
-def test_options_stay_as_they_were_checked() -> None:
+def test_options_are_copied_when_checked() -> None:
     variables = {"A": "b"}
     options = ContainerOptions(env_vars=variables)
     variables["C"] = "d"
     assert dict(options.env_vars) == {"A": "b"}
     with pytest.raises(TypeError):
         options.env_vars["C"] = "d"  # type: ignore[index]
-    words = ["serve"]
-    options = ContainerOptions(command=words)
-    words.append("--more")
+    command = ["serve"]
+    options = ContainerOptions(command=command)
+    command.append("--more")
     assert options.command == ("serve",)
 
 
 def test_a_container_is_hardened_by_default() -> None:
-    found = spec("image", ContainerOptions(), {}, publish=True)
-    host = found["HostConfig"]
+    create_body = spec("image", ContainerOptions(), {}, publish=True)
+    host = create_body["HostConfig"]
     assert host["CapDrop"] == ["ALL"]
     assert not host.get("CapAdd")
     assert host["SecurityOpt"] == ["no-new-privileges"]
@@ -130,17 +130,17 @@ def test_every_option_reaches_the_engine() -> None:
         user="1234:99",
         network="mine",
     )
-    found = spec("image", options, {"ropewalk.owner": "me"}, publish=True)
-    host = found["HostConfig"]
+    create_body = spec("image", options, {"ropewalk.owner": "me"}, publish=True)
+    host = create_body["HostConfig"]
     assert list(host["PortBindings"]) == ["8123/tcp"]
-    assert "COLOUR=red = not blue" in found["Env"]
+    assert "COLOUR=red = not blue" in create_body["Env"]
     assert (host["Memory"], host["MemorySwap"]) == (200 * 2**20, 210 * 2**20)
     assert (host["NanoCpus"], host["PidsLimit"]) == (750_000_000, 77)
     assert host["Tmpfs"]["/tmp"] == "size=1m"
     assert "noexec" in host["Tmpfs"]["/work"]
-    assert found["Labels"] == {"project": "seven", "ropewalk.owner": "me"}
+    assert create_body["Labels"] == {"project": "seven", "ropewalk.owner": "me"}
     assert (host["CapDrop"], host["CapAdd"]) == (["NET_RAW", "MKNOD"], ["SYS_NICE"])
-    assert (found["User"], host["NetworkMode"]) == ("1234:99", "mine")
+    assert (create_body["User"], host["NetworkMode"]) == ("1234:99", "mine")
     for gpus, devices in (("all", {"Count": -1}), (2, {"Count": 2}), ("0, 2", {"DeviceIDs": ["0", "2"]})):
         [request] = spec("image", ContainerOptions(gpus=gpus), {}, publish=True)["HostConfig"][
             "DeviceRequests"
@@ -148,7 +148,7 @@ def test_every_option_reaches_the_engine() -> None:
         assert request == {"Driver": "", "Capabilities": [["gpu"]], **devices}
 
 
-def test_each_fence_comes_down_by_its_name() -> None:
+def test_each_restriction_can_be_lifted_by_name() -> None:
     options = ContainerOptions(
         read_only=False,
         cap_drop=(),
@@ -160,20 +160,23 @@ def test_each_fence_comes_down_by_its_name() -> None:
         swap=None,
         command=["serve"],
     )
-    found = spec("image", options, {}, publish=False)
-    host = found["HostConfig"]
+    create_body = spec("image", options, {}, publish=False)
+    host = create_body["HostConfig"]
     for name in ("ReadonlyRootfs", "CapDrop", "SecurityOpt", "Init", "Tmpfs", "PidsLimit"):
         assert not host.get(name), name
     assert host["MemorySwap"] == -1
-    assert found["Cmd"] == ["serve"]
+    assert create_body["Cmd"] == ["serve"]
 
 
-def test_what_the_engine_dropped_is_named() -> None:
+def test_dropped_settings_of_the_engine_are_named() -> None:
     options = ContainerOptions(memory="64m", gpus=1, env_vars={"A": "b"}, tmpfs={"/tmp": "size=1m"})
-    asked = spec("image", options, {"ropewalk.owner": "me"}, publish=True)
-    found = {"HostConfig": json.loads(json.dumps(asked["HostConfig"])), "Config": {**asked, "More": 1}}
-    assert find_dropped(asked, found) == []
-    host = found["HostConfig"]
+    create_body = spec("image", options, {"ropewalk.owner": "me"}, publish=True)
+    inspected = {
+        "HostConfig": json.loads(json.dumps(create_body["HostConfig"])),
+        "Config": {**create_body, "More": 1},
+    }
+    assert find_dropped(create_body, inspected) == []
+    host = inspected["HostConfig"]
     for change, where in (
         (lambda: host.update(MemorySwap=-1), "HostConfig.MemorySwap"),
         (lambda: host.update(PidsLimit=None), "HostConfig.PidsLimit"),
@@ -181,11 +184,11 @@ def test_what_the_engine_dropped_is_named() -> None:
         (lambda: host["Tmpfs"].clear(), "HostConfig.Tmpfs./tmp"),
         (lambda: host.update(DeviceRequests=None), "HostConfig.DeviceRequests"),
         (lambda: host.update(ReadonlyRootfs=False), "HostConfig.ReadonlyRootfs"),
-        (lambda: found["Config"].update(Env=["PATH=/bin"]), "Env"),
+        (lambda: inspected["Config"].update(Env=["PATH=/bin"]), "Env"),
     ):
-        before = len(find_dropped(asked, found))
+        before = len(find_dropped(create_body, inspected))
         change()
-        after = find_dropped(asked, found)
+        after = find_dropped(create_body, inspected)
         assert len(after) == before + 1
         assert any(line.startswith(f"{where}:") for line in after)
 
@@ -198,7 +201,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_engine_is_the_usual_one_unless_something_names_another(
+def test_engine_address_comes_from_environment_context_or_default(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert find_engine() == EngineAddress("unix:///var/run/docker.sock")
@@ -228,7 +231,7 @@ def test_the_engine_is_the_usual_one_unless_something_names_another(
     assert is_local(find_engine())
 
 
-def test_a_forgotten_container_whose_engine_is_away_is_left_to_the_companion(
+def test_dropped_container_of_an_absent_engine_is_left_to_the_companion(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = companion.ensure(EngineAddress("unix:///nowhere/docker.sock"))
@@ -247,7 +250,7 @@ def test_a_forgotten_container_whose_engine_is_away_is_left_to_the_companion(
     ours.mark_removed("forgotten")
 
 
-def test_an_engine_that_is_not_there_is_told_from_one_that_lets_nobody_in(
+def test_absent_engine_and_refused_access_are_different_errors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     absent = DockerEngine(EngineAddress(f"unix://{tmp_path}/none.sock"))
@@ -262,7 +265,7 @@ def test_an_engine_that_is_not_there_is_told_from_one_that_lets_nobody_in(
         absent.ping()
 
 
-def test_who_is_gone() -> None:
+def test_dead_owners_are_recognised() -> None:
     me = sweeper.owner()
     assert sweeper.parse(str(me)) == me
     assert sweeper.parse("somebody-else") is None
@@ -292,7 +295,9 @@ def test_who_is_gone() -> None:
     ],
     ids=str,
 )
-def test_what_is_swept(change: dict[str, Any], state: str, age_s: float, orphan: bool) -> None:
+def test_only_containers_of_dead_owners_are_removed(
+    change: dict[str, Any], state: str, age_s: float, orphan: bool
+) -> None:
     me = sweeper.owner()
     labels = {sweeper.LABEL: str(me._replace(**change))}
     container = {"Labels": labels, "State": state, "Created": sweeper.time.time() - age_s}
@@ -310,14 +315,14 @@ BODY = b'{"status": "healthy", "more": {"a": 1}}'
 
 @contextmanager
 def answering(*pieces: bytes, hang: bool = False) -> Iterator[tuple[int, list[bytes]]]:
-    asked: list[bytes] = []
+    request_bytes: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ending = threading.Event()
 
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
-                asked.append(connection.recv(65_536))
+                request_bytes.append(connection.recv(65_536))
                 for piece in pieces:
                     connection.sendall(piece)
                     time.sleep(0.01)
@@ -326,35 +331,38 @@ def answering(*pieces: bytes, hang: bool = False) -> Iterator[tuple[int, list[by
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield listener.getsockname()[1], asked
+        yield listener.getsockname()[1], request_bytes
         ending.set()
         thread.join(30)
 
 
 @pytest.mark.parametrize("hang", [False, True], ids=["closing", "left open"])
-def test_a_status_is_read_however_it_comes(hang: bool) -> None:
+def test_status_is_read_in_any_fragmentation(hang: bool) -> None:
     for pieces in (
         (b"HTTP/1.0 200 OK\r\n\r\n" + BODY,),
         (b"HTTP/1.1 200 OK\r\nContent-Le", b"ngth: 39\r\n\r\n", BODY[:9], BODY[9:-1], BODY[-1:]),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n27\r\n" + BODY + b"\r\n0\r\n\r\n",),
     ):
-        with answering(*pieces, hang=hang) as (port, asked):
+        with answering(*pieces, hang=hang) as (port, request_bytes):
             assert status_of(port, 20, "some-token") == "healthy"
-            assert b"\r\nAuthorization: Bearer some-token\r\n" in asked[0]
+            assert b"\r\nAuthorization: Bearer some-token\r\n" in request_bytes[0]
 
 
-def test_what_is_no_status_is_refused() -> None:
-    for said in (
+def test_invalid_status_is_refused() -> None:
+    for response in (
         b"HTTP/1.1 401 Unauthorized\r\n\r\n{}",
         b"SSH-2.0-x\r\n",
         b"HTTP/1.0 200 OK\r\n\r\n[1]",
         NESTED,
     ):
-        with answering(said) as (port, _), pytest.raises(ValueError, match="expected a status on /health"):
+        with (
+            answering(response) as (port, _),
+            pytest.raises(ValueError, match="expected a status on /health"),
+        ):
             status_of(port, 20)
 
 
-def test_silence_is_no_answer() -> None:
+def test_silent_engine_is_a_timeout() -> None:
     with answering() as (port, _), pytest.raises(ConnectionResetError, match="without an answer"):
         status_of(port, 20)
     with answering(b"HTTP/1.1 200", hang=True) as (port, _), pytest.raises(TimeoutError):
@@ -365,7 +373,7 @@ def test_silence_is_no_answer() -> None:
 
 
 class Recorder:
-    """A provider of the released shape that starts nothing."""
+    """A provider with the released interface that starts nothing."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -382,7 +390,7 @@ class Recorder:
         self.calls.append("stop")
 
 
-def test_a_given_provider_is_told_the_image_and_its_options() -> None:
+def test_given_provider_gets_the_image_and_its_options() -> None:
     recorder = Recorder()
     client = GenericEnvClient.from_docker_image(
         "some:image", provider=recorder, message_timeout_s=1, memory="1g", env_vars={"A": "b"}
@@ -396,7 +404,7 @@ def test_a_given_provider_is_told_the_image_and_its_options() -> None:
     ]
 
 
-def test_image_of_a_space_has_its_name() -> None:
+def test_image_of_a_space_is_named_after_it() -> None:
     client = GenericEnvClient.from_env("some-org/echo_env.v2", memory="1g")
     assert client._client._provider.image == "registry.hf.space/some-org-echo-env-v2:latest"
     with pytest.raises(ConfigurationError, match="'owner/name', got 'echo'"):
@@ -405,7 +413,7 @@ def test_image_of_a_space_has_its_name() -> None:
         GenericEnvClient.from_env("a/b", use_docker=False)
 
 
-def test_options_that_are_nobodys_are_refused_at_once() -> None:
+def test_unknown_options_are_refused_at_once() -> None:
     with pytest.raises(ConfigurationError, match="did you mean memory"):
         GenericEnvClient.from_docker_image("some:image", memmory="1g")
     with pytest.raises(ConfigurationError, match="without wait_for_ready"):

@@ -1,4 +1,4 @@
-"""Images of environments: played with everything taken away, validated, staged as a Space."""
+"""Images of environments: played with all privileges dropped, validated, staged as a Space."""
 
 import json
 import subprocess
@@ -82,8 +82,10 @@ def test_a_staged_space_of_blackjack_builds_and_serves_by_itself(
         assert main(["build", str(tmp_path), "--tag", tag]) == 0
         # The hub runs containers as a user of its own, and its callers name the Space.
         with LocalDockerProvider(tag, user="1000") as provider:
-            asked = urllib.request.Request(f"{provider.start()}/health", headers={"Host": "me-dice.hf.space"})
-            with urllib.request.urlopen(asked, timeout=30) as answer:
+            health_request = urllib.request.Request(
+                f"{provider.start()}/health", headers={"Host": "me-dice.hf.space"}
+            )
+            with urllib.request.urlopen(health_request, timeout=30) as answer:
                 assert json.load(answer) == {"status": "healthy"}
     finally:
         docker_cli("image", "rm", "--force", tag)
@@ -111,8 +113,8 @@ BlackjackEnvironment.reset = _leaking
 
 
 @pytest.fixture(scope="module")
-def leaking(blackjack: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield a repository whose tags leak what they are called after, once an episode."""
+def leaking_images(blackjack: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Yield a repository whose tags name what the image leaks once per episode."""
     folder = tmp_path_factory.mktemp("leaking")
     (folder / "leak.py").write_text(LEAK)
     (folder / "Dockerfile").write_text(
@@ -137,7 +139,7 @@ def bad(engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> Itera
     docker_cli("image", "rm", "--force", BAD)
 
 
-def test_a_good_image_passes_every_level(blackjack: str) -> None:
+def test_good_image_passes_every_level(blackjack: str) -> None:
     done = ropewalk("validate", blackjack, "--json", "--episodes", "50", "--fuzz", "20")
     results = {one["check"]: one for one in json.loads(done.stdout)["results"]}
     assert done.returncode == 0, [one for one in results.values() if one["status"] in ("failed", "crashed")]
@@ -150,25 +152,32 @@ def test_a_good_image_passes_every_level(blackjack: str) -> None:
 
 
 @pytest.mark.soak
-def test_what_an_image_leaks_is_seen_from_inside(leaking: str) -> None:
-    words = ["--check", "threads_stay_level", "--check", "files_stay_level", "--check", "memory_stays_level"]
-    told = {}
+def test_leaks_of_an_image_are_detected(leaking_images: str) -> None:
+    arguments = [
+        "--check",
+        "threads_stay_level",
+        "--check",
+        "files_stay_level",
+        "--check",
+        "memory_stays_level",
+    ]
+    statuses = {}
     for kind in ("memory", "files"):
-        done = ropewalk("validate", f"{leaking}:{kind}", *words, "--episodes", "200", "--json")
-        told[kind] = {one["check"]: one["status"] for one in json.loads(done.stdout)["results"]}
+        done = ropewalk("validate", f"{leaking_images}:{kind}", *arguments, "--episodes", "200", "--json")
+        statuses[kind] = {one["check"]: one["status"] for one in json.loads(done.stdout)["results"]}
     level, leaks = "passed", "failed"
-    assert told["memory"] == {
+    assert statuses["memory"] == {
         "threads_stay_level": level,
         "files_stay_level": level,
         "memory_stays_level": leaks,
     }
-    assert told["files"]["files_stay_level"] == leaks
+    assert statuses["files"]["files_stay_level"] == leaks
 
 
 @pytest.mark.soak
-def test_a_bad_image_is_told_what_is_wrong(bad: str) -> None:
-    words = ["--level", "static", "--check", "health", "--start-timeout", "3", "--json"]
-    done = ropewalk("validate", bad, *words)
+def test_bad_image_is_reported(bad: str) -> None:
+    arguments = ["--level", "static", "--check", "health", "--start-timeout", "3", "--json"]
+    done = ropewalk("validate", bad, *arguments)
     assert done.returncode == 1, done.stderr
     results = {one["check"]: one for one in json.loads(done.stdout)["results"]}
     failed = {name for name, one in results.items() if one["status"] in ("failed", "crashed")}
@@ -199,7 +208,7 @@ def world(engine: DockerEngine, request: pytest.FixtureRequest) -> Iterator[str]
 
 
 @pytest.mark.soak
-async def test_a_task_is_solved_in_a_container_and_mcp_is_spoken(world: str) -> None:
+async def test_task_is_solved_in_a_container_over_mcp(world: str) -> None:
     client_type, solve = WORLDS[world]
     rewards: list[float] = []
     with LocalDockerProvider(f"ropewalk-test-{world}:latest", memory="512m", pids=128) as provider:

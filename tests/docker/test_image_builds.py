@@ -1,4 +1,4 @@
-"""Images that are built and pushed for real: our base, `ropewalk build`, `ropewalk push`."""
+"""Images built and pushed for real: the base, `ropewalk build`, `ropewalk push`."""
 
 import base64
 import json
@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
-    """Bases under a name of these tests, made from a source that nobody edits meanwhile."""
+    """Base images under a name of these tests, built from an unchanging copy of the source."""
     kept = tmp_path_factory.mktemp("kept")
     placed = installed.place(kept)
 
@@ -72,7 +72,7 @@ def files(image: str) -> set[str]:
     return set(in_container(image, *command, options=("--user", "0")).splitlines())
 
 
-def test_a_base_is_made_once_and_again_when_its_parts_change(
+def test_base_is_built_once_and_again_when_its_parts_change(
     api: docker.APIClient, runtime: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -133,14 +133,14 @@ def test_pip_installs_beside_ropewalk(api: docker.APIClient, runtime: str, tmp_p
         f"FROM {runtime}\nUSER root\nCOPY mine /mine\nRUN pip install /mine\nUSER env\n"
     )
     tag = f"{REPOSITORY}-pip:1"
-    said = list(api.build(path=str(tmp_path), tag=tag, rm=True, decode=True))
+    log = list(api.build(path=str(tmp_path), tag=tag, rm=True, decode=True))
     try:
         assert in_container(tag, "python", "-c", "import mine; print(mine.__file__)").startswith(
             "/opt/ropewalk/"
         )
     finally:
         api.remove_image(tag, force=True)
-    assert "Collecting fastapi" not in str(said)  # it is there
+    assert "Collecting fastapi" not in str(log)  # it is there
 
 
 def test_the_variant_for_released_folders_can_build(
@@ -167,7 +167,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def make(tmp_path: Path, mark: str, api: docker.APIClient) -> Iterator[Make]:
-    """Make folders of environments, and take their images away in the end."""
+    """Make folders of environments; remove their images in the end."""
 
     def made(dockerfile: str, *, name: str = "one", **files: str) -> Path:
         folder = tmp_path / f"t{mark}_{name}_env"
@@ -208,9 +208,9 @@ def run(image: str, *words: str) -> str:
     return done.stdout
 
 
-def test_an_image_has_its_name_its_tags_and_its_arguments(make: Make, api: docker.APIClient) -> None:
-    given = "ARG BASE_IMAGE=registry.example.org/absent:1\nFROM ${BASE_IMAGE}\n"
-    folder = make(f"ARG COLOUR=red\n{given}ARG COLOUR\nENV COLOUR=$COLOUR\n")
+def test_image_gets_its_name_tags_and_arguments(make: Make, api: docker.APIClient) -> None:
+    dockerfile = "ARG BASE_IMAGE=registry.example.org/absent:1\nFROM ${BASE_IMAGE}\n"
+    folder = make(f"ARG COLOUR=red\n{dockerfile}ARG COLOUR\nENV COLOUR=$COLOUR\n")
     done = build(folder, f"{folder}/", "--base", "python:3.11-slim")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(tag_of(folder)) == 1  # the same folder twice is built once
@@ -244,7 +244,9 @@ def built(folder: Path, api: docker.APIClient, *words: object) -> str:
 
 
 @pytest.mark.parametrize("mount", ["", *["--mount=type=cache,target=/c "] * HAS_BUILDKIT])
-def test_an_image_goes_when_another_takes_its_name(make: Make, api: docker.APIClient, mount: str) -> None:
+def test_old_image_is_removed_when_another_takes_its_name(
+    make: Make, api: docker.APIClient, mount: str
+) -> None:
     def anew() -> str:
         return built(make(f"{PLAIN}RUN {mount}echo {uuid.uuid4().hex} > /kept\n"), api)
 
@@ -278,7 +280,7 @@ def test_an_image_goes_when_another_takes_its_name(make: Make, api: docker.APICl
     api.remove_image(other)
 
 
-def test_a_failing_step_shows_what_it_said_and_the_rest_goes_on(
+def test_failing_step_shows_its_output_and_the_others_build(
     make: Make, api: docker.APIClient, mark: str
 ) -> None:
     wrong = make(f"{PLAIN}RUN echo {mark} said this && exit 7\n", name="wrong")
@@ -293,9 +295,7 @@ def test_a_failing_step_shows_what_it_said_and_the_rest_goes_on(
     assert containers(api, mark) == []
 
 
-def test_what_needs_buildkit_is_built_where_docker_has_it(
-    make: Make, mark: str, api: docker.APIClient
-) -> None:
+def test_buildkit_files_build_where_docker_has_it(make: Make, mark: str, api: docker.APIClient) -> None:
     folder = make(f"{PLAIN}RUN --mount=type=cache,target=/c echo {mark} >/c/x && cp /c/x /kept\n")
     done = build(folder, "-t", "{name}:1", "-t", "{name}:2")
     if not HAS_BUILDKIT:
@@ -324,11 +324,11 @@ def test_ctrl_c_ends_the_build_and_leaves_nothing(
     try:
         until(lambda: running(seconds), "the step to run")
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=100)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in errors
     until(lambda: not running(seconds), "the step to end")
     until(lambda: not containers(api, seconds), "its container to go")
     with pytest.raises(docker.errors.ImageNotFound):
@@ -353,7 +353,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture
 def image(api: docker.APIClient, tmp_path: Path) -> Iterator[str]:
-    """A small image of its own, so that its layers are in no registry."""
+    """A small image whose layers are in no registry."""
     folder = tmp_path / "image"
     folder.mkdir()
     mark = uuid.uuid4().hex
@@ -382,7 +382,7 @@ def digests(api: docker.APIClient, name: str) -> list[str]:
     return [digest.partition("@")[2] for digest in api.inspect_image(name)["RepoDigests"] or ()]
 
 
-def test_what_is_pushed_can_be_had_again(api: docker.APIClient, image: str, tmp_path: Path) -> None:
+def test_pushed_image_can_be_pulled(api: docker.APIClient, image: str, tmp_path: Path) -> None:
     with running_registry(tmp_path) as registry:
         done = push(image, "--registry", f"{registry.address}/team")
         assert done.returncode == 0, done.stderr
@@ -410,20 +410,20 @@ def login(config: Path, registry: Registry, password: str) -> None:
     (config / "config.json").write_text(json.dumps({"auths": {registry.address: {"auth": word}}}))
 
 
-def test_who_we_are_is_what_docker_login_has_stored(image: str, tmp_path: Path) -> None:
+def test_push_uses_the_stored_docker_login(image: str, tmp_path: Path) -> None:
     config = tmp_path / "config"
     with running_registry(tmp_path, password=True) as registry:
-        words = ("--registry", f"{registry.address}/team")
+        options = ("--registry", f"{registry.address}/team")
         config.mkdir()
         for wrong in (None, "another"):
             if wrong is not None:
                 login(config, registry, wrong)
-            done = push(image, *words, config=config)
+            done = push(image, *options, config=config)
             assert done.returncode == 1
             assert f"`docker login {registry.address}`" in done.stderr
             assert done.stdout == ""
         login(config, registry, PASSWORD)
-        done = push(image, *words, config=config)
+        done = push(image, *options, config=config)
         assert done.returncode == 0, done.stderr
 
 

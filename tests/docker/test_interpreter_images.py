@@ -1,4 +1,4 @@
-"""The code interpreter's hardened image, from inside and outside; and sessions that have a container each."""
+"""The hardened image of the code interpreter, from inside and outside; sessions with a container each."""
 
 import asyncio
 import base64
@@ -41,8 +41,8 @@ def docker(*words: str, check: bool = True) -> str:
 
 
 def inspected(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(docker("inspect", name))[0]
-    return found
+    description: dict[str, Any] = json.loads(docker("inspect", name))[0]
+    return description
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +100,15 @@ def url_of(container: str) -> str:
     return f"http://{docker('port', container, '8000').splitlines()[0]}"
 
 
-def ran(env: Any, code: str) -> CodeInterpreterObservation:
-    seen: CodeInterpreterObservation = env.execute(code).observation
-    return seen
+def execute_ok(env: Any, code: str) -> CodeInterpreterObservation:
+    observation: CodeInterpreterObservation = env.execute(code).observation
+    return observation
 
 
 def test_the_level_is_lsm_with_everything_taken_away(container: str, env: Any) -> None:
     assert docker("exec", container, "id", "-u") == "10001"
-    seen = ran(env, "import os\nos.getuid(), os.getresgid()")
-    assert (seen.isolation, seen.result) == ("lsm", "(10001, (10001, 10001, 10001))")
+    observation = execute_ok(env, "import os\nos.getuid(), os.getresgid()")
+    assert (observation.isolation, observation.result) == ("lsm", "(10001, (10001, 10001, 10001))")
     status = docker("exec", container, "cat", "/proc/1/status")
     assert "CapEff:\t0000000000000000" in status
     assert "NoNewPrivs:\t1" in status
@@ -116,8 +116,8 @@ def test_the_level_is_lsm_with_everything_taken_away(container: str, env: Any) -
 
 
 def test_packages_are_there_and_figures_come_out(env: Any) -> None:
-    seen = ran(env, "import matplotlib.pyplot as plt, numpy\nplt.plot(numpy.array([3, 1, 2]))")
-    (figure,) = [shown for shown in seen.outputs if "image/png" in shown.data]
+    observation = execute_ok(env, "import matplotlib.pyplot as plt, numpy\nplt.plot(numpy.array([3, 1, 2]))")
+    (figure,) = [output for output in observation.outputs if "image/png" in output.data]
     assert base64.b64decode(figure.data["image/png"]).startswith(b"\x89PNG")
 
 
@@ -142,16 +142,19 @@ ATTEMPTS = (
 
 def test_code_reaches_nothing_outside(env: Any) -> None:
     for attempt in ATTEMPTS:
-        seen = ran(env, f"import json, os, socket\n{attempt}")
-        assert seen.status == "error", (attempt, seen.stdout, seen.result)
-        assert seen.error is not None
-        assert seen.error.ename in ("PermissionError", "FileNotFoundError", "OSError"), (attempt, seen.error)
-        assert ran(env, "1 + 1").result == "2"
+        observation = execute_ok(env, f"import json, os, socket\n{attempt}")
+        assert observation.status == "error", (attempt, observation.stdout, observation.result)
+        assert observation.error is not None
+        assert observation.error.ename in ("PermissionError", "FileNotFoundError", "OSError"), (
+            attempt,
+            observation.error,
+        )
+        assert execute_ok(env, "1 + 1").result == "2"
 
 
-def test_too_much_memory_is_the_session_s_trouble_alone(container: str, env: Any) -> None:
-    assert ran(env, "x = 5\ndata = bytearray(900 << 20)").status == "memory"
-    assert ran(env, "x").result == "5"
+def test_memory_limit_ends_only_its_own_session(container: str, env: Any) -> None:
+    assert execute_ok(env, "x = 5\ndata = bytearray(900 << 20)").status == "memory"
+    assert execute_ok(env, "x").result == "5"
     assert docker("exec", container, "healthcheck") == ""
     assert inspected(container)["State"]["OOMKilled"] is False
 
@@ -165,13 +168,13 @@ def test_more_memory_than_the_container_has_ends_sessions_and_no_server(image: s
             clients = [stack.enter_context(CodeInterpreterEnv(url_of(name)).sync()) for _ in range(32)]
             for client in clients:
                 client.reset(limits={})
-                ran(client, "data = b'x' * (8 << 20)")
-            left = [ran(client, "len(data)").status for client in clients]
+                execute_ok(client, "data = b'x' * (8 << 20)")
+            left = [execute_ok(client, "len(data)").status for client in clients]
         assert 0 < left.count("ok") < len(left), left
         assert inspected(name)["State"]["Running"]
         with CodeInterpreterEnv(url_of(name)).sync() as client:
             client.reset(limits={})
-            assert ran(client, "1 + 1").result == "2"
+            assert execute_ok(client, "1 + 1").result == "2"
     finally:
         docker("rm", "--force", name)
 
@@ -195,7 +198,7 @@ def test_no_worker_is_left_when_sessions_end(container: str) -> None:
     until_processes(lambda count: count == before)
 
 
-def test_it_stops_when_it_is_told_to_in_the_middle_of_everything(image: str) -> None:
+def test_container_stops_on_request_under_load(image: str) -> None:
     name = run(image)
     try:
         wait_until_healthy(name)
@@ -215,7 +218,7 @@ def test_it_stops_when_it_is_told_to_in_the_middle_of_everything(image: str) -> 
 
 @pytest.fixture(scope="module")
 def old_kernel(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A filter by which the kernel seems to have neither Landlock nor user name spaces."""
+    """A filter that makes the kernel look as if it had neither Landlock nor user namespaces."""
     away = [{"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": number} for names, number in (
         (["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"], 38),
         (["unshare"], 1),
@@ -225,29 +228,29 @@ def old_kernel(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"seccomp={file}"
 
 
-def test_below_lsm_it_starts_only_when_that_is_named(image: str, old_kernel: str) -> None:
+def test_lower_level_than_lsm_must_be_named(image: str, old_kernel: str) -> None:
     name = run(image, "--", "--security-opt", old_kernel)
     try:
         code = docker("wait", name)
-        said = docker("logs", name)
+        log = docker("logs", name)
     finally:
         docker("rm", "--force", name)
-    assert code == "2", said
-    assert "expected isolation of at least lsm" in said
-    assert "CODE_INTERPRETER_MINIMUM_ISOLATION" in said
-    assert "Traceback" not in said
+    assert code == "2", log
+    assert "expected isolation of at least lsm" in log
+    assert "CODE_INTERPRETER_MINIMUM_ISOLATION" in log
+    assert "Traceback" not in log
     named = {"CODE_INTERPRETER_MINIMUM_ISOLATION": "seccomp"}
     name = run(image, "--", "--security-opt", old_kernel, environ=named)
     try:
         wait_until_healthy(name)
         with CodeInterpreterEnv(url_of(name)).sync() as client:
             client.reset(limits={})
-            assert ran(client, "1").isolation == "seccomp"
+            assert execute_ok(client, "1").isolation == "seccomp"
     finally:
         docker("rm", "--force", name)
 
 
-def test_root_s_sessions_have_users_of_their_own(image: str) -> None:
+def test_sessions_under_root_have_their_own_users(image: str) -> None:
     # What a container has by default, without run: nobody should, and it holds all the same.
     name = docker("run", "--detach", "--user", "0", "--publish", "127.0.0.1::8000", image)
     try:
@@ -256,16 +259,16 @@ def test_root_s_sessions_have_users_of_their_own(image: str) -> None:
             users = set()
             for client in (one, two):
                 client.reset(limits={})
-                seen = ran(client, "import os\nos.getuid()")
-                assert seen.isolation == "lsm"
-                users.add(int(str(seen.result)))
+                observation = execute_ok(client, "import os\nos.getuid()")
+                assert observation.isolation == "lsm"
+                users.add(int(str(observation.result)))
         assert len(users) == 2
         assert min(users) > 10001
     finally:
         docker("rm", "--force", name)
 
 
-def test_nothing_in_it_helps_an_intruder(image: str) -> None:
+def test_image_contains_no_tools_for_an_intruder(image: str) -> None:
     script = (
         "find / -xdev -type f -perm /6000; find / -xdev -user 10001; find / -xdev -type d -perm -o+w ! -path /tmp;"
         "find / -xdev -type f -perm -o+w; for name in pip apt apt-get dpkg perl gcc cc; do command -v $name; done;"
@@ -277,15 +280,15 @@ def test_nothing_in_it_helps_an_intruder(image: str) -> None:
     assert docker("run", "--rm", image, "sh", "-c", script) == ""
 
 
-def test_run_refuses_to_publish_to_strangers_without_tokens() -> None:
+def test_run_refuses_public_addresses_without_tokens() -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ROPEWALK_")}
-    words = [str(FOLDER / "run"), "--print", "--publish", "0.0.0.0:8000"]
-    for given, status in (({}, 2), ({"ROPEWALK_TOKENS": "a-secret"}, 0)):
+    command = [str(FOLDER / "run"), "--print", "--publish", "0.0.0.0:8000"]
+    for variables, status in (({}, 2), ({"ROPEWALK_TOKENS": "a-secret"}, 0)):
         done = subprocess.run(
-            words, capture_output=True, text=True, env={**environ, **given}, timeout=20, check=False
+            command, capture_output=True, text=True, env={**environ, **variables}, timeout=20, check=False
         )
         assert done.returncode == status
-        if given:
+        if variables:
             assert "--env ROPEWALK_TOKENS" in done.stdout
             assert "a-secret" not in done.stdout
         else:
@@ -325,23 +328,23 @@ async def test_a_session_in_a_container(engine: DockerEngine, interpreter_image:
         assert (first.status, first.stdout, first.stderr, first.result) == ("ok", "hé\n", "low\n", "21")
         assert (first.isolation, first.execution_count) == ("container", 1)
         assert (await session.execute("print(input())", stdin="a line")).stdout == "a line\n"
-        ran = await session.execute("x / 0")
-        assert ran.error is not None
-        assert (ran.status, ran.error.ename) == ("error", "ZeroDivisionError")
+        execution = await session.execute("x / 0")
+        assert execution.error is not None
+        assert (execution.status, execution.error.ename) == ("error", "ZeroDivisionError")
         assert (await other.execute("'x' in globals()")).result == "False"
         # No network, and no way back to the engine.
-        ran = await session.execute("import socket\nsocket.create_connection(('1.1.1.1', 53), 2)")
-        assert ran.status == "error"
-        ran = await session.execute("while True: pass", timeout_s=0.5)
-        assert (ran.status, ran.exit_code) == ("timeout", 124)
+        execution = await session.execute("import socket\nsocket.create_connection(('1.1.1.1', 53), 2)")
+        assert execution.status == "error"
+        execution = await session.execute("while True: pass", timeout_s=0.5)
+        assert (execution.status, execution.exit_code) == ("timeout", 124)
         # Files.
         data = bytes(range(256)) * 1000
         assert (await session.put_file("sub/data.bin", data)).size == len(data)
-        ran = await session.execute(
+        execution = await session.execute(
             "len(open('sub/data.bin', 'rb').read()), open('out.txt', 'w').write('hi')"
         )
-        assert ran.result == f"({len(data)}, 2)"
-        assert "out.txt" in [each.path for each in ran.files]
+        assert execution.result == f"({len(data)}, 2)"
+        assert "out.txt" in [each.path for each in execution.files]
         assert await session.get_file("sub/data.bin") == data
         assert [each.path for each in await session.list_files()] == ["out.txt", "sub/data.bin"]
         for path in ("../up", "/etc/passwd", "missing"):
@@ -360,7 +363,9 @@ async def test_a_session_in_a_container(engine: DockerEngine, interpreter_image:
     assert engine.list_labelled(f"{LABEL}=session") == []
 
 
-async def test_a_container_that_dies_is_nobodys_code(engine: DockerEngine, interpreter_image: str) -> None:
+async def test_dead_container_is_an_infrastructure_failure(
+    engine: DockerEngine, interpreter_image: str
+) -> None:
     async with started(interpreter_image) as backend:
         session = await backend.open(LIMITS)
         await session.execute("x = 1")
@@ -368,48 +373,58 @@ async def test_a_container_that_dies_is_nobodys_code(engine: DockerEngine, inter
         task = asyncio.create_task(session.execute("import time; time.sleep(15)"))
         await asyncio.sleep(1)
         engine.call("POST", f"/containers/{session._lease.container.id}/kill")
-        ran = await task
-        assert (ran.status, ran.exit_code, ran.error, ran.state_lost) == ("sandbox_error", -1, None, True)
-        assert ran.reason is not None
-        assert "exit code 137" in ran.reason
+        execution = await task
+        assert (execution.status, execution.exit_code, execution.error, execution.state_lost) == (
+            "sandbox_error",
+            -1,
+            None,
+            True,
+        )
+        assert execution.reason is not None
+        assert "exit code 137" in execution.reason
         after = await session.execute("'x' in globals()")
         assert (after.status, after.result, after.state_lost) == ("ok", "False", False)
         # One that dies while nothing runs is told by the next execution.
         engine.call("POST", f"/containers/{session._lease.container.id}/kill")
-        ran = await session.execute("1")
-        assert (ran.status, ran.state_lost) == ("sandbox_error", True)
+        execution = await session.execute("1")
+        assert (execution.status, execution.state_lost) == ("sandbox_error", True)
         assert (await session.execute("2")).result == "2"
 
 
-async def test_a_server_that_knows_code_alone(interpreter_image: str) -> None:
+async def test_server_without_files_runs_code(interpreter_image: str) -> None:
     async with started(interpreter_image, command=CODING_SERVER) as backend:
         session = await backend.open(LIMITS)
-        ran = await session.execute("x = 20\nprint(x + 1)")
-        assert (ran.status, ran.stdout, ran.exit_code, ran.isolation) == ("ok", "21\n", 0, "container")
-        ran = await session.execute("x / 0")
-        assert (ran.status, ran.exit_code) == ("error", 1)
-        assert "ZeroDivisionError" in ran.stderr
+        execution = await session.execute("x = 20\nprint(x + 1)")
+        assert (execution.status, execution.stdout, execution.exit_code, execution.isolation) == (
+            "ok",
+            "21\n",
+            0,
+            "container",
+        )
+        execution = await session.execute("x / 0")
+        assert (execution.status, execution.exit_code) == ("error", 1)
+        assert "ZeroDivisionError" in execution.stderr
         # Its Python can be asked for files.
         await session.put_file("sub/file", b"content")
         assert await session.get_file("sub/file") == b"content"
         assert [each.path for each in await session.list_files()] == ["sub/file"]
         # A time-out is kept from here.
-        ran = await session.execute("while True: pass", timeout_s=1)
-        assert (ran.status, ran.exit_code, ran.state_lost) == ("timeout", 124, True)
-        ran = await session.execute("print('x' in globals())")
-        assert (ran.status, ran.stdout) == ("ok", "False\n")
+        execution = await session.execute("while True: pass", timeout_s=1)
+        assert (execution.status, execution.exit_code, execution.state_lost) == ("timeout", 124, True)
+        execution = await session.execute("print('x' in globals())")
+        assert (execution.status, execution.stdout) == ("ok", "False\n")
         # Its memory is the code's affair. Engines lose the kernel's notice where a container ends at once, but not
         # that of a child under a server that lives on: it counts as well.
         child = "[sys.executable, '-c', 'b\"x\" * (1 << 30)']"
         code = f"import subprocess, sys\nprint(subprocess.run({child}).returncode)"
-        ran = await session.execute(code, timeout_s=20)
-        assert (ran.status, ran.stdout) == ("ok", "-9\n")
-        ran = await session.execute("x = [bytearray(1 << 20) for _ in range(2000)]", timeout_s=20)
-        assert (ran.status, ran.exit_code, ran.state_lost) == ("memory", 137, True)
+        execution = await session.execute(code, timeout_s=20)
+        assert (execution.status, execution.stdout) == ("ok", "-9\n")
+        execution = await session.execute("x = [bytearray(1 << 20) for _ in range(2000)]", timeout_s=20)
+        assert (execution.status, execution.exit_code, execution.state_lost) == ("memory", 137, True)
         assert (await session.execute("print(1)")).stdout == "1\n"
 
 
-async def test_what_there_is_not_is_refused(engine: DockerEngine, interpreter_image: str) -> None:
+async def test_unsupported_requests_are_refused(engine: DockerEngine, interpreter_image: str) -> None:
     with pytest.raises(SandboxUnavailableError, match="no wait will bring one"):
         await ContainerBackend(ContainerSettings(image="ropewalk-test-never-built:1")).start()
     async with started(interpreter_image, size=1) as backend:

@@ -1,4 +1,4 @@
-"""The benchmark of containers runs, and its bars follow from its figures. How large they are is not asked here."""
+"""The container benchmark runs and its bars follow from its metrics; their size is not asserted."""
 
 import json
 import os
@@ -19,11 +19,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.soak
 @pytest.mark.docker
 @pytest.mark.timeout(400)
-def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: DockerEngine, tmp_path: Path) -> None:
+def test_quick_run_reports_every_metric_and_leaves_nothing(engine: DockerEngine, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    words = ["--quick", "--image", "ropewalk-test-never-built:1", "--json", str(out)]
+    arguments = ["--quick", "--image", "ropewalk-test-never-built:1", "--json", str(out)]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.containers", *words],
+        [sys.executable, "-m", "benchmarks.containers", *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -31,8 +31,8 @@ def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: DockerEngine, t
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    measurements = {(row["figure"], row["of"]): row["median"] for row in found["figures"]}
+    report = json.loads(out.read_text())
+    measurements = {(row["figure"], row["of"]): row["median"] for row in report["figures"]}
     assert set(measurements) == {
         ("cold s", "docker run"),
         ("cold s", "ours"),
@@ -40,7 +40,7 @@ def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: DockerEngine, t
     }
     assert all(value > 0 for value in measurements.values())
     assert all(measurements[f"{how} p50 ms", "ours"] <= measurements[f"{how} p95 ms", "ours"] for how in POOL)
-    assert len(found["bars"]) == 2
+    assert len(report["bars"]) == 2
     assert "ropewalk-test-never-built:1: the engine has no such image" in done.stdout
     names = [
         name for each in engine.call("GET", "/containers/json", query={"all": True}) for name in each["Names"]
@@ -48,14 +48,14 @@ def test_a_quick_run_has_every_figure_and_leaves_nothing(engine: DockerEngine, t
     assert not [name for name in names if name.startswith("/ropewalk-bench-")]
 
 
-def test_bars_are_worked_out_from_the_figures() -> None:
+def test_bars_are_computed_from_the_metrics() -> None:
     def measurements(ours: float, hand_out: float) -> Measurements:
-        made = Measurements()
+        metrics = Measurements()
         for noise in (0.0, -0.1, 5.0):
-            made.add("cold s", "docker run", "an image", 0.5 + noise)
-            made.add("cold s", "ours", "an image", ours + noise)
-        made.add("hand-out p50 ms", "ours", "an image", hand_out)
-        return made
+            metrics.add("cold s", "docker run", "an image", 0.5 + noise)
+            metrics.add("cold s", "ours", "an image", ours + noise)
+        metrics.add("hand-out p50 ms", "ours", "an image", hand_out)
+        return metrics
 
     assert [(bar.value, bar.met) for bar in bars(measurements(0.75, 20))] == [(1.5, True), (20, True)]
     slow = measurements(1.0, 21)

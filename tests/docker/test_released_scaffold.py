@@ -1,4 +1,4 @@
-"""A folder that the released package's own `init` makes: served, checked and built; what is wrong with it is said."""
+"""A folder made by the released package's `init`: served, checked and built; its faults are reported."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from openenv_core.providers.docker import DockerEngine, LocalDockerProvider
 VERSION = "0.10.0"
 IMAGE = "ropewalk-test-released-scaffold:latest"
 
-START_S = 300.0
+START_TIMEOUT_S = 300.0
 """The released package is compiled at every start, where nothing can be written beside it."""
 
 pytestmark = [pytest.mark.interop, pytest.mark.soak, pytest.mark.timeout(900)]
@@ -48,8 +48,8 @@ def ropewalk(*words: str) -> "subprocess.CompletedProcess[str]":
 
 
 def findings(target: str, *options: str) -> dict[str, dict[str, Any]]:
-    """Return what the checker has against a target; a check that crashed is a flaw of ours."""
-    done = ropewalk("validate", target, "--json", "--start-timeout", str(START_S), *options)
+    """Return the findings of the checker on a target; none of its checks may crash."""
+    done = ropewalk("validate", target, "--json", "--start-timeout", str(START_TIMEOUT_S), *options)
     assert done.returncode == 1, done.stdout[-6000:] + done.stderr[-6000:]
     results = json.loads(done.stdout)["results"]
     assert {result["status"] for result in results} == {"passed", "failed", "skipped"}
@@ -58,7 +58,7 @@ def findings(target: str, *options: str) -> dict[str, dict[str, Any]]:
     return failed
 
 
-def test_what_is_wrong_with_the_folder_is_said(folder: Path) -> None:
+def test_faults_of_the_folder_are_reported(folder: Path) -> None:
     failed = findings(str(folder))
     # Its seed decides nothing, its episodes never end, and it never says so.
     assert set(failed) >= {"different_seeds_differ", "episode_ends", "dockerfile_user"}
@@ -73,8 +73,8 @@ def test_a_server_of_the_released_package_is_validated(folder: Path) -> None:
 
 
 @pytest.mark.docker
-def test_its_image_is_built_and_answers(image: str) -> None:
-    with LocalDockerProvider(image, start_timeout_s=START_S) as provider:
+def test_released_image_builds_and_answers(image: str) -> None:
+    with LocalDockerProvider(image, start_timeout_s=START_TIMEOUT_S) as provider:
         url = provider.start()  # the same one again
         assert exchange(url, "GET", "/health") == (200, {"status": "healthy"})
         with GenericEnvClient(url).sync() as client:
@@ -83,7 +83,7 @@ def test_its_image_is_built_and_answers(image: str) -> None:
 
 
 @pytest.mark.docker
-def test_what_is_wrong_with_the_image_is_said(image: str) -> None:
+def test_faults_of_the_image_are_reported(image: str) -> None:
     # The other levels start its server again and again, which takes the released package ten seconds each time.
     levels = [word for level in ("static", "runtime", "semantic") for word in ("--level", level)]
     assert set(findings(image, *levels)) >= {"different_seeds_differ", "episode_ends", "image_user"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from module_run import finished
 from serving import request, serving
-from toolbox import boxes
+from toolbox import toolbox_app
 
 import openenv_core.tools
 from openenv_core.tools import ToolContext, ToolErrorType
@@ -68,7 +68,7 @@ def test_shown_host_commands_are_valid() -> None:
 
 async def test_its_request_opens_a_session() -> None:
     (body,) = re.findall(r"^curl -X POST \S+/mcp -d '(.*)'$", MCP, flags=re.MULTILINE)
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address:
         form = {"content-type": "application/x-www-form-urlencoded"}  # as curl says
         reply = await request(address, "POST", "/mcp", body, form)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from forward_proxy import answering, proxy_everything
+from forward_proxy import proxy_everything, recording_proxy
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.evaluation import endpoint as endpoint_client
@@ -148,7 +148,7 @@ def test_proxy_is_used_for_other_hosts_alone(monkeypatch: pytest.MonkeyPatch) ->
             assert await one.request("GET", "/models") == b'"yes"'
             await one.close()
 
-    with answering("yes") as (port, requested):
+    with recording_proxy("yes") as (port, requested):
         proxy_everything(monkeypatch, port, "HTTP_PROXY")
         asyncio.run(
             ask_all([f"http://{host}/v1" for host in (f"127.0.0.1:{port}", f"localhost:{port}", "far")])

@@ -1,4 +1,4 @@
-"""Trainer and generators that take turns: the same run to the bit, whoever of them is killed in whosever turn."""
+"""A trainer and generators that take turns on one GPU: the run stays the same bit by bit, even after kills."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from rl_bridge.metrics.status import SERVING
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 300.0
+WAIT_TIMEOUT_S = 300.0
 ITERATIONS = 4 * CHECKPOINT_INTERVAL
 WORDS = (
     "rollout.batch_size=128",
@@ -27,21 +27,21 @@ COLOCATED = (*WORDS, "monarch.colocate=true")
 
 
 def holders(job: Job) -> dict[int, int]:
-    """Who has a turn now: the sockets whose names are turns, and the processes that they are open in."""
+    """Return the processes that hold each GPU turn, by the sockets named after the turns."""
     with open("/proc/net/unix", encoding="ascii") as table:
         turns = {line.split()[6] for line in table if "@ropewalk-turn/" in line}
-    found = {}
+    pids = {}
     for process in job.find_processes():
         try:
             links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
         except OSError:
             continue
-        found[process.pid] = sum(f"socket:[{inode}]" in links for inode in turns)
-    return {pid: count for pid, count in found.items() if count}
+        pids[process.pid] = sum(f"socket:[{inode}]" in links for inode in turns)
+    return {pid: count for pid, count in pids.items() if count}
 
 
 def kill(job: Job, *services: str, in_turn_of: str) -> None:
-    """Kill a replica of each when somebody has the turn; returns when they serve again."""
+    """Kill a replica of each service while a turn is held; return when they serve again."""
 
     def pids(name: str) -> list[int]:
         status = job.status()
@@ -54,7 +54,7 @@ def kill(job: Job, *services: str, in_turn_of: str) -> None:
             for pid in replica.pids
         ]
 
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     victims, owners = [pids(service)[:1] for service in services], pids(in_turn_of)
     while not (all(victims) and set(owners) & set(holders(job))):
         assert time.monotonic() < deadline, job.output()[-3000:]
@@ -69,7 +69,7 @@ def kill(job: Job, *services: str, in_turn_of: str) -> None:
 
 
 def ended(job: Job) -> EndState:
-    assert job.wait(WAIT_S) == 0, job.output()[-3000:]
+    assert job.wait(WAIT_TIMEOUT_S) == 0, job.output()[-3000:]
     assert job.find_leftovers() == []
     return EndState(
         metrics=[(row["loss/total"], row["reward/mean"]) for row in job.rows("metrics.jsonl")],
@@ -80,10 +80,10 @@ def ended(job: Job) -> EndState:
     )
 
 
-def test_colocated_run_is_the_run_of_who_is_not_to_the_bit_and_killed_ones_too(tmp_path: Path) -> None:
+def test_colocated_run_equals_the_separate_one_bit_by_bit_even_after_kills(tmp_path: Path) -> None:
     apart = run_undisturbed(ROOT, tmp_path / "apart", ITERATIONS, *WORDS, "deterministic=true")
-    words = (*COLOCATED, "deterministic=true", f"trainer.iterations={ITERATIONS}")
-    job = Job(ROOT, tmp_path / "killed", *words)
+    arguments = (*COLOCATED, "deterministic=true", f"trainer.iterations={ITERATIONS}")
+    job = Job(ROOT, tmp_path / "killed", *arguments)
     try:
         wait_for_iteration(job, 2)
         kill(job, "policy", in_turn_of="trainer")
@@ -100,7 +100,7 @@ def test_colocated_run_is_the_run_of_who_is_not_to_the_bit_and_killed_ones_too(t
     assert [loss for loss, _ in killed.metrics] == [row[0] for row in apart.metrics]
 
 
-def test_rollouts_under_way_at_the_turn_are_neither_lost_nor_trained_twice(tmp_path: Path) -> None:
+def test_rollouts_running_at_the_switch_are_neither_lost_nor_trained_twice(tmp_path: Path) -> None:
     more = (
         *("rollout.max_staleness=1", "rollout.weight_update=continue", f"trainer.iterations={ITERATIONS}"),
         "generator.engine=vllm_async",  # in a process of its own, as on a GPU
@@ -119,17 +119,22 @@ def test_rollouts_under_way_at_the_turn_are_neither_lost_nor_trained_twice(tmp_p
     assert sum(row["rollout/staleness/1"] for row in rows if "rollout/staleness/1" in row) > 0
 
 
-def test_one_turn_at_a_time(tmp_path: Path) -> None:
-    """With two ranks and two generators: each GPU's turn is one process's."""
-    words = (*WORDS[:-1], "monarch.colocate=true", "monarch.roles.trainer={procs: 2}", "trainer.iterations=6")
-    job = Job(ROOT, tmp_path / "run", *words)
-    seen: list[dict[int, int]] = []
+def test_trainer_and_generator_never_hold_the_gpu_together(tmp_path: Path) -> None:
+    """With two ranks and two generators, one process at a time holds each GPU."""
+    arguments = (
+        *WORDS[:-1],
+        "monarch.colocate=true",
+        "monarch.roles.trainer={procs: 2}",
+        "trainer.iterations=6",
+    )
+    job = Job(ROOT, tmp_path / "run", *arguments)
+    samples: list[dict[int, int]] = []
     try:
         wait_for_iteration(job, 1)
         while job.process.poll() is None:
-            seen.append(holders(job))
+            samples.append(holders(job))
             time.sleep(0.02)
         ended(job)
     finally:
         job.close()
-    assert max(sum(one.values()) for one in seen) == 2
+    assert max(sum(one.values()) for one in samples) == 2

@@ -1,4 +1,4 @@
-"""Whoever gives up when, and whatever breaks: a reply answers its own request, a slot is held for a lease at most."""
+"""Random cancellations and broken connections: replies match their requests, slots last no longer than a lease."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from openenv_core.protocol.batch import decode_frame
 from servers import create_app
 
 LEASE_S = 1.0
-FOREVER_S = 20.0
+LONG_TIMEOUT_S = 20.0
 GIVEN_UP = (RequestTimeoutError, ConnectionLostError, EpisodeLostError)  # a busy machine may miss a lease
 
 Asking: TypeAlias = list[tuple[float, int, str | None]]
@@ -30,7 +30,7 @@ Asking: TypeAlias = list[tuple[float, int, str | None]]
 
 ASKING = st.lists(
     st.tuples(
-        st.sampled_from([0.0, 0.002, 0.005, FOREVER_S]),
+        st.sampled_from([0.0, 0.002, 0.005, LONG_TIMEOUT_S]),
         st.integers(0, 4),
         st.sampled_from([None, None, None, "cut", "half_close"]),
     ),
@@ -40,7 +40,7 @@ ASKING = st.lists(
 
 
 class Echo(Counter):
-    """Says what it is told, after as many milliseconds as the last digit says."""
+    """Echoes the amount after as many milliseconds as its last digit."""
 
     DETERMINISTIC = False
 
@@ -62,30 +62,30 @@ async def play(tasks: list[Asking], timeout_s: float, end: str) -> None:
         async def step(task: int, amount: int) -> int:
             if task < 2:  # these share one session, the others have one each
                 return (await client.step(Add(amount=amount))).observation.total
-            (told,) = await vector.ask("step", members=[task - 2], actions=[{"amount": amount}])
-            if "rows" not in told.fields:
+            (reply,) = await vector.ask("step", members=[task - 2], actions=[{"amount": amount}])
+            if "rows" not in reply.fields:
                 raise TimeoutError  # its own former request is under way
-            return int(told.fields["rows"][0]["total"])
+            return int(reply.fields["rows"][0]["total"])
 
         async def ask(task: int, asking: Asking) -> None:
-            for number, (patience_s, takes, fault) in enumerate(asking, 1):
+            for number, (step_timeout_s, takes, fault) in enumerate(asking, 1):
                 if fault is not None:
                     getattr(proxy, fault)()
                 amount = 1000 * (task + 1) + 20 * number + takes
                 with suppress(TimeoutError, *GIVEN_UP):
-                    async with asyncio.timeout(patience_s):
+                    async with asyncio.timeout(step_timeout_s):
                         assert await step(task, amount) == amount
 
-        asked = [asyncio.create_task(ask(*one)) for one in enumerate(tasks)]
+        calls = [asyncio.create_task(ask(*one)) for one in enumerate(tasks)]
         if end == "answered":
-            await asyncio.gather(*asked)
+            await asyncio.gather(*calls)
             with suppress(*GIVEN_UP):
                 assert await step(0, 7) == 7
         else:  # as Ctrl-C does, at any moment
-            await asyncio.wait(asked[:1])
-            for one in asked:
+            await asyncio.wait(calls[:1])
+            for one in calls:
                 one.cancel()
-            for outcome in await asyncio.gather(*asked, return_exceptions=True):
+            for outcome in await asyncio.gather(*calls, return_exceptions=True):
                 assert outcome is None or isinstance(outcome, asyncio.CancelledError)
         await vector.close()
         if end != "vanish":
@@ -110,10 +110,10 @@ async def play(tasks: list[Asking], timeout_s: float, end: str) -> None:
 )
 @given(
     tasks=st.lists(ASKING, min_size=4, max_size=4),
-    timeout_s=st.sampled_from([0.003, FOREVER_S]),
+    timeout_s=st.sampled_from([0.003, LONG_TIMEOUT_S]),
     end=st.sampled_from(["answered", "interrupted", "vanish"]),
 )
-def test_a_reply_answers_its_own_request_and_a_slot_outlives_no_lease(
+def test_each_reply_answers_its_own_request_and_no_slot_outlives_its_lease(
     tasks: list[Asking], timeout_s: float, end: str
 ) -> None:
     asyncio.run(play(tasks, timeout_s, end))
@@ -124,7 +124,7 @@ OVERLAP = -1
 
 
 class Recorded(Counter):
-    """Answers with the number that it is told, in a thread; every session notes what it was told in one list."""
+    """Echoes the amount from a thread; each session records its amounts in a list."""
 
     BLOCKING, DETERMINISTIC = True, False
     steps: ClassVar[list[list[int]]] = []
@@ -152,7 +152,7 @@ class Recorded(Counter):
 
 
 class RecordedLater(Recorded):
-    """A plain method in a thread, which returns what is to be awaited on the loop."""
+    """A plain method in a thread that returns an awaitable for the event loop."""
 
     def step(self, action: Add) -> Any:
         self.begin()
@@ -165,7 +165,7 @@ class RecordedLater(Recorded):
 
 
 class RecordedOnLoop(RecordedLater):
-    """Promises never to wait, and waits now and then."""
+    """Declared as non-blocking, and sometimes returns an awaitable."""
 
     BLOCKING = False
 
@@ -197,7 +197,7 @@ MOVES = st.lists(
 
 
 async def ask_at_random(env: type[Recorded], moves: list[tuple[str, int, int, float]]) -> None:
-    """Ask two sessions of one connection without waiting for replies."""
+    """Send requests to two sessions of one connection without waiting for replies."""
     env.steps.clear()
     frames: dict[int, dict[str, Any]] = {}
     sent: dict[int, tuple[int, int]] = {}  # which session was asked, and what it was told
@@ -248,7 +248,7 @@ async def ask_at_random(env: type[Recorded], moves: list[tuple[str, int, int, fl
 
 
 def answered(frame: dict[str, Any], total: int) -> bool:
-    """Whether a frame says that a step was taken; it is refused otherwise, and names no other step."""
+    """Whether a frame reports an executed step; otherwise it must be a refusal."""
     if frame.get("type") == "observation":
         assert frame["data"]["observation"]["total"] == total
         return True
@@ -261,7 +261,7 @@ def answered(frame: dict[str, Any], total: int) -> bool:
 @pytest.mark.slow
 @settings(max_examples=2 * EXAMPLES, derandomize=not LONG, deadline=None, phases=[Phase.generate])
 @given(env=st.sampled_from([Recorded, RecordedLater, RecordedOnLoop, RecordedInline]), moves=MOVES)
-def test_requests_of_a_session_are_taken_in_their_order_once_or_refused(
+def test_requests_of_a_session_run_once_in_order_or_are_refused(
     env: type[Recorded], moves: list[tuple[str, int, int, float]]
 ) -> None:
     asyncio.run(ask_at_random(env, moves))

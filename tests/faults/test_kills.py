@@ -1,4 +1,4 @@
-"""Runs whose processes are killed: they go on, with every group trained once, and leave nothing over."""
+"""Training runs whose processes are killed: they resume, train every group once, and leave nothing behind."""
 
 import signal
 from pathlib import Path
@@ -22,7 +22,7 @@ SMALLER = ("rollout.batch_size=128", "env.sessions=32", "evaluation.episodes=16"
 
 
 @pytest.mark.parametrize("max_staleness", [1])
-def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
+def test_each_kind_of_process_survives_a_kill(tmp_path: Path, max_staleness: int) -> None:
     job = Job(
         ROOT,
         tmp_path / "run",
@@ -58,25 +58,25 @@ def test_one_of_each_is_killed(tmp_path: Path, max_staleness: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2])
-def test_deterministic_run_comes_back_to_the_same_bits(tmp_path: Path, ranks: int) -> None:
-    words = (
+def test_deterministic_run_resumes_to_the_same_bits(tmp_path: Path, ranks: int) -> None:
+    arguments = (
         *SMALLER,
         "deterministic=true",
         f"monarch.roles.trainer.procs={ranks}",
         "monarch.roles.policy.replicas=1",
     )
     iterations = 6 * CHECKPOINT_INTERVAL
-    calm = run_undisturbed(ROOT, tmp_path / "calm", iterations, *words)
-    back = run_killed(ROOT, tmp_path / "killed", iterations, ranks, *words)
+    calm = run_undisturbed(ROOT, tmp_path / "calm", iterations, *arguments)
+    back = run_killed(ROOT, tmp_path / "killed", iterations, ranks, *arguments)
     assert len(calm.metrics) == iterations
     assert back.metrics == calm.metrics
     assert back.weights == calm.weights
     assert back.trained == calm.trained
 
 
-def test_asynchronous_run_comes_back_without_training_a_group_twice(tmp_path: Path) -> None:
-    words = (*SMALLER, "rollout.max_staleness=2", "monarch.roles.policy.replicas=1")
-    back = run_killed(ROOT, tmp_path / "killed", 6 * CHECKPOINT_INTERVAL, 5, *words)
+def test_asynchronous_run_resumes_without_training_a_group_twice(tmp_path: Path) -> None:
+    arguments = (*SMALLER, "rollout.max_staleness=2", "monarch.roles.policy.replicas=1")
+    back = run_killed(ROOT, tmp_path / "killed", 6 * CHECKPOINT_INTERVAL, 5, *arguments)
     assert len(back.metrics) == 6 * CHECKPOINT_INTERVAL
     assert len(set(back.trained)) == len(back.trained) == 6 * CHECKPOINT_INTERVAL * 128 // 4
     # What was under way or finished when the checkpoint was written is not lost: trained, or given up for a reason.

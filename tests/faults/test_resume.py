@@ -1,4 +1,4 @@
-"""Connections that break: sessions go on over another, and no step is lost or taken twice."""
+"""Broken connections: sessions continue over another, and no step is lost or repeated."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from counter import Add, Count, Counter, SlowBlocking
 from counter_client import CounterEnv
 from faulty_proxy import FaultyProxy, faulty_proxy
 from serving import eventually, serving, socket_to
-from v1_frames import held_frames  # noqa: F401 - a fixture
+from v1_frames import validated_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
@@ -25,11 +25,11 @@ from servers import create_app
 from servers.app import EnvironmentApp
 from servers.routes import link as server_link
 
-pytestmark = pytest.mark.usefixtures("held_frames")
+pytestmark = pytest.mark.usefixtures("validated_frames")
 
 
 class Tally(Counter):
-    """Counts without an end; what it says tells how often it was asked. Nothing of it is played again elsewhere."""
+    """Counts without a limit and returns the number of steps; declared nondeterministic, so nothing is replayed."""
 
     DETERMINISTIC = False
 
@@ -44,7 +44,7 @@ class BlockingTally(Tally):
 
 
 class Patient(SlowBlocking):
-    """Hangs at 99."""
+    """Hangs at the amount 99."""
 
     entries = 0
 
@@ -61,15 +61,15 @@ def app_of(env: type[Counter], cap: int = 4) -> EnvironmentApp:
 
 @pytest.mark.parametrize("env", [Tally, BlockingTally])
 @pytest.mark.parametrize("how", ["cut", "half_close"])
-async def test_a_session_outlives_its_connection(env: type[Counter], how: str) -> None:
+async def test_session_outlives_its_connection(env: type[Counter], how: str) -> None:
     app = app_of(env)
     async with serving(app) as address, faulty_proxy(address) as proxy:
         async with CounterEnv(proxy.url) as client:
             await client.reset(seed=5)
             for number in range(1, 4):
                 getattr(proxy, how)()
-                seen = (await client.step(Add(amount=1))).observation
-                assert (seen.total, seen.extra) == (5 + number, number)
+                observation = (await client.step(Add(amount=1))).observation
+                assert (observation.total, observation.extra) == (5 + number, number)
             assert proxy.connections > 1
             assert app.sessions.active == 1
             (link,) = app._ensure_built().links._links.values()
@@ -78,7 +78,7 @@ async def test_a_session_outlives_its_connection(env: type[Counter], how: str) -
 
 
 @pytest.mark.parametrize("ends", ["before it is resumed", "afterwards"])
-async def test_a_step_that_was_executed_is_answered_and_not_executed_again(ends: str) -> None:
+async def test_executed_step_is_answered_after_a_break_and_not_repeated(ends: str) -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with (
@@ -100,11 +100,11 @@ async def test_a_step_that_was_executed_is_answered_and_not_executed_again(ends:
         assert proxy.connections == 2
 
 
-def unsent(conversation: Any) -> bool:
+def has_unsent_calls(conversation: Any) -> bool:
     return any(not call.sent for call in conversation._pending.values())
 
 
-async def test_what_waits_for_room_when_the_connection_breaks_leaves_over_the_next() -> None:
+async def test_request_waiting_for_buffer_space_is_sent_over_the_next_connection() -> None:
     async with (
         serving(app_of(Tally)) as address,
         faulty_proxy(address) as proxy,
@@ -114,7 +114,7 @@ async def test_what_waits_for_room_when_the_connection_breaks_leaves_over_the_ne
         assert client._conversation is not None
         client._conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
-        await eventually(lambda: unsent(client._conversation))
+        await eventually(lambda: has_unsent_calls(client._conversation))
         proxy.cut()
         assert (await asyncio.wait_for(step, 20)).observation.extra == 1
         client._conversation.carrier.write_paused = True
@@ -124,13 +124,13 @@ async def test_what_waits_for_room_when_the_connection_breaks_leaves_over_the_ne
         assert (await asyncio.wait_for(client.step(Add(amount=1)), 20)).observation.extra == 2
 
 
-async def test_what_waits_for_room_and_is_given_up_never_leaves() -> None:
+async def test_cancelled_request_waiting_for_buffer_space_is_never_sent() -> None:
     async with serving(app_of(Tally)) as address, CounterEnv(f"http://{address}") as client:
         await client.reset()
         conversation: Any = client._conversation
         conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
-        await eventually(lambda: unsent(conversation))
+        await eventually(lambda: has_unsent_calls(conversation))
         step.cancel()
         await asyncio.wait([step])
         assert not conversation._pending
@@ -138,7 +138,7 @@ async def test_what_waits_for_room_and_is_given_up_never_leaves() -> None:
         assert (await client.step(Add(amount=1))).observation.extra == 1
 
 
-async def test_a_connection_that_nobody_knows_to_be_dead_is_replaced() -> None:
+async def test_half_open_connection_is_replaced() -> None:
     options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 1.5}
     app = app_of(Tally)
     async with (
@@ -161,7 +161,7 @@ THINKS = [
 
 
 @pytest.mark.parametrize("think_s", THINKS)
-async def test_a_policy_that_thinks_keeps_its_session_and_a_half_open_one_is_found(think_s: int) -> None:
+async def test_idle_client_keeps_its_session_and_a_half_open_one_is_detected(think_s: int) -> None:
     app = app_of(Tally)
     pings = {} if think_s else {"ws_ping_interval": 0.05, "ws_ping_timeout": 2.0}
     often = {} if think_s else {"websocket_ping_interval_s": 0.05, "lease_s": 0.2}
@@ -171,9 +171,9 @@ async def test_a_policy_that_thinks_keeps_its_session_and_a_half_open_one_is_fou
         CounterEnv(proxy.url, **often) as client,
     ):
         await client.reset()
-        said = proxy.passed
+        passed_before = proxy.passed
         await asyncio.sleep(think_s)
-        await eventually(lambda: proxy.passed > said + 20)  # both ask, and both answer
+        await eventually(lambda: proxy.passed > passed_before + 20)  # both ask, and both answer
         assert (await client.step(Add(amount=1))).observation.extra == 1
         assert proxy.connections == 1
         if not think_s:
@@ -181,7 +181,7 @@ async def test_a_policy_that_thinks_keeps_its_session_and_a_half_open_one_is_fou
             await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_lease_that_is_over_gives_its_slots_back_and_is_told() -> None:
+async def test_expired_lease_frees_its_slots_and_is_reported() -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy:
         async with CounterEnv(proxy.url, lease_s=0.1) as client:
@@ -204,7 +204,7 @@ async def test_a_lease_that_is_over_gives_its_slots_back_and_is_told() -> None:
 
 
 @pytest.mark.parametrize("stops", ["drained", "gone"])
-async def test_a_server_that_stops_or_is_gone_is_not_waited_for(stops: str) -> None:
+async def test_stopping_or_missing_server_is_not_waited_for(stops: str) -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy:
         client = CounterEnv(f"http://{address}" if stops == "drained" else [proxy.url, proxy.url])
@@ -219,7 +219,7 @@ async def test_a_server_that_stops_or_is_gone_is_not_waited_for(stops: str) -> N
         await client.close()
 
 
-async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_restarting_ingress_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversing, "MAX_REFUSED_CONNECTS", 1)
     async with (
         serving(app_of(Tally)) as address,
@@ -229,11 +229,11 @@ async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytes
         await client.reset()
         connect, attempts = conversing.open_socket, []
 
-        async def counted(url: str, options: Any) -> Any:
+        async def counted_open(url: str, options: Any) -> Any:
             attempts.append(url)
             return await connect(url, options)
 
-        monkeypatch.setattr(conversing, "open_socket", counted)
+        monkeypatch.setattr(conversing, "open_socket", counted_open)
         proxy.stop()
         await eventually(lambda: len(attempts) > 1)
         async with await asyncio.start_server(proxy.serve, "127.0.0.1", proxy.port):
@@ -241,14 +241,14 @@ async def test_an_ingress_that_is_started_again_is_waited_for(monkeypatch: pytes
             await client.close()
 
 
-async def test_a_lease_is_no_longer_than_a_server_allows() -> None:
+async def test_lease_is_limited_by_the_server() -> None:
     options: Any = {"subprotocols": ["ropewalk.v1"]}
     async with serving(app_of(Tally)) as address, socket_to(address, **options) as connection:
-        told = await ask(connection, id=1, op="open", lease_s=1e9)
-        assert told["lease_s"] == server_link.MAX_LEASE_S
+        reply = await ask(connection, id=1, op="open", lease_s=1e9)
+        assert reply["lease_s"] == server_link.MAX_LEASE_S
 
 
-async def test_a_lease_that_is_over_resumes_nobody() -> None:
+async def test_expired_lease_cannot_be_resumed() -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy, CounterEnv(proxy.url) as client:
         await client.reset()
@@ -257,7 +257,7 @@ async def test_a_lease_that_is_over_resumes_nobody() -> None:
         assert not app._ensure_built().links._links
 
 
-async def test_a_client_that_has_no_sessions_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_link_without_sessions_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     app = app_of(Tally)
     monkeypatch.setattr(server_link, "OPEN_TIMEOUT_S", 0.1)
     v1 = Subprotocol("ropewalk.v1")
@@ -272,7 +272,7 @@ async def test_a_client_that_has_no_sessions_is_not_kept(monkeypatch: pytest.Mon
         await eventually(lambda: not app._ensure_built().links._links)
 
 
-async def test_a_vector_is_resumed_with_all_that_is_under_way() -> None:
+async def test_vector_is_resumed_with_its_running_requests() -> None:
     env = Patient.fresh()
     app = app_of(env)
     async with (
@@ -287,8 +287,8 @@ async def test_a_vector_is_resumed_with_all_that_is_under_way() -> None:
         await asyncio.to_thread(env.entered.wait, 20)
         proxy.cut()
         env.release.set()
-        told = await vector.recv()
-        assert (told.fields["members"], told.last) == ([1], True)
+        reply = await vector.recv()
+        assert (reply.fields["members"], reply.last) == ([1], True)
         for _ in range(3):  # of which always one is unread
             await vector.send("state", members=[0])
         for _ in range(10):
@@ -297,8 +297,8 @@ async def test_a_vector_is_resumed_with_all_that_is_under_way() -> None:
         await eventually(lambda: not vector._outstanding)
         for _ in range(3):
             await vector.recv()
-        (told,) = await vector.ask("state")
-        assert [row["step_count"] for row in told.fields["rows"]] == [1, 0, 0]
+        (reply,) = await vector.ask("state")
+        assert [row["step_count"] for row in reply.fields["rows"]] == [1, 0, 0]
         await vector.close()
         await eventually(lambda: app.sessions.active == 1)  # the client's own
 
@@ -308,52 +308,52 @@ async def ask(connection: ClientConnection, **fields: Any) -> Any:
     return json.loads(await asyncio.wait_for(connection.recv(), 20))
 
 
-async def test_only_who_knows_the_secret_and_owns_the_session_resumes_it() -> None:
+async def test_resuming_needs_the_secret_and_the_owning_token() -> None:
     app = app_of(Tally)
     app.configure(replace(app.settings, tokens=("one-token-of-good-length", "another-token-of-such")))
     mine, other = ({"Authorization": f"Bearer {token}"} for token in app.settings.tokens)
     options: Any = {"subprotocols": ["ropewalk.v1"]}
     async with serving(app) as address:
         async with socket_to(address, additional_headers=mine, **options) as first:
-            told = await ask(first, id=1, op="open", lease_s=20)
-            assert (told["members"], told["lease_s"]) == ([0], 20)
+            reply = await ask(first, id=1, op="open", lease_s=20)
+            assert (reply["members"], reply["lease_s"]) == ([0], 20)
             await ask(first, id=2, type="reset", data={"seed": 4}, read=1)
             first.transport.abort()
-        known = {"session": told["session"], "secret": told["secret"]}
+        known = {"session": reply["session"], "secret": reply["secret"]}
         refusals = []
-        for headers, said in (
+        for headers, change in (
             (other, {}),
             (mine, {"secret": "guessed"}),
-            (mine, {"secret": told["secret"][:-1]}),
+            (mine, {"secret": reply["secret"][:-1]}),
             (mine, {"session": "guessed"}),
             (mine, {"read": 0}),  # which the server has been told to forget
             (mine, {"read": 3}),
         ):
             async with socket_to(address, additional_headers=headers, **options) as second:
-                asked = {"read": 1, **known, **said}
-                refusals.append((await ask(second, id=0, op="resume", **asked))["error"])
+                resume_fields = {"read": 1, **known, **change}
+                refusals.append((await ask(second, id=0, op="resume", **resume_fields))["error"])
         assert [refusal["code"] for refusal in refusals] == ["SESSION_ERROR"] * 6
         assert len({refusal["message"] for refusal in refusals}) == 1
         async with socket_to(address, additional_headers=mine, **options) as third:
-            told = await ask(third, id=0, op="resume", read=1, **known)
-            assert (told["taken"], told["last"]) == (2, True)
+            reply = await ask(third, id=0, op="resume", read=1, **known)
+            assert (reply["taken"], reply["last"]) == (2, True)
             assert json.loads(await third.recv())["data"]["observation"]["total"] == 4
             assert (await ask(third, id=2, type="state"))["error"]["code"] == "VALIDATION_ERROR"  # ids rise
             assert (await ask(third, id=3, type="state", read=2))["data"]["total"] == 4
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_what_waits_for_its_turn_when_the_connection_breaks_is_answered_over_the_next() -> None:
+async def test_queued_request_is_answered_over_the_next_connection() -> None:
     app = app_of(Tally)
     async with serving(app) as address:
         standing = await app.sessions.open("", "own")
         async with socket_to(address, "?session_id=own", subprotocols=[Subprotocol("ropewalk.v1")]) as first:
-            told = await ask(first, id=1, op="open", lease_s=20)
+            opened_reply = await ask(first, id=1, op="open", lease_s=20)
             await standing._acquire()  # as a caller over HTTP
             await first.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             (link,) = app._ensure_built().links._links.values()
             await eventually(lambda: link.last_id == 2)
-            known = {"session": told["session"], "secret": told["secret"], "read": 1}
+            known = {"session": opened_reply["session"], "secret": opened_reply["secret"], "read": 1}
             async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as second:
                 assert (await ask(second, id=0, op="resume", **known))["taken"] == 2
                 standing._release_lock()
@@ -433,7 +433,7 @@ async def test_close_that_the_server_has_not_read_when_it_writes_to_a_reset_conn
 
 
 @pytest.mark.parametrize("subprotocol", ["ropewalk.v1", None])
-async def test_a_client_that_dies_keeps_nobody_out_of_a_session_that_stands(subprotocol: Any) -> None:
+async def test_dead_client_does_not_block_its_standing_session(subprotocol: Any) -> None:
     app = app_of(Tally)
     async with serving(app) as address:
         session = await app.sessions.open("", "own")
@@ -448,12 +448,14 @@ async def test_a_client_that_dies_keeps_nobody_out_of_a_session_that_stands(subp
         async with socket_to(address, "?session_id=own", subprotocols=offered) as second:
             if subprotocol:
                 assert (await ask(second, id=1, op="open"))["members"] == [0]
-            seen = (await ask(second, **({"id": 2} if subprotocol else {}), **step))["data"]["observation"]
-            assert seen["total"] == 2
+            observation = (await ask(second, **({"id": 2} if subprotocol else {}), **step))["data"][
+                "observation"
+            ]
+            assert observation["total"] == 2
             assert session.attached
             async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as third:
-                said = {"session": known["session"], "secret": known["secret"], "read": 1}
-                assert "error" in await ask(third, id=0, op="resume", **said)
+                resume_fields = {"session": known["session"], "secret": known["secret"], "read": 1}
+                assert "error" in await ask(third, id=0, op="resume", **resume_fields)
 
 
 async def test_session_that_stands_is_closed_although_its_broken_socket_may_come_back() -> None:
@@ -470,7 +472,7 @@ async def test_session_that_stands_is_closed_although_its_broken_socket_may_come
         assert (app.sessions.active, link.closed) == (0, True)
 
 
-async def test_what_has_not_begun_by_its_deadline_or_is_cancelled_is_not_executed() -> None:
+async def test_late_or_cancelled_request_is_not_executed() -> None:
     env = Patient.fresh()
     app = app_of(env)
     async with (
@@ -484,18 +486,18 @@ async def test_what_has_not_begun_by_its_deadline_or_is_cancelled_is_not_execute
         late = await ask(connection, id=3, **step, deadline_s=0.01)
         assert (late["id"], late["type"], late["data"]["code"]) == (3, "error", "NOT_EXECUTED")
         await connection.send(json.dumps({"id": 4, **step}))
-        told = [await ask(connection, id=5, op="cancel", request=4), json.loads(await connection.recv())]
-        assert sorted(one["id"] for one in told) == [4, 5]
-        assert "cancelled" in next(one for one in told if one["id"] == 4)["data"]["message"]
+        replies = [await ask(connection, id=5, op="cancel", request=4), json.loads(await connection.recv())]
+        assert sorted(one["id"] for one in replies) == [4, 5]
+        assert "cancelled" in next(one for one in replies if one["id"] == 4)["data"]["message"]
         await connection.send(json.dumps({"id": 6, "op": "cancel", "request": 2}))  # which has begun
         assert json.loads(await connection.recv()) == {"id": 6, "last": True}
         env.release.set()
-        told = [json.loads(await connection.recv())]
-        assert (told[0]["id"], told[0]["type"]) == (2, "observation")
+        replies = [json.loads(await connection.recv())]
+        assert (replies[0]["id"], replies[0]["type"]) == (2, "observation")
 
 
 @pytest.mark.slow
-async def test_a_request_that_nobody_waits_for_is_not_begun_and_shifts_no_reply() -> None:
+async def test_timed_out_request_is_not_executed_and_keeps_the_order() -> None:
     env = Patient.fresh()
     app = app_of(env)
     async with serving(app) as address, CounterEnv(f"http://{address}", message_timeout_s=1.0) as client:
@@ -511,13 +513,13 @@ async def test_a_request_that_nobody_waits_for_is_not_begun_and_shifts_no_reply(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_an_open_that_is_answered_late_counts(fails: bool) -> None:
-    made, failing = threading.Event(), [fails]
+async def test_late_answer_to_an_open_still_counts(fails: bool) -> None:
+    release, failing = threading.Event(), [fails]
 
     class SlowToMake(BlockingTally):
         def __init__(self) -> None:
             super().__init__()
-            made.wait(20)
+            release.wait(20)
             if failing and failing.pop():
                 raise RuntimeError("no table is free")
 
@@ -527,7 +529,7 @@ async def test_an_open_that_is_answered_late_counts(fails: bool) -> None:
             with pytest.raises(RequestTimeoutError):
                 await client.reset()
             client._timeout_s = client._conversation._timeout_s = 20  # type: ignore[union-attr]
-            made.set()
+            release.set()
             if fails:
                 with pytest.raises(FactoryError, match="no table is free"):
                     await client.reset()
@@ -537,7 +539,7 @@ async def test_an_open_that_is_answered_late_counts(fails: bool) -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_who_is_cancelled_is_so_however_many_requests_wait() -> None:
+async def test_cancellation_works_with_any_number_of_pending_requests() -> None:
     env = Patient.fresh()
     async with serving(app_of(env)) as address, CounterEnv(f"http://{address}") as client:
         vector = await client.vector(1)
@@ -570,8 +572,8 @@ async def play(proxy: FaultyProxy, rng: random.Random, breaks: int) -> None:
         number = 0
         while proxy.connections < breaks:
             number += 1
-            seen = (await client.step(Add(amount=2 * number))).observation
-            assert (seen.extra, seen.total) == (number, number * (number + 1))
+            observation = (await client.step(Add(amount=2 * number))).observation
+            assert (observation.extra, observation.total) == (number, number * (number + 1))
 
 
 BREAKS = [
@@ -584,7 +586,7 @@ BREAKS = [
 
 
 @pytest.mark.parametrize(("env", "breaks"), BREAKS)
-async def test_no_step_is_lost_and_none_is_taken_twice_wherever_a_connection_breaks(
+async def test_no_step_is_lost_or_repeated_wherever_a_connection_breaks(
     env: type[Counter], breaks: int
 ) -> None:
     app = app_of(env)

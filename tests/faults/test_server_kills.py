@@ -1,4 +1,4 @@
-"""Servers that are killed under episodes: they go on elsewhere, or are known to be lost. Real processes."""
+"""Servers killed during episodes: the episodes continue elsewhere or are reported as lost. Real processes."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ HUNDRED = pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(900)])
 
 @dataclass
 class Played:
-    """What came of the hands, over all clients."""
+    """The outcomes of the episodes of all clients."""
 
     hands: int = 0
     moved: int = 0
@@ -38,33 +38,33 @@ def move(observation: Any, source: random.Random) -> BlackjackAction:
 
 def run_undisturbed(seed: int) -> list[Any]:
     game, source = BlackjackEnvironment(), random.Random(seed)
-    seen = [game.reset(seed=seed)]
-    while not seen[-1].done:
-        seen.append(game.step(move(seen[-1], source)))
-    return seen
+    observations = [game.reset(seed=seed)]
+    while not observations[-1].done:
+        observations.append(game.step(move(observations[-1], source)))
+    return observations
 
 
-async def play(number: int, urls: list[str], transport: str, played: Played, over: asyncio.Event) -> None:
-    """Play hand after hand; each comes to what it comes to without a kill, or is told to be lost."""
+async def play(number: int, urls: list[str], transport: str, played: Played, finished: asyncio.Event) -> None:
+    """Play episodes; each ends as without a kill, or is reported as lost."""
     env = BlackjackEnv(urls, transport=transport)
     seed = number
     async with env:
-        while not over.is_set():
+        while not finished.is_set():
             seed += CLIENTS
             source = random.Random(seed)
             try:
-                seen = [(await env.reset(seed=seed)).observation]
+                observations = [(await env.reset(seed=seed)).observation]
             except ConnectionLostError:  # no episode had begun
                 played.refused += 1
                 continue
             begun_at = played.playing[number] = str(env.base_url)
             played.changed.set()
             try:
-                while not seen[-1].done:
+                while not observations[-1].done:
                     await asyncio.sleep(random.random() * 0.02)  # the policy thinks
-                    seen.append((await env.step(move(seen[-1], source))).observation)
-                assert (await env.state()).step_count == len(seen) - 1
-                assert seen == run_undisturbed(seed)
+                    observations.append((await env.step(move(observations[-1], source))).observation)
+                assert (await env.state()).step_count == len(observations) - 1
+                assert observations == run_undisturbed(seed)
             except EpisodeLostError:
                 played.lost += 1
             played.moved += env.base_url != begun_at
@@ -73,7 +73,7 @@ async def play(number: int, urls: list[str], transport: str, played: Played, ove
 
 
 async def kill(servers: ForkedServers, kills: int, played: Played) -> None:
-    """Kill a server that a hand is played on, and start it again; the other one serves meanwhile."""
+    """Kill a server during an episode, and restart it; the other one serves meanwhile."""
 
     async def until(hands: int) -> None:
         async with asyncio.timeout(HANDS_TIMEOUT_S):
@@ -90,19 +90,19 @@ async def kill(servers: ForkedServers, kills: int, played: Played) -> None:
 
 
 async def run(kills: int, transport: str, *, deterministic: bool) -> Played:
-    played, over = Played(), asyncio.Event()
+    played, finished = Played(), asyncio.Event()
     with forked_servers(2, deterministic=deterministic) as servers:
         async with asyncio.TaskGroup() as group:
             for number in range(CLIENTS):
-                group.create_task(play(number, servers.urls, transport, played, over))
+                group.create_task(play(number, servers.urls, transport, played, finished))
             await kill(servers, kills, played)
-            over.set()
+            finished.set()
     return played
 
 
 @pytest.mark.parametrize("transport", ["websocket", pytest.param("http", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("kills", [pytest.param(10, marks=SLOW), HUNDRED])
-async def test_every_hand_goes_on_as_the_undisturbed_one(kills: int, transport: str) -> None:
+async def test_every_episode_continues_like_the_undisturbed_one(kills: int, transport: str) -> None:
     played = await run(kills, transport, deterministic=True)
     assert (played.lost, played.refused) == (0, 0)
     # How many is a matter of chance: a hand may have got its last reply when its server dies.
@@ -110,6 +110,6 @@ async def test_every_hand_goes_on_as_the_undisturbed_one(kills: int, transport: 
 
 
 @pytest.mark.parametrize("kills", [pytest.param(3, marks=SLOW), HUNDRED])
-async def test_every_hand_that_cannot_is_told_to_be_lost(kills: int) -> None:
+async def test_every_lost_episode_is_reported(kills: int) -> None:
     played = await run(kills, "websocket", deterministic=False)
     assert played.lost >= kills

@@ -1,4 +1,4 @@
-"""The client against servers that answer anything, at any time: typed errors, no hang, nobody else's reply."""
+"""The client against servers that answer anything at any time: typed errors, no hang, no misassigned reply."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from openenv_core import GenericEnvClient
 from openenv_core.errors import ClientError, ExecutionError, RequestTimeoutError, ValidationFailedError
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 
 # Anything for an answer
@@ -38,7 +38,7 @@ def _value(rng: random.Random) -> Any:
 
 
 def answer(rng: random.Random) -> bytes:
-    """Return the payload of a reply, likely or not."""
+    """Return a random payload of a reply, valid or not."""
     match rng.randrange(6):
         case 0:
             reply: Any = {
@@ -71,7 +71,7 @@ def answer(rng: random.Random) -> bytes:
 
 
 def packet(rng: random.Random) -> bytes:
-    """Return what a server puts on the connection in the place of a reply."""
+    """Return random bytes that a server sends instead of a reply."""
     payload = answer(rng)
     match rng.randrange(10):
         case 0:
@@ -100,7 +100,7 @@ def packet(rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("number", range(2))
-async def test_whatever_a_server_answers_is_a_result_or_a_typed_error(number: int) -> None:
+async def test_any_socket_reply_is_a_result_or_a_typed_error(number: int) -> None:
     rng = dice(number)
 
     async def handler(connection: ServerConnection) -> None:
@@ -111,9 +111,9 @@ async def test_whatever_a_server_answers_is_a_result_or_a_typed_error(number: in
                     connection.transport.abort()
 
     async with (
-        asyncio.timeout(6 * PATIENCE_S),
+        asyncio.timeout(6 * WAIT_TIMEOUT_S),
         scripted(handler) as url,
-        GenericEnvClient(url, message_timeout_s=0.05, connect_timeout_s=PATIENCE_S) as client,
+        GenericEnvClient(url, message_timeout_s=0.05, connect_timeout_s=WAIT_TIMEOUT_S) as client,
     ):
         for _ in range(10 * EXAMPLES):
             ask = rng.choice((client.reset, client.state, lambda: client.step({"a": 1})))
@@ -122,27 +122,29 @@ async def test_whatever_a_server_answers_is_a_result_or_a_typed_error(number: in
 
 
 @pytest.mark.parametrize("number", range(2))
-async def test_whatever_a_plain_http_server_answers_is_a_result_or_a_typed_error(number: int) -> None:
+async def test_any_http_response_is_a_result_or_a_typed_error(number: int) -> None:
     rng = dice(number)
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            whole = True
-            while whole and rng.random() > 0.1:
+            complete = True
+            while complete and rng.random() > 0.1:
                 head = await reader.readuntil(b"\r\n\r\n")
                 if b"content-length:" in head.lower():
                     length = int(head.lower().partition(b"content-length:")[2].split()[0])
                     await reader.readexactly(length)
                 healthy = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", True
-                text, whole = healthy if b"/health" in head else said(rng)
+                text, complete = healthy if b"/health" in head else http_response(rng)
                 writer.write(text)
                 await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, asyncio.timeout(6 * PATIENCE_S):
-        client = GenericEnvClient(url, transport="http", message_timeout_s=0.05, connect_timeout_s=PATIENCE_S)
+    async with server, asyncio.timeout(6 * WAIT_TIMEOUT_S):
+        client = GenericEnvClient(
+            url, transport="http", message_timeout_s=0.05, connect_timeout_s=WAIT_TIMEOUT_S
+        )
         async with client:
             for _ in range(5 * EXAMPLES):
                 ask = rng.choice((client.reset, client.state, lambda: client.step({"a": 1})))
@@ -150,8 +152,8 @@ async def test_whatever_a_plain_http_server_answers_is_a_result_or_a_typed_error
                     await ask()
 
 
-def said(rng: random.Random) -> tuple[bytes, bool]:
-    """Return a response of HTTP, likely or not, and whether it is whole."""
+def http_response(rng: random.Random) -> tuple[bytes, bool]:
+    """Return a random HTTP response, and whether it is complete."""
     if rng.random() < 0.1:
         return rng.randbytes(30), False
     body = answer(rng)
@@ -174,11 +176,11 @@ def said(rng: random.Random) -> tuple[bytes, bool]:
 
 
 class Numbered:
-    """A server that answers in order, late or soon, and says in each reply which request it is for."""
+    """A server that answers in order with random delays and names the request in each reply."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self.asked = 0
+        self.request_count = 0
 
     async def __call__(self, connection: ServerConnection) -> None:
         with suppress(ConnectionClosed):
@@ -186,14 +188,14 @@ class Numbered:
                 request = json.loads(message)
                 if request["type"] == "close":
                     return
-                self.asked += 1
+                self.request_count += 1
                 if self._rng.random() < 0.4:
                     await asyncio.sleep(self._rng.random() * 0.04)
                 await connection.send(self._reply(request))
 
     def _reply(self, request: Any) -> str:
         if request["type"] == "state":
-            return json.dumps({"type": "state", "data": {"number": self.asked}})
+            return json.dumps({"type": "state", "data": {"number": self.request_count}})
         mark = (request.get("data") or {}).get("mark")
         if self._rng.random() < 0.2:
             code = self._rng.choice(("EXECUTION_ERROR", "VALIDATION_ERROR"))
@@ -203,10 +205,10 @@ class Numbered:
 
 
 @pytest.mark.parametrize("number", range(2))
-async def test_no_schedule_of_timeouts_and_cancellations_shifts_a_reply(number: int) -> None:
+async def test_no_schedule_of_timeouts_and_cancellations_misassigns_a_reply(number: int) -> None:
     rng = dice(number)
     server = Numbered(dice(number + 1000))
-    told: list[int] = []
+    matches: list[int] = []
 
     async def caller(client: GenericEnvClient, name: int) -> None:
         for turn in range(6 * EXAMPLES):
@@ -219,31 +221,31 @@ async def test_no_schedule_of_timeouts_and_cancellations_shifts_a_reply(number: 
                     work = client.step({"mark": mark})
                 case _:
                     work = client.state()
-            patience = rng.choice((None, None, rng.random() * 0.03))
+            timeout_s = rng.choice((None, None, rng.random() * 0.03))
             try:
-                result = await asyncio.wait_for(work, patience)
+                result = await asyncio.wait_for(work, timeout_s)
             except (RequestTimeoutError, TimeoutError):
                 continue
             except (ExecutionError, ValidationFailedError) as error:
-                told.append(int(error.message) == mark)
+                matches.append(int(error.message) == mark)
                 continue
             if isinstance(result, dict):
-                told.append(result["number"] <= server.asked)
+                matches.append(result["number"] <= server.request_count)
             else:
-                told.append(result.observation["mark"] == mark)
+                matches.append(result.observation["mark"] == mark)
 
     async with (
-        asyncio.timeout(6 * PATIENCE_S),
+        asyncio.timeout(6 * WAIT_TIMEOUT_S),
         scripted(server) as url,
-        GenericEnvClient(url, message_timeout_s=0.02, connect_timeout_s=PATIENCE_S) as client,
+        GenericEnvClient(url, message_timeout_s=0.02, connect_timeout_s=WAIT_TIMEOUT_S) as client,
     ):
         await asyncio.gather(*(caller(client, name) for name in range(3)))
         assert client.connected
-        assert told
-        assert all(told)
+        assert matches
+        assert all(matches)
         # Once it is quiet the session is in order: the reply is that of the last request.
         state: Any = None
         while state is None:
             with suppress(RequestTimeoutError):
                 state = await client.state()
-        assert state["number"] == server.asked
+        assert state["number"] == server.request_count

@@ -17,7 +17,7 @@ from serve_process import ServeProcess, eventually, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-PATIENCE_S = 30
+WAIT_TIMEOUT_S = 30
 MB = 1 << 20
 
 STATE = {"type": "state"}
@@ -34,7 +34,7 @@ LEAKS = (b"Traceback", b'File \\"', b'File "', b".py", b"site-packages", b"0x7f"
 
 @pytest.fixture(scope="module", params=["fuzz_app:app", "fuzz_app:in_threads"])
 def server(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
-    """A server with room for two: a witness, and whoever misbehaves. A slot that is not given back shuts it."""
+    """A server with two slots: for a witness and a misbehaving client. A leaked slot blocks the tests."""
     with serve("--max-sessions", "2", app=request.param) as running:
         yield running
         assert "Traceback" not in running.output, running.output
@@ -44,20 +44,24 @@ def server(request: pytest.FixtureRequest) -> Iterator[ServeProcess]:
 @contextmanager
 def session(server: ServeProcess, path: str = "/ws") -> Iterator[ClientConnection]:
     with connect(
-        f"ws://{server.address}{path}", compression=None, proxy=None, max_size=None, open_timeout=PATIENCE_S
+        f"ws://{server.address}{path}",
+        compression=None,
+        proxy=None,
+        max_size=None,
+        open_timeout=WAIT_TIMEOUT_S,
     ) as client:
         yield client
 
 
-def said(client: ClientConnection, message: str | bytes) -> bytes:
+def exchange(client: ClientConnection, message: str | bytes) -> bytes:
     client.send(message)
-    reply = client.recv(timeout=PATIENCE_S, decode=False)
+    reply = client.recv(timeout=WAIT_TIMEOUT_S, decode=False)
     assert isinstance(reply, bytes)
     return reply
 
 
 class Witness:
-    """A session of somebody who behaves, and who notices when something else happens to it."""
+    """A well-behaved session that detects any interference."""
 
     def __init__(self, client: ClientConnection) -> None:
         self._client = client
@@ -71,20 +75,20 @@ class Witness:
         assert reply["data"]["observation"]["echo"] == f"turn {self._turn}"
 
     def _ask(self, request: Any) -> Any:
-        return json.loads(said(self._client, json.dumps(request)))
+        return json.loads(exchange(self._client, json.dumps(request)))
 
 
 @pytest.fixture
 def witness(server: ServeProcess) -> Iterator[Witness]:
-    slots_come_back(server)
+    wait_for_a_free_slot(server)
     with session(server) as client:
         yield Witness(client)
 
 
 @contextmanager
-def seated(server: ServeProcess) -> Iterator[RawClient]:
-    """A connection that has a slot: what the tests before have closed is not given back at once."""
-    deadline = time.monotonic() + PATIENCE_S
+def connection_with_slot(server: ServeProcess) -> Iterator[RawClient]:
+    """Yield a connection that has a slot; slots of earlier tests may take a moment to come back."""
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while True:
         with RawClient(server.port) as client:
             assert client.send(frame(json.dumps(STATE).encode()))
@@ -96,20 +100,20 @@ def seated(server: ServeProcess) -> Iterator[RawClient]:
             assert time.monotonic() < deadline, first
 
 
-def slots_come_back(server: ServeProcess) -> None:
-    """Wait until there is room for one more, and use it."""
+def wait_for_a_free_slot(server: ServeProcess) -> None:
+    """Wait until a slot is free, and use it."""
 
     def room() -> bool:
         try:
             with session(server) as client:
-                return bool(json.loads(said(client, json.dumps(STATE)))["type"] == "state")
+                return bool(json.loads(exchange(client, json.dumps(STATE)))["type"] == "state")
         except ConnectionClosed:
             return False
 
     eventually(room)
 
 
-def harmless(text: bytes) -> None:
+def assert_no_leak(text: bytes) -> None:
     assert not any(leak in text for leak in LEAKS), text[:2000]
 
 
@@ -144,16 +148,16 @@ WRONG: dict[str, tuple[bytes, set[int]]] = {
 }
 
 
-def test_what_breaks_the_rules_ends_its_own_connection_alone(server: ServeProcess, witness: Witness) -> None:
+def test_invalid_frames_end_only_their_own_connection(server: ServeProcess, witness: Witness) -> None:
     for name, (data, codes) in WRONG.items():
-        with seated(server) as client:
+        with connection_with_slot(server) as client:
             client.send(data)
-            heard = client.to_the_end()
-            assert heard.close_code in codes, name
-            for text in heard.texts:
-                harmless(text)
+            received = client.to_the_end()
+            assert received.close_code in codes, name
+            for text in received.texts:
+                assert_no_leak(text)
         witness.looks()
-    slots_come_back(server)
+    wait_for_a_free_slot(server)
 
 
 RIGHT: dict[str, bytes] = {
@@ -178,21 +182,21 @@ RIGHT: dict[str, bytes] = {
 }
 
 
-def test_what_is_odd_but_allowed_has_one_reply_and_the_session_lives(server: ServeProcess) -> None:
+def test_unusual_valid_frames_get_one_reply_and_the_session_stays(server: ServeProcess) -> None:
     for name, data in RIGHT.items():
-        with seated(server) as client:
+        with connection_with_slot(server) as client:
             client.send(data)
             reply = client.next_frame()
             while reply is not None and reply[0] == PONG:
                 reply = client.next_frame()
             assert reply is not None, f"the connection has ended: {name}"
-            harmless(reply[1])
+            assert_no_leak(reply[1])
             assert json.loads(reply[1])["type"] in ("state", "error"), name
             client.send(frame(json.dumps(STATE).encode()))
             after = client.next_frame()
             assert after is not None, name
             assert json.loads(after[1])["type"] == "state", name
-    slots_come_back(server)
+    wait_for_a_free_slot(server)
 
 
 def noise(rng: random.Random) -> bytes:
@@ -221,7 +225,7 @@ def noise(rng: random.Random) -> bytes:
     return b"".join(parts)
 
 
-def test_noise_harms_nobody_else(server: ServeProcess, witness: Witness) -> None:
+def test_noise_harms_no_other_session(server: ServeProcess, witness: Witness) -> None:
     for number in range(20 * EXAMPLES):
         rng = dice(number)
         data = noise(rng)
@@ -231,11 +235,11 @@ def test_noise_harms_nobody_else(server: ServeProcess, witness: Witness) -> None
         if number % 10 == 0:
             witness.looks()
     witness.looks()
-    slots_come_back(server)
+    wait_for_a_free_slot(server)
 
 
 def _made_noise(server: ServeProcess, data: bytes, cut: int, polite: bool) -> bool:
-    """Send noise; return False where the slot of the noise before was still taken."""
+    """Send noise; return False if no slot was free."""
     with RawClient(server.port) as client:
         # In pieces, so that the boundaries of reads are somewhere else than those of frames.
         client.send(data[:cut])
@@ -247,7 +251,7 @@ def _made_noise(server: ServeProcess, data: bytes, cut: int, polite: bool) -> bo
             client.to_the_end()
         texts = client.heard.texts
     for text in texts:
-        harmless(text)
+        assert_no_leak(text)
     return not any(b"CAPACITY_REACHED" in text for text in texts)
 
 
@@ -294,10 +298,10 @@ VALUES: list[Any] = [None, True, False, 0, -1, 1e308, 10**30, "", "state", "x" *
 VALUES += [[], [[]], {}, {"type": "state"}, [0] * 50]
 
 
-def mutated(rng: random.Random) -> str:
+def mutated_message(rng: random.Random) -> str:
     """Return the text of a valid message with something wrong in it."""
     if rng.random() < 0.5:
-        return json.dumps(_bent(rng, rng.choice(VALID)), ensure_ascii=rng.random() < 0.5)
+        return json.dumps(_mutate_value(rng, rng.choice(VALID)), ensure_ascii=rng.random() < 0.5)
     text = json.dumps(rng.choice(VALID))
     for _ in range(rng.randrange(1, 4)):
         where = rng.randrange(len(text) + 1)
@@ -313,8 +317,8 @@ def mutated(rng: random.Random) -> str:
     return text
 
 
-def _bent(rng: random.Random, value: Any) -> Any:
-    """Return JSON with one place in it changed to something of any kind."""
+def _mutate_value(rng: random.Random, value: Any) -> Any:
+    """Return JSON with one random value replaced."""
     if isinstance(value, dict) and value and rng.random() < 0.8:
         key = rng.choice(list(value))
         changed = dict(value)
@@ -324,19 +328,19 @@ def _bent(rng: random.Random, value: Any) -> Any:
             case 1:
                 changed[rng.choice(NAMES)] = rng.choice(VALUES)
             case _:
-                changed[key] = _bent(rng, value[key])
+                changed[key] = _mutate_value(rng, value[key])
         return changed
     return rng.choice(VALUES)
 
 
 class Model:
-    """What a session must be, from what it was told and what it said."""
+    """The expected state of a session, from its requests and replies."""
 
     def __init__(self) -> None:
         self.steps = 0
 
     def after(self, sent: str | bytes, reply: bytes) -> None:
-        harmless(reply)
+        assert_no_leak(reply)
         answer = json.loads(reply)
         assert set(answer) == {"type", "data"}
         match answer["type"]:
@@ -345,8 +349,8 @@ class Model:
                 assert answer["data"]["code"] in ("INVALID_JSON", "UNKNOWN_TYPE", "VALIDATION_ERROR")
             case "observation":
                 assert isinstance(sent, str)
-                asked = json.loads(sent)["type"]
-                self.steps = 0 if asked == "reset" else self.steps + 1
+                request_type = json.loads(sent)["type"]
+                self.steps = 0 if request_type == "reset" else self.steps + 1
                 assert answer["data"]["observation"]["turn"] == self.steps
             case "state":
                 assert answer["data"]["step_count"] == self.steps
@@ -355,33 +359,33 @@ class Model:
                 assert set(answer["data"]) == {"jsonrpc", "id", "error"} or "result" in answer["data"]
 
 
-def tried(client: ClientConnection, model: Model, message: str | bytes) -> None:
-    model.after(message, said(client, message))
-    model.after(json.dumps(STATE), said(client, json.dumps(STATE)))
+def send_and_check(client: ClientConnection, model: Model, message: str | bytes) -> None:
+    model.after(message, exchange(client, message))
+    model.after(json.dumps(STATE), exchange(client, json.dumps(STATE)))
 
 
-def test_every_odd_message_has_one_reply_and_the_session_lives(
+def test_every_odd_message_gets_one_reply_and_the_session_stays(
     server: ServeProcess, witness: Witness
 ) -> None:
     rng = dice()
     model = Model()
     with session(server) as client:
         for message in ODD:
-            tried(client, model, message)
+            send_and_check(client, model, message)
         witness.looks()
         for _ in range(100 * EXAMPLES):
-            tried(client, model, mutated(rng))
+            send_and_check(client, model, mutated_message(rng))
         witness.looks()
-    slots_come_back(server)
+    wait_for_a_free_slot(server)
 
 
-def test_every_mutated_request_of_tools_has_one_reply(server: ServeProcess) -> None:
+def test_every_mutated_tool_request_gets_one_reply(server: ServeProcess) -> None:
     rng = dice()
     with session(server, "/mcp") as client:
         for _ in range(20 * EXAMPLES):
-            message = mutated(rng) if rng.random() < 0.5 else json.dumps(_bent(rng, RPC))
-            reply = said(client, message)
-            harmless(reply)
+            message = mutated_message(rng) if rng.random() < 0.5 else json.dumps(_mutate_value(rng, RPC))
+            reply = exchange(client, message)
+            assert_no_leak(reply)
             answer = json.loads(reply)
             assert set(answer) == {"jsonrpc", "id", "error"} or set(answer) == {"jsonrpc", "id", "result"}
-    slots_come_back(server)
+    wait_for_a_free_slot(server)

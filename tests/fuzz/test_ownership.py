@@ -1,4 +1,4 @@
-"""Whoever knows the id of somebody else's session has nothing of it, on any route, at any worker."""
+"""Knowing the id of another owner's session gives no access, on any route, at any worker."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ BERTA = {"authorization": "Bearer the-token-of-berta"}
 
 
 @pytest.mark.parametrize("workers", ["1", pytest.param("2", marks=pytest.mark.soak)])
-async def test_a_guessed_id_is_as_good_as_none(workers: str) -> None:
+async def test_guessed_session_id_gives_no_access(workers: str) -> None:
     tokens = [word for of in (ALICE, BERTA) for word in ("--token", of["authorization"].split()[1])]
     with serve("--workers", workers, *tokens, "--max-sessions", "32") as server:
         for _ in range(4 if workers == "2" else 1):  # so that both workers hold one

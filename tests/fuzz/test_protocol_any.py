@@ -1,4 +1,4 @@
-"""Frames as values and as bytes: what is written is read again, and whatever comes is read or refused by name."""
+"""Frames as values and as bytes: encoding round-trips, and any input is read or refused with a typed error."""
 
 import json
 import math
@@ -66,7 +66,7 @@ BODIES = st.binary() | ANY_TEXT.map(lambda text: text.encode("utf-8", "surrogate
 
 @MANY
 @given(st.integers(), TEXT, VALUE, st.binary(max_size=40), st.dictionaries(TEXT, VALUE, max_size=3))
-def test_step_is_read_as_it_was_written(
+def test_step_round_trips(
     number: int, text: str, anything: Any, data: bytes, metadata: dict[str, Any]
 ) -> None:
     deed = Deed(number=number, text=text, anything=anything, data=data, metadata=metadata)
@@ -83,20 +83,20 @@ def test_step_is_read_as_it_was_written(
         optional={"seed": st.integers(0, 1 << 62) | st.none(), "episode_id": TEXT | st.none(), "own": VALUE},
     )
 )
-def test_reset_is_read_as_it_was_written(options: dict[str, Any]) -> None:
+def test_reset_round_trips(options: dict[str, Any]) -> None:
     assert DECODERS[0].frame(encode_request("reset", options).decode()) == Reset(options)
     assert http_reset(dumps(options)) == options
 
 
 @MANY
 @given(OBJECT)
-def test_mcp_frame_is_read_as_it_was_written(request: dict[str, Any]) -> None:
+def test_mcp_frame_round_trips(request: dict[str, Any]) -> None:
     for decoder in DECODERS:
         assert decoder.frame(encode_request("mcp", request).decode()) == Mcp(request)
 
 
 def refused(read: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the refusal or fault that was raised; None where there was none."""
+    """Return the error that was raised; None if there was none."""
     try:
         read(*arguments)
     except (RefusalError, JsonRpcFaultError, ClientError) as refusal:
@@ -106,7 +106,7 @@ def refused(read: Callable[..., Any], *arguments: Any) -> Any:
 
 @MANY
 @given(ANY_TEXT)
-def test_any_text_is_a_request_or_refused_by_name(text: str) -> None:
+def test_any_text_is_a_request_or_a_named_refusal(text: str) -> None:
     for decoder in DECODERS:
         refusal = refused(decoder.frame, text)
         assert _is_json(text) == (refusal is None or refusal.code != codes.INVALID_JSON)
@@ -126,7 +126,7 @@ def _is_json(text: str) -> bool:
 
 @MANY
 @given(BODIES)
-def test_any_body_is_a_request_or_refused_by_name(body: bytes) -> None:
+def test_any_body_is_a_request_or_a_named_refusal(body: bytes) -> None:
     for read in (http_reset, DECODERS[0].http_step, DECODERS[1].http_step):
         refusal = refused(read, body)
         if refusal is not None:
@@ -137,7 +137,7 @@ def test_any_body_is_a_request_or_refused_by_name(body: bytes) -> None:
 
 @MANY
 @given(BODIES)
-def test_any_bytes_are_a_call_or_a_fault(body: bytes) -> None:
+def test_any_bytes_are_a_call_or_a_json_rpc_error(body: bytes) -> None:
     fault = refused(lambda: jsonrpc.read(jsonrpc.parse(body), len(body)))
     if fault is not None:
         assert fault.code in (jsonrpc.PARSE_ERROR, jsonrpc.INVALID_REQUEST)
@@ -159,21 +159,21 @@ def test_any_bytes_are_a_call_or_a_fault(body: bytes) -> None:
 @example("", None, math.inf, False, {})
 @example("", None, -math.inf, False, {})
 @example("", None, math.nan, False, {})
-def test_observation_is_read_as_it_was_written(
+def test_observation_round_trips(
     text: str, anything: Any, reward: Any, done: bool, metadata: dict[str, Any]
 ) -> None:
     sight = Sight(text=text, anything=anything, reward=reward, done=done, metadata=metadata)
     data = replies.decode_reply(replies.encode_observation(sight), "observation")
-    kept = None if isinstance(reward, float) and not math.isfinite(reward) else reward
-    assert data["reward"] == kept
-    assert type(data["reward"]) is type(kept)
+    expected_reward = None if isinstance(reward, float) and not math.isfinite(reward) else reward
+    assert data["reward"] == expected_reward
+    assert type(data["reward"]) is type(expected_reward)
     assert data["done"] is done
     assert data["observation"] == {"text": text, "anything": anything, "metadata": metadata}
     assert data.get("metadata", {}) == metadata
     assert ("metadata" in data) == bool(metadata)
     body = json.loads(replies.encode_http_result(sight))
     assert body["metadata"] == (metadata or None)
-    assert body["reward"] == (None if kept is None else float(kept))
+    assert body["reward"] == (None if expected_reward is None else float(expected_reward))
     # What plain HTTP carries is a frame again at the client.
     frame = reply_frame(http_request(encode_request("step", {}), "s"), replies.encode_http_result(sight))
     assert replies.decode_reply(frame, "observation") == body
@@ -216,7 +216,7 @@ def test_any_error_frame_is_a_typed_error(data: dict[str, Any]) -> None:
     st.integers(400, 599),
     st.binary() | LOOSE.map(dumps) | st.fixed_dictionaries({"detail": VALUE}).map(dumps),
 )
-def test_any_answer_of_plain_http_is_a_typed_error_or_none_of_the_wire(status: int, body: bytes) -> None:
+def test_any_http_response_is_a_typed_error_or_a_protocol_error(status: int, body: bytes) -> None:
     frame = error_frame(status, body, None)
     if frame is not None:
         with pytest.raises(ClientError):

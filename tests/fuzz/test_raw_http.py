@@ -1,4 +1,4 @@
-"""Requests as bytes that no library would send: each is answered by name, or ends its own connection alone."""
+"""HTTP requests that no library would send: each gets its status, or ends only its own connection."""
 
 from collections.abc import Iterator
 
@@ -97,7 +97,7 @@ def server() -> Iterator[ServeProcess]:
 
 
 def answer_to(server: ServeProcess, data: bytes) -> bytes:
-    """Return the head and the first of the body of the last answer; nothing where the connection just ended."""
+    """Return the head and the first bytes of the body of the response; empty if the connection ended."""
     with server.connect() as connection:
         connection.sendall(data)
         answer = b""
@@ -112,7 +112,7 @@ def answer_to(server: ServeProcess, data: bytes) -> bytes:
     return answer
 
 
-def test_odd_requests_are_answered_by_name(server: ServeProcess) -> None:
+def test_odd_requests_get_their_status(server: ServeProcess) -> None:
     for name, (data, statuses) in CASES.items():
         answer = answer_to(server, data)
         assert int(answer.split()[1]) in statuses, (name, answer)
@@ -125,7 +125,8 @@ def test_odd_requests_are_answered_by_name(server: ServeProcess) -> None:
     "rest",
     [b"Content-Length: 20\r\n\r\n" + b"x" * 20, b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n"],
 )
-def test_a_socket_is_not_opened_with_a_body(server: ServeProcess, rest: bytes) -> None:
+def test_handshake_with_a_body_is_refused(server: ServeProcess, rest: bytes) -> None:
     answer = answer_to(server, b"GET /ws HTTP/1.1\r\n" + HOST + UPGRADE + KEY + rest)
     assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"without a body" in answer
     assert server.get("/health") == (200, {"status": "healthy"})

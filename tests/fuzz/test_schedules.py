@@ -1,4 +1,4 @@
-"""Many callers of one server at once, each doing at random what callers do: nothing leaks, nobody meets another.
+"""Many concurrent callers that act at random: nothing leaks, and no caller reaches the session of another.
 
 FUZZ_EXAMPLES says how many there are.
 """
@@ -32,7 +32,7 @@ CODES = {"CAPACITY_REACHED", "SESSION_ERROR", "EXECUTION_ERROR"}
 
 
 class Marked(Counter):
-    """Tells in every observation who has reset it, and counts its instances."""
+    """Names in every observation who reset it, and counts its instances."""
 
     BLOCKING = True
     made: ClassVar[int] = 0
@@ -81,7 +81,7 @@ class MarkedInline(Marked):
 
 
 class Caller:
-    """Somebody with a token, who does this and that."""
+    """A client with a token that acts at random."""
 
     def __init__(self, number: int, address: str, rng: random.Random) -> None:
         self.token = TOKENS[number % len(TOKENS)]
@@ -117,8 +117,8 @@ class Caller:
 
     async def attaches(self) -> None:
         if self._rng.random() < 0.3:
-            made = await self._rpc("openenv/session/create", {})
-            session_id = made.get("result", {}).get("session_id", "nobody")
+            reply = await self._rpc("openenv/session/create", {})
+            session_id = reply.get("result", {}).get("session_id", "nobody")
         else:
             session_id = self._rng.choice(IDS)
         await self._talk(f"?session_id={session_id}")
@@ -175,7 +175,7 @@ class Caller:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [Marked, MarkedAsync, pytest.param(MarkedInline, marks=pytest.mark.soak)])
-async def test_random_callers_leave_nothing_behind(
+async def test_random_client_schedules_leave_nothing_behind(
     kind: type[Marked], caplog: pytest.LogCaptureFixture
 ) -> None:
     env = type(kind.__name__, (kind,), {"made": 0, "closed": 0})

@@ -1,4 +1,4 @@
-"""What the base image is made from: the installed Ropewalk, and the health check."""
+"""Parts of the base image: the installed Ropewalk, and the health check."""
 
 import asyncio
 import os
@@ -22,18 +22,18 @@ from servers.settings import ServerSettings
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "dockerfiles" / "base" / "healthcheck.py"
 TOKEN = "correct-horse-battery-staple"
-WAIT_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 
 
 @pytest.mark.slow
-def test_a_source_tree_becomes_the_same_wheel_each_time_and_stays_as_it_is(tmp_path: Path) -> None:
+def test_source_tree_builds_a_reproducible_wheel_and_stays_unchanged(tmp_path: Path) -> None:
     before = {path.name for path in ROOT.iterdir()}
-    made = []
+    wheels = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         placed = installed.place(tmp_path / name)
         wheel = tmp_path / name / placed.requirement
-        made.append(wheel.read_bytes())
+        wheels.append(wheel.read_bytes())
         needed = {line.split(">")[0].split("=")[0].split("<")[0] for line in placed.dependencies}
         assert needed == {
             "httpcore",
@@ -49,7 +49,7 @@ def test_a_source_tree_becomes_the_same_wheel_each_time_and_stays_as_it_is(tmp_p
         }
         with zipfile.ZipFile(wheel) as archive:
             names = set(archive.namelist())
-    assert made[0] == made[1]
+    assert wheels[0] == wheels[1]
     assert {
         "openenv_core/py.typed",
         "servers/app.py",
@@ -62,7 +62,7 @@ def test_a_source_tree_becomes_the_same_wheel_each_time_and_stays_as_it_is(tmp_p
 
 
 class Elsewhere:
-    """A distribution in a folder of its own, as pip leaves one."""
+    """A distribution in its own folder, as pip installs it."""
 
     def __init__(self, root: Path, source: Path | None = None) -> None:
         information = root / "ropewalk-9.8.dist-info"
@@ -85,9 +85,7 @@ def no_tree(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_tree")
 @pytest.mark.slow
-def test_what_came_from_a_folder_is_made_from_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_from_a_folder_are_rebuilt_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "pyproject.toml").write_text(
@@ -107,7 +105,7 @@ def test_what_came_from_a_folder_is_made_from_it_again(
 
 
 @pytest.mark.usefixtures("no_tree")
-def test_what_came_from_an_index_comes_from_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_from_an_index_are_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = Elsewhere(tmp_path / "site")
     monkeypatch.setattr(installed, "distribution", lambda _: there.distribution)
     (tmp_path / "made").mkdir()
@@ -118,7 +116,7 @@ def test_what_came_from_an_index_comes_from_it_again(tmp_path: Path, monkeypatch
     assert base.tags(base.Variant.BUILD) == ("ropewalk-base:9.8-build", "ropewalk-base:build")
 
 
-def test_the_base_s_fingerprint_follows_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fingerprint_of_the_base_follows_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is installed into it is a file here; that it becomes the same wheel each time has a test of its own."""
 
     def fingerprint(installed_file: str) -> str:
@@ -146,11 +144,11 @@ async def checked(address: str, **variables: str) -> tuple[int | None, str]:
         env={**known, "PORT": address.rpartition(":")[2], **variables},
         stdout=asyncio.subprocess.PIPE,
     )
-    said, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
-    return process.returncode, said.decode()
+    output, _ = await asyncio.wait_for(process.communicate(), WAIT_TIMEOUT_S)
+    return process.returncode, output.decode()
 
 
-async def test_a_guarded_server_is_healthy_to_those_who_know_its_token(tmp_path: Path) -> None:
+async def test_health_check_of_a_guarded_server_needs_its_token(tmp_path: Path) -> None:
     file = tmp_path / "tokens.txt"
     file.write_text(f"# of the team\n\n{TOKEN}\n")
     app = create_app(counter.Counter, counter.Add, counter.Count, max_concurrent_envs=4)
@@ -160,13 +158,13 @@ async def test_a_guarded_server_is_healthy_to_those_who_know_its_token(tmp_path:
             {"ROPEWALK_TOKEN_FILE": str(file)},
         ):
             assert await checked(address, **known) == (0, "")
-        status, said = await checked(address)
+        status, output = await checked(address)
         assert status == 1
-        assert "expected a healthy server on port" in said
-        assert "401" in said
+        assert "expected a healthy server on port" in output
+        assert "401" in output
 
 
-async def test_a_server_without_tokens_is_healthy_to_all_and_failures_say_why() -> None:
+async def test_health_check_without_tokens_passes_and_failures_say_why() -> None:
     async with serving(
         create_app(counter.Counter, counter.Add, counter.Count, max_concurrent_envs=4)
     ) as address:
@@ -175,6 +173,6 @@ async def test_a_server_without_tokens_is_healthy_to_all_and_failures_say_why() 
         ({}, "ConnectionRefusedError"),
         ({"ROPEWALK_TOKEN_FILE": "/nonexistent/tokens"}, "/nonexistent/tokens"),
     ):
-        status, said = await checked(address, **variables)
+        status, output = await checked(address, **variables)
         assert status == 1
-        assert why in said
+        assert why in output

@@ -1,4 +1,4 @@
-"""What would be built and where it would be pushed to, before anything is."""
+"""The plan of a build and a push: what would be built, and where it would go."""
 
 from pathlib import Path
 
@@ -24,15 +24,15 @@ DOCKERFILE = "ARG BASE_IMAGE=ropewalk-base:latest\nARG COLOUR=red\nFROM ${BASE_I
 def folder(
     tmp_path: Path, *, dockerfile: str = DOCKERFILE, name: str = "dice_env", manifest: bool = True
 ) -> Path:
-    made = tmp_path / name
-    (made / "server").mkdir(parents=True)
-    (made / "server" / "Dockerfile").write_text(dockerfile)
+    env_folder = tmp_path / name
+    (env_folder / "server").mkdir(parents=True)
+    (env_folder / "server" / "Dockerfile").write_text(dockerfile)
     if manifest:
-        (made / "openenv.yaml").write_text(f'spec_version: 1\nname: "{name}"  # so\nport: 8000\n')
-    return made
+        (env_folder / "openenv.yaml").write_text(f'spec_version: 1\nname: "{name}"  # so\nport: 8000\n')
+    return env_folder
 
 
-def test_an_image_is_called_after_its_environment() -> None:
+def test_image_is_named_after_its_environment() -> None:
     for name, tag in (
         ("blackjack_env", "blackjack-env:latest"),
         ("Dice-Env", "dice-env:latest"),
@@ -60,28 +60,31 @@ def test_tags_are_completed_and_impossible_ones_refused() -> None:
             complete_tags([tag], "dice_env")
 
 
-def test_a_folder_s_plan(tmp_path: Path) -> None:
-    made = plan(folder(tmp_path), build_args={"COLOUR": "blue"})
-    assert made.name == "dice_env"
-    assert made.request.dockerfile == "server/Dockerfile"
-    assert made.request.tags == ("dice-env:latest",)
-    assert made.variant is base.Variant.RUNTIME
-    assert made.request.build_args == {"COLOUR": "blue", "BASE_IMAGE": base.tags(base.Variant.RUNTIME)[0]}
-    assert made.notes == ()
+def test_plan_of_a_folder(tmp_path: Path) -> None:
+    build_plan = plan(folder(tmp_path), build_args={"COLOUR": "blue"})
+    assert build_plan.name == "dice_env"
+    assert build_plan.request.dockerfile == "server/Dockerfile"
+    assert build_plan.request.tags == ("dice-env:latest",)
+    assert build_plan.variant is base.Variant.RUNTIME
+    assert build_plan.request.build_args == {
+        "COLOUR": "blue",
+        "BASE_IMAGE": base.tags(base.Variant.RUNTIME)[0],
+    }
+    assert build_plan.notes == ()
 
 
 def test_a_released_folder_gets_the_base_with_uv(tmp_path: Path) -> None:
     text = "ARG BASE_IMAGE=registry.example.org/team/openenv-base:latest\nFROM ${BASE_IMAGE}\n"
-    made = plan(folder(tmp_path, dockerfile=text))
-    assert made.request.build_args["BASE_IMAGE"].endswith("-build")
+    build_plan = plan(folder(tmp_path, dockerfile=text))
+    assert build_plan.request.build_args["BASE_IMAGE"].endswith("-build")
 
 
-def test_another_base_replaces_ours(tmp_path: Path) -> None:
-    made = plan(folder(tmp_path), base_image="mine:1")
-    assert made.variant is None
-    assert made.request.build_args == {"BASE_IMAGE": "mine:1"}
-    made = plan(tmp_path / "dice_env", build_args={"BASE_IMAGE": "mine:2"})
-    assert made.variant is None
+def test_another_base_replaces_the_default(tmp_path: Path) -> None:
+    build_plan = plan(folder(tmp_path), base_image="mine:1")
+    assert build_plan.variant is None
+    assert build_plan.request.build_args == {"BASE_IMAGE": "mine:1"}
+    build_plan = plan(tmp_path / "dice_env", build_args={"BASE_IMAGE": "mine:2"})
+    assert build_plan.variant is None
     with pytest.raises(ConfigurationError, match="got both"):
         plan(tmp_path / "dice_env", base_image="mine:1", build_args={"BASE_IMAGE": "mine:2"})
     with pytest.raises(ConfigurationError, match=r"expected a Dockerfile that stands on its ARG BASE_IMAGE"):
@@ -94,12 +97,15 @@ def test_pull_asks_no_registry_for_our_base(tmp_path: Path) -> None:
 
 
 def test_an_unknown_build_argument_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    made = folder(tmp_path)
+    env_folder = folder(tmp_path)
     with pytest.raises(ConfigurationError, match=r"got COLOR; did you mean COLOUR\?"):
-        plan(made, build_args={"COLOR": "blue"})
+        plan(env_folder, build_args={"COLOR": "blue"})
     with pytest.raises(ConfigurationError, match=r"it has: BASE_IMAGE, COLOUR"):
-        plan(made, build_args={"ZZZ": "blue"})
-    assert plan(made, build_args={"HTTPS_PROXY": "http://p"}).request.build_args["HTTPS_PROXY"] == "http://p"
+        plan(env_folder, build_args={"ZZZ": "blue"})
+    assert (
+        plan(env_folder, build_args={"HTTPS_PROXY": "http://p"}).request.build_args["HTTPS_PROXY"]
+        == "http://p"
+    )
 
 
 def test_build_arguments_come_from_the_line_or_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,9 +121,9 @@ def test_a_folder_without_a_manifest_is_built_and_one_that_is_no_environment_ref
     odd = plan(folder(tmp_path, manifest=False, name="Odd Folder"))
     assert odd.request.tags == ("odd-folder-env:latest",)
     assert "no openenv.yaml" in odd.notes[0]
-    made = folder(tmp_path)
-    with pytest.raises(ConfigurationError, match=f"a part of one: .* build {made}"):
-        plan(made / "server")
+    env_folder = folder(tmp_path)
+    with pytest.raises(ConfigurationError, match=f"a part of one: .* build {env_folder}"):
+        plan(env_folder / "server")
     with pytest.raises(ConfigurationError, match=r"with neither openenv.yaml nor a Dockerfile"):
         plan(tmp_path)
     (tmp_path / "openenv.yaml").write_text("name: a\n")
@@ -127,24 +133,24 @@ def test_a_folder_without_a_manifest_is_built_and_one_that_is_no_environment_ref
         plan(tmp_path / "absent")
 
 
-def test_a_dockerfile_is_found_at_the_root_or_where_it_is_said_to_be(tmp_path: Path) -> None:
-    made = folder(tmp_path)
-    (made / "Dockerfile").write_text("FROM a\n")
-    assert plan(made, file="Dockerfile").request.dockerfile == "Dockerfile"
-    assert plan(made).request.dockerfile == "server/Dockerfile"
-    (made / "server" / "Dockerfile").unlink()
-    assert plan(made).request.dockerfile == "Dockerfile"
+def test_dockerfile_is_found_at_the_root_or_where_named(tmp_path: Path) -> None:
+    env_folder = folder(tmp_path)
+    (env_folder / "Dockerfile").write_text("FROM a\n")
+    assert plan(env_folder, file="Dockerfile").request.dockerfile == "Dockerfile"
+    assert plan(env_folder).request.dockerfile == "server/Dockerfile"
+    (env_folder / "server" / "Dockerfile").unlink()
+    assert plan(env_folder).request.dockerfile == "Dockerfile"
     (tmp_path / "Dockerfile").write_text("FROM a\n")
     with pytest.raises(ConfigurationError, match="expected a Dockerfile inside"):
-        plan(made, file="../Dockerfile")
+        plan(env_folder, file="../Dockerfile")
 
 
-def test_impossible_commands_end_before_an_engine_is_asked(
+def test_invalid_commands_fail_before_an_engine_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
     one, two = str(folder(tmp_path)), str(folder(tmp_path / "more"))
-    for words, said in (
+    for arguments, expected in (
         ([one, two], "both become dice-env:latest"),
         ([one, two, "--tag", "a:1"], "expected {name} in the tags of several"),
         (["base", "--tag", "a:1"], "the base's names say its version"),
@@ -152,15 +158,15 @@ def test_impossible_commands_end_before_an_engine_is_asked(
         (["no_such_thing"], "expected an environment's folder or name, got 'no_such_thing'"),
         ([one], "systemctl start docker"),  # possible: the engine is asked last
     ):
-        assert main(["build", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert main(["build", *arguments]) == 2
+        assert expected in capsys.readouterr().err
 
 
 # ---- docker build
 
 
 def docker_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put a command `docker` before all others: a stand-in, which says and does what the script does."""
+    """Put a stand-in for the command `docker` first on the PATH; it runs the script."""
     command = tmp_path / "bin" / "docker"
     command.parent.mkdir()
     command.write_text(f"#!/bin/sh\n{script}\n")
@@ -168,7 +174,7 @@ def docker_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) ->
     monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
 
 
-def test_what_docker_says_passes_and_its_failure_says_what_to_do(
+def test_docker_output_passes_through_and_its_failure_has_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     docker_that(tmp_path, monkeypatch, "echo Step 1/1; echo the --mount option requires BuildKit >&2; exit 1")
@@ -193,15 +199,15 @@ def test_a_request_becomes_options(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pull=True,
     )
     assert build_image(request) == "sha256:1"
-    words = (tmp_path / "words").read_text().split(" ", 4)[4]
-    assert words == (
+    arguments = (tmp_path / "words").read_text().split(" ", 4)[4]
+    assert arguments == (
         f"--file {tmp_path}/D --tag a:1 --tag b:2 --build-arg A=1 2 --label l=x --target t --no-cache --pull "
         f"{tmp_path}\n"
     )
 
 
-def test_a_failure_says_what_to_do() -> None:
-    for said, remedy in (
+def test_failures_have_a_remedy() -> None:
+    for output, remedy in (
         ("pull access denied for ropewalk-base, repository does not exist", "ropewalk build base"),
         ("error: command 'gcc' failed: No such file or directory", "no compiler"),
         ("COPY failed: file not found in build context: stat x: no such file or directory", ".dockerignore"),
@@ -209,7 +215,7 @@ def test_a_failure_says_what_to_do() -> None:
         ("OSError: [Errno 28] No space left on device", "docker system prune"),
         ("something nobody has seen", "correct that step"),
     ):
-        assert remedy in remedy_for(said)
+        assert remedy in remedy_for(output)
 
 
 # ---- names in a registry, and what registries say
@@ -235,7 +241,7 @@ def test_an_image_s_name_in_a_registry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "remedy"),
+    ("output", "kind", "remedy"),
     [
         ("denied: requested access to the resource is denied", NotAllowedError, "docker login a.b:5000"),
         ("no basic auth credentials", NotAllowedError, "docker login"),
@@ -253,7 +259,7 @@ def test_an_image_s_name_in_a_registry() -> None:
         ("blob upload invalid", PushError, "blob upload invalid"),
     ],
 )
-def test_failures_of_a_push_have_types(said: str, kind: type[PushError], remedy: str) -> None:
-    error = push._failure("a.b:5000/x:1", said)
+def test_failures_of_a_push_have_types(output: str, kind: type[PushError], remedy: str) -> None:
+    error = push._failure("a.b:5000/x:1", output)
     assert type(error) is kind
     assert remedy in str(error)

@@ -1,4 +1,4 @@
-"""What a Dockerfile says before it is built."""
+"""Parsing of Dockerfiles."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_args_have_their_first_default_and_no_quotes() -> None:
     assert found.args == {"A": "1", "B": None, "C": "two words", "D": "4"}
 
 
-def test_the_base_is_below_the_file_s_own_stages() -> None:
+def test_base_is_found_below_the_stages_of_the_file() -> None:
     found = Dockerfile.parse(
         "ARG B=x\nFROM --platform=linux/amd64 ${B} AS Build\nUSER one\nFROM alpine:3\nFROM build as more\nFROM more\n"
     )
@@ -41,7 +41,7 @@ def test_the_base_is_below_the_file_s_own_stages() -> None:
     assert [one.rest for one in found.final] == ["one"]
 
 
-def test_the_body_of_a_heredoc_is_no_instruction_and_a_shift_is_no_heredoc() -> None:
+def test_heredoc_bodies_are_not_instructions_and_shifts_are_not_heredocs() -> None:
     for line in (
         "RUN <<EOF\necho hello\nEOF",
         "COPY <<'END' /file\nUSER x\nEND",
@@ -77,7 +77,7 @@ def test_the_base_follows_from_the_default_of_its_arg() -> None:
     assert variant_for(Dockerfile.parse("FROM ropewalk-base:latest\n")) is None
 
 
-def test_each_environment_of_this_tree_stands_on_our_base_and_ends_as_its_user() -> None:
+def test_each_environment_uses_the_base_and_its_user() -> None:
     files = list(ROOT.glob("envs/*/server/Dockerfile"))
     assert files
     for file in files:

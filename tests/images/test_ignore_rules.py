@@ -1,4 +1,4 @@
-"""What of a folder goes to others, held against the tools whose ignore files are read."""
+"""Which files of a folder are sent, compared with the tools whose ignore files are read."""
 
 import subprocess
 from pathlib import Path
@@ -56,7 +56,7 @@ DOCKER_RULES = (
 )
 
 
-def test_dockerignore_means_what_it_means_to_docker(tmp_path: Path) -> None:
+def test_dockerignore_rules_match_those_of_docker(tmp_path: Path) -> None:
     make(tmp_path, *TREE)
     for rules in DOCKER_RULES:
         (tmp_path / ".dockerignore").write_text(rules)
@@ -82,18 +82,18 @@ GIT_RULES = (
 )
 
 
-def test_gitignore_means_what_it_means_to_git(tmp_path: Path) -> None:
+def test_gitignore_rules_match_those_of_git(tmp_path: Path) -> None:
     make(tmp_path, *TREE)
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True, timeout=60)
     command = ["git", "-c", "core.quotePath=false", "-c", "core.excludesFile=/dev/null"]
     command += ["ls-files", "-z", "--others", "--exclude-standard"]
     for rules in GIT_RULES:
         (tmp_path / ".gitignore").write_text(rules)
-        said = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=60)
-        assert gone(tmp_path) == set(said.split("\0")) - {""}, rules
+        ignored = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=60)
+        assert gone(tmp_path) == set(ignored.split("\0")) - {""}, rules
 
 
-def test_either_file_s_word_is_enough_to_stay(tmp_path: Path) -> None:
+def test_either_ignore_file_excludes_a_path(tmp_path: Path) -> None:
     make(tmp_path, *TREE)
     (tmp_path / ".gitignore").write_text("*.log\n")
     (tmp_path / ".dockerignore").write_text("docs\n!two.log\n")
@@ -109,7 +109,7 @@ SECRETS = (
 )
 
 
-def test_secrets_and_what_tools_make_never_go_and_names_alike_do(tmp_path: Path) -> None:
+def test_secrets_and_tool_output_are_excluded_but_similar_names_are_not(tmp_path: Path) -> None:
     ordinary = ("token.py", "tokens/__init__.py", "server/build/__init__.py", "environment.py", "keys.py")
     make(tmp_path, *ordinary, *SECRETS)
     # Not even where an ignore file asks for it.
@@ -117,7 +117,7 @@ def test_secrets_and_what_tools_make_never_go_and_names_alike_do(tmp_path: Path)
     assert gone(tmp_path) == {".dockerignore", *ordinary}
 
 
-def test_links_stay(tmp_path: Path) -> None:
+def test_links_are_excluded(tmp_path: Path) -> None:
     make(tmp_path / "folder", "a.py")
     make(tmp_path, "outside.txt")
     (tmp_path / "folder" / "link").symlink_to(tmp_path / "outside.txt")
@@ -125,7 +125,7 @@ def test_links_stay(tmp_path: Path) -> None:
     assert gone(tmp_path / "folder") == {"a.py"}
 
 
-def test_what_looks_like_a_token_is_seen(tmp_path: Path) -> None:
+def test_token_like_text_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "a.py"
     for text, secret in (
         ("token = 'hf_" + "a1B2" * 9 + "'", True),

@@ -1,4 +1,4 @@
-"""A Space: what it would hold, and its upload with the real library to a fake hub on this machine."""
+"""A Space: its files, and their upload by the real library to a fake hub on this machine."""
 
 import os
 import subprocess
@@ -22,12 +22,12 @@ BLACKJACK = ROOT / "envs" / "blackjack_env"
 
 
 def folder(tmp_path: Path, dockerfile: str = "FROM python:3.11-slim\nCMD x\n") -> Path:
-    made = tmp_path / "dice_env"
-    (made / "server").mkdir(parents=True)
-    (made / "server" / "Dockerfile").write_text(dockerfile)
-    (made / "openenv.yaml").write_text("spec_version: 1\nname: dice_env\nport: 9000  # so\n")
-    (made / "README.md").write_text("# Dice\n\nTwo of them.\n")
-    return made
+    env_folder = tmp_path / "dice_env"
+    (env_folder / "server").mkdir(parents=True)
+    (env_folder / "server" / "Dockerfile").write_text(dockerfile)
+    (env_folder / "openenv.yaml").write_text("spec_version: 1\nname: dice_env\nport: 9000  # so\n")
+    (env_folder / "README.md").write_text("# Dice\n\nTwo of them.\n")
+    return env_folder
 
 
 def staged(source: Path, tmp_path: Path, base_image: str | None = None) -> tuple[StagedSpace, Path]:
@@ -43,29 +43,29 @@ def card(into: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_blackjack_s_space_makes_its_own_base(tmp_path: Path) -> None:
-    made, into = staged(BLACKJACK, tmp_path)
+def test_space_of_blackjack_builds_its_own_base(tmp_path: Path) -> None:
+    space_name, into = staged(BLACKJACK, tmp_path)
     assert {"Dockerfile", "README.md", "openenv.yaml", "server/app.py", f"{PARTS}/requirements.txt"} <= set(
-        made.files
+        space_name.files
     )
-    assert "server/Dockerfile" not in made.files
-    assert not [name for name in made.files if "__pycache__" in name or name.endswith(".env")]
-    found = Dockerfile.read(into / "Dockerfile")
+    assert "server/Dockerfile" not in space_name.files
+    assert not [name for name in space_name.files if "__pycache__" in name or name.endswith(".env")]
+    dockerfile = Dockerfile.read(into / "Dockerfile")
     # Everything stands on the one image that the hub can pull.
-    made_here = {stage.name for stage in found.stages}
-    assert {stage.base for stage in found.stages} - made_here == {"${PYTHON_IMAGE}"}
-    assert found.args["PARTS"] == PARTS
-    assert (into / PARTS / "ropewalk" / str(found.args["ROPEWALK"])).is_file()
-    assert found.stages[-1].base == "ropewalk-runtime"
+    made_here = {stage.name for stage in dockerfile.stages}
+    assert {stage.base for stage in dockerfile.stages} - made_here == {"${PYTHON_IMAGE}"}
+    assert dockerfile.args["PARTS"] == PARTS
+    assert (into / PARTS / "ropewalk" / str(dockerfile.args["ROPEWALK"])).is_file()
+    assert dockerfile.stages[-1].base == "ropewalk-runtime"
     # What only released folders need is not made.
     assert "ropewalk-build" not in (into / "Dockerfile").read_text()
     assert (into / ".dockerignore").read_text().endswith(f"!{PARTS}\n!{PARTS}/**\n")
 
 
-def test_the_readme_says_what_the_hub_wants_to_know(tmp_path: Path) -> None:
+def test_readme_has_the_metadata_of_the_hub(tmp_path: Path) -> None:
     _, into = staged(folder(tmp_path), tmp_path)
-    said = card(into)
-    assert (said["title"], said["sdk"], said["app_port"], said["tags"]) == (
+    metadata = card(into)
+    assert (metadata["title"], metadata["sdk"], metadata["app_port"], metadata["tags"]) == (
         "Dice",
         "docker",
         9000,
@@ -74,22 +74,22 @@ def test_the_readme_says_what_the_hub_wants_to_know(tmp_path: Path) -> None:
     assert (into / "README.md").read_text().endswith("# Dice\n\nTwo of them.\n")
 
 
-def test_what_the_author_says_there_stays_and_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+def test_metadata_of_the_author_stay_and_unreadable_ones_are_refused(tmp_path: Path) -> None:
     source = folder(tmp_path)
     (source / "README.md").write_text("---\ntitle: Mine\nsdk: gradio\nlicense: mit\n---\n\n# Dice\n")
     _, into = staged(source, tmp_path)
-    said = card(into)
-    assert (said["title"], said["sdk"], said["license"]) == ("Mine", "docker", "mit")
+    metadata = card(into)
+    assert (metadata["title"], metadata["sdk"], metadata["license"]) == ("Mine", "docker", "mit")
     for top in ("a: [", "- a\n- b"):
         (source / "README.md").write_text(f"---\n{top}\n---\n")
         with pytest.raises(ConfigurationError, match=r"between the --- of README\.md"):
             stage(source, into)
 
 
-def test_a_public_base_takes_the_place_of_ours(tmp_path: Path) -> None:
+def test_public_base_replaces_the_default(tmp_path: Path) -> None:
     source = folder(tmp_path, "ARG BASE_IMAGE=ropewalk-base\nFROM ${BASE_IMAGE}\n")
-    made, into = staged(source, tmp_path, "example.org/base:1")
-    assert not [name for name in made.files if name.startswith(PARTS)]
+    space_name, into = staged(source, tmp_path, "example.org/base:1")
+    assert not [name for name in space_name.files if name.startswith(PARTS)]
     assert Dockerfile.read(into / "Dockerfile").base_image == "example.org/base:1"
     (source / "server" / "Dockerfile").write_text("FROM python:3.11-slim\n")
     with pytest.raises(ConfigurationError, match="which --base-image gives a value"):
@@ -103,32 +103,32 @@ def test_directives_stay_on_top_and_stages_keep_their_names(tmp_path: Path) -> N
         "FROM ${BASE_IMAGE:-x}\nCOPY --from=builder a b\n"
     )
     _, into = staged(folder(tmp_path, text), tmp_path)
-    made = (into / "Dockerfile").read_text()
-    assert made.startswith("# syntax=docker/dockerfile:1\n")
-    stages = [(stage.base, stage.name) for stage in Dockerfile.parse(made).stages]
+    dockerfile = (into / "Dockerfile").read_text()
+    assert dockerfile.startswith("# syntax=docker/dockerfile:1\n")
+    stages = [(stage.base, stage.name) for stage in Dockerfile.parse(dockerfile).stages]
     assert stages[-2:] == [("ropewalk-build", "builder"), ("ropewalk-build", None)]
-    assert "BASE_IMAGE" not in Dockerfile.parse(made).args
-    last = Dockerfile.parse(made).all[-1]
+    assert "BASE_IMAGE" not in Dockerfile.parse(dockerfile).args
+    last = Dockerfile.parse(dockerfile).all[-1]
     assert (last.word, last.rest) == ("ENV", "ROPEWALK_ALLOWED_HOSTS=*.hf.space ENABLE_WEB_INTERFACE=true")
 
 
-def test_what_a_space_needs_goes_whatever_is_ignored(tmp_path: Path) -> None:
+def test_required_files_are_included_despite_ignore_rules(tmp_path: Path) -> None:
     source = folder(tmp_path)
     (source / ".gitignore").write_text("*\n")
     (source / "notes.txt").write_text("x")
-    made, _ = staged(source, tmp_path)
-    assert set(made.files) == {"Dockerfile", "README.md", "openenv.yaml"}
-    assert made.left_out["notes.txt"] == ".gitignore"
+    included, _ = staged(source, tmp_path)
+    assert set(included.files) == {"Dockerfile", "README.md", "openenv.yaml"}
+    assert included.left_out["notes.txt"] == ".gitignore"
 
 
-def test_a_file_with_a_token_stops_everything(tmp_path: Path) -> None:
+def test_file_with_a_token_stops_the_upload(tmp_path: Path) -> None:
     source = folder(tmp_path)
     (source / "server" / "app.py").write_text(f"TOKEN = 'hf_{'a1B2' * 9}'\n")
     with pytest.raises(ConfigurationError, match=r"a token or a private key in server/app\.py"):
         staged(source, tmp_path)
 
 
-def test_a_folder_that_is_no_environment_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_not_an_environment_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match="expected an environment's folder with server/Dockerfile or"
     ):
@@ -139,12 +139,12 @@ def test_a_folder_that_is_no_environment_is_refused(tmp_path: Path) -> None:
         stage(source, tmp_path / "staged")
 
 
-def test_a_default_is_changed_wherever_it_stands() -> None:
+def test_default_port_is_changed_everywhere() -> None:
     text = "ARG A=1\nARG AB=1\nFROM x\nARG A\nRUN echo ARG A=1\n"
     assert with_default(text, "A", "2") == "ARG A=2\nARG AB=1\nFROM x\nARG A=2\nRUN echo ARG A=1\n"
 
 
-def test_a_dry_run_lists_and_asks_nobody(
+def test_dry_run_lists_files_without_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = folder(tmp_path)
@@ -153,16 +153,16 @@ def test_a_dry_run_lists_and_asks_nobody(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/nothing.sock")
     monkeypatch.setattr("openenv_core.images.space.upload", None)
     assert main(["push", str(source), "--space", "me/dice", "--private", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "would upload 3 files" in said
-    assert "(private where it is new, sdk docker, port 9000)" in said
-    assert "Dockerfile\n" in said
-    assert "left out: .env (may hold a secret)" in said
+    output = capsys.readouterr().out
+    assert "would upload 3 files" in output
+    assert "(private where it is new, sdk docker, port 9000)" in output
+    assert "Dockerfile\n" in output
+    assert "left out: .env (may hold a secret)" in output
 
 
-def test_impossible_words_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_invalid_options_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     source = str(folder(tmp_path))
-    for words, said in (
+    for arguments, expected in (
         (["--space", "dice"], "expected --space OWNER/NAME, got 'dice'"),
         (["--space", "me/dice", "--registry", "a.b"], "expected --registry or --space, got both"),
         (["--space", "me/dice", source], "expected one folder for a Space, got 2"),
@@ -171,8 +171,8 @@ def test_impossible_words_are_refused(capsys: pytest.CaptureFixture[str], tmp_pa
         ([], "expected --registry HOST[:PORT]/NAMESPACE for dice-env:latest"),
         (["--registry", "https://a.b/c"], "without a scheme"),
     ):
-        assert main(["push", source, *words]) == 2
-        assert said in capsys.readouterr().err
+        assert main(["push", source, *arguments]) == 2
+        assert expected in capsys.readouterr().err
 
 
 # ---- the upload
@@ -182,8 +182,13 @@ def push(
     hub: FakeHub, source: Path, home: Path, *words: str, token: str | None
 ) -> subprocess.CompletedProcess[str]:
     # In a process of its own: the library reads its surroundings when it is imported.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    surroundings = {**kept, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    surroundings = {
+        **variables,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
     if token is not None:
         surroundings["HF_TOKEN"] = token
     command = [sys.executable, "-m", "openenv_core.cli", "push", str(source), "--space", "me/dice", *words]
@@ -192,35 +197,35 @@ def push(
 
 @pytest.fixture
 def dice(tmp_path: Path) -> Path:
-    made = tmp_path / "dice_env"
-    (made / "server").mkdir(parents=True)
-    (made / "server" / "Dockerfile").write_text("FROM python:3.11-slim\n")
-    (made / "openenv.yaml").write_text("name: dice_env\n")
-    (made / ".env").write_text("SECRET=1\n")
-    return made
+    env_folder = tmp_path / "dice_env"
+    (env_folder / "server").mkdir(parents=True)
+    (env_folder / "server" / "Dockerfile").write_text("FROM python:3.11-slim\n")
+    (env_folder / "openenv.yaml").write_text("name: dice_env\n")
+    (env_folder / ".env").write_text("SECRET=1\n")
+    return env_folder
 
 
 @pytest.mark.slow
-def test_a_space_is_made_and_filled_and_what_is_no_more_goes(dice: Path, tmp_path: Path) -> None:
+def test_space_is_created_filled_and_old_files_deleted(dice: Path, tmp_path: Path) -> None:
     with fake_hub() as hub:
         hub.files = {"old.py": b"x", "README.md": b"y"}
         done = push(hub, dice, tmp_path, "--private", token=hub.token)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == f"{hub.url}/spaces/me/dice"
-        (made,) = hub.created
-        assert (made["name"], made["organization"], made["sdk"], made["type"]) == (
+        (space,) = hub.created
+        assert (space["name"], space["organization"], space["sdk"], space["type"]) == (
             "dice",
             "me",
             "docker",
             "space",
         )
-        assert made.get("private") is True or made.get("visibility") == "private"
+        assert space.get("private") is True or space.get("visibility") == "private"
         assert set(hub.files) == {"Dockerfile", "README.md", "openenv.yaml"}
         assert b"sdk: docker" in hub.files["README.md"]
 
 
 @pytest.mark.parametrize("client", ["httpx", "httpx2"])
-def test_a_hub_that_does_not_answer_is_reported_whatever_the_library_s_client_is(
+def test_unreachable_hub_is_reported_for_any_client_library(
     client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class SilenceError(Exception):
@@ -238,7 +243,7 @@ def test_a_hub_that_does_not_answer_is_reported_whatever_the_library_s_client_is
 
 
 @pytest.mark.soak
-def test_a_hub_that_does_not_let_us_is_told_apart(dice: Path, tmp_path: Path) -> None:
+def test_refused_access_to_the_hub_is_its_own_error(dice: Path, tmp_path: Path) -> None:
     with fake_hub() as hub:
         without = push(hub, dice, tmp_path, token=None)
         assert without.returncode == 1

@@ -1,4 +1,4 @@
-"""Running code: a folder as the released coding environment is laid out, its client, and our own code interpreter."""
+"""Running code: a folder laid out like the released coding environment, its client, and the code interpreter."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -38,7 +38,7 @@ EPISODE: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Callable[[str], str]]:
-    """Return where a release, or we, serve the folder; or where our own interpreter is served."""
+    """Return the URL of the folder, served by a release or by us, or of our own interpreter."""
     urls: dict[str, str] = {}
     with ExitStack() as stack:
 
@@ -54,11 +54,13 @@ def served() -> Iterator[Callable[[str], str]]:
         yield of
 
 
-def played(url: str, version: str | None, whose: str, plan: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Return what the async client saw, and what the sync one did."""
-    seen: dict[str, list[Any]] = drive(version, "coding_client", url, str(FOLDER), whose, plan=plan)
-    assert tuple(seen) == FACES
-    return seen
+def play_folder(
+    url: str, version: str | None, whose: str, plan: list[dict[str, Any]]
+) -> dict[str, list[Any]]:
+    """Return what the async and the sync client observed."""
+    observed: dict[str, list[Any]] = drive(version, "coding_client", url, str(FOLDER), whose, plan=plan)
+    assert tuple(observed) == FACES
+    return observed
 
 
 def check_episode(outcomes: list[Any]) -> None:
@@ -88,17 +90,17 @@ def check_episode(outcomes: list[Any]) -> None:
         *(("folder", *client) for client in EVERY_CLIENT),
     ],
 )
-def test_the_folder_is_served_as_by_its_release_for_every_client(
+def test_folder_is_served_as_by_its_release_to_every_client(
     served_by: str, version: str | None, whose: str, served: Callable[[str], str]
 ) -> None:
-    for outcomes in played(served(served_by), version, whose, EPISODE).values():
+    for outcomes in play_folder(served(served_by), version, whose, EPISODE).values():
         check_episode(outcomes)
         assert outcomes[6]["reward"] == pytest.approx(-0.9)
         if served_by == "folder":
             assert outcomes[1]["reward"] == pytest.approx(0.1)
 
 
-def test_the_folders_code_runs_in_the_sandbox(served: Callable[[str], str]) -> None:
+def test_code_of_the_folder_runs_in_the_sandbox(served: Callable[[str], str]) -> None:
     plan = [
         {"reset": {}},
         {"code": "import os\nprint(os.getppid())\n[1, 'a', None]"},
@@ -108,7 +110,7 @@ def test_the_folders_code_runs_in_the_sandbox(served: Callable[[str], str]) -> N
         {"code": "print(os)"},
         {"code": "print(safe_json_dumps({'a': {1, 2}}))"},
     ]
-    seen = played(served("folder"), None, "ours", plan)["async"]
+    seen = play_folder(served("folder"), None, "ours", plan)["async"]
     _, first, network, passwd, ended, lost, helped = seen
     assert first["observation"]["stdout"].endswith("\n[1, 'a', None]")
     for refused in (network, passwd):
@@ -121,11 +123,11 @@ def test_the_folders_code_runs_in_the_sandbox(served: Callable[[str], str]) -> N
 
 
 @pytest.mark.parametrize(("version", "whose"), EVERY_CLIENT)
-def test_released_coding_clients_play_our_code_interpreter(
+def test_released_coding_clients_play_the_code_interpreter(
     version: str | None, whose: str, served: Callable[[str], str]
 ) -> None:
     """Their observation model refuses every key that the released environment does not send."""
-    for outcomes in played(served("code_interpreter"), version, whose, EPISODE).values():
+    for outcomes in play_folder(served("code_interpreter"), version, whose, EPISODE).values():
         check_episode(outcomes)
         seen = [outcome["observation"] for outcome in outcomes if "observation" in outcome]
         assert all({"stdout", "stderr", "exit_code"} <= set(one) <= RELEASED_FIELDS for one in seen)
@@ -138,9 +140,7 @@ def test_released_coding_clients_play_our_code_interpreter(
 
 
 @pytest.mark.parametrize("version", OVER_SOCKETS)
-async def test_our_typed_client_plays_released_coding_servers(
-    version: str, served: Callable[[str], str]
-) -> None:
+async def test_typed_client_plays_released_coding_servers(version: str, served: Callable[[str], str]) -> None:
     async with CodeInterpreterEnv(served(version)) as env:
         begun = (await env.reset()).observation
         assert (begun.status, begun.stdout, begun.outputs, begun.isolation) == ("ok", "", (), "")

@@ -1,4 +1,4 @@
-"""Every line of the wire's sections 2 and 3, sent to the released 0.10 server and to ours; both answer alike.
+"""Every line of sections 2 and 3 of the wire, sent to the released 0.10 server and to ours; the replies match.
 
 Where ours answers otherwise on purpose, `ON_PURPOSE` says what it answers and why. Words of messages are free
 wherever no client reads them: codes, statuses and shapes are not.
@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 FOLDER = Path(__file__).parent / "folders" / "moody_env"
-PATIENCE_S = 30
+WAIT_TIMEOUT_S = 30
 
 Frames = list[Any]
 
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file; while it is there, no environment can be made."""
+    """A file; while it exists, no environment can be constructed."""
     return tmp_path_factory.mktemp("moody") / "broken"
 
 
@@ -171,8 +171,8 @@ def invalid(kind: str, place: list[str], text: str, value: Any, **context: Any) 
     }
 
 
-def answered(said: Any) -> dict[str, Any]:
-    return {"observation": {"metadata": {}, "said": said}, "reward": None, "done": False}
+def answered(expected: Any) -> dict[str, Any]:
+    return {"observation": {"metadata": {}, "said": expected}, "reward": None, "done": False}
 
 
 FORBIDDEN = invalid(
@@ -245,30 +245,36 @@ SAID = {"Invalid message", "in a bad mood"}
 """Texts of errors that callers see as the wire has them; others are each server's own."""
 
 
-def alike(value: Any) -> Any:
-    """Leave out what differs between two runs of one server, and the words of errors."""
+def without_differences(value: Any) -> Any:
+    """Remove what differs between two runs of one server, and error texts."""
     match value:
         case str():
             return UNIQUE.sub("<id>", value)
         case list():
-            return [alike(part) for part in value]
+            return [without_differences(part) for part in value]
         case {"code": _, "message": text, **rest}:
-            return {**alike(rest), "code": value["code"], "message": text if text in SAID else "<text>"}
+            return {
+                **without_differences(rest),
+                "code": value["code"],
+                "message": text if text in SAID else "<text>",
+            }
         case {"type": "json_invalid", "loc": place}:
             return {"type": "json_invalid", "loc": place}
         case dict():
-            return {name: alike(part) for name, part in value.items() if name != "url"}
+            return {name: without_differences(part) for name, part in value.items() if name != "url"}
         case _:
             return value
 
 
-def asked(url: str, method: str, path: str, body: Any) -> tuple[int, Any]:
+def exchange_request(url: str, method: str, path: str, body: Any) -> tuple[int, Any]:
     status, answer = exchange(url, method, path, body)
-    return status, "<page>" if isinstance(answer, str) and answer.lstrip().startswith("<") else alike(answer)
+    return status, "<page>" if isinstance(answer, str) and answer.lstrip().startswith(
+        "<"
+    ) else without_differences(answer)
 
 
-def told(url: str, frames: Frames) -> list[Any]:
-    """Send frames on a socket of their own; return the replies, and the code where the server has closed."""
+def exchange_frames(url: str, frames: Frames) -> list[Any]:
+    """Send frames on a new socket; return the replies, and the close code if the server closed it."""
     replies: list[Any] = []
     with opened(url) as socket:
         for frame in frames:
@@ -283,7 +289,7 @@ def told(url: str, frames: Frames) -> list[Any]:
 def ask(socket: ClientConnection, frame: Any) -> Any:
     with suppress(ConnectionClosed):  # what the server said before it closed can be read still
         socket.send(frame if isinstance(frame, str | bytes) else json.dumps(frame))
-    return alike(json.loads(socket.recv(PATIENCE_S)))
+    return without_differences(json.loads(socket.recv(WAIT_TIMEOUT_S)))
 
 
 def opened(url: str) -> ClientConnection:
@@ -291,8 +297,8 @@ def opened(url: str) -> ClientConnection:
 
 
 @pytest.mark.parametrize(("method", "path", "body"), HTTP, ids=lambda value: str(value)[:60])
-def test_plain_http(method: str, path: str, body: Any, pair: Pair) -> None:
-    theirs, ours = (asked(url, method, path, body) for url in pair)
+def test_http_exchanges_match_the_released_server(method: str, path: str, body: Any, pair: Pair) -> None:
+    theirs, ours = (exchange_request(url, method, path, body) for url in pair)
     line = f"{method} {path} {body}"
     if line in ON_PURPOSE:
         assert theirs != ours
@@ -302,8 +308,8 @@ def test_plain_http(method: str, path: str, body: Any, pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("line", SOCKET)
-def test_sockets(line: str, pair: Pair) -> None:
-    theirs, ours = (told(url, SOCKET[line]) for url in pair)
+def test_socket_exchanges_match_the_released_server(line: str, pair: Pair) -> None:
+    theirs, ours = (exchange_frames(url, SOCKET[line]) for url in pair)
     if line in ON_PURPOSE:
         assert theirs != ours
         assert ours == ON_PURPOSE[line][0]
@@ -311,8 +317,8 @@ def test_sockets(line: str, pair: Pair) -> None:
         assert ours == theirs
 
 
-def test_schemas_describe_the_same_models(pair: Pair) -> None:
-    """Ours say nothing of the fields that every model has; names, types and what is required are the same."""
+def test_schemas_match_the_released_ones(pair: Pair) -> None:
+    """Ours omit the fields that every model has; names, types and required fields are the same."""
     theirs, ours = (exchange(url, "GET", "/schema")[1] for url in pair)
     assert set(ours) == set(theirs)
     for part in ("action", "observation", "state"):
@@ -321,62 +327,68 @@ def test_schemas_describe_the_same_models(pair: Pair) -> None:
         assert set(ours[part]["properties"]) == set(theirs[part]["properties"])
 
 
-def test_the_version_that_validators_choose_their_profile_by(pair: Pair) -> None:
+def test_version_matches_the_released_profile(pair: Pair) -> None:
     theirs, ours = (exchange(url, "GET", "/openapi.json")[1] for url in pair)
     assert ours["info"]["version"] == theirs["info"]["version"]
     assert set(ours["paths"]) == {*theirs["paths"], "/capacity"}
 
 
-def test_capacity(pair: Pair) -> None:
+def test_capacity_errors_match(pair: Pair) -> None:
     answers = []
     for url in pair:
         with opened(url) as first, opened(url) as second, opened(url) as third:
-            answers.append(alike(json.loads(third.recv(PATIENCE_S))))
+            answers.append(without_differences(json.loads(third.recv(WAIT_TIMEOUT_S))))
             with pytest.raises(ConnectionClosed) as closed:
-                third.recv(PATIENCE_S)
+                third.recv(WAIT_TIMEOUT_S)
             assert closed.value.rcvd is not None
             answers.append(closed.value.rcvd.code)
             for socket in (first, second):
                 socket.send(json.dumps({"type": "state"}))
-                assert json.loads(socket.recv(PATIENCE_S)) == LIVES
+                assert json.loads(socket.recv(WAIT_TIMEOUT_S)) == LIVES
     assert answers[2:] == answers[:2]
     data = {"code": "CAPACITY_REACHED", "message": "<text>", "active_sessions": 2, "max_sessions": 2}
     assert answers[0] == {"type": "error", "data": data}
 
 
-def test_a_session_made_over_http_is_attached_to(pair: Pair) -> None:
+def test_session_created_over_http_can_be_attached(pair: Pair) -> None:
     """The released tool client's way: create, attach, leave, attach again, close."""
     stories = []
     for url in pair:
         story: list[Any] = []
-        made = exchange(url, "POST", "/mcp", rpc("openenv/session/create"))[1]
-        name = made["result"]["session_id"]
+        created = exchange(url, "POST", "/mcp", rpc("openenv/session/create"))[1]
+        name = created["result"]["session_id"]
         place = f"{url.replace('http', 'ws', 1)}/ws?session_id="
         for visit in range(2):
             with connect(place + name, proxy=None) as socket:
                 story += [ask(socket, step("fine")), ask(socket, STATE)]
                 with connect(place + name, proxy=None) as another:
-                    refused = json.loads(another.recv(PATIENCE_S))
+                    refused = json.loads(another.recv(WAIT_TIMEOUT_S))
                     story.append(refused["data"]["message"].replace(name, "<id>"))
                 if visit:
                     closing = exchange(url, "POST", "/mcp", rpc("openenv/session/close", session_id=name))[1]
-                    story.append(alike(closing))
-        deadline = time.monotonic() + PATIENCE_S
+                    story.append(without_differences(closing))
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
         while time.monotonic() < deadline:
             with connect(place + name, proxy=None) as socket:
                 answer = ask(socket, STATE)
             if answer["type"] == "error":
                 break
         story.append(answer)
-        story.append(alike(exchange(url, "POST", "/mcp", rpc("openenv/session/close", session_id=name))[1]))
+        story.append(
+            without_differences(
+                exchange(url, "POST", "/mcp", rpc("openenv/session/close", session_id=name))[1]
+            )
+        )
         stories.append(story)
     assert stories[1] == stories[0]
 
 
-def test_a_constructor_that_raises(pair: Pair, broken: Path) -> None:
+def test_failed_constructor_matches(pair: Pair, broken: Path) -> None:
     broken.touch()
     try:
-        theirs, ours = ([told(url, [STATE]), asked(url, "POST", "/reset", {})] for url in pair)
+        theirs, ours = (
+            [exchange_frames(url, [STATE]), exchange_request(url, "POST", "/reset", {})] for url in pair
+        )
     finally:
         broken.unlink()
     assert ours[0] == theirs[0]
@@ -396,7 +408,7 @@ def test_production_mode_serves_no_reset_step_or_state() -> None:
         our_server(str(FOLDER), OPENENV_MODE="production") as ours,
     ):
         for line in lines:
-            assert [asked(url, *line)[0] for url in (theirs, ours)] == [404, 404]
+            assert [exchange_request(url, *line)[0] for url in (theirs, ours)] == [404, 404]
         # Flaw 11: the released server takes them on the socket all the same.
-        assert told(theirs, [{"type": "reset"}])[0]["type"] == "observation"
-        assert told(ours, [{"type": "reset"}])[0]["data"]["code"] == "UNKNOWN_TYPE"
+        assert exchange_frames(theirs, [{"type": "reset"}])[0]["type"] == "observation"
+        assert exchange_frames(ours, [{"type": "reset"}])[0]["data"]["code"] == "UNKNOWN_TYPE"

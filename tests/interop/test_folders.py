@@ -1,4 +1,4 @@
-"""Folders written for the released package, served by ours and played by everybody's clients."""
+"""Folders written for the released package, served by our server and played by everybody's clients."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from openenv_core.rubrics import SCORES
 @pytest.mark.soak
 @pytest.mark.parametrize("whose", ["released", "ours"])
 @pytest.mark.parametrize("version", OVER_SOCKETS)
-def test_the_clients_of_the_scaffold_see_no_difference(
+def test_scaffold_clients_see_no_difference(
     version: str, whose: str, scaffolds: Callable[[str], Path], released_url: Callable[[str], str]
 ) -> None:
     """The scaffold's own client class, under its release and under ours, against its release's server and ours."""
@@ -31,8 +31,8 @@ def test_the_clients_of_the_scaffold_see_no_difference(
     assert ours[1]["observation"]["echoed_message"] == "hello"
 
 
-def test_environments_of_released_rubrics_earn_the_same_and_tell_their_parts() -> None:
-    """A gate, a trajectory's rubric and a judge, played by a released client on the release's server and on ours."""
+def test_released_rubrics_give_the_same_rewards_and_scores() -> None:
+    """A gate, a trajectory rubric and a judge, played by a released client on a released server and on ours."""
     folders = Path(__file__).parent / "folders"
     plan = [[{"reset": {}}, *({"step": {"word": word}} for word in ("one", "Two", "one"))]]
     with chat_server("I say 0.5.") as judge:
@@ -64,7 +64,7 @@ def test_environments_of_released_rubrics_earn_the_same_and_tell_their_parts() -
 
 
 @pytest.mark.soak
-def test_a_folder_of_the_first_release_is_refused_by_name(scaffolds: Callable[[str], Path]) -> None:
+def test_folder_of_the_first_release_is_refused(scaffolds: Callable[[str], Path]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "openenv_core.cli", "serve", str(scaffolds("0.1.1")), "--port", "0"],
         env=environment(PYTHONPATH=str(ROOT)),

@@ -1,4 +1,4 @@
-"""A page that an author has made with Gradio: the real one, as the released package brings it, before our server."""
+"""A page that an author made with Gradio, as the released package has it, on our server."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ for visitor, name in ((one, "reset"), (one, "step"), (two, "reset"), (two, "step
 
 
 def gradio_alone(folder: Path) -> str:
-    """Return a folder with Gradio and what it stands on, without what is here, or the released package."""
+    """Return a folder with Gradio and its dependencies, without those installed here and the released package."""
     (there,) = python("0.10.0").parents[1].glob("lib/python3*/site-packages")
     here = {path.name.partition("-")[0] for path in Path(sys.prefix).glob("lib/python3*/site-packages/*")}
     for path in there.iterdir():
@@ -27,7 +27,7 @@ def gradio_alone(folder: Path) -> str:
     return str(folder)
 
 
-def test_visitors_of_a_page_of_gradio_s_have_sessions_of_their_own(tmp_path: Path) -> None:
+def test_visitors_of_a_gradio_page_have_their_own_sessions(tmp_path: Path) -> None:
     folders = ":".join((gradio_alone(tmp_path), str(DRIVERS), SUPPORT))
     variables = environment(PYTHONPATH=folders, GRADIO_ANALYTICS_ENABLED="False")
     with serve(

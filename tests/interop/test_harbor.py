@@ -1,4 +1,4 @@
-"""Harbor's own trials of our tasks: its solution and its agent that does nothing earn there what they earn here."""
+"""Harbor's own trials of our tasks: its oracle and its idle agent get the same rewards as here."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from released import DRIVERS, ROOT, environment
 __all__ = ["engine"]
 
 HARBOR = ROOT / ".venvs" / "harbor-3.12" / "bin" / "python"
-PATIENCE_S = 500
+WAIT_TIMEOUT_S = 500
 
 
 @pytest.mark.docker
@@ -25,11 +25,11 @@ PATIENCE_S = 500
         pytest.param(("fix-median", "make-tool", "report"), marks=pytest.mark.soak),
     ],
 )
-def test_its_verdicts_are_ours(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_verdicts_match_those_of_harbor(names: tuple[str, ...], tmp_path: Path) -> None:
     if not HARBOR.is_file():
         missing("needs Harbor on Python 3.12: PROFILE=harbor scripts/newer-python --version")
     command = [HARBOR, DRIVERS / "harbor_trials.py", tmp_path, *(TASKS / name for name in names)]
-    done = finished(*command, env=environment(), cwd=tmp_path, timeout_s=PATIENCE_S)
+    done = finished(*command, env=environment(), cwd=tmp_path, timeout_s=WAIT_TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert list(told) == list(names)

@@ -1,4 +1,4 @@
-"""MCP clients of today, at their defaults, at the URL that a user has: every verb."""
+"""Current MCP clients with their default settings: every method."""
 
 import json
 import subprocess
@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from missing import missing
-from released import DRIVERS, PATIENCE_S, ROOT, environment, our_server
+from released import DRIVERS, ROOT, WAIT_TIMEOUT_S, environment, our_server
 
 FASTMCP = ROOT / ".venvs" / "fastmcp" / "bin" / "python"
 
 
 @pytest.mark.parametrize("package", ["mcp", "fastmcp"])
-def test_every_verb_at_the_defaults(package: str) -> None:
+def test_every_method_works_with_default_arguments(package: str) -> None:
     interpreter = Path(sys.executable) if package == "mcp" else FASTMCP
     if not interpreter.is_file():
         missing("needs fastmcp 4 in .venvs/fastmcp; get it with ./scripts/test --all")
@@ -24,9 +24,9 @@ def test_every_verb_at_the_defaults(package: str) -> None:
                 env=environment(),
                 capture_output=True,
                 text=True,
-                timeout=PATIENCE_S,
+                timeout=WAIT_TIMEOUT_S,
                 check=False,
             )
         assert done.returncode == 0, done.stdout + done.stderr
-        found = json.loads(done.stdout.splitlines()[-1])
-        assert found == {"tool": True, "called": True, "read": True, "prompted": True}
+        results = json.loads(done.stdout.splitlines()[-1])
+        assert results == {"tool": True, "called": True, "read": True, "prompted": True}

@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from released import OVER_SOCKETS, PATIENCE_S, drive, environment, our_server, python
+from released import OVER_SOCKETS, WAIT_TIMEOUT_S, drive, environment, our_server, python
 
 from openenv_core import GenericEnvClient
 from servers.routes.websocket import HANDSHAKE_WAIT_S
@@ -19,7 +19,9 @@ EVERY_CLIENT = [
 
 
 @pytest.mark.parametrize(("version", "face"), EVERY_CLIENT)
-def test_whole_episodes_of_the_counter_and_its_errors(version: str, face: str, counter_url: str) -> None:
+def test_released_clients_play_whole_episodes_and_get_errors(
+    version: str, face: str, counter_url: str
+) -> None:
     plan = [
         {"reset": {"seed": 7}},
         {"play": {"amount": 1}},
@@ -42,7 +44,7 @@ def test_whole_episodes_of_the_counter_and_its_errors(version: str, face: str, c
     assert (again["observation"]["total"], last["done"]) == (9, True)
 
 
-def test_clients_with_models_read_every_mark_in_the_metadata() -> None:
+def test_typed_clients_read_outcome_fields_in_the_metadata() -> None:
     marks = {"truncated": True, "infrastructure_error": "no disk", "unscored": "no judge"}
     with our_server("counter:cut_off_app") as url:
         for version in ("0.10.0", "0.2.3"):
@@ -58,9 +60,7 @@ def test_clients_with_models_read_every_mark_in_the_metadata() -> None:
 @pytest.mark.parametrize(
     ("processes", "clients", "slots"), [(1, 60, 20), pytest.param(4, 500, 500, marks=soak)]
 )
-def test_of_a_crowd_nobody_is_refused_to_whom_a_slot_comes_in_time(
-    processes: int, clients: int, slots: int
-) -> None:
+def test_crowd_is_admitted_as_slots_come_free(processes: int, clients: int, slots: int) -> None:
     with our_server("counter:app", "--max-sessions", str(slots)) as url, ThreadPoolExecutor() as pool:
         crowds = [pool.submit(drive, "0.10.0", "crowd", url, str(clients), "0.2") for _ in range(processes)]
         ended = [one for crowd in crowds for one in crowd.result()]
@@ -75,7 +75,7 @@ def test_of_a_crowd_nobody_is_refused_to_whom_a_slot_comes_in_time(
 
 @soak
 @pytest.mark.parametrize(("version", "face"), EVERY_CLIENT)
-def test_the_client_that_is_one_too_many_reads_why(version: str, face: str) -> None:
+def test_client_over_the_cap_reads_why(version: str, face: str) -> None:
     with our_server("counter:solo_app") as url:
         (first, second) = drive(version, "episodes", url, face, plan=[[{"reset": {}}], [{"reset": {}}]])
         assert first[0]["observation"]["total"] == 0
@@ -87,7 +87,7 @@ def test_the_client_that_is_one_too_many_reads_why(version: str, face: str) -> N
         assert third[0]["observation"]["total"] == 3
 
 
-def test_the_first_release_plays_whole_episodes_in_a_session_of_its_own(counter_url: str) -> None:
+def test_first_release_plays_whole_episodes_in_its_own_session(counter_url: str) -> None:
     one, two = (
         drive("0.1.1", "plain_http", counter_url, session, plan=["reset", *[{"amount": 5}] * 2, "state"])
         for session in ("one", "two")
@@ -99,7 +99,7 @@ def test_the_first_release_plays_whole_episodes_in_a_session_of_its_own(counter_
 
 
 @soak
-def test_the_first_release_without_a_session_gets_an_instance_a_call(counter_url: str) -> None:
+def test_first_release_without_a_session_gets_an_instance_per_call(counter_url: str) -> None:
     plan = ["reset", {"amount": 5}, {"amount": 5}, "state"]
     outcomes = drive("0.1.1", "plain_http", counter_url, "", plan=plan)
     assert [o.get("observation", {}).get("total") for o in outcomes] == [0, 5, 5, None]
@@ -108,11 +108,11 @@ def test_the_first_release_without_a_session_gets_an_instance_a_call(counter_url
 
 @pytest.mark.soak
 @pytest.mark.parametrize("target", ["blackjack", "counter:app"])
-def test_the_released_validator_passes_our_servers(target: str) -> None:
+def test_released_validator_passes(target: str) -> None:
     with our_server(target) as url:
         command = [str(python("0.10.0").parent / "openenv"), "validate", "--url", url, "--json"]
         done = subprocess.run(
-            command, env=environment(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command, env=environment(), capture_output=True, text=True, timeout=WAIT_TIMEOUT_S, check=False
         )
     report = json.loads(done.stdout)
     assert done.returncode == 0, report

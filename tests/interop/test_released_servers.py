@@ -1,4 +1,4 @@
-"""Our clients, in every face, against released servers."""
+"""Our clients, over every transport, against released servers."""
 
 import asyncio
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Echo(Observation):
 
 
 class EchoClient(EnvClient[dict[str, Any], Echo, State]):
-    """As subclasses for the released package are written."""
+    """A client written like subclasses for the released package."""
 
     def _step_payload(self, action: dict[str, Any]) -> dict[str, Any]:
         return action
@@ -39,8 +39,8 @@ class EchoClient(EnvClient[dict[str, Any], Echo, State]):
         return State(**payload)
 
 
-async def settled(connect: Callable[[], Any]) -> Any:
-    """Connect; the released server gives a slot back a moment after its client has left."""
+async def connect_with_retry(connect: Callable[[], Any]) -> Any:
+    """Connect; the released server frees a slot a moment after its client has left."""
     async with asyncio.timeout(60):
         while True:
             try:
@@ -50,7 +50,7 @@ async def settled(connect: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("version", OVER_SOCKETS)
-async def test_the_async_client(version: str, released_url: Callable[[str], str]) -> None:
+async def test_async_client_plays_released_servers(version: str, released_url: Callable[[str], str]) -> None:
     async def begin() -> Any:
         client = GenericEnvClient(base_url=url)
         try:
@@ -60,10 +60,10 @@ async def test_the_async_client(version: str, released_url: Callable[[str], str]
             raise
 
     url = released_url(version)
-    client, begun = await settled(begin)
+    client, first = await connect_with_retry(begin)
     async with client:
-        assert begun.done is False
-        assert begun.observation["echoed_message"]
+        assert first.done is False
+        assert first.observation["echoed_message"]
         step = await client.step({"message": "hello"})
         assert (step.observation["echoed_message"], step.done) == ("hello", False)
         assert step.reward == pytest.approx(0.5)
@@ -81,20 +81,22 @@ async def test_the_async_client(version: str, released_url: Callable[[str], str]
 
 @pytest.mark.soak
 @pytest.mark.parametrize("version", OVER_SOCKETS)
-def test_the_sync_client_of_a_subclass(version: str, released_url: Callable[[str], str]) -> None:
+def test_sync_client_of_a_subclass_plays_released_servers(
+    version: str, released_url: Callable[[str], str]
+) -> None:
     with EchoClient(base_url=released_url(version)).sync() as client:
-        begun = asyncio.run(settled(lambda: asyncio.to_thread(client.reset)))
-        assert isinstance(begun.observation, Echo)
+        first = asyncio.run(connect_with_retry(lambda: asyncio.to_thread(client.reset)))
+        assert isinstance(first.observation, Echo)
         step = client.step({"message": "hello"})
         assert step.observation.message_length == 5
         assert client.state().step_count == 1
 
 
-async def test_the_first_release_over_plain_http(released_url: Callable[[str], str]) -> None:
-    """It keeps one instance that all share."""
+async def test_client_plays_the_first_release_over_http(released_url: Callable[[str], str]) -> None:
+    """The first release has one instance for all clients."""
     async with GenericEnvClient(base_url=released_url("0.1.1"), transport="http") as client:
-        begun = await client.reset()
-        assert begun.done is False
+        first = await client.reset()
+        assert first.done is False
         for count in (1, 2):
             step = await client.step({"message": "hello"})
             assert step.observation["echoed_message"] == "hello"
@@ -105,7 +107,7 @@ async def test_the_first_release_over_plain_http(released_url: Callable[[str], s
 
 @pytest.mark.soak
 @pytest.mark.parametrize("version", OVER_SOCKETS)
-async def test_later_releases_keep_nothing_over_plain_http_and_that_is_said(
+async def test_later_releases_keep_no_state_over_http_and_that_is_reported(
     version: str, released_url: Callable[[str], str]
 ) -> None:
     async with GenericEnvClient(base_url=released_url(version), transport="http") as client:

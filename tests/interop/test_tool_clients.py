@@ -1,4 +1,4 @@
-"""Tools: released clients against our servers, ours against released servers, standard ones beside both."""
+"""Tools: released clients against our servers, ours against released servers, and standard MCP clients."""
 
 import asyncio
 import json
@@ -68,7 +68,7 @@ def released_tally() -> Iterator[Callable[[str], str]]:
 def test_released_clients_see_no_difference(
     version: str, tally_url: str, folder_url: str, released_tally: Callable[[str], str]
 ) -> None:
-    """By our own environment of tools, by the released folder served by ours, and by its release."""
+    """Against our own tool environment, the released folder on our server, and its own release."""
     urls = (tally_url, folder_url, released_tally(version))
     # The list is a step to 0.3.1; to 0.10 nothing of this is one, since it goes past the step of its own servers.
     steps = {"0.10.0": (6, 6, 0), "0.3.1": (6, 7, 7)}[version]
@@ -91,13 +91,13 @@ def test_released_clients_see_no_difference(
 @pytest.mark.soak
 @pytest.mark.parametrize("version", [*WITH_TOOLS, "ours"])
 @pytest.mark.parametrize("mode", ["simulation", "production"])
-async def test_our_client_calls_tools_of_a_folder(
+async def test_client_calls_tools_of_a_folder(
     version: str, mode: str, folder_url: str, released_tally: Callable[[str], str]
 ) -> None:
     url = folder_url if version == "ours" else released_tally(version)
     async with MCPToolClient(url, mode=mode) as env:
-        begun = await env.reset(seed=3, episode_id="mine")
-        assert (begun.reward, begun.observation.done) == (0.0, False)
+        first = await env.reset(seed=3, episode_id="mine")
+        assert (first.reward, first.observation.done) == (0.0, False)
         tools = await env.list_tools()
         assert [tool.name for tool in tools] == NAMES
         assert tools[0].input_schema["required"] == ["amount"]
@@ -129,11 +129,11 @@ async def test_our_client_calls_tools_of_a_folder(
 
 
 @pytest.mark.soak
-async def test_a_standard_client_sees_all_of_a_folders_server_object(folder_url: str) -> None:
-    heard: list[float] = []
+async def test_standard_client_sees_everything_of_the_server_object(folder_url: str) -> None:
+    progress_values: list[float] = []
 
-    async def hear(progress: float, total: float | None, message: str | None) -> None:
-        heard.append(progress)
+    async def record_progress(progress: float, total: float | None, message: str | None) -> None:
+        progress_values.append(progress)
 
     async with mcp.Client(f"{folder_url}/mcp", mode="legacy") as client:
         assert [tool.name for tool in (await client.list_tools()).tools] == NAMES
@@ -141,10 +141,10 @@ async def test_a_standard_client_sees_all_of_a_folders_server_object(folder_url:
         assert (await client.call_tool("add", {"amount": 2})).structured_content == {"result": 4}
         failed = await client.call_tool("fail", {"why": "because"})
         assert (failed.is_error, "because" in failed.content[0].text) == (True, True)
-        waited = await client.call_tool("wait", {"seconds": 0.01}, progress_callback=hear)
-        assert (waited.structured_content, heard) == ({"result": "waited"}, [0.5])
+        waited = await client.call_tool("wait", {"seconds": 0.01}, progress_callback=record_progress)
+        assert (waited.structured_content, progress_values) == ({"result": "waited"}, [0.5])
         rules = await client.read_resource("tally://rules")
         assert rules.contents[0].text == "Numbers add up."
         assert [one.name for one in (await client.list_resources()).resources] == ["rules"]
-        begun = await client.get_prompt("begin", {"goal": "3"})
-        assert begun.messages[0].content.text == "Count to 3."
+        prompt = await client.get_prompt("begin", {"goal": "3"})
+        assert prompt.messages[0].content.text == "Count to 3."

@@ -40,8 +40,8 @@ def waiting(env: SyncEnvClient) -> str:
     return "not interrupted"
 
 
-def often(env: SyncEnvClient) -> str:
-    """Interrupt resets at random moments; each reply that comes has to be that of its own request."""
+def interrupted_often(env: SyncEnvClient) -> str:
+    """Interrupt resets at random moments; each reply must belong to its own request."""
     env.connect()
     over = threading.Event()
     armed = False
@@ -80,5 +80,5 @@ def often(env: SyncEnvClient) -> str:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with GenericEnvClient(sys.argv[1]).sync() as client:
-        result = {"waiting": waiting, "often": often}[sys.argv[2]](client)
+        result = {"waiting": waiting, "often": interrupted_often}[sys.argv[2]](client)
     print(result)  # noqa: T201

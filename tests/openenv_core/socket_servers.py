@@ -1,9 +1,13 @@
-"""What servers of the socket's tests say, and one that says nothing."""
+"""Frames and a silent server for the tests of the client's socket."""
 
 import asyncio
+import base64
+import hashlib
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from scripted import url_of
 
 
 def frame(total: int, filler: str = "") -> str:
@@ -11,12 +15,10 @@ def frame(total: int, filler: str = "") -> str:
     return json.dumps({"type": "observation", "data": data})
 
 
-def silent(shakes_hands: bool = True) -> tuple[asyncio.Event, Callable[..., Any]]:
-    """A server of bare TCP that shakes hands, if it does, and then never says a word."""
-    import base64
-    import hashlib
-
-    over = asyncio.Event()
+@asynccontextmanager
+async def silent_server(shakes_hands: bool = True) -> AsyncIterator[str]:
+    """Yield the URL of a bare TCP server that answers the handshake, unless told not to, and nothing else."""
+    finished = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -29,7 +31,11 @@ def silent(shakes_hands: bool = True) -> tuple[asyncio.Event, Callable[..., Any]
             f"Sec-WebSocket-Accept: {accept}\r\n\r\n"
         )
         writer.write(answer.encode() if shakes_hands else b"")
-        await over.wait()
+        await finished.wait()
         writer.close()
 
-    return over, handler
+    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
+        try:
+            yield url_of(server)
+        finally:
+            finished.set()

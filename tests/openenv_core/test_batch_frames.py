@@ -1,4 +1,4 @@
-"""Frames of `ropewalk.v1`: what is written is read, and what is no frame is refused without taking room."""
+"""Frames of `ropewalk.v1`: encoding round-trips, and invalid frames are refused without using memory."""
 
 import json
 import tracemalloc
@@ -43,7 +43,7 @@ def array_of(values: "np.ndarray[Any, Any]") -> Array:
 
 
 @given(st.lists(ARRAYS, max_size=4), st.text(max_size=9))
-def test_what_is_written_is_read(values: list[Any], text: str) -> None:
+def test_encoded_frame_decodes_to_the_same_values(values: list[Any], text: str) -> None:
     frame = encode_frame({"id": b"3", "text": json.dumps(text).encode()}, [array_of(one) for one in values])
     header, arrays = decode_frame(frame)
     assert header == {"id": 3, "text": text}
@@ -59,7 +59,7 @@ VALID: Any = encode_frame(
 
 
 @given(st.data())
-def test_a_frame_that_is_broken_is_refused_or_read_and_takes_no_room(data: st.DataObject) -> None:
+def test_corrupted_frame_is_refused_or_read_without_using_memory(data: st.DataObject) -> None:
     broken = bytearray(VALID)
     for _ in range(data.draw(st.integers(1, 6))):
         at = data.draw(st.integers(0, len(broken) - 1))
@@ -76,7 +76,7 @@ def test_a_frame_that_is_broken_is_refused_or_read_and_takes_no_room(data: st.Da
 @pytest.mark.parametrize(
     "frame", [VALID + bytes(8), VALID + b"1", '{"id": 1, "x": NaN}', '{"id": 1, "x": -Infinity}']
 )
-def test_what_is_behind_the_last_array_and_what_json_lacks_is_refused(frame: str | bytes) -> None:
+def test_trailing_bytes_and_json_constants_are_refused(frame: str | bytes) -> None:
     with pytest.raises(FrameError):
         decode_frame(frame)
 
@@ -96,7 +96,7 @@ SIZES = st.one_of(st.integers(-2, 9), st.integers(1 << 30, 1 << 70), st.just(Tru
     ),
     st.binary(max_size=200),
 )
-def test_a_header_that_lies_is_refused_and_takes_no_room(specs: Any, body: bytes) -> None:
+def test_lying_header_is_refused_without_using_memory(specs: Any, body: bytes) -> None:
     text = json.dumps({"id": 1, "arrays": specs}).encode()
     refused_or_small(len(text).to_bytes(4, "little") + text + bytes(-(4 + len(text)) % 8) + body)
 
@@ -125,7 +125,7 @@ TREES = st.recursive(
 
 
 @given(TREES)
-def test_columns_that_stand_for_nothing_are_refused(tree: Any) -> None:
+def test_columns_that_name_no_array_are_refused(tree: Any) -> None:
     arrays = [array_of(np.arange(4).reshape(2, 2)), array_of(np.zeros(2)), array_of(np.zeros(3))]
     try:
         rows = rows_of(tree, arrays, 2)
@@ -138,7 +138,7 @@ def test_columns_that_stand_for_nothing_are_refused(tree: Any) -> None:
     assert "2" not in text
 
 
-def test_an_array_is_used_once_and_all_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_is_used_once_and_the_total_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     one = array_of(np.zeros((2, 3), np.int8))
     (first, second) = rows_of({"a%": 0, "b": [1]}, [one, one], 2)
     assert json.loads(first) == json.loads(second) == {"a%": [0] * 3, "b": [[0] * 3]}
@@ -163,7 +163,7 @@ def test_an_array_is_used_once_and_all_together_are_bounded(monkeypatch: pytest.
     ],
     ids=str,
 )
-def test_values_of_a_space_are_stacked_as_its_layout_says(space: spaces.Space[Any]) -> None:
+def test_values_of_a_space_are_stacked_by_its_layout(space: spaces.Space[Any]) -> None:
     layout = batch.layout_of(describe_space(space))
     assert layout is not None
     space.seed(1)
@@ -193,12 +193,12 @@ def test_values_of_a_space_are_stacked_as_its_layout_says(space: spaces.Space[An
     ],
     ids=str,
 )
-def test_a_space_whose_values_are_no_arrays_has_no_layout(space: spaces.Space[Any]) -> None:
+def test_space_without_array_values_has_no_layout(space: spaces.Space[Any]) -> None:
     assert batch.layout_of(describe_space(space)) is None
 
 
 @pytest.mark.parametrize("values", [[1.5, 2.0], ["a", "b"], [[1], [2]], [None, 1], [2**70, 1]])
-def test_values_that_are_none_of_a_space_are_no_columns(values: list[Any]) -> None:
+def test_values_outside_the_space_are_refused(values: list[Any]) -> None:
     arrays: list[Array] = []
     with pytest.raises((ValueError, TypeError, OverflowError)):
         columns_of(batch.Leaf("int64", ()), values, arrays)

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
-from forward_proxy import answering, proxy_everything
+from forward_proxy import proxy_everything, recording_proxy
 
 from openenv_core.checker.subject import Subject
 from openenv_core.cli import Command
@@ -50,26 +50,29 @@ def points(monkeypatch: pytest.MonkeyPatch) -> None:
         "odd": f"{__name__}:NO_COMMAND",
         "broken": "rl_bridge.no_such_module:COMMAND",
     }
-    found = [EntryPoint(name, value, cli.GROUP) for name, value in values.items()]
-    monkeypatch.setattr(cli, "entry_points", lambda group: found)
+    entry_points = [EntryPoint(name, value, cli.GROUP) for name, value in values.items()]
+    monkeypatch.setattr(cli, "entry_points", lambda group: entry_points)
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
 
 
-def test_help_lists_all_and_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_commands_and_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 0
     text = capsys.readouterr().out
     assert "try fine" in text
     assert "broken      (not available: No module named" in text
     assert cli.main(["fine"]) == 0
-    for words, said in ((["fine", "--help"], "examples:\n  ropewalk fine"), (["--version"], "ropewalk ")):
-        with pytest.raises(SystemExit) as shown:
-            cli.main(words)
-        assert shown.value.code == 0
-        assert said in capsys.readouterr().out
+    for arguments, expected in (
+        (["fine", "--help"], "examples:\n  ropewalk fine"),
+        (["--version"], "ropewalk "),
+    ):
+        with pytest.raises(SystemExit) as exit_info:
+            cli.main(arguments)
+        assert exit_info.value.code == 0
+        assert expected in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "text"),
+    ("arguments", "status", "text"),
     [
         (["fails"], 2, "ropewalk: expected this, got that\n"),
         (["stops"], 130, ""),
@@ -79,10 +82,10 @@ def test_help_lists_all_and_a_command_runs(capsys: pytest.CaptureFixture[str]) -
         (["odd"], 2, "got int"),
     ],
 )
-def test_what_goes_wrong(
-    words: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
+def test_failing_commands_report_a_message_and_status(
+    arguments: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(words) == status
+    assert cli.main(arguments) == status
     assert text in capsys.readouterr().err
 
 
@@ -100,10 +103,10 @@ sys.exit(run(Command(name="x", help="", configure=lambda parser: None, run=say),
 
 
 @pytest.mark.parametrize(
-    ("full", "status", "said"),
+    ("full", "status", "expected"),
     [(False, 141, ""), (True, 2, "ropewalk: a disk is full: [Errno 28] No space left on device\n")],
 )
-def test_output_that_cannot_be_written_is_no_traceback(full: bool, status: int, said: str) -> None:
+def test_unwritable_output_prints_no_traceback(full: bool, status: int, expected: str) -> None:
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write) as unread, Path("/dev/full").open("w") as of_full_disk:
@@ -114,10 +117,10 @@ def test_output_that_cannot_be_written_is_no_traceback(full: bool, status: int, 
             stderr=subprocess.PIPE,
             text=True,
         )
-    assert (ended.returncode, ended.stderr) == (status, said)
+    assert (ended.returncode, ended.stderr) == (status, expected)
 
 
-def test_a_pipe_that_is_not_ours_is_no_reader_that_went() -> None:
+def test_broken_pipe_of_the_command_itself_is_raised() -> None:
     def of_another(_: argparse.Namespace) -> int:
         raise BrokenPipeError("a connection")
 
@@ -129,22 +132,24 @@ def test_a_pipe_that_is_not_ours_is_no_reader_that_went() -> None:
 # A socket that could not be bound is closed by the end of the process.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["counter:app", "--host", "192.0.2.1"], "choose a --host that this machine has"),
         (["counter:app", "--port", "99999"], "choose another --port"),
         (["nowhere:app"], 'Could not import module "nowhere"'),
     ],
 )
-def test_serve_says_what_is_wrong(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(SERVE, ["--port", "0", *words]) == 2
-    said = capsys.readouterr()
-    assert text in said.err
-    assert "Traceback" not in said.err
-    assert said.out == ""
+def test_serve_reports_what_is_wrong(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(SERVE, ["--port", "0", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert text in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
 
 
-def test_serve_shows_an_authors_mistake_and_nothing_of_its_own(tmp_path: Path) -> None:
+def test_serve_shows_only_the_authors_lines_of_a_traceback(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("app = 1 / 0\n")
     command = [sys.executable, "-m", "openenv_core.cli", "serve", "--port", "0", "broken:app"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -166,22 +171,22 @@ def play(url: str) -> None:
     assert _schema(url, None) == ANSWER
 
 
-def listed(url: str) -> None:
+def list_server(url: str) -> None:
     assert [one.name for one in _ask(url, None)] == ["far"]
 
 
-@pytest.mark.parametrize("ask", [check, play, listed])
+@pytest.mark.parametrize("ask", [check, play, list_server])
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
-def test_proxy_is_asked_for_another_host_alone(
+def test_proxy_is_used_for_remote_hosts_only(
     ask: Callable[[str], None], variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with answering(ANSWER) as (port, asked):
+    with recording_proxy(ANSWER) as (port, requested_urls):
         proxy_everything(monkeypatch, port, variable)
         ask("http://far.example")
-        assert asked
-        assert all(one.startswith("http://far.example/") for one in asked)
-        asked.clear()
+        assert requested_urls
+        assert all(one.startswith("http://far.example/") for one in requested_urls)
+        requested_urls.clear()
         for host in ("127.0.0.1", "localhost"):
             ask(f"http://{host}:{port}")
-        assert asked
-        assert all(one.startswith("/") for one in asked)
+        assert requested_urls
+        assert all(one.startswith("/") for one in requested_urls)

@@ -15,8 +15,8 @@ from counter import Add, Awkward, Count, Counter, CountState, SlowAsync, Unbuild
 from counter_client import CounterEnv
 from scripted import scripted
 from serve_process import SUPPORT
-from serving import eventually, opened, serving
-from socket_servers import frame, silent
+from serving import eventually, open_session, serving
+from socket_servers import frame, silent_server
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request
 
@@ -50,7 +50,7 @@ from servers import create_app
 # Episodes
 
 
-async def test_an_episode() -> None:
+async def test_episode_with_models() -> None:
     async with (
         serving(create_app(Counter, Add, Count)) as address,
         CounterEnv(base_url=f"http://{address}/") as env,
@@ -71,7 +71,7 @@ async def test_an_episode() -> None:
         assert (await env.reset(seed=0)).observation.total == 0
 
 
-async def test_dicts_for_models() -> None:
+async def test_episode_with_dicts() -> None:
     async with (
         serving(create_app(Awkward, Add, Count)) as address,
         GenericEnvClient(f"http://{address}") as env,
@@ -87,7 +87,7 @@ async def test_dicts_for_models() -> None:
             await env.step(3)  # type: ignore[arg-type]
 
 
-async def test_released_subclass_brings_its_own_hooks_and_constructor() -> None:
+async def test_released_subclass_keeps_its_hooks_and_constructor() -> None:
     class Released(EnvClient[Add, int, str]):
         def __init__(self, base_url: str, message_timeout_s: float = 7.0) -> None:
             super().__init__(base_url, message_timeout_s=message_timeout_s)
@@ -120,7 +120,7 @@ async def test_released_subclass_brings_its_own_hooks_and_constructor() -> None:
 # What callers of the released client do
 
 
-def test_errors_are_what_released_callers_catch() -> None:
+def test_errors_subclass_what_released_callers_catch() -> None:
     for ours, caught in (
         (ConnectionFailedError, ConnectionError),
         (ConnectionLostError, ConnectionError),
@@ -163,7 +163,7 @@ async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
         assert (await env.reset()).observation.total == 5
 
 
-async def test_why_a_session_ended_is_told_after_a_timeout() -> None:
+async def test_reason_of_a_session_end_is_reported_after_a_timeout() -> None:
     async def handler(ws: ServerConnection) -> None:
         await ws.recv()
         await proceed.wait()
@@ -215,20 +215,20 @@ def test_timer_of_one_request_does_not_end_the_next(monkeypatch: pytest.MonkeyPa
 
 
 async def test_cancelled_requests_shift_no_later_reply() -> None:
-    asked = 0
+    request_count = 0
 
     async def handler(ws: ServerConnection) -> None:
-        nonlocal asked
+        nonlocal request_count
         async for _ in ws:
-            asked += 1
-            if asked >= 3:
-                for number in range(1, 4) if asked == 3 else (asked,):
+            request_count += 1
+            if request_count >= 3:
+                for number in range(1, 4) if request_count == 3 else (request_count,):
                     await ws.send(frame(number))
 
     async with scripted(handler) as url, CounterEnv(url) as env:
         for number in (1, 2):
             request = asyncio.create_task(env.reset())
-            await eventually(lambda number=number: asked == number)
+            await eventually(lambda number=number: request_count == number)
             request.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await request
@@ -239,7 +239,7 @@ async def test_cancelled_requests_shift_no_later_reply() -> None:
 # Refusals and ends
 
 
-async def test_why_a_session_was_refused() -> None:
+async def test_refused_session_raises_capacity_or_factory_error() -> None:
     async with (
         serving(create_app(Counter, Add, Count)) as address,
         CounterEnv(f"http://{address}") as first,
@@ -270,7 +270,7 @@ async def reset_when_there_is_room(env: CounterEnv, seed: int) -> int:
                 await asyncio.sleep(0.01)
 
 
-async def test_lost_connection_is_told_until_a_reset() -> None:
+async def test_lost_connection_is_reported_until_a_reset() -> None:
     async def handler(ws: ServerConnection) -> None:
         await ws.recv()
         await ws.send(frame(1))
@@ -286,7 +286,7 @@ async def test_lost_connection_is_told_until_a_reset() -> None:
         assert (await env.reset()).observation.total == 1  # in a session of its own
 
 
-async def test_replies_that_are_not_the_wire() -> None:
+async def test_invalid_replies_are_protocol_errors() -> None:
     unread = '{"type":"observation","data":{"observation":{"no":1}}}'
     replies: list[str | bytes] = ["{", "[]", "{}", '{"type":"state","data":{}}', unread, b"\xff"]
     reply: str | bytes = b""
@@ -302,7 +302,7 @@ async def test_replies_that_are_not_the_wire() -> None:
                     await env.reset()
 
 
-async def test_asynchronous_client_is_left_by_async_with_alone() -> None:
+async def test_async_client_refuses_plain_with() -> None:
     with (
         pytest.raises(TypeError, match=r"`with CounterEnv\(\.\.\.\)\.sync\(\) as env:`"),
         CounterEnv("http://h"),
@@ -310,7 +310,7 @@ async def test_asynchronous_client_is_left_by_async_with_alone() -> None:
         pass
 
 
-async def test_nobody_there() -> None:
+async def test_missing_server_is_a_connection_error() -> None:
     with pytest.raises(ConnectionFailedError, match="check that it runs"):
         await CounterEnv("http://127.0.0.1:9").reset()
     async with serving(create_app(Counter, Add, Count)) as address:
@@ -318,7 +318,7 @@ async def test_nobody_there() -> None:
             await CounterEnv(f"http://{address}/nowhere").connect()
 
 
-async def test_who_has_just_got_the_turn_when_the_session_is_ended_asks_nothing() -> None:
+async def test_request_granted_its_turn_as_the_session_ends_is_not_sent() -> None:
     async with serving(create_app(Counter, Add, Count)) as address:
         env = CounterEnv(f"http://{address}")
         await env.reset(seed=0)
@@ -329,29 +329,33 @@ async def test_who_has_just_got_the_turn_when_the_session_is_ended_asks_nothing(
             env._abort_request()  # as a task that closes the client does, before the next one runs
 
         env._request_lock.release = release_and_end  # type: ignore[method-assign]
-        asked = [asyncio.create_task(env.step(Add(amount=1))) for _ in range(2)]
-        assert (await asked[0]).observation.total == 1
+        steps = [asyncio.create_task(env.step(Add(amount=1))) for _ in range(2)]
+        assert (await steps[0]).observation.total == 1
         with pytest.raises(ConnectionLostError, match="has closed the session"):
-            await asked[1]
+            await steps[1]
         await env.close()
 
 
-@pytest.mark.parametrize("how", ["close", "disconnect"])
-async def test_closing_ends_a_request_that_waits(how: str) -> None:
+@pytest.mark.parametrize(
+    ("transport", "how"), [("websocket", "close"), ("websocket", "disconnect"), ("http", "close")]
+)
+async def test_closing_ends_a_waiting_request(transport: str, how: str) -> None:
     env_class = SlowAsync.fresh()
     app = create_app(env_class, Add, Count)
     async with serving(app) as address:
-        env = CounterEnv(f"http://{address}", message_timeout_s=None)
+        env = CounterEnv(f"http://{address}", transport=transport, message_timeout_s=None)
+        await env.reset()
         request = asyncio.create_task(env.step(Add(amount=1)))
         await eventually(env_class.entered.is_set)
         await getattr(env, how)()
         with pytest.raises(ConnectionLostError):
             await request
+        assert transport == "websocket" or app.sessions.active == 0
         await env.close()
         await env.close()
         with pytest.raises(ClientClosedError):
             await env.reset()
-        await eventually(lambda: app.state.sessions.active == 0)
+        await eventually(lambda: app.sessions.active == 0)
 
 
 @pytest.mark.parametrize("how", ["close", "disconnect"])
@@ -394,7 +398,7 @@ async def test_disconnect_that_is_cancelled_closes_no_later_session() -> None:
         assert (await env.reset(seed=2)).observation.total == 2
 
 
-async def test_who_waits_for_answers_of_a_vector_hears_of_each_deadline_and_of_the_end() -> None:
+async def test_vector_recv_raises_for_each_deadline_and_the_close() -> None:
     env_class = SlowAsync.fresh()
     async with (
         serving(create_app(env_class, Add, Count, max_concurrent_envs=4)) as address,
@@ -452,8 +456,8 @@ def test_closed_loop_leaves_no_session_at_the_server(solo_url: str, transport: s
 # URLs and modes
 
 
-def test_secrets_of_a_url_are_never_shown() -> None:
-    for url, words in (
+def test_secrets_of_a_url_are_redacted() -> None:
+    for url, redacted in (
         ("https://me:hush@h:1/base?key=hush#hush", "https://h:1/base"),
         ("ws://h/@me/ws", "ws://h/@me/ws"),
         ("http://hush@h", "http://h"),
@@ -464,7 +468,7 @@ def test_secrets_of_a_url_are_never_shown() -> None:
         ("http://h:80a0?hush", "http://h:80a0"),
         ("blackjack", "blackjack"),
     ):
-        assert redact_url(url) == words
+        assert redact_url(url) == redacted
     assert repr(CounterEnv("http://me:hush@h").sync()) == "<CounterEnv http://h, not connected>.sync()"
     for url in ("ftp://me:hush@h", "me:hush@h:1", "http://me:hush@[::1"):
         with pytest.raises(ConfigurationError, match="expected a URL") as refused:
@@ -472,7 +476,7 @@ def test_secrets_of_a_url_are_never_shown() -> None:
         assert "hush" not in str(refused.value)
 
 
-def test_urls() -> None:
+def test_urls_are_normalised_and_checked() -> None:
     assert websocket_url("http://h:1") == "ws://h:1/ws"
     assert websocket_url("https://h/base/") == "wss://h/base/ws"
     assert websocket_url("ws://h:1/ws") == "ws://h:1/ws"
@@ -517,23 +521,20 @@ async def test_more_sessions_of_one_client(transport: str) -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_client_that_is_closed_while_it_makes_a_session() -> None:
-    over, handler = silent(shakes_hands=False)
-    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def test_client_closed_while_it_opens_a_session() -> None:
+    async with silent_server(shakes_hands=False) as url:
         env = CounterEnv(url, connect_timeout_s=0.3)
         making = asyncio.create_task(env.new_session())
         await eventually(lambda: env._children)
         await env.close()
         with pytest.raises(ConnectionFailedError, match="no answer within"):
             await making
-        over.set()
 
 
 async def test_attached_client_leaves_its_session_standing() -> None:
     app = create_app(Counter, Add, Count)
     async with serving(app) as address:
-        session_id = await opened(address)
+        session_id = await open_session(address)
         async with CounterEnv(f"http://{address}", session_id=session_id) as env:
             await env.reset(seed=3)
         async with CounterEnv(f"http://{address}", session_id=session_id, transport="http") as env:
@@ -542,7 +543,7 @@ async def test_attached_client_leaves_its_session_standing() -> None:
 
 
 class Runtime:
-    """A provider of the released shape: start, wait, stop."""
+    """A provider with the released interface: start, wait, stop."""
 
     def __init__(self, url: str) -> None:
         self.url, self.calls = url, list[Any]()
@@ -559,7 +560,7 @@ class Runtime:
 
 
 class Container:
-    """A provider of the other released shape."""
+    """A provider with the other released interface."""
 
     def __init__(self, url: str) -> None:
         self.url, self.calls = url, list[Any]()
@@ -589,7 +590,7 @@ class Refusing(Runtime):
         raise RuntimeError("cannot schedule new futures after shutdown")  # in the words of an executor
 
 
-async def test_providers_of_the_released_shapes() -> None:
+async def test_providers_of_both_released_interfaces_work() -> None:
     async with serving(create_app(Counter, Add, Count)) as address:
         url = f"http://{address}"
         for provider, calls in ((Runtime(url), ["start", "wait"]), (Container(url), ["start", url])):
@@ -614,7 +615,7 @@ async def test_providers_of_the_released_shapes() -> None:
     assert wanting.calls == ["stop"]
 
 
-async def test_stop_of_a_provider_that_fails_is_not_tried_again() -> None:
+async def test_failed_stop_of_a_provider_is_not_retried() -> None:
     provider = Refusing("http://h")
     with pytest.raises(RuntimeError, match="after shutdown"):
         await CounterEnv(provider=provider).close()
@@ -622,7 +623,7 @@ async def test_stop_of_a_provider_that_fails_is_not_tried_again() -> None:
 
 
 @pytest.mark.slow
-def test_end_of_the_servers_process_is_told() -> None:
+def test_end_of_the_server_process_is_reported() -> None:
     provider = LocalProcessProvider("counter:app", cwd=SUPPORT)
     assert (provider.alive, provider.output()) == (False, "")
     with CounterEnv(provider=provider).sync() as env:
@@ -639,11 +640,11 @@ def test_end_of_the_servers_process_is_told() -> None:
             env.reset()
 
 
-async def test_a_client_that_leaves_the_metadata_out_hears_how_the_episode_ended_all_the_same() -> None:
+async def test_client_hook_without_metadata_still_gets_how_the_episode_ended() -> None:
     class Released(GenericEnvClient):
         def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-            seen = {name: value for name, value in payload["observation"].items() if name != "metadata"}
-            return StepResult(seen, payload["reward"], payload["done"])
+            fields = {name: value for name, value in payload["observation"].items() if name != "metadata"}
+            return StepResult(fields, payload["reward"], payload["done"])
 
     async with serving(cut_off_app) as address, Released(f"http://{address}") as client:
         await client.reset()

@@ -1,4 +1,4 @@
-"""The released package's import paths, as names of ours."""
+"""The released package's import paths, mapped to ours."""
 
 import importlib
 import json
@@ -50,7 +50,7 @@ def hook() -> None:
 
 
 @pytest.mark.usefixtures("hook")
-def test_every_name_of_the_table_is_there() -> None:
+def test_every_name_of_the_table_resolves() -> None:
     names = ReleasedNames(SERVER_NAMES)
     for module in MODULES:
         for name in names.available(module):
@@ -61,7 +61,7 @@ def test_every_name_of_the_table_is_there() -> None:
 
 
 @pytest.mark.usefixtures("hook")
-def test_name_that_is_not_provided_says_so() -> None:
+def test_missing_name_is_reported_as_not_provided() -> None:
     names = ReleasedNames(SERVER_NAMES)
     for module, entry in MODULES.items():
         for name in entry.later:
@@ -78,7 +78,7 @@ def test_name_that_is_not_provided_says_so() -> None:
 
 
 @pytest.mark.usefixtures("hook")
-def test_every_way_to_write_an_import() -> None:
+def test_every_import_form_works() -> None:
     scope: dict[str, Any] = {}
     exec("from openenv.core.env_server import *", scope)
     assert scope["Environment"] is openenv_core.Environment
@@ -100,7 +100,7 @@ def test_every_way_to_write_an_import() -> None:
     assert scope["Chat"](messages=[message]).messages == [message]
 
 
-def test_no_module_of_ours_is_hidden() -> None:
+def test_no_module_of_the_package_is_hidden() -> None:
     ours = {path.stem for path in (ROOT / "openenv_core").iterdir()}
     assert not ours & set(FORMER_ROOTS)
     assert module_for("openenv_core.types") is None
@@ -108,7 +108,7 @@ def test_no_module_of_ours_is_hidden() -> None:
     assert module_for("openenvironment") is None
 
 
-def test_without_install_nothing_is_supplied_and_uninstall_takes_it_away() -> None:
+def test_names_exist_only_between_install_and_uninstall() -> None:
     assert compat.installed() is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("openenv.core")
@@ -124,7 +124,7 @@ def test_without_install_nothing_is_supplied_and_uninstall_takes_it_away() -> No
         importlib.import_module("openenv.core")
 
 
-def test_the_servers_part_comes_from_the_server() -> None:
+def test_server_names_come_from_the_server_package() -> None:
     compat.install()
     scope: dict[str, object] = {}
     exec("from openenv.core.env_server.http_server import create_app", scope)
@@ -136,7 +136,7 @@ def test_the_servers_part_comes_from_the_server() -> None:
 
 
 @pytest.mark.slow
-def test_any_command_has_the_names_in_all_of_its_processes(tmp_path: Path) -> None:
+def test_compat_command_provides_the_names_in_all_child_processes(tmp_path: Path) -> None:
     (tmp_path / "envs" / "elsewhere_env").mkdir(parents=True)
     for folder in (tmp_path / "envs", tmp_path / "envs" / "elsewhere_env"):
         (folder / "__init__.py").touch()
@@ -174,7 +174,7 @@ RELEASED = {
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_beside_the_released_package_it_refuses(
+def test_install_refuses_beside_the_released_package(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, text = RELEASED[name]
@@ -194,7 +194,7 @@ def test_beside_the_released_package_it_refuses(
 
 
 @pytest.mark.slow
-def test_wheel_that_has_overwritten_our_package_is_named(tmp_path: Path) -> None:
+def test_released_wheel_over_our_package_is_reported(tmp_path: Path) -> None:
     """The released wheel brings a package of our name; installed after ours, its __init__ replaces ours."""
     for package in ("openenv_core", "servers"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -223,7 +223,7 @@ def test_wheel_that_has_overwritten_our_package_is_named(tmp_path: Path) -> None
         assert "expected Ropewalk without the released OpenEnv package" in done.stderr.splitlines()[-1]
 
 
-def test_the_table_in_the_docs_is_the_table() -> None:
+def test_documented_table_matches_the_code() -> None:
     names = ReleasedNames(SERVER_NAMES)
     written = {
         (match["module"], name)
@@ -240,7 +240,7 @@ def test_the_table_in_the_docs_is_the_table() -> None:
     assert written == direct
 
 
-async def test_released_server_class_serves_below_somebodys_application() -> None:
+async def test_released_server_class_serves_inside_an_application() -> None:
     app = FastAPI()
 
     @app.get("/mine")
@@ -260,11 +260,11 @@ async def test_released_server_class_serves_below_somebodys_application() -> Non
         HTTPEnvServer(Counter(), Add, Count)  # type: ignore[arg-type]
 
 
-def test_models_of_the_wire_say_what_the_wire_has() -> None:
-    seen = Count(total=3, reward=1.0, metadata={"a": 1})
-    told = serialize_observation(seen)
-    assert json.loads(encode_observation(seen))["data"] == told
-    assert StepResponse(**told).observation == told["observation"]
+def test_released_wire_models_match_the_wire() -> None:
+    observation = Count(total=3, reward=1.0, metadata={"a": 1})
+    serialized = serialize_observation(observation)
+    assert json.loads(encode_observation(observation))["data"] == serialized
+    assert StepResponse(**serialized).observation == serialized["observation"]
     assert {code.value for code in WSErrorCode} == {
         value for name, value in vars(codes).items() if name.isupper() and isinstance(value, str)
     } - {codes.NOT_EXECUTED}  # which is told to clients alone that speak `ropewalk.v1`

@@ -1,4 +1,4 @@
-"""The released package's way of running code, over the sandbox: real interpreters, as an environment would use them."""
+"""The released package's executors, backed by real sandboxed interpreters."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ from openenv_core.compat.types import CodeExecResult
 from openenv_core.sandbox import Limits, SandboxUnavailableError
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,27 +50,27 @@ def executor() -> PyExecutor:
     return PyExecutor()
 
 
-def soon(true: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
+def wait_until_collected(true: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not true() and time.monotonic() < deadline:
         gc.collect()
         time.sleep(0.02)
     return true()
 
 
-def test_state_is_kept_between_runs_and_is_each_executors_own(executor: PyExecutor) -> None:
+def test_state_is_kept_between_runs_and_separate_per_executor(executor: PyExecutor) -> None:
     assert executor.run("x = 41") == CodeExecResult(stdout="", stderr="", exit_code=0)
     assert executor.run("print(x + 1)") == CodeExecResult(stdout="42\n", stderr="", exit_code=0)
     other = PyExecutor(additional_imports=["numpy"])
-    told = other.run("print(x)")
-    assert (told.stdout, told.exit_code) == ("", 1)
-    assert "NameError: name 'x' is not defined" in told.stderr
+    result = other.run("print(x)")
+    assert (result.stdout, result.exit_code) == ("", 1)
+    assert "NameError: name 'x' is not defined" in result.stderr
     with pytest.raises(ConfigurationError, match=r"got 'numpy'; write \['numpy'\]"):
         PyExecutor("numpy")
 
 
-def test_results_are_as_released_executors_give_them(executor: PyExecutor) -> None:
-    for code, shown in (
+def test_results_match_those_of_released_executors(executor: PyExecutor) -> None:
+    for code, stdout in (
         ("1 + 1", "2"),
         ("[1, 'a', None, True]", "[1, 'a', None, True]"),
         ("None", ""),
@@ -79,12 +79,12 @@ def test_results_are_as_released_executors_give_them(executor: PyExecutor) -> No
         ("class Sly:\n    def __repr__(self): return '(' * 50000\nSly()", "(" * 50000),
         ("print(safe_json_dumps({'a': object}))", '{"a": "<class \'object\'>"}\n'),
     ):
-        assert executor.run(code) == CodeExecResult(stdout=shown, stderr="", exit_code=0)
-    told = executor.run("import sys\nprint('so far')\nprint('lost', file=sys.stderr)\n1 / 0")
-    assert (told.stdout, told.exit_code) == ("so far\n", 1)
-    first, *_, last = told.stderr.splitlines()
+        assert executor.run(code) == CodeExecResult(stdout=stdout, stderr="", exit_code=0)
+    result = executor.run("import sys\nprint('so far')\nprint('lost', file=sys.stderr)\n1 / 0")
+    assert (result.stdout, result.exit_code) == ("so far\n", 1)
+    first, *_, last = result.stderr.splitlines()
     assert (first, last) == ("lost", "ZeroDivisionError: division by zero")
-    assert "Traceback (most recent call last):" in told.stderr
+    assert "Traceback (most recent call last):" in result.stderr
     assert executor.run("sys.exit(7)").exit_code == 7
     lost = executor.run("import os; os._exit(3)")
     assert (lost.exit_code, lost.stdout) == (3, "")
@@ -95,14 +95,14 @@ def test_results_are_as_released_executors_give_them(executor: PyExecutor) -> No
 
 
 @pytest.mark.slow
-def test_code_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_code_is_ended_at_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executors, "LIMITS", Limits(timeout_s=0.5, grace_s=0.1))
     executor = PyExecutor()
     executor.run("x = 1")
     for code in ("while True: pass", "import time; time.sleep(600)"):
-        told = executor.run(f"print('so far', flush=True)\n{code}")
-        assert (told.stdout, told.exit_code) == ("so far\n", 124)
-        assert told.stderr.endswith("it ran longer than 0.5 s")
+        result = executor.run(f"print('so far', flush=True)\n{code}")
+        assert (result.stdout, result.exit_code) == ("so far\n", 124)
+        assert result.stderr.endswith("it ran longer than 0.5 s")
     assert executor.run("print(2)").stdout == "2\n"
 
 
@@ -116,11 +116,11 @@ def test_code_runs_in_a_process_that_cannot_see_this_one(executor: PyExecutor, t
 def test_threads_share_one_interpreter_and_take_turns(executor: PyExecutor) -> None:
     engine = executors._engine()
     gc.collect()
-    assert soon(lambda: not engine.sandbox.sessions)
+    assert wait_until_collected(lambda: not engine.sandbox.sessions)
     together = threading.Barrier(4)
 
     def run(number: int) -> int:
-        together.wait(PATIENCE_S)
+        together.wait(WAIT_TIMEOUT_S)
         return executor.run(f"x{number} = {number}\nn = 0").exit_code
 
     with ThreadPoolExecutor(4) as pool:
@@ -131,19 +131,19 @@ def test_threads_share_one_interpreter_and_take_turns(executor: PyExecutor) -> N
     assert executor.run("n").stdout == "20"
 
 
-def test_executor_that_is_dropped_takes_its_interpreter_along(executor: PyExecutor) -> None:
+def test_dropped_executor_ends_its_interpreter(executor: PyExecutor) -> None:
     engine = executors._engine()
     executor.run("x = 1")
     gc.collect()
     before = 1  # those of the tests before are on their way
-    assert soon(lambda: engine.sandbox.sessions == before)
+    assert wait_until_collected(lambda: engine.sandbox.sessions == before)
     dropped = [PyExecutor() for _ in range(3)]
     assert engine.sandbox.sessions == before  # none before its first run
     for one in dropped:
         one.run("x = 1")
     assert engine.sandbox.sessions == before + 3
     del dropped, one
-    assert soon(lambda: engine.sandbox.sessions == before)
+    assert wait_until_collected(lambda: engine.sandbox.sessions == before)
     assert executor.run("x").stdout == "1"
 
 
@@ -154,31 +154,31 @@ def kill_zygote() -> None:
 
 
 @pytest.mark.parametrize("when", ["during", "between"])
-def test_what_the_infrastructure_did_is_no_result(when: str, executor: PyExecutor) -> None:
+def test_killed_zygote_is_an_error_not_a_result(when: str, executor: PyExecutor) -> None:
     """A killed zygote is nobody's exit code. The environment's step raises, and no trainer scores that."""
     executor.run("x = 1")
     session = executor._session
     assert session is not None
     if when == "between":
         kill_zygote()
-        assert soon(lambda: not session.alive)
+        assert wait_until_collected(lambda: not session.alive)
         with pytest.raises(SandboxUnavailableError, match=r"got no result: .*variables and files are gone"):
             executor.run("x")
     else:
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(executor.run, "import time; time.sleep(9)")
-            assert soon(session._turn.locked)
+            running = pool.submit(executor.run, "import time; time.sleep(60)")
+            assert wait_until_collected(session._turn.locked)
             kill_zygote()
             with pytest.raises(SandboxUnavailableError, match=r"got no result: .*has ended; run it again"):
-                running.result(PATIENCE_S)
+                running.result(WAIT_TIMEOUT_S)
     # The next run begins anew, with another zygote.
-    told = executor.run("print(safe_json_dumps('here'))\nx")
-    assert (told.stdout, told.exit_code) == ('"here"\n', 1)
-    assert "NameError" in told.stderr
+    result = executor.run("print(safe_json_dumps('here'))\nx")
+    assert (result.stdout, result.exit_code) == ('"here"\n', 1)
+    assert "NameError" in result.stderr
 
 
 @pytest.mark.slow
-def test_fork_has_interpreters_of_its_own(executor: PyExecutor) -> None:
+def test_fork_has_its_own_interpreters(executor: PyExecutor) -> None:
     program = """
 import os, sys
 from openenv_core.compat.executor import PyExecutor
@@ -196,13 +196,13 @@ if (child := os.fork()) == 0:
 os.waitpid(child, 0)
 print("old:", old.run("x").stdout)
 """
-    done = finished(sys.executable, "-c", program, cwd=ROOT, timeout_s=PATIENCE_S)
+    done = finished(sys.executable, "-c", program, cwd=ROOT, timeout_s=WAIT_TIMEOUT_S)
     assert done.stdout.splitlines() == ["refused: True", "new: 2", "old: 1"], done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["namespaces", "lsm"])
-def test_nothing_stays_when_the_process_ends(level: str) -> None:
+def test_ended_process_leaves_nothing_behind(level: str) -> None:
     program = f"""
 import os, psutil, sys
 from openenv_core.compat import executor
@@ -226,12 +226,12 @@ print(*(process.pid for process in psutil.Process().children(recursive=True)))
             program,
             cwd=ROOT,
             env={**os.environ, "TMPDIR": scratch},
-            timeout_s=PATIENCE_S,
+            timeout_s=WAIT_TIMEOUT_S,
         )
         if "unavailable" in done.stderr:
             missing(f"needs the level {level}: {done.stderr}")
         pids = [int(pid) for pid in done.stdout.split()]
         assert pids, done.stderr
-        assert soon(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+        assert wait_until_collected(lambda: not any(psutil.pid_exists(pid) for pid in pids))
         assert list(Path(scratch).iterdir()) == [], done.stderr
         assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""The released client of a Gitea server, against real git. Gitea itself is stood in for: it cannot be had here."""
+"""The released client of a Gitea server, against real git; a stand-in replaces Gitea."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     httpd.server_close()
 
 
-def test_repositories_are_cloned_reset_and_asked(server: tuple[str, Path], tmp_path: Path) -> None:
+def test_repositories_are_cloned_reset_and_queried(server: tuple[str, Path], tmp_path: Path) -> None:
     url, source = server
     first, last = git("rev-parse", "HEAD^", cwd=source), git("rev-parse", "HEAD", cwd=source)
     client = GitServerClient(url, "me", "se:cret@", str(tmp_path / "workspace"))

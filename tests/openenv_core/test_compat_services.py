@@ -1,4 +1,4 @@
-"""Released clients of Daytona's sandboxes and of Inspect AI's evaluations, by stand-ins for their SDKs."""
+"""Released clients of Daytona's sandboxes and of Inspect AI's evaluations, with stand-ins for their SDKs."""
 
 import sys
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Machine:
     def exec(self, command: str, timeout: float) -> Any:
         self.ran.append(command)
         return SimpleNamespace(
-            result=next((said for part, said in self.prints.items() if part in command), "")
+            result=next((output for part, output in self.prints.items() if part in command), "")
         )
 
     def create_signed_preview_url(self, port: int, expires_in_seconds: int) -> Any:
@@ -38,16 +38,16 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Machine]]:
     """Install a stand-in for the SDK, whose sandboxes print what is given; return those that are made."""
 
     def install(**prints: str) -> list[Machine]:
-        made: list[Machine] = []
+        created: list[Machine] = []
 
         class Daytona:
             def __init__(self, config: Any) -> None:
                 self.config = config
 
             def create(self, params: Any, timeout: float) -> Machine:
-                made.append(Machine(params))
-                made[-1].prints = prints
-                return made[-1]
+                created.append(Machine(params))
+                created[-1].prints = prints
+                return created[-1]
 
             def delete(self, machine: Machine) -> None:
                 machine.deleted = True
@@ -61,18 +61,18 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Machine]]:
             Image=SimpleNamespace(from_dockerfile=lambda path: Path(path).read_text()),
         )
         monkeypatch.setitem(sys.modules, "daytona", sdk)
-        return made
+        return created
 
     return install
 
 
-def test_sandbox_serves_what_its_manifest_names_and_is_deleted(machines: Any) -> None:
-    made = machines(
+def test_sandbox_serves_the_app_of_its_manifest_and_is_deleted(machines: Any) -> None:
+    created = machines(
         **{"test -f": "found", "cat /app": "app: server.app:app\n", "kill -0": "DEAD", "log": "no app"}
     )
     provider = DaytonaProvider(api_key="k", public=True)
     assert provider.start_container("echo:latest", env_vars={"A": "1"}) == "http://127.0.0.1:9/8000"
-    (machine,) = made
+    (machine,) = created
     assert machine.params == SimpleNamespace(image="echo:latest", public=True, env_vars={"A": "1"})
     assert "cd /app/env && python -m uvicorn server.app:app" in machine.ran[-1]
     with pytest.raises(RuntimeError, match=r"process died; its log:\nno app"):
@@ -80,16 +80,16 @@ def test_sandbox_serves_what_its_manifest_names_and_is_deleted(machines: Any) ->
     provider.stop_container()
     provider.stop_container()
     assert machine.deleted
-    made = machines()
+    created = machines()
     with pytest.raises(ConfigurationError, match=r"Could not find openenv\.yaml"):
         DaytonaProvider().start_container("snapshot:mine")
-    assert (made[0].params.snapshot, made[0].deleted) == ("mine", True)
+    assert (created[0].params.snapshot, created[0].deleted) == ("mine", True)
     with pytest.raises(ConfigurationError, match="only supports port 8000"):
         DaytonaProvider().start_container("echo", port=1)
 
 
 def test_dockerfile_is_built_without_its_mounts_and_its_command_serves(machines: Any, tmp_path: Path) -> None:
-    made = machines()
+    created = machines()
     (tmp_path / "server").mkdir()
     file = tmp_path / "server" / "Dockerfile"
     file.write_text(
@@ -97,20 +97,20 @@ def test_dockerfile_is_built_without_its_mounts_and_its_command_serves(machines:
         'RUN a --mount=of-a\nCMD ["serve", "a b"]\n'
     )
     DaytonaProvider().start_container(DaytonaProvider.image_from_dockerfile(str(file)))
-    assert made[0].params.image.splitlines()[2:4] == ["RUN pip x", "RUN a --mount=of-a"]
-    assert "serve '\"'\"'a b'\"'\"'" in made[0].ran[-1]
+    assert created[0].params.image.splitlines()[2:4] == ["RUN pip x", "RUN a --mount=of-a"]
+    assert "serve '\"'\"'a b'\"'\"'" in created[0].ran[-1]
     assert list(tmp_path.iterdir()) == [tmp_path / "server"]
     file.write_text("FROM python\nCOPY nothing /app\n")
     with pytest.raises(ConfigurationError, match="COPY source 'nothing' was not found"):
         DaytonaProvider.image_from_dockerfile(str(file))
 
 
-def test_evaluation_is_handed_on_and_its_metrics_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+def test_evaluation_is_delegated_and_its_metrics_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
     log = SimpleNamespace(status="success", results=None)
 
     def evaluate(task: str, **options: Any) -> list[Any]:
-        asked.append((task, options))
+        calls.append((task, options))
         return [log]
 
     sdk = ModuleType("inspect_ai")
@@ -122,7 +122,7 @@ def test_evaluation_is_handed_on_and_its_metrics_come_back(monkeypatch: pytest.M
     )
     harness = InspectAIHarness(log_dir="logs")
     assert harness.run_from_config(config) == EvalResult(config=config, scores={})
-    assert asked == [("d", {"model": "m", "epochs": 0, "log_dir": "logs"})]
+    assert calls == [("d", {"model": "m", "epochs": 0, "log_dir": "logs"})]
     metrics = {"accuracy": SimpleNamespace(value=0.5)}
     log.results = SimpleNamespace(scores=[SimpleNamespace(metrics=metrics)])
     assert harness.run_from_config(config).scores == {"accuracy": 0.5}
@@ -133,7 +133,7 @@ def test_evaluation_is_handed_on_and_its_metrics_come_back(monkeypatch: pytest.M
         harness.run("1", {}, "d", {})
 
 
-def test_module_that_is_ours_as_a_whole_is_the_module() -> None:
+def test_aliased_module_is_the_same_module() -> None:
     compat.install()
     try:
         from openenv.core import llm_client as released  # type: ignore[import-not-found]

@@ -50,7 +50,7 @@ from openenv_core.tools import (
 from openenv_core.tools.mcp_environment import MCPEnvironment, get_server_tools
 from servers import create_app
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 
 class Reset(Action):
@@ -78,7 +78,7 @@ class Abacus(MCPEnvironment):
 
         @server.tool()  # type: ignore[untyped-decorator]
         def hang() -> str:
-            self.gate.wait(PATIENCE_S)
+            self.gate.wait(WAIT_TIMEOUT_S)
             return "late"
 
         @server.tool()  # type: ignore[untyped-decorator]
@@ -177,7 +177,7 @@ def test_steps_list_and_call_and_failures_are_typed(abacus: Abacus) -> None:
         assert (error.error_type, text in error.message) == (kind, True)
 
 
-async def test_tool_that_hangs_holds_up_nobody(abacus: Abacus) -> None:
+async def test_hanging_tool_blocks_no_other(abacus: Abacus) -> None:
     other = Abacus()
     late = await abacus.step_async(call("hang"), timeout_s=0.05)
     assert late.error.error_type == "timeout"  # type: ignore[attr-defined]
@@ -191,7 +191,7 @@ async def test_tool_that_hangs_holds_up_nobody(abacus: Abacus) -> None:
 # The exit ends the thread of the session with the server object, and another one takes its place.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("how", "why"), [("exit", "SystemExit: 3"), ("itself", "cancelled itself")])
-async def test_tool_that_leaves_takes_nobody_along(abacus: Abacus, how: str, why: str) -> None:
+async def test_tool_that_exits_ends_no_other(abacus: Abacus, how: str, why: str) -> None:
     @abacus.tool()
     async def leave(how: str) -> None:
         if how == "exit":
@@ -211,25 +211,25 @@ async def test_tool_that_leaves_takes_nobody_along(abacus: Abacus, how: str, why
     assert abacus.total == 2
 
 
-def test_nothing_is_left_of_a_closed_one() -> None:
+def test_closed_environment_leaves_nothing_behind() -> None:
     before = set(threading.enumerate())
 
-    def begun() -> set[threading.Thread]:
+    def new_threads() -> set[threading.Thread]:
         return set(threading.enumerate()) - before
 
     env = Abacus()
-    assert not begun()  # the session begins with the first call
+    assert not new_threads()  # the session begins with the first call
     stepped(env, call("add", amount=1))
-    assert begun()
+    assert new_threads()
     env.close()
     env.close()
-    eventually(lambda: not begun())  # threads that tools ran in end with their event loop
+    eventually(lambda: not new_threads())  # threads that tools ran in end with their event loop
     assert (env.mcp_server, env.mcp_client) == (None, None)
     with pytest.raises(ClientClosedError, match="close"):
         env.step(call("add", amount=1))
 
 
-async def test_the_authors_own_session(abacus: Abacus) -> None:
+async def test_session_of_the_author_works(abacus: Abacus) -> None:
     async with abacus.mcp_session() as client:
         assert (await client.call_tool("add", {"amount": 2})).structured_content == {"result": 2}
     abacus.close()
@@ -238,7 +238,7 @@ async def test_the_authors_own_session(abacus: Abacus) -> None:
             pass
 
 
-async def test_it_is_a_host_of_tools_resources_and_prompts(abacus: Abacus) -> None:
+async def test_environment_hosts_tools_resources_and_prompts(abacus: Abacus) -> None:
     assert is_tool_host(Abacus)
     assert [spec.name for spec in await abacus.list_tools()] == ["add", "fail", "hang", "told"]
     result = abacus.call_tool("add", {"amount": 3}, SILENT)
@@ -265,19 +265,19 @@ async def test_it_is_a_host_of_tools_resources_and_prompts(abacus: Abacus) -> No
     with pytest.raises(InvalidArgumentsError):
         await abacus.get_prompt("begin", {}, SILENT)
     assert (await abacus.complete({}, {}, SILENT)).values == []
-    heard: list[Any] = []
+    events: list[Any] = []
 
     class Ear(ToolContext):
         def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-            heard.append((progress, total, message))
+            events.append((progress, total, message))
 
     await abacus.call_tool("told", {}, Ear())  # type: ignore[misc]
     await abacus.step_async(call("told"))
-    assert heard == [(1, 2, "half")]
+    assert events == [(1, 2, "half")]
 
 
 @pytest.mark.parametrize("kind", [Both, PlainOnly])
-async def test_what_the_author_does_in_a_step_happens_by_every_way(kind: type[Abacus]) -> None:
+async def test_step_overrides_apply_over_every_route(kind: type[Abacus]) -> None:
     app = create_app(kind, CallToolAction, CallToolObservation, max_concurrent_envs=4)
     async with serving(app) as address, MCPToolClient(f"http://{address}") as env:
         await env.reset()
@@ -292,8 +292,8 @@ async def test_what_the_author_does_in_a_step_happens_by_every_way(kind: type[Ab
         created = await rpc(address, "openenv/session/create")
         session_id = created["result"]["session_id"]
         params = {"session_id": session_id, "name": "add", "arguments": {"amount": 5}}
-        told = (await rpc(address, "tools/call", params))["result"]
-        assert (told["data"], told["structured_content"], told["is_error"]) == (5, {"result": 5}, False)
+        result = (await rpc(address, "tools/call", params))["result"]
+        assert (result["data"], result["structured_content"], result["is_error"]) == (5, {"result": 5}, False)
         async with socket_to(address, f"?session_id={session_id}") as socket:
             assert (await ask(socket, {"type": "state"}))["data"]["step_count"] == 1
             # Released folders name the action of calls, and mean that of lists as well.
@@ -301,7 +301,7 @@ async def test_what_the_author_does_in_a_step_happens_by_every_way(kind: type[Ab
             assert [tool["name"] for tool in listed["data"]["observation"]["tools"]][:1] == ["add"]
 
 
-async def test_step_may_answer_a_call_with_something_else() -> None:
+async def test_step_may_return_another_observation_for_a_call() -> None:
     env = PlainOnly()
     result = env.call_tool("add", {"amount": 10}, SILENT)
     assert isinstance(result, ToolResult)  # in the caller's thread: servers call it in one of theirs
@@ -313,7 +313,7 @@ async def test_step_may_answer_a_call_with_something_else() -> None:
     over.close()
 
 
-def test_tools_of_one_mode(abacus: Abacus) -> None:
+def test_tools_can_be_limited_to_one_mode(abacus: Abacus) -> None:
     @abacus.tool(mode="production")
     def where(far: int, how: str = "on foot") -> str:
         """Tells where."""
@@ -349,7 +349,7 @@ def test_tools_of_one_mode(abacus: Abacus) -> None:
         abacus.tool()(reset)
 
 
-def test_what_would_run_code_in_the_server_is_refused(abacus: Abacus) -> None:
+def test_running_code_in_the_server_is_refused(abacus: Abacus) -> None:
     assert not abacus.supports_code_mode
     with pytest.raises(ConfigurationError, match="code_interpreter_env"):
         abacus.execute_code("result = 1")
@@ -360,7 +360,7 @@ class Around(Abacus):
         MCPEnvironment.__init__(self, server)
 
 
-def test_what_is_no_server_object_is_refused() -> None:
+def test_object_that_is_not_an_mcp_server_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected an MCP server object"):
         Around(object())
     server = mcpserver.MCPServer("odd")
@@ -371,7 +371,7 @@ def test_what_is_no_server_object_is_refused() -> None:
     assert get_server_tools(object()) == {}
 
 
-async def test_server_object_that_does_not_start_is_the_infrastructures_fault() -> None:
+async def test_failed_start_of_the_server_object_is_an_infrastructure_failure() -> None:
     @asynccontextmanager
     async def broken(_: Any) -> Any:
         raise OSError("no beads")
@@ -388,7 +388,7 @@ async def test_server_object_that_does_not_start_is_the_infrastructures_fault() 
     env.close()
 
 
-def test_the_models_of_json_rpc() -> None:
+def test_json_rpc_models_match_the_released_ones() -> None:
     request = JsonRpcRequest.model_validate({"jsonrpc": "2.0", "method": McpMethod.TOOLS_CALL, "id": "a"})
     assert (request.method, request.params) == ("tools/call", {})
     assert JsonRpcResponse.success({"a": 1}, 3).model_dump() == {

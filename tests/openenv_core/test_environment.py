@@ -1,4 +1,4 @@
-"""What authors inherit: transforms, rubrics, tasks made from numbers."""
+"""What authors inherit: transforms, rubrics, generated tasks."""
 
 import asyncio
 from collections.abc import Mapping
@@ -60,12 +60,12 @@ class AsyncRubric(Rubric):
 ACTION = Action(metadata={"worth": 0.5})
 
 
-def test_without_either_nothing_changes() -> None:
+def test_without_transform_or_rubric_observations_are_unchanged() -> None:
     for environment in (Bare(), Bare(None, None), Bare(transform=NullTransform())):
         assert environment.step(ACTION) == Observation(reward=0.0, metadata={"of": {"worth": 0.5}})
 
 
-def test_subclass_need_not_call_the_constructor() -> None:
+def test_subclass_may_skip_the_base_constructor() -> None:
     class Own(Bare):
         def __init__(self) -> None:
             self.mine = 1
@@ -76,7 +76,7 @@ def test_subclass_need_not_call_the_constructor() -> None:
     assert environment.step(ACTION).reward == 0.0
 
 
-def test_rubric_gives_the_reward_and_hears_of_episodes() -> None:
+def test_rubric_gives_the_reward_and_is_reset_per_episode() -> None:
     rubric = Rubric()
     for environment, worth in (
         (Bare(rubric=rubric), 0.5),
@@ -87,15 +87,15 @@ def test_rubric_gives_the_reward_and_hears_of_episodes() -> None:
     assert rubric.told == 1
 
 
-async def test_rubrics_of_either_kind_can_be_awaited() -> None:
-    for rubric, worth, told in ((Rubric(), 0.5, 1), (AsyncRubric(), 1.5, 100), (None, 0.0, 0)):
+async def test_sync_and_async_rubrics_can_be_awaited() -> None:
+    for rubric, worth, resets in ((Rubric(), 0.5, 1), (AsyncRubric(), 1.5, 100), (None, 0.0, 0)):
         environment = Bare(rubric=rubric)
         await environment._reset_rubric_async()
         assert await environment._apply_rubric_async(ACTION, Observation()) == worth
-        assert getattr(rubric, "told", 0) == told
+        assert getattr(rubric, "told", 0) == resets
 
 
-def test_async_rubric_in_a_plain_step_is_refused() -> None:
+def test_async_rubric_in_a_sync_step_is_refused() -> None:
     with pytest.raises(TypeError, match=r"got an awaitable; .*_apply_rubric_async"):
         Bare(rubric=AsyncRubric()).step(ACTION)
 
@@ -138,15 +138,15 @@ def play_slowly() -> None:
     assert environment.calls == ["reset {'seed': 1}", "step", "close"]
 
 
-def test_coroutines_are_waited_for_without_an_event_loop() -> None:
+def test_coroutines_run_to_completion_without_an_event_loop() -> None:
     play_slowly()
 
 
-async def test_coroutines_are_waited_for_by_plain_calls_inside_of_an_event_loop() -> None:
+async def test_coroutines_run_to_completion_inside_an_event_loop() -> None:
     play_slowly()
 
 
-def test_coroutine_that_servers_would_not_call_is_refused() -> None:
+def test_async_step_under_the_sync_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="call the method step_async"):
 
         class Deaf(Slow):
@@ -164,7 +164,7 @@ class Sums(GeneratedTasks):
         return {"sum": f"{self.task_number(split, index)} + 1"}
 
 
-def test_splits_and_their_tasks() -> None:
+def test_splits_have_their_own_tasks() -> None:
     sums = Sums()
     assert sums.list_splits() == [
         {"name": "train", "type": "train"},
@@ -182,7 +182,7 @@ def test_splits_and_their_tasks() -> None:
     assert sums.get_task_range("test", 5, 5) == []
 
 
-def test_index_split_or_range_that_is_none_is_refused() -> None:
+def test_invalid_index_split_or_range_is_refused() -> None:
     sums: Any = Sums()
     for index in (-1, 30, 1.0, True, "1", None):
         with pytest.raises(IndexError, match="index below 30"):

@@ -1,4 +1,4 @@
-"""The guard itself: a command that is told to end gets its time, and says with which status it ended."""
+"""The guard: its command gets a grace period, and its exit status is passed on."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from openenv_core.guard import guard_command
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 ORDERLY = """
 import pathlib, signal, sys, time
 
@@ -24,22 +24,22 @@ signal.pause()
 """
 
 
-def test_command_has_its_grace_to_end_in_order(tmp_path: Path) -> None:
+def test_command_gets_its_grace_period(tmp_path: Path) -> None:
     file = tmp_path / "ended"
-    command = guard_command([sys.executable, "-c", ORDERLY, str(file)], grace_s=PATIENCE_S)
+    command = guard_command([sys.executable, "-c", ORDERLY, str(file)], grace_s=WAIT_TIMEOUT_S)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
         assert guard.stdin is not None
         assert guard.stdout is not None
         assert guard.stdout.readline() == b"ready\n"
         guard.stdin.close()
-        assert guard.wait(PATIENCE_S) == 7
+        assert guard.wait(WAIT_TIMEOUT_S) == 7
     assert file.read_text() == "in order"
 
 
-def test_command_that_is_not_there_is_told() -> None:
+def test_missing_command_is_reported() -> None:
     command = guard_command(["/no/such/program"], grace_s=1.0)
     done = subprocess.run(
-        command, stdin=subprocess.PIPE, capture_output=True, timeout=PATIENCE_S, check=False
+        command, stdin=subprocess.PIPE, capture_output=True, timeout=WAIT_TIMEOUT_S, check=False
     )
     assert done.returncode == 127
     assert b"cannot run '/no/such/program': No such file" in done.stderr
@@ -53,10 +53,10 @@ def test_lifeline_may_be_any_descriptor() -> None:
     read, write = os.pipe()
     try:
         lifeline = fcntl.fcntl(read, fcntl.F_DUPFD, number)
-        command = guard_command(["sleep", "600"], grace_s=PATIENCE_S, lifeline=lifeline)
+        command = guard_command(["sleep", "600"], grace_s=WAIT_TIMEOUT_S, lifeline=lifeline)
         with subprocess.Popen(command, pass_fds=[lifeline]) as guard:
             os.close(write)
-            assert guard.wait(PATIENCE_S) == 128 + 15
+            assert guard.wait(WAIT_TIMEOUT_S) == 128 + 15
         os.close(lifeline)
     finally:
         os.close(read)

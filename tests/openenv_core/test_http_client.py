@@ -1,4 +1,4 @@
-"""The client over plain HTTP: sessions, order, what a status means, servers that keep nothing."""
+"""The client over plain HTTP: sessions, order of replies, statuses, servers without sessions."""
 
 import asyncio
 import json
@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from counter import Add, Count, Counter, SlowAsync
+from counter import Add, Count, Counter
 from counter_client import CounterEnv
+from scripted import url_of
 from serving import eventually, serving
 
 from openenv_core import (
@@ -64,7 +65,7 @@ async def answering(handler: Callable[[str, str, bytes], Awaitable[Answer]]) -> 
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield url_of(server)
     finally:
         server.close()
         for task in answered:  # newer Pythons wait for the last one before a server counts as closed
@@ -100,7 +101,7 @@ async def test_an_episode_over_plain_http() -> None:
         await eventually(lambda: app.sessions.active == 0)  # closing gave the sessions back
 
 
-async def test_cap_and_unknown_session() -> None:
+async def test_full_server_and_unknown_session_are_typed_errors() -> None:
     async with serving(create_app(Counter, Add, Count)) as address:
         url = f"http://{address}"
         async with (
@@ -138,25 +139,12 @@ async def test_timeout_over_http_keeps_the_order() -> None:
             await env.step(Add(amount=1))
         conversation._timeout_s = 60
         proceed.set()
+        assert (await env._conversation._timeout_s = 60  # type: ignore[union-attr]
+        proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 3
 
 
-async def test_closing_ends_a_request_that_waits() -> None:
-    env_class = SlowAsync.fresh()
-    app = create_app(env_class, Add, Count)
-    async with serving(app) as address:
-        env = CounterEnv(f"http://{address}", transport="http", message_timeout_s=None)
-        await env.reset()
-        request = asyncio.create_task(env.step(Add(amount=1)))
-        await eventually(env_class.entered.is_set)
-        await env.close()
-        with pytest.raises(ConnectionLostError):
-            await request
-        assert app.sessions.active == 0
-        await env.close()
-
-
-async def test_session_that_went_wrong_is_given_back_before_the_next() -> None:
+async def test_failed_session_is_closed_before_the_next_opens() -> None:
     app = create_app(Counter, Add, Count, max_concurrent_envs=1)
     async with serving(app) as address:
         url = f"http://{address}"
@@ -170,14 +158,14 @@ async def test_session_that_went_wrong_is_given_back_before_the_next() -> None:
         assert app.sessions.active == 0
 
 
-async def test_one_environment_for_everybody_as_in_0_1() -> None:
-    seen: list[tuple[str, str, bytes]] = []
+async def test_server_of_0_1_shares_one_environment() -> None:
+    requests: list[tuple[str, str, bytes]] = []
 
     async def handler(method: str, path: str, body: bytes) -> Answer:
-        seen.append((method, path, body))
+        requests.append((method, path, body))
         match path:
             case "/reset" | "/step":
-                return 200, {}, result(len(seen))
+                return 200, {}, result(len(requests))
             case "/state":
                 return 200, {}, {"episode_id": "shared", "step_count": 1}
             case "/health":
@@ -188,12 +176,12 @@ async def test_one_environment_for_everybody_as_in_0_1() -> None:
         await env.reset(seed=1)
         await env.step(Add(amount=2))
         assert (await env.state()).episode_id == "shared"
-    assert [path for _, path, _ in seen] == ["/health", "/reset", "/schema", "/step", "/state", "/mcp"]
-    assert json.loads(seen[1][2]) == {"seed": 1}
-    assert json.loads(seen[3][2]) == {"action": {"metadata": {}, "amount": 2}}
+    assert [path for _, path, _ in requests] == ["/health", "/reset", "/schema", "/step", "/state", "/mcp"]
+    assert json.loads(requests[1][2]) == {"seed": 1}
+    assert json.loads(requests[3][2]) == {"action": {"metadata": {}, "amount": 2}}
 
 
-async def test_server_that_keeps_nothing_is_no_episode() -> None:
+async def test_stateless_server_is_refused() -> None:
     async def handler(method: str, path: str, body: bytes) -> Answer:
         return 200, {}, result(0)
 
@@ -202,13 +190,13 @@ async def test_server_that_keeps_nothing_is_no_episode() -> None:
             await env.reset()
         assert not env.connected
         secret = CounterEnv(url.replace("://", "://me:hush@"), transport="http")
-        with pytest.raises(ProtocolError, match="a new environment for each request") as told:
+        with pytest.raises(ProtocolError, match="a new environment for each request") as error:
             await secret.reset()
         await secret.close()
-        assert "hush" not in str(told.value)
+        assert "hush" not in str(error.value)
 
 
-async def test_what_a_status_means() -> None:
+async def test_each_status_raises_its_error() -> None:
     status = 0
 
     async def handler(method: str, path: str, body: bytes) -> Answer:
@@ -225,9 +213,9 @@ async def test_what_a_status_means() -> None:
         (504, SessionError, "why"),
     ]
     async with answering(handler) as url:
-        for status, error, words in expected:  # noqa: B007 - read by the server
+        for status, error, expected_text in expected:  # noqa: B007 - read by the server
             async with CounterEnv(url, transport="http", queue_timeout_s=0) as env:
-                with pytest.raises(error, match=words) as raised:
+                with pytest.raises(error, match=expected_text) as raised:
                     await env.reset()
                 assert type(raised.value) is error
                 if isinstance(raised.value, CapacityError):
@@ -235,15 +223,15 @@ async def test_what_a_status_means() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 502, 503])
-async def test_a_proxy_that_cannot_pass_on_one_request_ends_no_session(status: int) -> None:
-    asked: list[str] = []
+async def test_failed_proxy_request_keeps_the_session(status: int) -> None:
+    paths: list[str] = []
     app = create_app(Counter, Add, Count, max_concurrent_envs=1)
     async with serving(app) as address, httpx.AsyncClient(base_url=f"http://{address}") as behind:
 
         async def proxy(method: str, path: str, body: bytes) -> Answer:
             named = {SESSION_HEADER: "the-one", "Content-Type": "application/json"}
-            asked.append(path)
-            if asked.count("/step") == 2 and path == "/step":
+            paths.append(path)
+            if paths.count("/step") == 2 and path == "/step":
                 return status, {"Retry-After": "3"}, b"<html>no upstream</html>"
             reply = await behind.request(method, path, content=body, headers=named)
             return reply.status_code, {SESSION_HEADER: "the-one"}, reply.content
@@ -258,10 +246,10 @@ async def test_a_proxy_that_cannot_pass_on_one_request_ends_no_session(status: i
             assert type(raised.value) is ServerError
             assert raised.value.data["retry_after_s"] == 3
             assert (await env.step(Add(amount=2))).observation.total == 4
-    assert asked[-1] == "/mcp"  # by which it is closed, once
+    assert paths[-1] == "/mcp"  # by which it is closed, once
 
 
-async def test_answers_that_are_not_the_wire_or_too_long() -> None:
+async def test_invalid_or_oversized_responses_are_protocol_errors() -> None:
     answer = b""
 
     async def handler(method: str, path: str, _: bytes) -> Answer:
@@ -270,18 +258,18 @@ async def test_answers_that_are_not_the_wire_or_too_long() -> None:
     async with answering(handler) as url:
         for answer in (b"{", b"[]", b"3", b'{"no":1}', b"", b"\xff", b"x" * 200_000):
             async with CounterEnv(url, transport="http", max_message_size_mb=0.1) as env:
-                words = "max_message_size_mb" if len(answer) > 100 else "expected"
-                with pytest.raises(ProtocolError, match=words):
+                expected_text = "max_message_size_mb" if len(answer) > 100 else "expected"
+                with pytest.raises(ProtocolError, match=expected_text):
                     await env.reset()
 
 
-async def test_nobody_there_or_nobody_who_answers() -> None:
+async def test_missing_or_silent_server_is_a_connection_error() -> None:
     with pytest.raises(ConnectionFailedError, match="check that it runs"):
         await CounterEnv("http://127.0.0.1:9", transport="http").reset()
-    over = asyncio.Event()
+    finished = asyncio.Event()
 
     async def handler(method: str, path: str, body: bytes) -> Answer:
-        await over.wait()
+        await finished.wait()
         raise AssertionError
 
     async with answering(handler) as url:
@@ -289,7 +277,7 @@ async def test_nobody_there_or_nobody_who_answers() -> None:
             await CounterEnv(url, transport="http", connect_timeout_s=0.2).connect()
 
 
-async def test_connection_that_breaks() -> None:
+async def test_broken_connection_is_reported_until_a_reset() -> None:
     async def handler(method: str, path: str, body: bytes) -> Answer:
         if path == "/step":
             raise ConnectionError

@@ -1,4 +1,4 @@
-"""What an import loads: the core is light, and what is heavy is loaded by those who use it."""
+"""What imports load: the core is light; heavy libraries are loaded only by those who use them."""
 
 import importlib
 import subprocess
@@ -51,13 +51,13 @@ CLIENT = {"picows", "websockets", "openenv_core.client", "openenv_core.sandbox",
 def test_import_loads_no_more_than_it_needs(statement: str, loaded: set[str], spared: set[str]) -> None:
     code = f"{statement}\nimport sys\nprint(*sys.modules)"
     command = [sys.executable, "-c", code]
-    found = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    modules = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
     heavy = HEAVY - {"servers"} if "servers" in statement else HEAVY
-    assert loaded <= found
-    assert not found & (heavy | spared)
+    assert loaded <= modules
+    assert not modules & (heavy | spared)
 
 
-def test_every_name_that_is_promised_is_there() -> None:
+def test_every_public_name_exists() -> None:
     for name in openenv_core.__all__:
         assert getattr(openenv_core, name) is not None
     assert sorted(openenv_core.__all__) == openenv_core.__all__
@@ -67,7 +67,7 @@ def test_every_name_that_is_promised_is_there() -> None:
     assert not hasattr(openenv_core, "no_such_name")
 
 
-def test_errors_are_found_by_their_former_names() -> None:
+def test_errors_keep_their_former_names() -> None:
     for module, former, name in (
         (openenv_core, "CapacityReached", "CapacityError"),
         (openenv_core.errors, "ConnectionLost", "ConnectionLostError"),
@@ -81,14 +81,16 @@ def test_errors_are_found_by_their_former_names() -> None:
         assert not hasattr(module, "NoSuchName")
 
 
-def test_a_missing_package_is_told_of_with_the_extra_that_brings_it() -> None:
-    told = pytest.raises(ConfigurationError, match=r"expected a spoon, got: .*no_such.*ropewalk\[author\]")
-    with told, installed_with("author", "a spoon", "no_such_package"):
+def test_missing_package_is_reported_with_its_extra() -> None:
+    expected_error = pytest.raises(
+        ConfigurationError, match=r"expected a spoon, got: .*no_such.*ropewalk\[author\]"
+    )
+    with expected_error, installed_with("author", "a spoon", "no_such_package"):
         importlib.import_module("no_such_package")
     with pytest.raises(ModuleNotFoundError), installed_with("author", "a spoon", "another"):
         importlib.import_module("no_such_package")
 
 
-def test_a_name_that_a_package_has_not_is_no_attribute_of_it() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"'openenv_core.providers' has no attribute 'Nobody'"):
         importlib.import_module("openenv_core.providers").Nobody  # noqa: B018 - looked up, not used

@@ -1,4 +1,4 @@
-"""Language models behind a server: what they are asked, what is read, and what a failure is."""
+"""Clients of language models: requests, parsed responses, failures."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "MIN_BACKOFF_S", 0.0)
 
 
-async def test_prompt_and_chat_with_tools_go_to_the_endpoint_and_come_back_read() -> None:
+async def test_prompts_and_tool_chats_are_sent_and_parsed() -> None:
     called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "home"}'}}
     with chat_server("four", {"content": None, "tool_calls": [called]}) as server:
         client = OpenAIClient("http://127.0.0.1", server.port, "m", api_key="k", system_prompt="Be brief.")
@@ -30,23 +30,23 @@ async def test_prompt_and_chat_with_tools_go_to_the_endpoint_and_come_back_read(
     assert answer.to_message_dict()["tool_calls"][0]["function"] == called["function"] | {
         "arguments": json.dumps({"at": "home"})
     }
-    first, second = server.asked
+    first, second = server.requests
     assert (first["path"], server.keys[0]) == ("/v1/chat/completions", "Bearer k")
     assert [m["role"] for m in first["messages"]] == ["system", "user"]
     assert (first["temperature"], first["max_tokens"], first["model"]) == (0.5, 256, "m")
     assert second["tools"][0]["function"]["parameters"] == TOOL["inputSchema"]
 
 
-async def test_busy_servers_are_asked_again_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_busy_servers_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     with chat_server(429, 503, "there") as server:
         assert await OpenAIClient("http://127.0.0.1", server.port, "m").complete("?") == "there"
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
     with chat_server(500) as server, pytest.raises(LLMError, match="status 500"):
         await OpenAIClient("http://127.0.0.1", server.port, "m").complete("?")
-    assert len(server.asked) == llm_client.ATTEMPTS
+    assert len(server.requests) == llm_client.ATTEMPTS
     with chat_server(401) as server, pytest.raises(LLMError, match="status 401"):
         await OpenAIClient("http://127.0.0.1", server.port, "m", api_key="secret").complete("?")
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
     with chat_server(b"{" + b" " * 2000) as server, monkeypatch.context() as patch:
         patch.setattr(llm_client, "MAX_ANSWER_BYTES", 1000)
         with pytest.raises(LLMError, match="more than 1000 bytes"):
@@ -57,28 +57,32 @@ async def test_busy_servers_are_asked_again_and_others_are_not(monkeypatch: pyte
         await OpenAIClient("http://127.0.0.1", port, "m").complete("?")
 
 
-async def test_answers_that_cannot_be_read_are_failures() -> None:
+async def test_unreadable_responses_are_errors() -> None:
     broken = {"id": "c", "function": {"name": "look", "arguments": "{"}}
     with chat_server({"content": "", "tool_calls": [broken]}, b"{}", b"<html>") as server:
         client = OpenAIClient("http://127.0.0.1", server.port, "m")
-        for said in ("expected arguments of tools in JSON", "expected a chat completion of", "got '<html>'"):
-            with pytest.raises(LLMError, match=said):
+        for expected in (
+            "expected arguments of tools in JSON",
+            "expected a chat completion of",
+            "got '<html>'",
+        ):
+            with pytest.raises(LLMError, match=expected):
                 await client.complete_with_tools(CHAT, [])
 
 
 @pytest.mark.parametrize("answer", [b"no JSON for a-secret-key", b'{"error": "a-secret-key is of no use"}'])
-async def test_a_key_that_a_server_sends_back_is_not_told(answer: bytes) -> None:
+async def test_echoed_api_key_is_redacted(answer: bytes) -> None:
     with chat_server(answer) as server:
         client = OpenAIClient("http://127.0.0.1", server.port, "m", api_key="a-secret-key\n")
-        with pytest.raises(LLMError, match=r"\*\*\*") as told:
+        with pytest.raises(LLMError, match=r"\*\*\*") as error:
             await client.complete("?")
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(error.value)
 
 
-def test_hosted_models_get_the_fields_that_they_take() -> None:
+def test_hosted_models_get_the_fields_they_accept() -> None:
     client = create_llm_client("OpenAI", "o3-mini", "k")
     assert isinstance(client, OpenAIClient)
-    asked = client._request_body([], {"max_tokens": 9})
-    assert asked == {"model": "o3-mini", "messages": [], "max_completion_tokens": 9}
+    body = client._request_body([], {"max_tokens": 9})
+    assert body == {"model": "o3-mini", "messages": [], "max_completion_tokens": 9}
     with pytest.raises(ValueError, match="expected provider to be"):
         create_llm_client("elsewhere", "m", "k")

@@ -8,7 +8,7 @@ from openenv_core.compat.auto import AutoAction, AutoEnv
 
 
 @pytest.mark.slow
-def test_names_and_urls_are_made_into_clients() -> None:
+def test_make_returns_clients_for_names_and_urls() -> None:
     with make("blackjack") as env:
         assert isinstance(env.async_client, BlackjackEnv)
         assert not env.reset(seed=1).done
@@ -21,7 +21,7 @@ def test_names_and_urls_are_made_into_clients() -> None:
             assert AutoAction.from_env("blackjack") is BlackjackAction
 
 
-def test_what_nothing_is_known_of_is_refused() -> None:
+def test_unknown_name_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="`ropewalk list`"):
         make("no-such-game")
     with pytest.raises(TypeError, match="from_env"):

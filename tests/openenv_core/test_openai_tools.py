@@ -1,4 +1,4 @@
-"""Tools as chat templates take them."""
+"""Tools in the form of chat templates."""
 
 import pytest
 
@@ -14,7 +14,7 @@ TREE = {
 }
 
 
-def test_every_form_of_a_tool_becomes_one_function() -> None:
+def test_every_tool_form_becomes_the_same_function() -> None:
     plant = {"name": "plant", "description": "Plants."}
     for tool in (
         Tool(**plant, input_schema=TREE),
@@ -25,12 +25,12 @@ def test_every_form_of_a_tool_becomes_one_function() -> None:
     ):
         assert openai_tools([tool]) == [{"type": "function", "function": {**plant, "parameters": TREE}}]
     for bare in ({"name": "rest"}, {"name": "rest", "description": None, "inputSchema": {}}):
-        (told,) = openai_tools([bare])
-        assert told["function"]["parameters"] == {"type": "object", "properties": {}}
-        assert told["function"]["description"] == ""
+        (function,) = openai_tools([bare])
+        assert function["function"]["parameters"] == {"type": "object", "properties": {}}
+        assert function["function"]["description"] == ""
 
 
-def test_what_no_model_can_be_told_is_refused() -> None:
+def test_tools_without_an_openai_form_are_refused() -> None:
     for name in ("files.read", "a/b", "", "x" * 65, "grüß", "a b", "new\n"):
         with pytest.raises(ConfigurationError, match="give the tool another name"):
             openai_tools([{"name": name}])

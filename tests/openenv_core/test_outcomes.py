@@ -1,4 +1,4 @@
-"""How an episode ended, and whose fault it was: read from models, dicts, results and payloads alike."""
+"""How an episode ended and who failed, read from models, dicts, results and payloads alike."""
 
 from dataclasses import replace
 from typing import Any, get_args
@@ -46,8 +46,8 @@ def forms(**fields: Any) -> list[object]:
 SANDBOX = {"status": "sandbox_error", "reason": "the zygote is gone"}
 
 
-def test_what_failed_is_said() -> None:
-    for fields, words in (
+def test_infrastructure_failure_is_read_from_every_form() -> None:
+    for fields, reason in (
         (SANDBOX, "the zygote is gone"),
         ({"status": "sandbox_error"}, "the sandbox failed"),
         ({"metadata": {"execution": SANDBOX}}, "the zygote is gone"),
@@ -59,14 +59,14 @@ def test_what_failed_is_said() -> None:
         ({"metadata": {INFRASTRUCTURE_ERROR: "a reset"}, "reward": 1.0, "done": True}, "a reset"),
     ):
         for form in forms(**fields):
-            assert infrastructure_failure(form) == words, form
+            assert infrastructure_failure(form) == reason, form
             assert is_infrastructure_failure(form)
     failed = Execution(status="sandbox_error", reason="the zygote is gone", exit_code=-1)
     assert infrastructure_failure(failed) == "the zygote is gone"
     assert infrastructure_failure(replace(failed, status="killed")) is None
 
 
-def test_the_policys_own_doing_is_no_failure() -> None:
+def test_failures_of_the_policy_are_not_infrastructure_failures() -> None:
     own: list[dict[str, Any]] = [
         {},
         {"reward": -1.0, "done": True},
@@ -92,9 +92,9 @@ def test_the_policys_own_doing_is_no_failure() -> None:
         assert unscored_reason(thing) is None
 
 
-def test_why_nobody_can_say_how_well() -> None:
-    told = {UNSCORED: "the judge took too long"}
-    for form in forms(done=True, metadata=told):
+def test_unscored_reason_is_read_from_every_form() -> None:
+    metadata = {UNSCORED: "the judge took too long"}
+    for form in forms(done=True, metadata=metadata):
         assert unscored_reason(form) == "the judge took too long", form
     judged = {"reward": None, "reason": "timeout", "detail": "case 3 took too long"}
     for form in (*forms(done=True, verdict=judged), *forms(done=True, metadata={"verdict": judged})):
@@ -106,9 +106,9 @@ def test_why_nobody_can_say_how_well() -> None:
         {"done": True, "reward": 0.0, "verdict": judged},
         {"done": False, "verdict": judged},
         {"done": True, "verdict": {"reason": ""}},
-        {"done": True, "reward": 0.0, "metadata": told},
-        {"done": True, "reward": False, "metadata": told},
-        {"done": False, "metadata": told},
+        {"done": True, "reward": 0.0, "metadata": metadata},
+        {"done": True, "reward": False, "metadata": metadata},
+        {"done": False, "metadata": metadata},
         {"done": True, "metadata": {UNSCORED: ""}},
     ):
         for form in forms(**fields):
@@ -132,7 +132,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_nothing_that_a_wire_carries_breaks_it(value: object) -> None:
+def test_any_json_value_is_accepted(value: object) -> None:
     assert infrastructure_failure(value) is None  # none of these says the one word
     assert unscored_reason(value) is None
 
@@ -165,7 +165,7 @@ def sent(observation: Observation) -> Any:
         ({"done": True, "metadata": {"truncated": {"bytes": 3}}}, True, False, None, None, {"truncated": {"bytes": 3}}),
     ],
 )  # fmt: skip
-def test_marks_are_fields_that_cross_the_wire_in_the_metadata_alone(
+def test_outcome_fields_cross_the_wire_in_the_metadata_only(
     fields: dict[str, Any],
     terminated: bool,
     truncated: bool,
@@ -192,7 +192,7 @@ def test_marks_are_fields_that_cross_the_wire_in_the_metadata_alone(
     assert Observation.model_json_schema()["properties"].keys() == {"done", "reward", "metadata"}
 
 
-def test_marks_may_be_set_later_and_a_truncated_episode_is_over() -> None:
+def test_outcome_fields_may_be_set_later_and_truncated_requires_done() -> None:
     late = Observation(done=True)
     late.truncated = True
     assert sent(late)["metadata"] == {"truncated": True}
@@ -208,7 +208,7 @@ def test_marks_may_be_set_later_and_a_truncated_episode_is_over() -> None:
         encode_observation(late)
 
 
-def test_fields_of_an_environments_own_keep_their_names_and_meanings() -> None:
+def test_fields_of_the_environment_keep_their_meaning() -> None:
     class Cut(Observation):
         terminated: str = "by nobody"
         truncated: bool = False  # of a text

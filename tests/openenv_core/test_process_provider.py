@@ -1,4 +1,4 @@
-"""Servers in processes of their own: tokens, starts that fail, and the end.
+"""Servers in local processes: tokens, failed starts, and their end.
 
 The server goes when its owner goes, whatever the owner goes of. Real processes, really killed.
 """
@@ -28,7 +28,7 @@ from openenv_core import (
 from openenv_core.providers.base import first_token
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 OWNER = """
 import multiprocessing, os, sys, time
@@ -105,32 +105,32 @@ def owner(how: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     ],
 )
 @pytest.mark.slow
-def test_killed_owner_takes_its_server_along(signum: signal.Signals) -> None:
+def test_killed_owner_ends_its_server(signum: signal.Signals) -> None:
     with owner("wait") as (process, url):
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) == 2  # the guard and the server
         process.send_signal(signum)
-        process.wait(PATIENCE_S)
+        process.wait(WAIT_TIMEOUT_S)
         eventually(lambda: all(map(gone, family)))
         eventually(lambda: port_is_free(url))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", pytest.param("end", marks=pytest.mark.soak)])
-def test_owner_that_forgets_to_stop_leaves_nothing(how: str) -> None:
+def test_owner_that_exits_without_stop_leaves_nothing_behind(how: str) -> None:
     with owner(how) as (process, url):
-        process.wait(PATIENCE_S)
+        process.wait(WAIT_TIMEOUT_S)
         assert port_is_free(url)  # the owner's exit waits for the server's
 
 
 @pytest.mark.slow
-def test_fork_that_outlives_the_owner_does_not_keep_the_server() -> None:
+def test_fork_that_outlives_the_owner_does_not_keep_the_server_running() -> None:
     with owner("fork") as (process, url):
         assert process.stdout is not None
         fork = psutil.Process(int(process.stdout.readline()))
         try:
             process.kill()
-            process.wait(PATIENCE_S)
+            process.wait(WAIT_TIMEOUT_S)
             eventually(lambda: port_is_free(url))
             assert not gone(fork)
         finally:
@@ -138,7 +138,7 @@ def test_fork_that_outlives_the_owner_does_not_keep_the_server() -> None:
 
 
 @pytest.mark.slow
-def test_fork_does_not_hold_up_stopping() -> None:
+def test_fork_does_not_delay_stopping() -> None:
     with owner("stop beside a fork") as (process, url):
         assert process.stdout is not None
         assert float(process.stdout.readline()) < 30
@@ -146,7 +146,7 @@ def test_fork_does_not_hold_up_stopping() -> None:
 
 
 @pytest.mark.slow
-def test_end_of_a_fork_leaves_the_server_alone() -> None:
+def test_ended_fork_keeps_the_server_running() -> None:
     with owner("a fork ends") as (process, url):
         assert process.stdout is not None
         assert process.stdout.readline() == "ended\n"
@@ -156,14 +156,14 @@ def test_end_of_a_fork_leaves_the_server_alone() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&-", "<&- >&- 2>&-"])
-def test_owner_without_standard_streams(closed: str) -> None:
+def test_owner_without_standard_streams_can_serve(closed: str) -> None:
     command = f'"$0" -c "$1" "$2" end {closed}'
     arguments = ["sh", "-c", command, sys.executable, OWNER, SUPPORT]
-    assert subprocess.run(arguments, capture_output=True, timeout=PATIENCE_S).returncode == 0
+    assert subprocess.run(arguments, capture_output=True, timeout=WAIT_TIMEOUT_S).returncode == 0
 
 
 @pytest.mark.slow
-def test_killed_guard_takes_the_server_along() -> None:
+def test_killed_guard_ends_the_server() -> None:
     with owner("wait") as (process, url):
         guard = psutil.Process(process.pid).children()[0]
         (server,) = guard.children()
@@ -173,7 +173,7 @@ def test_killed_guard_takes_the_server_along() -> None:
 
 
 @pytest.mark.slow
-def test_provider_can_be_started_and_stopped_again_and_again() -> None:
+def test_provider_can_be_restarted() -> None:
     before = children()
     provider = LocalProcessProvider("counter:app", cwd=SUPPORT, env_vars={"COUNTER_TEST": "1"})
     assert provider.url is None
@@ -201,7 +201,7 @@ TOKEN, OTHER = "a-token-of-good-length", "another-token-of-good-length"
 
 
 @pytest.mark.slow
-def test_tokens_of_the_shell_are_not_the_servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tokens_of_the_shell_are_not_inherited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"{OTHER}\n")
     monkeypatch.setenv("ROPEWALK_TOKENS", TOKEN)
     monkeypatch.setenv("ROPEWALK_TOKEN_FILE", str(tmp_path / "tokens"))
@@ -210,7 +210,7 @@ def test_tokens_of_the_shell_are_not_the_servers(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.slow
-def test_server_that_gets_tokens_is_asked_with_the_first() -> None:
+def test_client_uses_the_first_token_of_its_server() -> None:
     variables = {"ROPEWALK_TOKENS": f" {TOKEN}, {OTHER}"}
     with GenericEnvClient.from_process("counter:app", cwd=SUPPORT, env_vars=variables) as env:
         assert env.reset(seed=1).observation["total"] == 1
@@ -219,7 +219,7 @@ def test_server_that_gets_tokens_is_asked_with_the_first() -> None:
 
 
 @pytest.mark.slow
-def test_header_of_the_caller_goes_before_the_servers_first_token(tmp_path: Path) -> None:
+def test_header_of_the_caller_outranks_the_first_token(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"# mine\n\n{TOKEN}\n{OTHER}\n")
     variables = {"ROPEWALK_TOKEN_FILE": str(tmp_path / "tokens")}
     headers = {"authorization": f"Bearer {OTHER}"}
@@ -229,7 +229,7 @@ def test_header_of_the_caller_goes_before_the_servers_first_token(tmp_path: Path
         assert env.reset(seed=1).observation["total"] == 1
 
 
-def test_where_no_token_can_be_read_there_is_none(tmp_path: Path) -> None:
+def test_unreadable_token_file_gives_no_token(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"# mine\n\n{TOKEN}\n{OTHER}\n")
     (tmp_path / "bytes").write_bytes(b"\xff")
     os.mkfifo(tmp_path / "pipe")
@@ -239,7 +239,7 @@ def test_where_no_token_can_be_read_there_is_none(tmp_path: Path) -> None:
         assert first_token({"ROPEWALK_TOKEN_FILE": name}, tmp_path) is None
 
 
-def test_a_server_that_ignores_sigterm_is_killed_with_its_children() -> None:
+def test_server_that_ignores_sigterm_is_killed_with_its_children() -> None:
     stubborn = (
         "import os, signal, sys, socket, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -261,7 +261,7 @@ def test_a_server_that_ignores_sigterm_is_killed_with_its_children() -> None:
     assert port_is_free(url)
 
 
-def test_the_servers_last_words_are_in_the_error() -> None:
+def test_last_output_of_the_server_is_in_the_error() -> None:
     with pytest.raises(ServerStartError, match="ended with status 2") as failed:
         LocalProcessProvider("no_such_module:app").start()
     assert 'Could not import module "no_such_module"' in failed.value.output
@@ -273,7 +273,7 @@ def test_the_servers_last_words_are_in_the_error() -> None:
     assert len(failed.value.output) < 10**5
 
 
-def test_a_server_that_stays_silent_is_given_up() -> None:
+def test_silent_server_fails_at_the_start_timeout() -> None:
     before = children()
     silent = (sys.executable, "-c", "import time; time.sleep(600)")
     with pytest.raises(ServerStartError, match="raise start_timeout_s"):
@@ -281,12 +281,12 @@ def test_a_server_that_stays_silent_is_given_up() -> None:
     assert children() <= before
 
 
-def test_a_directory_that_is_not_there() -> None:
+def test_missing_directory_is_reported() -> None:
     with pytest.raises(ProviderError, match="expected to start"):
         LocalProcessProvider("counter:app", cwd="/no/such/directory").start()
 
 
-def test_stopping_ends_a_start_that_is_under_way() -> None:
+def test_stopping_ends_a_running_start() -> None:
     command = (sys.executable, "-c", "import time; time.sleep(600)")
     provider = LocalProcessProvider("silent", command=command, stop_timeout_s=0.5)
     failures: list[BaseException] = []
@@ -301,5 +301,5 @@ def test_stopping_ends_a_start_that_is_under_way() -> None:
     thread.start()
     eventually(lambda: provider._ending is not None)
     provider.stop()
-    thread.join(PATIENCE_S)
+    thread.join(WAIT_TIMEOUT_S)
     assert len(failures) == 1

@@ -1,4 +1,4 @@
-"""The wire: its models, requests and replies as JSON, errors by name. Any values and bytes: tests/fuzz."""
+"""The wire: models, requests and replies as JSON, errors by name. For random values and bytes see tests/fuzz."""
 
 import inspect
 import re
@@ -74,7 +74,7 @@ REFUSED: list[tuple[type[BaseModel], dict[str, Any]]] = [
 ]
 
 
-def test_models_of_the_wire() -> None:
+def test_wire_models_round_trip_and_refuse_invalid_fields() -> None:
     for model, given_, rest in WHOLE:
         read = model.model_validate(given_)
         assert read.model_dump(mode="json") == given_ | rest
@@ -91,7 +91,7 @@ def test_models_of_the_wire() -> None:
     assert {"reset", "step", "state", "close"} == RESERVED_TOOL_NAMES
 
 
-def test_requests_without_data() -> None:
+def test_requests_may_omit_data() -> None:
     decoder = RequestDecoder(Action)
     assert isinstance(decoder.frame(encode_request("state").decode()), ReadState)
     assert isinstance(decoder.frame(encode_request("close").decode()), Close)
@@ -101,7 +101,7 @@ def test_requests_without_data() -> None:
     assert decoder.frame('{"type":"reset","data":null}') == Reset({})
 
 
-def test_strict_models_are_read_as_json_and_what_json_cannot_hold_is_named() -> None:
+def test_strict_models_are_read_as_json_and_unencodable_values_are_named() -> None:
     class Strict(Observation):
         model_config = ConfigDict(strict=True)
         day: date
@@ -112,7 +112,7 @@ def test_strict_models_are_read_as_json_and_what_json_cannot_hold_is_named() -> 
         dumps({"x": object()})
 
 
-def test_tree_of_errors_in_the_docstring_is_the_tree() -> None:
+def test_error_tree_in_the_docstring_matches_the_classes() -> None:
     classes = {n: c for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, OpenEnvError)}
     drawn: dict[str, int] = {}
     for line in (errors.__doc__ or "").splitlines():
@@ -127,10 +127,12 @@ def test_tree_of_errors_in_the_docstring_is_the_tree() -> None:
         path.append(name)
 
 
-def test_whatever_a_server_says_of_an_error_is_a_typed_error() -> None:
+def test_any_error_payload_becomes_a_typed_error() -> None:
     listed: list[object] = [{"loc": ["a", 0], "msg": "m"}]
-    for found in (None, "text", 3, [1], listed, [{"loc": 5}], [{"loc": None}]):
-        error = server_error({"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": found})
+    for errors_field in (None, "text", 3, [1], listed, [{"loc": 5}], [{"loc": None}]):
+        error = server_error(
+            {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors_field}
+        )
         assert isinstance(error, ValidationFailedError)
         assert "Invalid message" in str(error)
     error = server_error({"code": "NEW"})

@@ -1,4 +1,4 @@
-"""Episodes that outlive their server: played again on another, or EpisodeLostError."""
+"""Episodes that outlive their server: replayed on another, or EpisodeLostError."""
 
 import asyncio
 import json
@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from counter import Add, Count, Counter
 from counter_client import CounterEnv
-from serving import eventually, opened, rpc, serving
+from scripted import url_of
+from serving import eventually, open_session, rpc, serving
 from socket_servers import frame
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
@@ -45,8 +46,12 @@ class Drifting(Counter):
     """Says that it is deterministic, and is not from a certain total on."""
 
     def step(self, action: Add) -> Count:
-        seen = super().step(action)
-        return seen if seen.total < 5 else seen.model_copy(update={"extra": random.random()})
+        observation = super().step(action)
+        return (
+            observation
+            if observation.total < 5
+            else observation.model_copy(update={"extra": random.random()})
+        )
 
 
 class Stamped(Counter):
@@ -115,11 +120,11 @@ async def telling(handler: Callable[[ServerConnection], Awaitable[None]]) -> Asy
         response.headers[DETERMINISTIC_HEADER] = "true"
 
     async with serve(handler, "127.0.0.1", 0, compression=None, process_response=tell) as server:
-        yield f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        yield url_of(server)
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
-async def test_an_episode_goes_on_where_another_server_is(transport: str) -> None:
+async def test_episode_continues_on_another_server(transport: str) -> None:
     async with several() as servers:
         urls = [await servers.start(Deep), await servers.start(Deep)]
         async with CounterEnv(urls, transport=transport) as env:
@@ -137,7 +142,7 @@ async def test_an_episode_goes_on_where_another_server_is(transport: str) -> Non
             assert (await env.reset(seed=3)).observation.total == -3
 
 
-def test_a_synchronous_client_hears_nothing_of_it() -> None:
+def test_sync_client_continues_on_another_server() -> None:
     async def play() -> None:
         async with several() as servers:
             urls = [await servers.start(), await servers.start()]
@@ -152,7 +157,7 @@ def test_a_synchronous_client_hears_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
-async def test_an_environment_that_is_not_deterministic_loses_its_episode(transport: str) -> None:
+async def test_nondeterministic_environment_loses_its_episode(transport: str) -> None:
     async with several() as servers:
         urls = [await servers.start(Fickle), await servers.start(Fickle)]
         async with CounterEnv(urls, transport=transport) as env:
@@ -167,7 +172,7 @@ async def test_an_environment_that_is_not_deterministic_loses_its_episode(transp
             assert (await env.reset(seed=1)).observation.total == 1
 
 
-async def test_a_server_that_lies_is_told_of_with_the_step() -> None:
+async def test_replay_that_differs_names_the_step() -> None:
     async with several() as servers:
         urls = [await servers.start(Drifting), await servers.start(Drifting)]
         async with CounterEnv(urls) as env:
@@ -185,7 +190,7 @@ async def test_a_server_that_lies_is_told_of_with_the_step() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_both_servers_have_to_say_that_they_are_deterministic(first: int) -> None:
+async def test_both_servers_must_declare_determinism(first: int) -> None:
     async with several() as servers:
         urls = [await servers.start(), await servers.start(Fickle)]
         async with next(env for _ in range(99) if (env := CounterEnv(urls)).base_url == urls[first]) as env:
@@ -207,7 +212,7 @@ async def test_metadata_and_texts_of_errors_may_differ() -> None:
             assert (await env.step(Add(amount=1))).observation.total == 3
 
 
-async def test_a_refused_reset_leaves_the_episode_to_be_played_again() -> None:
+async def test_refused_reset_keeps_the_episode_replayable() -> None:
     async with several() as servers:
         urls = [await servers.start(), await servers.start()]
         async with CounterEnv(urls) as env:
@@ -227,14 +232,12 @@ async def test_a_refused_reset_leaves_the_episode_to_be_played_again() -> None:
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-async def test_a_survivor_that_is_full_is_waited_for_as_a_full_server_is(
-    fresh: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_full_surviving_server_is_waited_for(fresh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "SEVERAL_QUEUE_S", 0.05)
     async with several() as servers:
         urls = [await servers.start(), await servers.start(sessions=1)]
         async with CounterEnv(urls[1]) as holder, CounterEnv(urls) as env:
-            env._options = replace(env._options, connect_timeout_s=0.7)
+            env._options = replace(env._options, connect_timeout_s=0.8)
             while env.base_url != urls[0]:
                 env._use_next_server()
             await env.disconnect()
@@ -249,7 +252,7 @@ async def test_a_survivor_that_is_full_is_waited_for_as_a_full_server_is(
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
-async def test_a_server_that_was_started_anew_at_its_place(transport: str) -> None:
+async def test_restarted_server_at_the_same_address_is_used(transport: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as place:
         async with serving(create_app(Counter, Add, Count), place) as address:
             env = CounterEnv(f"http://{address}", transport=transport)
@@ -260,7 +263,7 @@ async def test_a_server_that_was_started_anew_at_its_place(transport: str) -> No
             assert (await under_way).observation.total == 3
 
 
-async def test_a_session_that_the_server_has_ended_over_plain_http() -> None:
+async def test_session_ended_by_the_server_is_replayed_over_http() -> None:
     app = create_app(Counter, Add, Count)
     async with serving(app) as address, CounterEnv(f"http://{address}", transport="http") as env:
         await env.reset(seed=1)
@@ -270,7 +273,7 @@ async def test_a_session_that_the_server_has_ended_over_plain_http() -> None:
         assert (await env.state()).total == 2
 
 
-async def test_what_a_client_gave_up_on_is_played_again_too() -> None:
+async def test_cancelled_requests_are_replayed_too() -> None:
     steps, came, proceed = 0, asyncio.Event(), asyncio.Event()
 
     async def handler(ws: ServerConnection) -> None:
@@ -300,7 +303,7 @@ async def test_what_a_client_gave_up_on_is_played_again_too() -> None:
         assert steps == 6
 
 
-async def test_a_request_that_ends_its_servers_ends_but_few() -> None:
+async def test_request_that_kills_servers_is_retried_a_bounded_number_of_times() -> None:
     met = 0
 
     async def handler(ws: ServerConnection) -> None:
@@ -323,7 +326,7 @@ async def test_a_request_that_ends_its_servers_ends_but_few() -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "disconnect"])
-async def test_closing_ends_the_search_for_a_server(how: str) -> None:
+async def test_closing_ends_the_search_for_another_server(how: str) -> None:
     async with several() as servers:
         env = CounterEnv(await servers.start())
         await env.reset(seed=1)
@@ -336,7 +339,7 @@ async def test_closing_ends_the_search_for_a_server(how: str) -> None:
         await env.close()
 
 
-async def test_a_search_that_is_cancelled_begins_again_with_the_next_request() -> None:
+async def test_cancelled_search_restarts_with_the_next_request() -> None:
     with socket.create_server(("127.0.0.1", 0)) as place:
         async with serving(create_app(Counter, Add, Count), place) as address:
             env = CounterEnv(f"http://{address}")
@@ -348,10 +351,10 @@ async def test_a_search_that_is_cancelled_begins_again_with_the_next_request() -
             assert (await env.step(Add(amount=2))).observation.total == 3
 
 
-async def test_an_attached_session_is_not_played_again() -> None:
+async def test_attached_session_is_not_replayed() -> None:
     async with several() as servers:
         urls = [await servers.start()]
-        session = await opened(urls[0].removeprefix("http://"))
+        session = await open_session(urls[0].removeprefix("http://"))
         async with CounterEnv(urls[0], session_id=session) as env:
             await env.reset(seed=1)
             await servers.end(urls[0])
@@ -361,7 +364,7 @@ async def test_an_attached_session_is_not_played_again() -> None:
                 assert type(lost.value) is ConnectionLostError
 
 
-async def test_a_fork_is_made_where_the_episode_is_and_of_no_other() -> None:
+async def test_fork_is_made_on_the_server_of_the_episode() -> None:
     async with several() as servers:
         urls = [await servers.start(Forking) for _ in range(4)]
         async with CounterEnv(urls) as env:
@@ -381,7 +384,7 @@ async def test_a_fork_is_made_where_the_episode_is_and_of_no_other() -> None:
 
 
 @pytest.mark.slow
-async def test_clients_spread_over_several_servers_and_pass_by_those_that_do_not_serve() -> None:
+async def test_clients_spread_over_servers_and_skip_dead_ones() -> None:
     async with several() as servers:
         urls = [await servers.start(sessions=2), DEAD, await servers.start(sessions=2)]
         first = CounterEnv(urls)
@@ -404,12 +407,12 @@ async def test_clients_spread_over_several_servers_and_pass_by_those_that_do_not
 # Seeds
 
 
-def test_seeds_are_drawn_where_they_decide_and_follow_from_the_last_that_was_given() -> None:
-    def series(journal: Journal) -> list[Any]:
+def test_missing_seeds_are_drawn_from_the_last_given_one() -> None:
+    def drawn_seeds(journal: Journal) -> list[Any]:
         return [journal.complete({"seed": seed}, True)["seed"] for seed in (7, None, None, 8, None)]
 
-    assert series(Journal()) == series(Journal())
-    assert len(set(series(Journal()))) == 5
+    assert drawn_seeds(Journal()) == drawn_seeds(Journal())
+    assert len(set(drawn_seeds(Journal()))) == 5
     drawn = Journal().complete({"start": 1}, True)
     assert 0 <= drawn["seed"] < 2**31
     assert drawn["start"] == 1
@@ -422,7 +425,7 @@ def test_seeds_are_drawn_where_they_decide_and_follow_from_the_last_that_was_giv
 # Bounds
 
 
-async def test_a_long_episode_is_compared_by_digests_and_one_that_is_too_long_is_lost(
+async def test_long_episode_is_compared_by_digests_and_a_too_long_one_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replaying, "MAX_BYTES", 1500)
@@ -449,7 +452,7 @@ async def test_a_long_episode_is_compared_by_digests_and_one_that_is_too_long_is
                 await env.step(Add(amount=0))
 
 
-async def test_too_many_requests_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_episode_with_too_many_requests_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replaying, "MAX_REQUESTS", 4)
     async with several() as servers, CounterEnv(await servers.start()) as env:
         await env.reset(seed=1)

@@ -1,4 +1,4 @@
-"""Rubrics: scores put together, awaited where a part has to be, and told to hooks."""
+"""Rubrics: composed scores, sync and async, with hooks."""
 
 import asyncio
 from threading import Event
@@ -27,10 +27,10 @@ from openenv_core.rubrics import (
 class Given(Rubric):
     def __init__(self, score: float) -> None:
         self.score = score
-        self.asked = 0
+        self.call_count = 0
 
     def forward(self, action: Any, observation: Any) -> float:
-        self.asked += 1
+        self.call_count += 1
         return self.score
 
 
@@ -61,12 +61,12 @@ class Seen:
         self.done, self.won = done, won
 
 
-def test_plain_rubrics_give_plain_scores() -> None:
+def test_sync_rubrics_return_plain_scores() -> None:
     last = Given(0.5)
     assert Sequential()(0, 0) == 1.0
     assert Sequential(Given(1.0), Gate(Given(0.7), threshold=0.7), last)(0, 0) == 0.5
     assert Sequential(Gate(Given(0.7)), last)(0, 0) == 0.0
-    assert last.asked == 1
+    assert last.call_count == 1
     assert WeightedSum([Given(1.0), Given(0.5)], [0.2, 0.8])(0, 0) == pytest.approx(0.6)
     for weights in ([0.5], [0.5, 0.6]):
         with pytest.raises(ValueError, match="weights must"):
@@ -76,13 +76,13 @@ def test_plain_rubrics_give_plain_scores() -> None:
             holder(0, 0)
 
 
-async def test_one_part_that_is_awaited_makes_the_whole_awaited_and_is_asked_once() -> None:
+async def test_async_part_makes_the_rubric_async_and_is_called_once() -> None:
     parts = [Given(1.0), Awaited(0.9), Given(0.8), Awaited(0.7)]
     known = Sequential(Gate(Given(1.0)), Given(0.5))(0, 0)
     assert known == await known == 0.5  # type: ignore[misc]
     score = Sequential(*parts)(0, 0)
     assert await score == 0.7  # type: ignore[misc]
-    assert [part.asked for part in parts] == [1] * 4
+    assert [part.call_count for part in parts] == [1] * 4
     barrier = asyncio.Barrier(2)
     both = WeightedSum([Meeting(1.0, barrier), Given(1.0), Meeting(0.0, barrier)], [0.5, 0.25, 0.25])
     assert await both(0, 0) == pytest.approx(0.75)  # type: ignore[misc]
@@ -95,24 +95,24 @@ async def test_one_part_that_is_awaited_makes_the_whole_awaited_and_is_asked_onc
         await Sequential(Given(1.0), Fails(1.0))(0, 0)  # type: ignore[misc]
 
 
-async def test_hooks_hear_of_each_call_before_and_after() -> None:
-    heard: list[Any] = []
+async def test_hooks_run_before_and_after_each_call() -> None:
+    calls: list[Any] = []
 
     async def later(*told: Any) -> None:
         await asyncio.sleep(0)
-        heard.append(told[1:])
+        calls.append(told[1:])
 
     rubric = Given(0.5)
-    rubric.register_forward_pre_hook(lambda *told: heard.append((*told[1:], rubric.asked)))
-    rubric.register_forward_hook(lambda *told: heard.append(told[1:]))
+    rubric.register_forward_pre_hook(lambda *told: calls.append((*told[1:], rubric.call_count)))
+    rubric.register_forward_hook(lambda *told: calls.append(told[1:]))
     assert rubric("act", "see") == rubric.last_score == 0.5
-    assert heard == [("act", "see", 0), ("act", "see", 0.5)]
+    assert calls == [("act", "see", 0), ("act", "see", 0.5)]
     rubric.register_forward_hook(later)
     assert await rubric("act", "see") == 0.5  # type: ignore[misc]
-    assert heard[-1] == ("act", "see", 0.5)
+    assert calls[-1] == ("act", "see", 0.5)
 
 
-def test_rubrics_below_are_found_by_their_paths() -> None:
+def test_nested_rubrics_are_found_by_path() -> None:
     inner = Sequential(Gate(Given(1.0)), Given(0.5))
     outer = RubricDict({"game": inner})
     assert [path for path, _ in outer.named_rubrics()] == [
@@ -166,16 +166,16 @@ class Essay(Environment[Action, Observation, State]):
         return Observation()
 
     async def step(self, action: Action) -> Observation:
-        seen = Observation(done=True)
-        seen.reward = await self._apply_rubric_async(action, seen)
-        return seen
+        observation = Observation(done=True)
+        observation.reward = await self._apply_rubric_async(action, observation)
+        return observation
 
     @property
     def state(self) -> State:
         return State()
 
 
-async def test_judge_scores_over_the_wire_and_one_that_cannot_be_reached_is_no_score() -> None:
+async def test_judge_scores_over_http_and_an_unreachable_one_gives_no_score() -> None:
     from servers import create_app
 
     with chat_server("I give it 0.8.", "", 401) as server:
@@ -195,16 +195,16 @@ async def test_judge_scores_over_the_wire_and_one_that_cannot_be_reached_is_no_s
     assert (judged.reward, judged.infrastructure_error) == (pytest.approx(0.9), None)
     assert judged.metadata is not None
     assert judged.metadata[SCORES]["rubric_1.rubric_0"] == 0.8
-    assert server.asked[0]["messages"] == [{"role": "user", "content": "Once? True"}]
-    for result, said in (
+    assert server.requests[0]["messages"] == [{"role": "user", "content": "Once? True"}]
+    for result, expected in (
         (unread, "expected a score in the judge's answer"),
         (refused, "see the value of api_key"),
     ):
         assert result.reward is None
-        assert said in str(result.infrastructure_error)
+        assert expected in str(result.infrastructure_error)
 
 
-async def test_judge_that_is_late_or_broken_fails_and_leaves_nothing_running() -> None:
+async def test_late_or_broken_judge_fails_and_leaves_nothing_running() -> None:
     release = Event()
     with chat_server(release) as server:
         client = OpenAIClient("http://127.0.0.1", server.port, "m")

@@ -1,4 +1,4 @@
-"""The client's WebSocket once it is open: frames by the rules and against them, silence, ends."""
+"""The client's open WebSocket: valid and invalid frames, silence, closing."""
 
 import asyncio
 import json
@@ -6,9 +6,9 @@ import select
 from typing import Any
 
 import pytest
-from scripted import scripted
+from scripted import scripted, url_of
 from serving import eventually
-from socket_servers import frame, silent
+from socket_servers import frame, silent_server
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.typing import Subprotocol
@@ -16,7 +16,7 @@ from websockets.typing import Subprotocol
 from openenv_core import ConnectionLostError, GenericEnvClient, ProtocolError, RequestTimeoutError
 
 
-async def test_what_a_close_code_means() -> None:
+async def test_each_close_code_raises_its_error() -> None:
     code = 0
 
     async def handler(ws: ServerConnection) -> None:
@@ -26,15 +26,15 @@ async def test_what_a_close_code_means() -> None:
         await ws.close(CloseCode(code) if code < 3000 else code, "bye")
 
     async with scripted(handler) as url:
-        for code, words in ((1001, "going away"), (1012, "going away"), (4001, "4001: bye")):  # noqa: B007
+        for code, expected in ((1001, "going away"), (1012, "going away"), (4001, "4001: bye")):  # noqa: B007
             async with GenericEnvClient(url) as env:
                 await env.reset()
-                with pytest.raises(ConnectionLostError, match=words):
+                with pytest.raises(ConnectionLostError, match=expected):
                     await env.step({})
                 await env.reset()
 
 
-async def test_message_in_many_frames() -> None:
+async def test_message_in_many_frames_is_read() -> None:
     async def handler(ws: ServerConnection) -> None:
         async for _ in ws:
             text = frame(3, "ä" * 1000)
@@ -46,7 +46,7 @@ async def test_message_in_many_frames() -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 5])
-async def test_message_that_is_too_long(parts: int) -> None:
+async def test_message_over_the_size_limit_ends_the_session(parts: int) -> None:
     async def handler(ws: ServerConnection) -> None:
         await ws.recv()
         text = frame(3, "x" * 300_000)
@@ -59,7 +59,7 @@ async def test_message_that_is_too_long(parts: int) -> None:
             await env.reset()
 
 
-async def test_messages_of_many_megabytes_both_ways() -> None:
+async def test_messages_of_many_megabytes_pass_both_ways() -> None:
     size = 10_000_000
 
     async def handler(ws: ServerConnection) -> None:
@@ -68,14 +68,14 @@ async def test_messages_of_many_megabytes_both_ways() -> None:
 
     async with (
         serve(handler, "127.0.0.1", 0, compression=None, max_size=None) as server,
-        GenericEnvClient(f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}") as env,
+        GenericEnvClient(url_of(server)) as env,
     ):
         observation = (await env.step({"text": "z" * size})).observation
         assert observation["total"] > size
         assert len(observation["extra"]) == size
 
 
-async def test_frames_that_break_the_rules_end_the_session() -> None:
+async def test_invalid_frames_end_the_session() -> None:
     opcode = 0
 
     async def handler(ws: ServerConnection) -> None:
@@ -92,19 +92,16 @@ async def test_frames_that_break_the_rules_end_the_session() -> None:
 # Pings
 
 
-async def test_server_that_is_gone_is_noticed_by_pings() -> None:
-    over, handler = silent()
-    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def test_vanished_server_is_detected_by_pings() -> None:
+    async with silent_server() as url:
         options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 0.2}
         async with GenericEnvClient(url, message_timeout_s=None, **options) as env:
             with pytest.raises(ConnectionLostError, match=r"answer a ping within 0.2 s"):
                 await env.reset()
-        over.set()
 
 
 @pytest.mark.slow
-async def test_server_that_answers_pings_may_take_its_time() -> None:
+async def test_slow_server_that_answers_pings_stays_connected() -> None:
     proceed = asyncio.Event()
 
     async def handler(ws: ServerConnection) -> None:
@@ -122,7 +119,7 @@ async def test_server_that_answers_pings_may_take_its_time() -> None:
 
 
 @pytest.mark.soak
-async def test_message_that_takes_longer_than_pings_are_waited_for() -> None:
+async def test_incoming_message_keeps_the_connection_past_the_ping_timeout() -> None:
     async def handler(ws: ServerConnection) -> None:
         await ws.recv()
         text = frame(7, "x" * 500_000).encode()
@@ -140,7 +137,7 @@ async def test_message_that_takes_longer_than_pings_are_waited_for() -> None:
         assert (await env.reset()).observation["total"] == 7
 
 
-async def test_answer_to_a_ping_that_a_busy_thread_has_not_read_yet_counts(counter_url: str) -> None:
+async def test_unread_pong_of_a_busy_thread_counts(counter_url: str) -> None:
     options = {"websocket_ping_interval_s": 600.0, "websocket_ping_timeout_s": 600.0}
     async with GenericEnvClient(counter_url, **options) as env:
         await env.reset()
@@ -159,23 +156,21 @@ async def test_answer_to_a_ping_that_a_busy_thread_has_not_read_yet_counts(count
 # Who does not read, who says too much, who does not end
 
 
-async def test_server_that_does_not_read_makes_the_writer_wait() -> None:
-    over, handler = silent()
-    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        async with GenericEnvClient(url, message_timeout_s=0.1) as env:
-            for _ in range(6):
-                with pytest.raises(RequestTimeoutError):
-                    await env.step({"text": "z" * 8_000_000})
-            assert env._conversation is not None
-            carrier = env._conversation.carrier
-            assert carrier.write_paused
-            # One frame is taken in beyond what the system's buffers hold, and no more.
-            assert carrier._transport.underlying_transport.get_write_buffer_size() < 17_000_000  # type: ignore[attr-defined]
-            over.set()
+async def test_unread_requests_pause_the_writer() -> None:
+    async with silent_server() as url:
+        env = GenericEnvClient(url, message_timeout_s=0.1)
+        for _ in range(6):
+            with pytest.raises(RequestTimeoutError):
+                await env.step({"text": "z" * 8_000_000})
+        assert env._conversation is not None
+        carrier = env._conversation.carrier
+        assert carrier.write_paused
+        # One frame is taken in beyond what the system's buffers hold, and no more.
+        assert carrier._transport.underlying_transport.get_write_buffer_size() < 17_000_000  # type: ignore[attr-defined]
+    await env.close()
 
 
-async def test_what_is_said_unasked_is_no_reply() -> None:
+async def test_unsolicited_message_is_a_protocol_error() -> None:
     async def handler(ws: ServerConnection) -> None:
         await ws.recv()
         await ws.send(frame(1))
@@ -195,7 +190,7 @@ async def test_what_is_said_unasked_is_no_reply() -> None:
         assert (await env.reset()).observation["total"] == 1
 
 
-async def test_session_that_is_broken_off_is_closed_although_its_reply_was_unread() -> None:
+async def test_aborted_session_is_closed_despite_an_unread_reply() -> None:
     """A server may write before it reads: a socket closed with unread data would reset the connection."""
     code: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
@@ -245,26 +240,23 @@ async def test_closing_ends_a_session_that_is_being_resumed() -> None:
         assert await asyncio.wait_for(code, 30) == CloseCode.NORMAL_CLOSURE
 
 
-async def test_closing_does_not_wait_for_ever() -> None:
-    over, handler = silent()
-    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def test_closing_is_bounded_in_time() -> None:
+    async with silent_server() as url:
         env = GenericEnvClient(url, connect_timeout_s=0.5)
         await env.connect()
         async with asyncio.timeout(30):
             await env.close()
-        over.set()
 
 
 @pytest.mark.soak
-async def test_reply_that_is_none_is_told_at_once_whatever_the_server_does_then() -> None:
-    over = asyncio.Event()
+async def test_invalid_reply_is_reported_at_once_even_if_the_server_hangs() -> None:
+    finished = asyncio.Event()
 
     async def handler(ws: ServerConnection) -> None:
         await ws.recv()
         await ws.send("garbage")
         ws.transport.pause_reading()  # no closing handshake is answered
-        await over.wait()
+        await finished.wait()
 
     async with scripted(handler) as url:
         env = GenericEnvClient(url, connect_timeout_s=3600)
@@ -273,4 +265,4 @@ async def test_reply_that_is_none_is_told_at_once_whatever_the_server_does_then(
                 await env.reset()
         async with asyncio.timeout(60):
             await env.close()
-        over.set()
+        finished.set()

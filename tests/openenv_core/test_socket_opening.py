@@ -1,4 +1,4 @@
-"""How the client's WebSocket is opened: refusals, redirects, TLS, proxies, addresses that do not answer."""
+"""Opening the client's WebSocket: refusals, redirects, TLS, proxies, silent addresses."""
 
 import asyncio
 import os
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from counter import Add, Count, Counter
-from scripted import scripted
+from scripted import scripted, url_of
 from serving import eventually, serving
-from socket_servers import frame, silent
+from socket_servers import frame, silent_server
 from websockets.asyncio.server import Request, Response, ServerConnection, serve
 from websockets.datastructures import Headers
 
@@ -32,7 +32,7 @@ from openenv_core.proxies import proxy_for
 from servers import create_app
 
 
-async def unheard(ws: ServerConnection) -> None:
+async def echo_large_frames(ws: ServerConnection) -> None:
     async for _ in ws:
         await ws.send(frame(2, "s" * 100_000))
 
@@ -46,7 +46,7 @@ def refusing(status: int, **headers: str) -> Callable[[ServerConnection, Request
     return process_request
 
 
-async def test_why_a_handshake_was_refused() -> None:
+async def test_refused_handshake_raises_by_status() -> None:
     status = 0
 
     def process(connection: ServerConnection, request: Request) -> Response:
@@ -61,22 +61,22 @@ async def test_why_a_handshake_was_refused() -> None:
         (503, CapacityError, "why"),
         (429, CapacityError, "why"),
     ]
-    async with serve(unheard, "127.0.0.1", 0, process_request=process) as server:
-        url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
-        for status, error, words in expected:  # noqa: B007 - read by the server
-            with pytest.raises(error, match=words) as raised:
+    async with serve(echo_large_frames, "127.0.0.1", 0, process_request=process) as server:
+        url = url_of(server)
+        for status, error, expected_text in expected:  # noqa: B007 - read by the server
+            with pytest.raises(error, match=expected_text) as raised:
                 await GenericEnvClient(url, queue_timeout_s=0).connect()
             assert type(raised.value) is error
             if isinstance(raised.value, CapacityError):
                 assert raised.value.retry_after_s == 3
 
 
-async def test_headers_and_tokens_arrive() -> None:
-    seen: list[Any] = []
+async def test_headers_and_tokens_are_sent() -> None:
+    requests: list[Any] = []
 
     async def handler(ws: ServerConnection) -> None:
         assert ws.request is not None
-        seen.append((ws.request.path, dict(ws.request.headers.raw_items())))
+        requests.append((ws.request.path, dict(ws.request.headers.raw_items())))
         async for _ in ws:
             await ws.send(frame(1))
 
@@ -88,9 +88,9 @@ async def test_headers_and_tokens_arrive() -> None:
         host = url.removeprefix("http://")
         async with GenericEnvClient(f"ws://me:p%40ss@{host}/base/ws?a=b", session_id="s-1") as env:
             await env.reset()
-    for path, headers in seen[:2]:
+    for path, headers in requests[:2]:
         assert (path, headers["X-Where"], headers["Authorization"]) == ("/ws", "here", "Bearer t0")
-    path, headers = seen[2]
+    path, headers = requests[2]
     assert path == "/base/ws?a=b&session_id=s-1"
     assert headers["Authorization"] == "Basic bWU6cEBzcw=="
     assert headers["Host"] == host
@@ -107,7 +107,7 @@ async def test_secrets_of_a_url_stay_out_of_errors() -> None:
         writer.close()
 
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        address = url_of(server).removeprefix("http://")
         for transport in ("websocket", "http"):
             for status in (None, 401, 404, 307):
                 env = GenericEnvClient(f"http://me:hush@{address}/base?key=hush", transport=transport)
@@ -130,33 +130,33 @@ async def test_redirects_stay_on_the_host() -> None:
         place = places.get(request.path)
         return place and refusing(307, Location=place)(connection, request)  # type: ignore[return-value]
 
-    async with serve(unheard, "127.0.0.1", 0, process_request=process) as server:
-        url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+    async with serve(echo_large_frames, "127.0.0.1", 0, process_request=process) as server:
+        url = url_of(server)
         async with GenericEnvClient(f"{url}/here") as env:
             assert (await env.reset()).observation["total"] == 2
-        for path, words in (
+        for path, expected_text in (
             ("away", r"redirect to http://127\.0\.0\.2:1"),
             ("round", "more than 5 redirects"),
             ("other", "redirect to ftp://"),
         ):
-            with pytest.raises(ConnectionFailedError, match=words):
+            with pytest.raises(ConnectionFailedError, match=expected_text):
                 await GenericEnvClient(f"{url}/{path}").connect()
 
 
-async def test_server_that_hangs_up_at_once_or_talks_nonsense() -> None:
+async def test_closed_or_invalid_handshake_is_a_connection_error() -> None:
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answers.pop())
         writer.close()
 
     answers = [b"220 mail\r\n\r\n", b""]
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        url = url_of(server)
         for _ in range(2):
             with pytest.raises(ConnectionFailedError, match="check that it runs"):
                 await GenericEnvClient(url).connect()
 
 
-async def test_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tls_certificates_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = [
         "openssl",
@@ -174,8 +174,8 @@ async def test_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    async with serve(unheard, "127.0.0.1", 0, ssl=context) as server:
-        url = f"https://localhost:{next(iter(server.sockets)).getsockname()[1]}"
+    async with serve(echo_large_frames, "127.0.0.1", 0, ssl=context) as server:
+        url = url_of(server).replace("http://127.0.0.1", "https://localhost")
         with pytest.raises(ConnectionFailedError, match="certificate"):
             await GenericEnvClient(url).connect()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -184,18 +184,18 @@ async def test_encrypted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
                 assert len((await env.reset()).observation["extra"]) == 100_000
 
 
-def use_proxy(monkeypatch: pytest.MonkeyPatch, server: asyncio.Server) -> None:
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+def use_proxy(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("http_proxy", url)
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
 
 
-async def test_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+async def test_connection_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    request_lines: list[str] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        asked.append(head.splitlines()[0])
+        request_lines.append(head.splitlines()[0])
         there_reader, there_writer = await asyncio.open_connection(*address.split(":"))
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
 
@@ -209,13 +209,13 @@ async def test_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app(Counter, Add, Count)
     app.configure(replace(app.settings, allowed_hosts=("*",)))
     async with serving(app) as address, await asyncio.start_server(handler, "127.0.0.1", 0) as proxy:
-        use_proxy(monkeypatch, proxy)
+        use_proxy(monkeypatch, url_of(proxy))
         async with GenericEnvClient("http://far.example:81") as env:
             assert (await env.reset(seed=4)).observation["total"] == 4
-    assert asked == ["CONNECT far.example:81 HTTP/1.1"]
+    assert request_lines == ["CONNECT far.example:81 HTTP/1.1"]
 
 
-def test_which_proxy_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_is_chosen_by_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "socks_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
@@ -248,12 +248,12 @@ def test_which_proxy_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> N
         {"provider": object()},
     ],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any]) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="expected"):
         GenericEnvClient("http://h:1", **settings)
 
 
-async def test_address_that_does_not_answer_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_address_does_not_hide_another(monkeypatch: pytest.MonkeyPatch) -> None:
     deaf = socket.socket()
     deaf.bind(("127.0.0.1", 0))
     deaf.listen(0)
@@ -261,7 +261,7 @@ async def test_address_that_does_not_answer_hides_no_other(monkeypatch: pytest.M
     for filler in fillers:  # a full queue answers nobody
         filler.setblocking(False)
         filler.connect_ex(deaf.getsockname())
-    async with scripted(unheard) as url:
+    async with scripted(echo_large_frames) as url:
         here = ("127.0.0.1", int(url.rpartition(":")[2]))
         places = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", at) for at in (deaf.getsockname(), here)]
 
@@ -269,29 +269,25 @@ async def test_address_that_does_not_answer_hides_no_other(monkeypatch: pytest.M
             return places
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
-        async with GenericEnvClient("http://two.example", connect_timeout_s=2.0) as env:
+        async with GenericEnvClient("http://two.example", connect_timeout_s=20.0) as env:
             await env.reset()
     for one in (deaf, *fillers):
         one.close()
 
 
 @pytest.mark.parametrize("through_proxy", [False, True])
-async def test_handshake_that_nobody_answers_leaves_nothing_open(
+async def test_unanswered_handshake_leaves_no_open_files(
     through_proxy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    over, handler = silent(shakes_hands=False)
-
     def open_files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with silent_server(shakes_hands=False) as url:
         if through_proxy:
-            use_proxy(monkeypatch, server)
+            use_proxy(monkeypatch, url)
             url = "http://far.example"
         before = open_files()
         for _ in range(3):
             with pytest.raises(ConnectionFailedError, match="no answer within"):
                 await GenericEnvClient(url, connect_timeout_s=0.1).connect()
-        over.set()
-        await eventually(lambda: open_files() <= before)
+    await eventually(lambda: open_files() <= before)

@@ -1,4 +1,4 @@
-"""The synchronous client: its thread, Ctrl-C, forks, clients that are dropped."""
+"""The synchronous client: its thread, Ctrl-C, forks, dropped clients."""
 
 import asyncio
 import contextlib
@@ -98,7 +98,7 @@ async def test_sync_or_async_is_chosen_before_use(counter_url: str) -> None:
     await asyncio.to_thread(used.close)
 
 
-def test_more_sessions_outlive_the_name_of_their_client_but_not_its_close(counter_url: str) -> None:
+def test_sessions_outlive_a_dropped_parent_but_not_its_close(counter_url: str) -> None:
     child = CounterEnv(counter_url).sync().new_session()
     gc.collect()
     assert child.reset(seed=1).observation.total == 1
@@ -117,7 +117,7 @@ def test_more_sessions_outlive_the_name_of_their_client_but_not_its_close(counte
 # Programs of their own: what interrupts itself, forks or just ends
 
 
-def outcome(*words: str) -> tuple[int, str, str]:
+def run_program(*words: str) -> tuple[int, str, str]:
     # Not -X dev: asyncio would tell of each turn of the loop that a loaded machine made slow.
     command = [sys.executable, "-W", "error", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -127,8 +127,8 @@ def outcome(*words: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("how", "result"), [("waiting", "interrupted, then 3"), ("often", "100 interrupted, wrong [], then 5")]
 )
-def test_ctrl_c_at_any_moment_shifts_no_reply(how: str, result: str, counter_url: str) -> None:
-    assert outcome(str(HERE / "interrupted_client.py"), counter_url, how) == (0, f"{result}\n", "")
+def test_ctrl_c_at_any_time_keeps_the_order_of_replies(how: str, result: str, counter_url: str) -> None:
+    assert run_program(str(HERE / "interrupted_client.py"), counter_url, how) == (0, f"{result}\n", "")
 
 
 FORKS = """
@@ -165,20 +165,18 @@ atexit.register(env.close)
 
 
 @pytest.mark.parametrize(
-    ("program", "said"),
+    ("program", "expected"),
     [(FORKS, "5\n"), (FORGETS, ""), (CLOSES_AT_ITS_EXIT, "stopped\n")],
     ids=["forks", "forgets", "closes at its exit"],
 )
-def test_program_that_forks_or_ends_leaves_the_client_in_order(
-    program: str, said: str, counter_url: str
-) -> None:
-    assert outcome("-c", program, counter_url) == (0, said, "")
+def test_program_that_forks_or_exits_leaves_no_errors(program: str, expected: str, counter_url: str) -> None:
+    assert run_program("-c", program, counter_url) == (0, expected, "")
 
 
 # The thread
 
 
-def test_end_of_the_background_thread_is_noticed(counter_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_the_background_thread_is_detected(counter_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_thread, "LIVENESS_CHECK_INTERVAL_S", 0.05)
     monkeypatch.setattr(loop_thread, "_shared", None)  # not that of other tests
     env = CounterEnv(counter_url).sync()
@@ -202,7 +200,7 @@ def test_end_of_the_background_thread_is_noticed(counter_url: str, monkeypatch: 
         assert another.reset(seed=3).observation.total == 3
 
 
-def test_timeout_of_the_coroutine_is_told_from_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_error_of_the_coroutine_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_thread, "LIVENESS_CHECK_INTERVAL_S", 0.01)
     thread = loop_thread.LoopThread()
 
@@ -216,7 +214,7 @@ def test_timeout_of_the_coroutine_is_told_from_waiting(monkeypatch: pytest.Monke
     thread.stop()
 
 
-def test_thread_ends_quietly_where_no_other_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_stops_when_no_other_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("can't create new thread at interpreter shutdown")  # as Python 3.12 says
 
@@ -227,7 +225,7 @@ def test_thread_ends_quietly_where_no_other_can_be_started(monkeypatch: pytest.M
     assert not thread._thread.is_alive()
 
 
-def test_call_that_comes_while_the_thread_ends_is_refused() -> None:
+def test_call_during_the_end_of_the_thread_is_refused() -> None:
     thread = loop_thread.LoopThread()
     thread.run(asyncio.sleep, 0)
     ending, loop = threading.Event(), thread._loop
@@ -246,16 +244,16 @@ def test_call_that_comes_while_the_thread_ends_is_refused() -> None:
     stopper = threading.Thread(target=thread.stop)
     stopper.start()
     assert ending.wait(30)
-    errand = loop_thread._ThreadCall(asyncio.sleep, 0)
-    loop.call_soon_threadsafe(thread._start_call, errand)  # by a caller who had looked before
-    assert errand.wait(30)
+    thread_call = loop_thread._ThreadCall(asyncio.sleep, 0)
+    loop.call_soon_threadsafe(thread._start_call, thread_call)  # by a caller who had looked before
+    assert thread_call.wait(30)
     refused.set()
     with pytest.raises(ClientClosedError, match="before the reply came"):
-        errand.outcome()
+        thread_call.outcome()
     stopper.join()
 
 
-def test_client_is_not_called_from_inside_of_its_own_loop(counter_url: str) -> None:
+def test_sync_call_inside_the_client_loop_is_refused(counter_url: str) -> None:
     with CounterEnv(counter_url).sync() as env:
 
         async def inside() -> None:
@@ -266,7 +264,7 @@ def test_client_is_not_called_from_inside_of_its_own_loop(counter_url: str) -> N
         assert env.reset(seed=2).observation.total == 2
 
 
-def test_many_threads_with_one_client_that_nobody_has_used(counter_url: str) -> None:
+def test_first_use_by_many_threads_is_safe(counter_url: str) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -283,7 +281,7 @@ def test_many_threads_with_one_client_that_nobody_has_used(counter_url: str) -> 
         sys.setswitchinterval(interval)
 
 
-def test_exit_that_a_reply_leads_to_ends_no_other_client(counter_url: str) -> None:
+def test_exit_while_parsing_a_reply_ends_no_other_client(counter_url: str) -> None:
     class Exits(CounterEnv):
         def _parse_result(self, payload: dict[str, Any]) -> Any:
             raise SystemExit(3)
@@ -296,7 +294,7 @@ def test_exit_that_a_reply_leads_to_ends_no_other_client(counter_url: str) -> No
         assert other.reset(seed=1).observation.total == 1
 
 
-def test_dropped_session_is_given_back_while_its_client_lives_on(counter_url: str) -> None:
+def test_dropped_session_is_closed_while_its_parent_lives(counter_url: str) -> None:
     with CounterEnv(counter_url).sync() as parent:
         client = parent.new_session()._client
         gc.collect()
@@ -305,7 +303,7 @@ def test_dropped_session_is_given_back_while_its_client_lives_on(counter_url: st
 
 
 @pytest.mark.slow
-def test_dropped_client_gives_back_what_it_holds(counter_url: str) -> None:
+def test_dropped_client_closes_its_connections(counter_url: str) -> None:
     gc.collect()
     before = len(psutil.Process().net_connections())
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""MCPToolClient against our own servers; against released ones: tests/interop/test_tool_clients.py."""
+"""MCPToolClient against our own servers; for released ones see tests/interop/test_tool_clients.py."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -77,15 +77,15 @@ def steps_of(client: MCPToolClient, monkeypatch: pytest.MonkeyPatch) -> list[Any
     steps: list[Any] = []
     step = client.step
 
-    async def noted(action: Any) -> Any:
+    async def recorded_step(action: Any) -> Any:
         steps.append(action)
         return await step(action)
 
-    monkeypatch.setattr(client, "step", noted)
+    monkeypatch.setattr(client, "step", recorded_step)
     return steps
 
 
-async def test_a_server_in_production_mode_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_production_mode_is_detected_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tally_app(mode="production")) as address, MCPToolClient(f"http://{address}") as env:
         steps = steps_of(env, monkeypatch)
         assert await env.call_tool("add", amount=2) == 2  # and nothing is counted twice
@@ -97,7 +97,7 @@ async def test_a_server_in_production_mode_is_found_out_once(monkeypatch: pytest
 @pytest.mark.parametrize(
     "refusal", [ValidationFailedError("mcp?", "UNKNOWN_TYPE"), JsonRpcFaultError(-32601, "what?")]
 )
-async def test_a_server_that_lists_by_steps_alone(
+async def test_server_that_lists_tools_by_steps_only(
     refusal: Exception, client: MCPToolClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: Any) -> Any:
@@ -107,10 +107,10 @@ async def test_a_server_that_lists_by_steps_alone(
     assert [tool.name for tool in await client.list_tools()] == NAMES
 
 
-async def test_a_call_is_a_step_of_the_episode(client: MCPToolClient) -> None:
-    begun = await client.reset(seed=7, episode_id="mine")
-    assert isinstance(begun.observation, AnyObservation)
-    assert begun.metadata == {"status": "ready"}
+async def test_tool_call_is_a_step_of_the_episode(client: MCPToolClient) -> None:
+    first = await client.reset(seed=7, episode_id="mine")
+    assert isinstance(first.observation, AnyObservation)
+    assert first.metadata == {"status": "ready"}
     assert await client.call_tool("add", amount=1) == 8
     await client.list_tools()
     result = await client.step(CallToolAction(tool_name="add", arguments={"amount": 1}))
@@ -132,7 +132,7 @@ async def test_a_call_is_a_step_of_the_episode(client: MCPToolClient) -> None:
     assert await client.call_tool("add", amount=1) == 1
 
 
-async def test_server_without_tools_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_without_tools_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(create_app(Counter, Add, Count, max_concurrent_envs=2)) as address:
         for mode in ("simulation", "production"):
             async with MCPToolClient(f"http://{address}", mode=mode) as env:
@@ -145,13 +145,13 @@ async def test_server_without_tools_says_so(monkeypatch: pytest.MonkeyPatch) -> 
                 assert (await env.step({"amount": 3})).observation.total == 3  # type: ignore[attr-defined]
 
 
-async def test_calls_at_once_reach_their_callers(client: MCPToolClient) -> None:
+async def test_concurrent_calls_reach_their_callers(client: MCPToolClient) -> None:
     second = await client.new_session()
     calls = [env.call_tool("add", amount=1) for _ in range(30) for env in (client, second)]
     assert await asyncio.gather(*calls) == [number for number in range(1, 31) for _ in range(2)]
 
 
-async def test_one_tool_and_what_a_model_is_told(client: MCPToolClient) -> None:
+async def test_get_tool_and_openai_tools_describe_the_tools(client: MCPToolClient) -> None:
     tool = await client.get_tool("add")
     assert tool is not None
     assert (tool.name, tool.description) == ("add", "Add to the total, and return it.")
@@ -165,28 +165,28 @@ async def test_one_tool_and_what_a_model_is_told(client: MCPToolClient) -> None:
         await client.call_tool(amount=1)
 
 
-async def test_a_list_is_asked_for_once_an_episode(
+async def test_tool_list_is_cached_per_episode(
     client: MCPToolClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    methods: list[str] = []
     ask = client._call_rpc
 
-    async def counted(method: str, params: Any) -> Any:
-        asked.append(method)
+    async def counted_call(method: str, params: Any) -> Any:
+        methods.append(method)
         return await ask(method, params)
 
-    monkeypatch.setattr(client, "_call_rpc", counted)
+    monkeypatch.setattr(client, "_call_rpc", counted_call)
     first = await client.list_tools()
     first.clear()  # the caller's own list
     assert len(await client.list_tools()) == len(NAMES)
-    assert len(asked) == 1
+    assert len(methods) == 1
     await client.list_tools(use_cache=False)
     await client.reset()
     await client.list_tools()
-    assert len(asked) == 3
+    assert len(methods) == 3
 
 
-async def test_plain_http_carries_tools_too() -> None:
+async def test_tools_work_over_plain_http() -> None:
     async with serving(tally_app()) as address, MCPToolClient(f"http://{address}", transport="http") as env:
         assert [tool.name for tool in await env.list_tools()] == NAMES  # before there is a session
         await env.reset(seed=1)
@@ -206,7 +206,7 @@ RELEASED = {
 }
 
 
-def test_values_are_taken_out_of_what_released_servers_wrap_them_in() -> None:
+def test_values_are_unwrapped_from_released_results() -> None:
     for result, value in (
         (RELEASED, 5),
         ({**RELEASED, "data": None}, 5),
@@ -227,19 +227,19 @@ def test_values_are_taken_out_of_what_released_servers_wrap_them_in() -> None:
         assert value_of("t", step) == value
 
 
-def test_a_result_that_tells_of_an_error_is_one() -> None:
-    for told, words in (
+def test_error_results_raise_tool_call_error() -> None:
+    for result, expected in (
         ({"content": [{"type": "text", "text": "no"}], "is_error": True}, r"execution_error\): no"),
         ({"content": [], "isError": True}, "gave no reason"),
         ({"content": [{"type": "text"}], "is_error": True}, "execution_error"),
         ({"tool_name": "t", "error": {"error_type": "timeout", "message": "late"}}, r"timeout\): late"),
         ({"tool_name": "t", "error": {"error_type": []}}, "execution_error"),
     ):
-        with pytest.raises(ToolCallError, match=words):
-            value_of_rpc("t", told)
+        with pytest.raises(ToolCallError, match=expected):
+            value_of_rpc("t", result)
 
 
-def test_errors_and_fields_that_nobody_knew_of_are_read() -> None:
+def test_unknown_errors_and_fields_are_accepted() -> None:
     fields = {"tool_name": "t", "error": {"error_type": "brand_new", "message": "m"}, "more": 1}
     step = read_result({"observation": fields, "reward": 1, "done": True, "metadata": {"a": 1}})
     assert isinstance(step.observation, CallToolObservation)
@@ -258,7 +258,7 @@ def test_errors_and_fields_that_nobody_knew_of_are_read() -> None:
     assert (odd.reward, odd.done, odd.metadata) == (1.5, True, None)
 
 
-def test_what_is_no_list_and_no_response_is_refused() -> None:
+def test_invalid_lists_and_responses_are_refused() -> None:
     for listed in (None, {}, {"tools": {}}, {"tools": [{}]}, {"tools": [{"name": "a", "input_schema": 3}]}):
         with pytest.raises(ProtocolError):
             read_tools(listed)
@@ -267,9 +267,9 @@ def test_what_is_no_list_and_no_response_is_refused() -> None:
         with pytest.raises(ProtocolError):
             read_rpc(response, 3)
     odd = "execution_error"
-    for said, kind in (({"error_type": "timeout"}, "timeout"), ("odd", odd), ({"error_type": 3}, odd)):
+    for data, kind in (({"error_type": "timeout"}, "timeout"), ("odd", odd), ({"error_type": 3}, odd)):
         with pytest.raises(JsonRpcFaultError) as failed:
-            read_rpc({"id": 3, "error": {"code": -32603, "message": "m", "data": said}}, 3)
+            read_rpc({"id": 3, "error": {"code": -32603, "message": "m", "data": data}}, 3)
         assert call_failed("t", failed.value).error_type == kind
     for payload in ({}, {"observation": None}, {"observation": {"tool_name": 3}}):
         with pytest.raises(ProtocolError):

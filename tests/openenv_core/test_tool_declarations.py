@@ -1,4 +1,4 @@
-"""What an author declares, and what callers are told of it."""
+"""Declarations of tools, prompts and resources, and the descriptions that clients get."""
 
 import functools
 import time
@@ -90,10 +90,10 @@ class Shop(Base):
 
 
 def spec(name: str) -> dict[str, Any]:
-    return next(found.to_mcp() for found in Shop().list_tools() if found.name == name)
+    return next(tool_spec.to_mcp() for tool_spec in Shop().list_tools() if tool_spec.name == name)
 
 
-def test_a_tool_is_told_by_its_types_and_its_docstring() -> None:
+def test_tool_is_described_by_types_and_docstring() -> None:
     assert spec("paint") == {
         "name": "paint",
         "title": "Paint it",
@@ -120,7 +120,7 @@ def test_a_tool_is_told_by_its_types_and_its_docstring() -> None:
     }
 
 
-def test_structure_is_promised_by_what_a_tool_returns() -> None:
+def test_output_schema_follows_the_return_type() -> None:
     assert spec("look-at")["outputSchema"] == {
         "type": "object",
         "required": ["result"],
@@ -133,15 +133,15 @@ def test_structure_is_promised_by_what_a_tool_returns() -> None:
     assert set(Shop().list_tools()[0].wire().model_dump()) == {"name", "description", "input_schema"}
 
 
-def test_resources_and_prompts_are_told() -> None:
+def test_resources_and_prompts_are_described() -> None:
     shop = Shop()
-    assert [found.to_mcp() for found in shop.list_resources()] == [
+    assert [item.to_mcp() for item in shop.list_resources()] == [
         {"uri": "shop://all", "name": "everything", "description": "All things.", "mimeType": "text/csv"}
     ]
-    assert [found.to_mcp() for found in shop.list_resource_templates()] == [
+    assert [item.to_mcp() for item in shop.list_resource_templates()] == [
         {"uriTemplate": "shop://{thing}/{+path}", "name": "one"}
     ]
-    assert [found.to_mcp() for found in shop.list_prompts()] == [
+    assert [item.to_mcp() for item in shop.list_prompts()] == [
         {
             "name": "question",
             "title": "Ask",
@@ -153,7 +153,7 @@ def test_resources_and_prompts_are_told() -> None:
     ]
 
 
-def test_a_subclass_adds_overrides_and_removes() -> None:
+def test_subclass_adds_overrides_and_removes_tools() -> None:
     class Smaller(Shop):
         picture = None  # type: ignore[assignment]
 
@@ -215,9 +215,7 @@ def unknown(self: Any, x: "NoSuchType") -> None: ...  # type: ignore[name-define
         ("got 'x' of 'q'", {"typed": completion(prompt="q", argument="x")(plain())}),
     ],
 )
-def test_a_declaration_that_cannot_be_is_refused_when_the_class_is_made(
-    message: str, methods: dict[str, Any]
-) -> None:
+def test_invalid_declaration_is_refused_at_class_creation(message: str, methods: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Toolset.of(type("Declared", (), methods))
     with pytest.raises(ConfigurationError, match="expected a method below @tool, got staticmethod"):
@@ -255,12 +253,12 @@ async def before_call(self: Any, name: str, arguments: Mapping[str, Any]) -> Non
         ("None takes the declaration back", {"paint": 3}),
     ],
 )
-def test_what_would_not_work_is_refused_when_the_class_is_made(message: str, members: dict[str, Any]) -> None:
+def test_unusable_member_is_refused_at_class_creation(message: str, members: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=message):
         type("Made", (Shop,), members)
 
 
-def test_one_method_is_several_things_and_an_override_is_described_as_what_it_overrides() -> None:
+def test_method_may_be_tool_prompt_and_resource_and_overrides_inherit_descriptions() -> None:
     class Task(Base):
         @resource("task://current")
         @prompt
@@ -284,8 +282,8 @@ def test_one_method_is_several_things_and_an_override_is_described_as_what_it_ov
 
     assert (list(Other.TOOLSET.resources), list(Other.TOOLSET.prompts)) == (["task://current"], ["task"])
     assert list(Other.TOOLSET.tools) == ["task", "look"]
-    told = Other.TOOLSET.tools["look"].spec
-    assert (told.description, told.input_schema["properties"]["where"]["description"]) == (
+    look_spec = Other.TOOLSET.tools["look"].spec
+    assert (look_spec.description, look_spec.input_schema["properties"]["where"]["description"]) == (
         "Look.",
         "At what.",
     )
@@ -307,19 +305,19 @@ def test_one_method_is_several_things_and_an_override_is_described_as_what_it_ov
         ("x://{a}", "x://" + "a" * 10_000, None),
     ],
 )
-def test_an_address_is_of_a_form_or_not(form: str, uri: str, values: dict[str, str] | None) -> None:
+def test_uri_matches_template_or_not(form: str, uri: str, values: dict[str, str] | None) -> None:
     assert UriTemplate(form).match(uri) == values
 
 
-def test_an_address_that_fits_in_too_many_ways_takes_no_longer() -> None:
+def test_ambiguous_uri_is_matched_in_linear_time() -> None:
     # A backtracking expression takes the fourth power of the length: years.
     form = UriTemplate("x://{+a}/{+b}/{+c}/{+d}z")
-    begun = time.process_time()
+    start_s = time.process_time()
     assert form.match("x://" + "/" * 8000) is None
-    assert time.process_time() - begun < 10
+    assert time.process_time() - start_s < 10
 
 
 @pytest.mark.parametrize("uri", ["x://{a}/{a}", "x://{?q}", "x://{a,b}", "x://{1}", "x://{a", "x://{}"])
-def test_a_form_of_another_kind_is_refused(uri: str) -> None:
+def test_unsupported_template_is_refused(uri: str) -> None:
     with pytest.raises(ConfigurationError, match="expected values"):
         UriTemplate(uri)

@@ -1,4 +1,4 @@
-"""An environment of tools: its calls, whoever makes them, and what they come to, odd and hostile ones included."""
+"""Calls in an environment of tools and their results, with odd and hostile ones."""
 
 import asyncio
 import functools
@@ -162,12 +162,12 @@ def step(room: Room, name: str, **arguments: Any) -> CallToolObservation:
 def test_step_lists_and_calls(room: Room) -> None:
     listed = room.step(ListToolsAction())
     assert isinstance(listed, ListToolsObservation)
-    assert [found.name for found in listed.tools][:2] == ["add", "win"]
+    assert [tool_spec.name for tool_spec in listed.tools][:2] == ["add", "win"]
     assert step(room, "add", a=1) == CallToolObservation(tool_name="add", result=2.5)
     assert room.state.step_count == 1, "a list is no call"
 
 
-def test_call_is_told_to_readers_and_to_programs(room: Room) -> None:
+def test_result_has_text_and_structured_content(room: Room) -> None:
     assert call(room, "add", a=1) == ToolResult(
         content=[{"type": "text", "text": "2.5"}], value=2.5, structured={"result": 2.5}
     )
@@ -185,7 +185,9 @@ def test_call_is_told_to_readers_and_to_programs(room: Room) -> None:
         ({"a": 1, "c": 2}, "c: Extra inputs are not permitted"),
     ],
 )
-def test_arguments_are_held_against_the_schema(room: Room, arguments: dict[str, Any], fault: str) -> None:
+def test_arguments_are_validated_against_the_schema(
+    room: Room, arguments: dict[str, Any], fault: str
+) -> None:
     result = call(room, "add", **arguments)
     assert result.error is not None
     assert result.error.error_type is ToolErrorType.INVALID_ARGS
@@ -193,7 +195,7 @@ def test_arguments_are_held_against_the_schema(room: Room, arguments: dict[str, 
     assert room.calls == [("add", True)], "a failed call counts"
 
 
-def test_failure_is_an_outcome(room: Room) -> None:
+def test_tool_failure_is_a_typed_result(room: Room) -> None:
     for how, kind, message in (
         ("told", ToolErrorType.EXECUTION_ERROR, "no paint left"),
         ("down", ToolErrorType.TRANSPORT_ERROR, "it burned"),
@@ -213,7 +215,7 @@ def test_failure_is_an_outcome(room: Room) -> None:
     assert len(nobody.message) < 400
 
 
-def test_hooks_decide_what_a_call_is_worth(room: Room) -> None:
+def test_hooks_set_reward_and_end_of_a_call(room: Room) -> None:
     assert step(room, "forbidden").result == "not today"
     assert room.calls == []
     won = step(room, "win")
@@ -232,7 +234,7 @@ async def test_asynchronous_tool_is_awaited(room: Room) -> None:
     assert room.calls == [("wait", False)]
 
 
-async def test_tool_that_takes_too_long_is_given_up(room: Room) -> None:
+async def test_tool_over_its_timeout_is_cancelled(room: Room) -> None:
     hanging = room.call_tool("hang", {}, SILENT)
     assert not isinstance(hanging, ToolResult)
     result = await hanging
@@ -241,7 +243,7 @@ async def test_tool_that_takes_too_long_is_given_up(room: Room) -> None:
     assert room.calls == [("hang", True)]
 
 
-async def test_nobody_answers_behind_a_step(room: Room) -> None:
+async def test_client_requests_are_unavailable_in_a_step(room: Room) -> None:
     asking = room.call_tool("ask", {}, SILENT)
     assert not isinstance(asking, ToolResult)
     result = await asking
@@ -251,7 +253,7 @@ async def test_nobody_answers_behind_a_step(room: Room) -> None:
         await SILENT.roots()
 
 
-async def test_resources_are_read_by_address(room: Room) -> None:
+async def test_resources_are_read_by_uri(room: Room) -> None:
     def read(uri: str) -> Any:
         return room.read_resource(uri, SILENT)
 
@@ -282,9 +284,14 @@ def test_prompts_are_messages(room: Room) -> None:
 
 def test_completions_are_bounded(room: Room) -> None:
     ref = {"type": "ref/resource", "uri": "room://{thing}/{number}"}
-    found = room.complete(ref, {"name": "thing", "value": "c"}, SILENT)
-    assert isinstance(found, ArgumentCompletion)
-    assert (found.values[0], len(found.values), found.total, found.has_more) == ("c0", 100, 101, True)
+    completions = room.complete(ref, {"name": "thing", "value": "c"}, SILENT)
+    assert isinstance(completions, ArgumentCompletion)
+    assert (completions.values[0], len(completions.values), completions.total, completions.has_more) == (
+        "c0",
+        100,
+        101,
+        True,
+    )
     assert room.complete(ref, {"name": "number", "value": ""}, SILENT) == ArgumentCompletion(values=[])
 
 
@@ -439,34 +446,34 @@ class Odd(Base):
         return cast(list[str], None)
 
 
-async def outcome(name: str, **arguments: Any) -> Any:
+async def call_outcome(name: str, **arguments: Any) -> Any:
     """Call a tool; return what it gave, or how it failed and why."""
     result = Odd().call_tool(name, arguments, SILENT)
     result = result if isinstance(result, ToolResult) else await result
     return result.value if result.error is None else (result.error.error_type, result.error.message)
 
 
-async def test_decorators_stand_in_any_order() -> None:
+async def test_decorators_work_in_any_order() -> None:
     for name in ("static", "still", "below", "above", "promised"):
-        assert await outcome(name, x=3) == 3
-        assert (await outcome(name, x="3"))[0] is ToolErrorType.INVALID_ARGS
-    assert await outcome("of_class", x=1) == "Odd 1"
+        assert await call_outcome(name, x=3) == 3
+        assert (await call_outcome(name, x="3"))[0] is ToolErrorType.INVALID_ARGS
+    assert await call_outcome("of_class", x=1) == "Odd 1"
     asynchronous = {name for name, declared in Odd.TOOLSET.tools.items() if declared.asynchronous}
     assert asynchronous == {"below", "above", "promised", "leave_later"}
 
 
-async def test_arguments_are_called_and_results_typed_as_the_author_likes() -> None:
-    assert await outcome("names", copy=9, model_config=8) == [9, 2, 8, 4, 5, 1]
-    assert await outcome("twice_heard") is True
-    assert await outcome("data", blob="aGk=") == "aGk="
-    assert (await outcome("data", blob="%%"))[0] is ToolErrorType.INVALID_ARGS
-    for name, arguments, words in (
+async def test_argument_names_and_result_types_are_free() -> None:
+    assert await call_outcome("names", copy=9, model_config=8) == [9, 2, 8, 4, 5, 1]
+    assert await call_outcome("twice_heard") is True
+    assert await call_outcome("data", blob="aGk=") == "aGk="
+    assert (await call_outcome("data", blob="%%"))[0] is ToolErrorType.INVALID_ARGS
+    for name, arguments, expected in (
         ("forgotten", {"x": 1}, "async def"),
         ("liar", {}, "expected an object"),
         ("bounded", {"x": "a"}, "TypeError"),
     ):
-        kind, why = await outcome(name, **arguments)
-        assert (kind, words in why) == (ToolErrorType.EXECUTION_ERROR, True)
+        kind, why = await call_outcome(name, **arguments)
+        assert (kind, expected in why) == (ToolErrorType.EXECUTION_ERROR, True)
 
 
 @pytest.mark.parametrize(
@@ -482,18 +489,18 @@ async def test_arguments_are_called_and_results_typed_as_the_author_likes() -> N
         ("leave_later", "itself", "cancelled itself"),
     ],
 )
-async def test_whatever_a_tool_does_is_told(name: str, how: str, why: str) -> None:
-    kind, message = await outcome(name, how=how)
+async def test_any_exception_of_a_tool_is_an_error_result(name: str, how: str, why: str) -> None:
+    kind, message = await call_outcome(name, how=how)
     assert kind is ToolErrorType.EXECUTION_ERROR
     assert why in message
 
 
 async def test_ctrl_c_ends_a_tool() -> None:
     with pytest.raises(KeyboardInterrupt):
-        await outcome("leave", how="key")
+        await call_outcome("leave", how="key")
 
 
-def test_models_within_models_are_objects_whose_numbers_may_be_null() -> None:
+def test_nested_model_schemas_are_objects_with_nullable_numbers() -> None:
     spec = Odd.TOOLSET.tools["tree"].spec
     schema = spec.output_schema
     assert schema is not None
@@ -510,7 +517,7 @@ class Forgetful(Odd):
         return cast(ToolResult, None)
 
 
-def test_what_hooks_prompts_and_completions_must_return_is_said() -> None:
+def test_wrong_return_types_of_hooks_prompts_and_completions_are_reported() -> None:
     for name in ("static", "unknown"):
         with pytest.raises(TypeError, match="expected a ToolResult from after_call, got NoneType"):
             Forgetful().step(CallToolAction(tool_name=name, arguments={"x": 1}))
@@ -521,7 +528,7 @@ def test_what_hooks_prompts_and_completions_must_return_is_said() -> None:
             Odd().complete({"type": "ref/prompt", "name": "junk"}, {"name": argument, "value": "v"}, SILENT)
 
 
-async def test_call_that_is_given_up_ends_before_whoever_gave_it_up_goes_on() -> None:
+async def test_cancelled_call_finishes_before_its_caller_continues() -> None:
     ended: list[str] = []
 
     class Slow(Base):
@@ -555,8 +562,8 @@ async def test_call_that_is_given_up_ends_before_whoever_gave_it_up_goes_on() ->
         {"x": "long" * 250_000},
     ],
 )
-async def test_hostile_arguments_are_invalid_in_few_words(arguments: dict[str, Any]) -> None:
-    kind, why = await outcome("static", **arguments)
+async def test_hostile_arguments_get_a_short_error(arguments: dict[str, Any]) -> None:
+    kind, why = await call_outcome("static", **arguments)
     assert kind is ToolErrorType.INVALID_ARGS
     assert len(why) < 5000
     assert "of 0 characters" not in why

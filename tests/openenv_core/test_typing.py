@@ -1,4 +1,4 @@
-"""What type checkers hold an author's and a caller's code to."""
+"""What type checkers require of an author's and a caller's code."""
 
 import re
 import sys
@@ -78,15 +78,15 @@ play(Awaited())
 
 
 @pytest.mark.slow
-def test_wrong_signatures_are_errors_and_marks_have_types(tmp_path: Path) -> None:
+def test_wrong_signatures_are_type_errors_and_outcome_fields_are_typed(tmp_path: Path) -> None:
     file = tmp_path / "dice.py"
     file.write_text(CODE)
     options = ["--strict", "--cache-dir", str(tmp_path), "--no-error-summary", "--config-file", ""]
     done = finished(sys.executable, "-m", "mypy", *options, str(file), cwd=ROOT, timeout_s=240)
-    found = re.findall(r"dice\.py:(\d+): error: .*\[([a-z-]+)\]", done.stdout)
+    errors = re.findall(r"dice\.py:(\d+): error: .*\[([a-z-]+)\]", done.stdout)
     wanted = [
         (str(line), text.rpartition("# ")[2])
         for line, text in enumerate(CODE.splitlines(), 1)
         if "# " in text
     ]
-    assert found == wanted, done.stdout + done.stderr
+    assert errors == wanted, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""A client of a full server waits for a session by itself, whatever that server does, and says how long in vain."""
+"""A client of a full server waits for a session by itself, and reports how long it waited in vain."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 from counter import Add, Count, Counter, CountState
 from counter_client import CounterEnv
-from scripted import scripted
+from scripted import scripted, url_of
 from serving import eventually, serving
 from socket_servers import frame
 from websockets.asyncio.server import ServerConnection, serve
@@ -25,7 +25,7 @@ def app_of(cap: int) -> EnvironmentApp:
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
-async def test_more_clients_than_slots_need_no_code(transport: str) -> None:
+async def test_clients_wait_for_a_slot_without_retry_code(transport: str) -> None:
     app = app_of(2)
     async with serving(app) as address:
 
@@ -39,16 +39,16 @@ async def test_more_clients_than_slots_need_no_code(transport: str) -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_server_without_a_queue_is_asked_again_until_it_has_room(
+async def test_server_without_a_queue_is_retried_until_it_has_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(waiting, "MIN_BACKOFF_S", 0.005)
-    asked = 0
+    attempts = 0
 
     async def handler(ws: ServerConnection) -> None:
-        nonlocal asked
-        asked += 1
-        if asked < 5:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 5:
             await ws.send(json.dumps({"type": "error", "data": FULL}))
             return
         async for _ in ws:
@@ -56,28 +56,26 @@ async def test_a_server_without_a_queue_is_asked_again_until_it_has_room(
 
     async with scripted(handler) as url, CounterEnv(url) as env:
         assert (await env.reset()).observation.total == 7
-        assert asked == 5
+        assert attempts == 5
 
 
 @pytest.mark.parametrize("first", ["reset", "connect", "vector"])
 @pytest.mark.parametrize("status", [503, 429])
-async def test_a_server_that_refuses_the_handshake_is_asked_again_too(
-    first: str, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_refused_handshake_is_retried(first: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "MIN_BACKOFF_S", 0.005)
-    asked = 0
+    attempts = 0
 
     def refuse(ws: ServerConnection, _: Request) -> Response | None:
-        nonlocal asked
-        asked += 1
-        return ws.respond(status, "no room") if asked < 4 else None
+        nonlocal attempts
+        attempts += 1
+        return ws.respond(status, "no room") if attempts < 4 else None
 
     async def handler(ws: ServerConnection) -> None:
         async for _ in ws:
             await ws.send(frame(7))
 
     async with serve(handler, "127.0.0.1", 0, process_request=refuse) as server:
-        url = f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        url = url_of(server)
         with pytest.raises(CapacityError, match="no room"):
             await CounterEnv(url, queue_timeout_s=0).connect()
         env = CounterEnv(url)
@@ -86,12 +84,12 @@ async def test_a_server_that_refuses_the_handshake_is_asked_again_too(
                 await env.vector(1)
         else:
             await getattr(env, first)()
-        assert asked == 4
+        assert attempts == 4
         await env.close()
 
 
 @pytest.mark.slow
-async def test_a_wait_in_vain_is_told_with_its_length_and_place() -> None:
+async def test_failed_wait_reports_its_length_and_place() -> None:
     app = app_of(1)
     async with serving(app) as address, CounterEnv(f"http://{address}") as first:
         await first.reset()
@@ -112,7 +110,7 @@ async def test_a_wait_in_vain_is_told_with_its_length_and_place() -> None:
                 await hurried.reset()
 
 
-async def test_each_of_several_servers_is_asked_before_one_is_called_full() -> None:
+async def test_every_server_is_tried_before_capacity_error() -> None:
     full, free = app_of(1), app_of(1)
     async with serving(full) as one, serving(free) as two, CounterEnv(f"http://{one}") as first:
         await first.reset()
@@ -126,7 +124,7 @@ async def test_each_of_several_servers_is_asked_before_one_is_called_full() -> N
                     await third.reset()
 
 
-async def test_a_vector_waits_until_all_its_sessions_are_to_be_had() -> None:
+async def test_vector_waits_until_all_its_sessions_are_free() -> None:
     app = app_of(2)
     async with serving(app) as address, CounterEnv(f"http://{address}") as first:
         await first.reset()
@@ -140,7 +138,7 @@ async def test_a_vector_waits_until_all_its_sessions_are_to_be_had() -> None:
 
 
 @pytest.mark.slow
-async def test_the_wait_for_a_slot_is_none_of_a_requests_time() -> None:
+async def test_waiting_for_a_slot_does_not_count_against_the_request_timeout() -> None:
     app = app_of(1)
     async with (
         serving(app) as address,
@@ -159,7 +157,7 @@ async def test_the_wait_for_a_slot_is_none_of_a_requests_time() -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
-async def test_who_gives_up_in_the_queue_leaves_it_at_once(how: str) -> None:
+async def test_cancelled_or_closed_client_leaves_the_queue_at_once(how: str) -> None:
     app = app_of(1)
     async with serving(app) as address, CounterEnv(f"http://{address}") as first:
         await first.reset()
@@ -174,7 +172,7 @@ async def test_who_gives_up_in_the_queue_leaves_it_at_once(how: str) -> None:
         await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 0)
 
 
-async def test_a_client_that_is_closed_between_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_closed_between_two_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "MIN_BACKOFF_S", 600.0)
     monkeypatch.setattr(waiting, "MAX_BACKOFF_S", 600.0)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from module_run import finished
 from serve_process import SUPPORT, eventually, gone, serve
-from terminal_process import PATIENCE_S, in_terminal
+from terminal_process import WAIT_TIMEOUT_S, in_terminal
 
 from openenv_core.cli.main import main
 
@@ -26,7 +26,7 @@ def play(*words: str, typed: str = "", **environ: str) -> "subprocess.CompletedP
         input=typed,
         cwd=SUPPORT,
         env={**os.environ, **environ},
-        timeout_s=PATIENCE_S,
+        timeout_s=WAIT_TIMEOUT_S,
     )
 
 

@@ -1,4 +1,4 @@
-"""Servers in sandboxes of Daytona and Modal: fakes of their clients, held against the real ones where those are."""
+"""Servers in sandboxes of Daytona and Modal, with fake clients that are compared with the real ones."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ from e2b_service import eventually
 from free_ports import free_ports
 from missing import missing
 from module_run import finished
-from released import DRIVERS, PATIENCE_S
+from released import DRIVERS, WAIT_TIMEOUT_S
 from slim_server import command
 
 from openenv_core import ServerStartError
@@ -42,10 +42,12 @@ def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_pa
     return KINDS[request.param]
 
 
-def test_a_server_runs_in_a_cloud_for_as_long_as_its_owner(make: Any) -> None:
+def test_server_in_a_cloud_lives_as_long_as_its_owner(make: Any) -> None:
     port = free_ports(1)[0]
-    words = (sys.executable, *command(port)[1:])
-    with make("slim:latest", command=words, port=port, env_vars={"GREETING": "aye"}, lease_s=2) as provider:
+    server_command = (sys.executable, *command(port)[1:])
+    with make(
+        "slim:latest", command=server_command, port=port, env_vars={"GREETING": "aye"}, lease_s=2
+    ) as provider:
         machine = fake_clouds.made[-1]
         assert httpx.get(f"{provider.url}/health").json() == {"status": "healthy"}
         assert (provider.alive, provider.output()) == (True, "slim says aye\n")
@@ -56,7 +58,7 @@ def test_a_server_runs_in_a_cloud_for_as_long_as_its_owner(make: Any) -> None:
     assert (provider.url, machine.there) == (None, False)
 
 
-def test_a_cloud_says_what_is_wrong(make: Any) -> None:
+def test_cloud_errors_are_reported(make: Any) -> None:
     for image, kind, status in (
         ("no-such-image", SandboxRefusedError, 404),
         ("silent", SandboxServiceUnavailableError, None),
@@ -70,20 +72,20 @@ def test_a_cloud_says_what_is_wrong(make: Any) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_client_that_is_missing_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_client_library_is_named_with_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigurationError, match=rf"pip install 'ropewalk\[{name}\]'"):
         KINDS[name]("slim", command=["x"])
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_option_that_there_is_not_is_refused(name: str) -> None:
+def test_unknown_option_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'leese_s'"):
         KINDS[name]("slim", command=["x"], leese_s=3)
 
 
 @pytest.mark.interop
-def test_copies_of_a_server_are_providers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_servers_have_their_own_providers(monkeypatch: pytest.MonkeyPatch) -> None:
     """By fakes of E2B's class: what runs is copied by its cloud alone."""
     import e2b
 
@@ -108,7 +110,7 @@ def test_copies_of_a_server_are_providers_of_their_own(monkeypatch: pytest.Monke
 
 @pytest.mark.interop
 @pytest.mark.parametrize("name", KINDS)
-def test_fakes_take_what_the_clients_take(name: str) -> None:
+def test_fakes_match_the_signatures_of_the_clients(name: str) -> None:
     if not CLIENTS.is_file():
         missing(f"needs {name} in .venvs/clouds; get it with ./scripts/test --all")
     fakes: dict[str, Any] = {}
@@ -117,7 +119,7 @@ def test_fakes_take_what_the_clients_take(name: str) -> None:
         if not issubclass(kind, Exception):
             calls = [each for each in vars(kind) if callable(getattr(kind, each)) and each[0] != "_"]
             fakes |= {f"{name}.{path}.{each}": getattr(kind, each) for each in calls}
-    looked = finished(CLIENTS, DRIVERS / "signatures.py", *fakes, timeout_s=PATIENCE_S)
+    looked = finished(CLIENTS, DRIVERS / "signatures.py", *fakes, timeout_s=WAIT_TIMEOUT_S)
     assert looked.returncode == 0, looked.stderr
     theirs = json.loads(looked.stdout)
     for path, fake in fakes.items():

@@ -1,4 +1,4 @@
-"""The companion of a program's containers, at the program's end: it waits for what there is, and for nothing else."""
+"""The companion of a program's containers at the end of the program: it waits for these and nothing else."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from fake_engine import fake_engine
 from serve_process import eventually, gone
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 BEGIN = """
 import os, signal, sys, threading, time
@@ -79,46 +79,46 @@ def program(code: str, host: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_program_without_an_engine_or_without_containers_ends_at_once() -> None:
+def test_program_without_engine_or_containers_ends_at_once() -> None:
     nowhere = "unix:///nowhere/docker.sock"
     with program(NO_ENGINE, nowhere) as process, program(REFUSED, nowhere) as without:
-        out, err = process.communicate(timeout=PATIENCE_S)
+        out, err = process.communicate(timeout=WAIT_TIMEOUT_S)
         assert (out.split()[:1], err) == (["EngineUnavailableError"], "")
         eventually(lambda: gone(int(out.split()[1])))
-        assert without.communicate(timeout=PATIENCE_S) == ("", "")
+        assert without.communicate(timeout=WAIT_TIMEOUT_S) == ("", "")
 
 
 @pytest.mark.slow
-def test_a_container_that_is_being_made_at_the_programs_end_is_removed(tmp_path: Path) -> None:
+def test_container_being_created_at_the_program_end_is_removed(tmp_path: Path) -> None:
     with fake_engine(tmp_path) as engine:
         engine.may_create.clear()
         with program(STARTING, engine.host) as process:
-            assert engine.asked.wait(PATIENCE_S)
+            assert engine.request_received.wait(WAIT_TIMEOUT_S)
             assert process.stdin is not None
             process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(1)  # it is at its end, and should not come to it
             engine.may_create.set()
-            process.wait(PATIENCE_S)
+            process.wait(WAIT_TIMEOUT_S)
             eventually(lambda: len(engine.removed) == 1)
 
 
-def test_nothing_is_started_once_the_program_ends(tmp_path: Path) -> None:
+def test_no_container_is_started_while_the_program_ends(tmp_path: Path) -> None:
     with fake_engine(tmp_path) as engine, program(ENDED, engine.host) as process:
-        out, err = process.communicate(timeout=PATIENCE_S)
+        out, err = process.communicate(timeout=WAIT_TIMEOUT_S)
         assert "expected a program that goes on, got one that is ending" in out, err
-        assert not engine.asked.is_set()
+        assert not engine.request_received.is_set()
 
 
-def test_a_companion_that_died_just_before_the_end_is_replaced(tmp_path: Path) -> None:
+def test_companion_that_died_before_the_end_is_replaced(tmp_path: Path) -> None:
     with fake_engine(tmp_path) as engine, program(WITHOUT_COMPANION, engine.host) as process:
-        _, err = process.communicate(timeout=PATIENCE_S)
+        _, err = process.communicate(timeout=WAIT_TIMEOUT_S)
         assert process.returncode == 0, err
         assert engine.removed == ["left"]
 
 
 @pytest.mark.soak
-def test_a_program_that_becomes_another_by_exec_loses_the_containers_of_the_first_alone(
+def test_exec_removes_only_the_containers_of_the_first_program(
     tmp_path: Path,
 ) -> None:
     then = BEGIN + 'NAME = "second"\n' + MAKE + "sys.stdin.read(1)"
@@ -132,5 +132,5 @@ def test_a_program_that_becomes_another_by_exec_loses_the_containers_of_the_firs
         eventually(lambda: engine.removed == ["first"])
         eventually(lambda: gone(first))
         assert list(engine.containers) == ["second"]
-        process.communicate("x", timeout=PATIENCE_S)
+        process.communicate("x", timeout=WAIT_TIMEOUT_S)
         assert engine.removed == ["first", "second"]

@@ -1,4 +1,4 @@
-"""The pool without an engine: its members are real servers of /health in threads of this process."""
+"""The container pool without an engine: its members are servers of /health in threads of this process."""
 
 import gc
 import itertools
@@ -18,7 +18,7 @@ from openenv_core import ConfigurationError, ContainerOptions, GenericEnvClient
 from openenv_core.errors import ImageNotFoundError, ProviderError
 from openenv_core.providers.pool import DockerPool, PoolClosedError, PoolError, PoolTimeoutError, ServerPool
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 
 class Health(BaseHTTPRequestHandler):
@@ -114,7 +114,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def filled(home: "Home", size: int = 1) -> Iterator[ServerPool[Tiny]]:
     """A pool whose members are all there."""
     with ServerPool[Tiny](home.start, size, size) as pool:
-        pool.wait(timeout_s=PATIENCE_S)
+        pool.wait(timeout_s=WAIT_TIMEOUT_S)
         yield pool
 
 
@@ -129,25 +129,25 @@ def threads() -> list[str]:
 
 def test_each_member_is_handed_out_once_and_replaced(home: Home) -> None:
     with ServerPool[Tiny](home.start, 2, 1) as pool:
-        seen = set()
+        members = set()
         for _ in range(5):
-            with pool.lease(PATIENCE_S) as lease:
+            with pool.lease(WAIT_TIMEOUT_S) as lease:
                 assert lease.container.alive()
                 assert lease.url == lease.container.url
-                seen.add(lease.container)
-        assert len(seen) == 5
+                members.add(lease.container)
+        assert len(members) == 5
         assert home.most_starting == 1
         eventually(lambda: len(home.removed) == 5 and pool.state.ready == 2)
-        assert set(home.removed) == seen
+        assert set(home.removed) == members
         state = pool.state
         assert (state.used, state.leaving, state.starting, state.last_failure) == (0, 0, 0, None)
     assert set(home.removed) == set(home.made)
     assert threads() == []
 
 
-def test_never_more_than_the_size(home: Home) -> None:
+def test_pool_never_exceeds_its_size(home: Home) -> None:
     with ServerPool[Tiny](home.start, 2, 2) as pool:
-        first, second = pool.lease(PATIENCE_S), pool.lease(PATIENCE_S)
+        first, second = pool.lease(WAIT_TIMEOUT_S), pool.lease(WAIT_TIMEOUT_S)
         with pytest.raises(PoolTimeoutError, match="of 2 containers 0 are ready, 0 starting, 2 used") as late:
             pool.lease(0.05)
         assert late.value.last_failure is None
@@ -156,7 +156,7 @@ def test_never_more_than_the_size(home: Home) -> None:
         used = first.container, second.container
         first.close()
         first.close()
-        with pool.lease(PATIENCE_S) as third:
+        with pool.lease(WAIT_TIMEOUT_S) as third:
             assert third.container not in used
             assert first.closed
             assert not second.closed
@@ -183,13 +183,13 @@ class WithToken(Tiny):
         self.server.RequestHandlerClass = Guarded
 
 
-def test_health_of_members_is_asked_with_their_token(home: Home) -> None:
+def test_health_of_members_is_checked_with_their_token(home: Home) -> None:
     home.makes = WithToken
-    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S) as lease:
+    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(WAIT_TIMEOUT_S) as lease:
         assert lease.container.alive()
 
 
-def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
+def test_hanging_members_are_replaced_one_check_at_a_time(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openenv_core.providers.keeper.HEALTH_TIMEOUT_S", 0.05)
@@ -198,7 +198,7 @@ def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
         keeper, turns, looks = pool._keeper, itertools.count(), []
         turn = keeper._run_once
 
-        def counted() -> None:
+        def counted_run() -> None:
             next(turns)
             turn()
 
@@ -208,7 +208,7 @@ def test_members_that_hang_are_replaced_before_the_next_are_looked_at(
                 time.sleep(timeout_s)
             return member not in hanging
 
-        monkeypatch.setattr(keeper, "_run_once", counted)
+        monkeypatch.setattr(keeper, "_run_once", counted_run)
         monkeypatch.setattr("openenv_core.providers.keeper.healthy", healthy)
         eventually(lambda: set(home.removed) == set(hanging) and pool.state.ready == 3)
         assert len(set(looks)) == 6  # each twice, and each time in a turn of its own
@@ -220,11 +220,11 @@ def test_a_dead_member_is_not_handed_out(home: Home, monkeypatch: pytest.MonkeyP
         dead = list(home.made)
         for member in dead:
             member.die()
-        with pool.lease(PATIENCE_S) as lease:
+        with pool.lease(WAIT_TIMEOUT_S) as lease:
             assert lease.container not in dead
 
 
-def test_dead_members_are_replaced_before_anybody_asks(home: Home) -> None:
+def test_dead_members_are_replaced_in_the_background(home: Home) -> None:
     with filled(home, 3) as pool:
         first = list(home.made)
         for member in first:
@@ -232,13 +232,13 @@ def test_dead_members_are_replaced_before_anybody_asks(home: Home) -> None:
         eventually(lambda: set(home.removed) == set(first) and pool.state.ready == 3)
 
 
-def test_starts_that_fail_are_tried_again_one_at_a_time(home: Home) -> None:
+def test_failed_starts_are_retried_one_at_a_time(home: Home) -> None:
     home.failures = [ProviderError(f"trouble {i}") for i in range(8)]
     home.gate.clear()  # no start fails before all have begun
     with ServerPool[Tiny](home.start, 3, 3) as pool:
         eventually(lambda: home.starting == 3)
         home.gate.set()
-        pool.wait(timeout_s=PATIENCE_S)
+        pool.wait(timeout_s=WAIT_TIMEOUT_S)
         # The first three together, and one at a time until one has succeeded.
         assert max(home.starts[:3]) == 3
         assert home.starts[3:9] == [1] * 6
@@ -246,7 +246,7 @@ def test_starts_that_fail_are_tried_again_one_at_a_time(home: Home) -> None:
         assert (pool.state.failed, pool.state.last_failure) == (8, None)
 
 
-def test_a_lease_in_vain_raises_with_the_last_failure(home: Home) -> None:
+def test_lease_timeout_carries_the_last_failure(home: Home) -> None:
     home.failures = [ProviderError("the engine is away")] * 1000
     with ServerPool[Tiny](home.start, 1, 1) as pool:
         eventually(lambda: pool.state.failed)
@@ -264,7 +264,7 @@ def test_a_missing_image_is_not_waited_for(home: Home) -> None:
                 ask(3600.0)
 
 
-def test_where_no_thread_can_be_started_members_are_removed_all_the_same(
+def test_members_are_removed_where_no_thread_can_be_started(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = threading.Thread.start
@@ -276,7 +276,7 @@ def test_where_no_thread_can_be_started_members_are_removed_all_the_same(
 
     with filled(home, 2) as pool:
         monkeypatch.setattr(threading.Thread, "start", refuse)
-        pool.lease(PATIENCE_S).close()
+        pool.lease(WAIT_TIMEOUT_S).close()
         eventually(lambda: len(home.removed) == 1 and pool.state.last_failure is not None)
         assert "can't create new thread" in str(pool.state.last_failure)
         assert (pool.state.ready, pool.state.starting) == (1, 0)
@@ -284,32 +284,32 @@ def test_where_no_thread_can_be_started_members_are_removed_all_the_same(
     assert threads() == []
 
 
-def test_failed_removals_are_retried_and_keep_their_place(home: Home) -> None:
+def test_failed_removals_are_retried_and_count_against_the_size(home: Home) -> None:
     home.removal_failures = 1000
     with filled(home, 2) as pool:
         for _ in range(2):
-            pool.lease(PATIENCE_S).close()
+            pool.lease(WAIT_TIMEOUT_S).close()
         with pytest.raises(PoolTimeoutError, match="are being removed"):
             use_up(pool, 0.1)
         assert len(home.made) <= 4
         home.removal_failures = 0
-        pool.lease(PATIENCE_S).close()
+        pool.lease(WAIT_TIMEOUT_S).close()
         eventually(lambda: len(home.removed) >= 2)
 
 
-def test_closing_ends_starts_that_are_under_way_and_leases(home: Home) -> None:
+def test_closing_ends_running_starts_and_leases(home: Home) -> None:
     pool = ServerPool[Tiny](home.start, 3, 1)
-    lease = pool.lease(PATIENCE_S)
-    pool.wait(2, PATIENCE_S)
+    lease = pool.lease(WAIT_TIMEOUT_S)
+    pool.wait(2, WAIT_TIMEOUT_S)
     home.gate.clear()
-    pool.lease(PATIENCE_S).close()
+    pool.lease(WAIT_TIMEOUT_S).close()
     eventually(lambda: home.starting == 1)
     waiting: list[BaseException] = []
 
     def wait() -> None:
         try:
             for _ in range(2):  # there is one
-                pool.lease(PATIENCE_S)
+                pool.lease(WAIT_TIMEOUT_S)
         except PoolError as error:
             waiting.append(error)
 
@@ -317,7 +317,7 @@ def test_closing_ends_starts_that_are_under_way_and_leases(home: Home) -> None:
     thread.start()
     eventually(lambda: pool.state.ready == 0)
     pool.close()
-    thread.join(PATIENCE_S)
+    thread.join(WAIT_TIMEOUT_S)
     assert [type(error) for error in waiting] == [PoolClosedError]
     assert set(home.removed) == set(home.made)
     assert threads() == []
@@ -337,7 +337,7 @@ def test_close_does_not_wait_for_removals_that_fail(home: Home) -> None:
         eventually(lambda: len(home.removed) == 1 and threads() == [])  # the thread goes on
 
 
-def test_a_dead_keeper_is_noticed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_keeper_is_reported(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(home, 2) as pool:
         keeper = pool._keeper
 
@@ -346,19 +346,19 @@ def test_a_dead_keeper_is_noticed(home: Home, monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(keeper, "_run_once", broken)
         with pytest.raises(PoolError, match="its thread died of MemoryError: no room to think"):
-            use_up(pool, PATIENCE_S)
+            use_up(pool, WAIT_TIMEOUT_S)
     assert set(home.removed) == set(home.made)
 
 
 @pytest.mark.slow
-def test_a_pool_and_a_lease_that_are_forgotten_leave_nothing(home: Home) -> None:
+def test_dropped_pool_and_lease_leave_nothing_behind(home: Home) -> None:
     pool = ServerPool[Tiny](home.start, 2, 2)
-    lease = pool.lease(PATIENCE_S)
+    lease = pool.lease(WAIT_TIMEOUT_S)
     used = lease.container
     del lease
     gc.collect()
     eventually(lambda: used in home.removed)
-    lease, keeper = pool.lease(PATIENCE_S), pool._keeper
+    lease, keeper = pool.lease(WAIT_TIMEOUT_S), pool._keeper
     assert keeper is not None
     del pool
     gc.collect()
@@ -369,14 +369,14 @@ def test_a_pool_and_a_lease_that_are_forgotten_leave_nothing(home: Home) -> None
     eventually(lambda: set(home.removed) == set(home.made) and threads() == [])
 
 
-def test_a_client_takes_a_member_when_it_is_used_and_gives_it_back(home: Home) -> None:
+def test_client_leases_a_member_on_use_and_returns_it(home: Home) -> None:
     with filled(home) as pool:
-        client = pool.client(GenericEnvClient, lease_timeout_s=PATIENCE_S)
+        client = pool.client(GenericEnvClient, lease_timeout_s=WAIT_TIMEOUT_S)
         assert pool.state.used == 0
         with pytest.raises(Exception, match="expected"), client:  # there is no environment in it
             pass
         eventually(lambda: len(home.removed) == 1)
-        provider = pool.provider(PATIENCE_S)
+        provider = pool.provider(WAIT_TIMEOUT_S)
         assert (provider.alive, provider.output()) == (False, "")
         url = provider.start()
         assert (provider.start(), provider.alive) == (url, True)
@@ -388,14 +388,14 @@ def test_a_client_takes_a_member_when_it_is_used_and_gives_it_back(home: Home) -
         eventually(lambda: len(home.removed) == 2)
 
 
-def test_a_fork_gets_no_members_and_removes_none_even_amid_a_lock(home: Home) -> None:
+def test_fork_gets_no_members_and_removes_none(home: Home) -> None:
     with filled(home) as pool:
         with pool._keeper.changed:  # as another thread may
             fork = os.fork()
             if fork == 0:
                 status = 1
                 try:
-                    pool.lease(PATIENCE_S)
+                    pool.lease(WAIT_TIMEOUT_S)
                 except PoolError as error:
                     pool.close()
                     status = 0 if "fork" in str(error) and not home.removals else 2
@@ -412,8 +412,8 @@ def test_a_fork_gets_no_members_and_removes_none_even_amid_a_lock(home: Home) ->
         assert home.made[0].alive()
 
 
-def test_a_stop_ends_the_wait_of_a_start_in_another_thread(home: Home) -> None:
-    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(PATIENCE_S):
+def test_stop_ends_a_waiting_start_in_another_thread(home: Home) -> None:
+    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(WAIT_TIMEOUT_S):
         provider = pool.provider(3600.0)
         errors: list[BaseException] = []
 
@@ -429,16 +429,16 @@ def test_a_stop_ends_the_wait_of_a_start_in_another_thread(home: Home) -> None:
         time.sleep(0.05)
         stop = threading.Thread(target=provider.stop, daemon=True)
         stop.start()
-        stop.join(PATIENCE_S)
-        thread.join(PATIENCE_S)
+        stop.join(WAIT_TIMEOUT_S)
+        thread.join(WAIT_TIMEOUT_S)
         assert "its taker was stopped meanwhile" in str(errors[0])
 
 
 def test_impossible_settings_are_refused() -> None:
-    for options, said in (
+    for options, expected in (
         ({"size": 0}, "size"),
         ({"max_starting": 0}, "max_starting"),
         ({"memroy": "1g"}, "memory"),
     ):
-        with pytest.raises(ConfigurationError, match=said):
+        with pytest.raises(ConfigurationError, match=expected):
             DockerPool("x", **options)  # type: ignore[arg-type]

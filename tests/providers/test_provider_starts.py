@@ -1,4 +1,4 @@
-"""Starts of providers: stopped in the middle, of the released shapes, of containers that end, of commands."""
+"""Starts of providers: cancelled ones, released interfaces, containers that end, commands."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ from openenv_core.providers.docker import container
 from openenv_core.providers.docker import container as starting
 from openenv_core.providers.docker.container import Container, ContainerState
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 SUPPORT = str(Path(__file__).parents[1] / "support")
 
 
@@ -32,7 +32,7 @@ class Slow:
 
     def start_container(self, image: str = "", **options: Any) -> str:
         self.begun.set()
-        assert self.go.wait(PATIENCE_S)
+        assert self.go.wait(WAIT_TIMEOUT_S)
         self.calls.append("made")
         return "http://127.0.0.1:9"
 
@@ -51,7 +51,7 @@ class Slow:
     ],
     ids=["by itself", "told the image"],
 )
-async def test_a_start_that_is_cancelled_stops_what_it_has_made(client: Callable[[Slow], Any]) -> None:
+async def test_cancelled_start_stops_its_container(client: Callable[[Slow], Any]) -> None:
     slow = Slow()
     env = client(slow)
 
@@ -59,7 +59,7 @@ async def test_a_start_that_is_cancelled_stops_what_it_has_made(client: Callable
         await env
 
     using = asyncio.create_task(use())
-    assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
+    assert await asyncio.to_thread(slow.begun.wait, WAIT_TIMEOUT_S)
     using.cancel()
     with pytest.raises(asyncio.CancelledError):
         await using
@@ -90,11 +90,11 @@ def test_a_stop_that_was_interrupted_is_done_by_the_next() -> None:
     assert calls == ["end", "end"]
 
 
-async def test_a_client_that_is_closed_while_its_server_starts_waits_for_nothing() -> None:
+async def test_client_closed_during_the_start_does_not_wait() -> None:
     slow = Slow()
     env = GenericEnvClient(provider=slow)
     using = asyncio.create_task(env.reset())
-    assert await asyncio.to_thread(slow.begun.wait, PATIENCE_S)
+    assert await asyncio.to_thread(slow.begun.wait, WAIT_TIMEOUT_S)
     await env.close()
     with pytest.raises(ClientClosedError, match="closed meanwhile"):
         await using
@@ -102,7 +102,7 @@ async def test_a_client_that_is_closed_while_its_server_starts_waits_for_nothing
     await eventually(lambda: slow.calls == ["stopped", "made", "stopped"])
 
 
-def test_a_client_whose_loop_has_gone_in_the_middle_of_a_start_is_closed_on_another() -> None:
+def test_client_of_a_closed_loop_can_be_closed_on_another() -> None:
     slow = Slow()
     env = GenericEnvClient(provider=slow)
     loop = asyncio.new_event_loop()
@@ -116,14 +116,14 @@ def test_a_client_whose_loop_has_gone_in_the_middle_of_a_start_is_closed_on_anot
     starting._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be left
 
 
-def test_a_stop_during_the_wait_fails_the_start() -> None:
+def test_stop_during_the_wait_fails_the_start() -> None:
     waiting, go = threading.Event(), threading.Event()
     stops: list[str] = []
     failures: list[BaseException] = []
 
     def wait(url: str) -> None:
         waiting.set()
-        assert go.wait(PATIENCE_S)
+        assert go.wait(WAIT_TIMEOUT_S)
 
     provider = CallableProvider(lambda: "http://h:1", wait, lambda: stops.append("stopped"))
 
@@ -135,10 +135,10 @@ def test_a_stop_during_the_wait_fails_the_start() -> None:
 
     thread = threading.Thread(target=start)
     thread.start()
-    assert waiting.wait(PATIENCE_S)
+    assert waiting.wait(WAIT_TIMEOUT_S)
     provider.stop()
     go.set()
-    thread.join(PATIENCE_S)
+    thread.join(WAIT_TIMEOUT_S)
     assert len(failures) == 1
     assert stops == ["stopped", "stopped"]
     with pytest.raises(ProviderError, match="the client was closed"):
@@ -146,7 +146,7 @@ def test_a_stop_during_the_wait_fails_the_start() -> None:
 
 
 @pytest.mark.slow
-def test_the_wait_for_a_container_s_server_brings_its_token() -> None:
+def test_readiness_check_of_a_container_uses_its_token() -> None:
     variables = {"ROPEWALK_TOKENS": "a-token-of-good-length"}
     with LocalProcessProvider("counter:app", cwd=SUPPORT, env_vars=variables) as server:
         assert server.url is not None
@@ -155,29 +155,29 @@ def test_the_wait_for_a_container_s_server_brings_its_token() -> None:
         provider._provider = SimpleNamespace(
             url=server.url, options=ContainerOptions(env_vars=variables), output=str
         )
-        provider.wait_for_ready(server.url, timeout_s=PATIENCE_S)
+        provider.wait_for_ready(server.url, timeout_s=WAIT_TIMEOUT_S)
 
 
-def test_a_start_that_begins_after_the_stop_was_said_hears_of_it() -> None:
-    stopping, lock, said = threading.Event(), threading.Lock(), threading.Event()
+def test_start_after_the_stop_signal_sees_it() -> None:
+    stopping, lock, signalled = threading.Event(), threading.Lock(), threading.Event()
     lock.acquire()  # a start is under way
-    heard: list[bool] = []
+    results: list[bool] = []
 
     def start() -> None:
-        said.wait(PATIENCE_S)
+        signalled.wait(WAIT_TIMEOUT_S)
         stopping.clear()  # as every start does
-        heard.append(stopping.wait(PATIENCE_S))
+        results.append(stopping.wait(WAIT_TIMEOUT_S))
         lock.release()
 
     def end() -> None:
         stopping.set()
-        said.set()
+        signalled.set()
 
     thread = threading.Thread(target=start)
     thread.start()
     with hold_stopped(end, lock):
-        thread.join(PATIENCE_S)
-    assert heard == [True]
+        thread.join(WAIT_TIMEOUT_S)
+    assert results == [True]
     assert not lock.locked()
 
 
@@ -198,10 +198,10 @@ class Ended(Container):
 
     def state(self) -> ContainerState:
         self.looks += 1
-        seen = next(self._seen, self._last)
-        if isinstance(seen, Exception):
-            raise seen
-        return seen
+        current = next(self._seen, self._last)
+        if isinstance(current, Exception):
+            raise current
+        return current
 
     def logs(self, tail: int = 0) -> str:
         if isinstance(self._last, Exception):
@@ -217,7 +217,7 @@ def oom_noticed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("oom_noticed_soon")
 @pytest.mark.parametrize(
-    ("seen", "said", "looks"),
+    ("states", "expected", "looks"),
     [
         # The engine's notice may come after the end.
         ((KILLED, KILLED, FOR_MEMORY), "exit code 137, killed for its memory; raise memory", 3),
@@ -227,11 +227,11 @@ def oom_noticed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
         ((KILLED, EngineRefusedError("no such container", 404, "")), "somebody removed it", 2),
     ],
 )
-def test_a_container_that_ended_at_its_start_says_why(
-    seen: tuple[Any, ...], said: str, looks: int | None
+def test_container_that_ended_at_its_start_reports_why(
+    states: tuple[Any, ...], expected: str, looks: int | None
 ) -> None:
-    ended = Ended(*seen)
-    with pytest.raises(ServerStartError, match=said) as told:
+    ended = Ended(*states)
+    with pytest.raises(ServerStartError, match=expected) as error:
         starting._require_running(ended)
-    assert told.value.output == ("" if said.startswith("somebody") else "its last words")
+    assert error.value.output == ("" if expected.startswith("somebody") else "its last words")
     assert looks is None or ended.looks == looks

@@ -1,4 +1,4 @@
-"""What tests of sessions share: codes that are run one after the other, and what lives below a process."""
+"""Helpers of the session tests: run several executions, list descendants of a process."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ DEADLINE_S = 60.0
 async def executed(
     sandbox: Sandbox, *codes: str, limits: Limits | None = None, **more: float
 ) -> list[Execution]:
-    """What became of each code, in one session."""
+    """Run codes in one session; return their executions."""
     session = await sandbox.open(limits or Limits())
     done = [await session.execute(code, **more) for code in codes]
     await session.close()
@@ -22,7 +22,7 @@ async def executed(
 
 
 async def value(session: SandboxSession, code: str) -> str | None:
-    """The result of code that ends well."""
+    """Return the result of code that must succeed."""
     done = await session.execute(code)
     assert done.status == "ok", done
     return done.result
@@ -35,16 +35,16 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def zygote_of(sandbox: Sandbox) -> int:
-    """The zygote's pid; the test before may have left none."""
+    """Return the zygote's pid, starting one if needed."""
     await (await sandbox.open()).close()
     assert sandbox.zygote_pid is not None
     return sandbox.zygote_pid
 
 
 def descendants(pid: int) -> set[int]:
-    found = set()
+    running_pids = set()
     for process in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if process.status() != psutil.STATUS_ZOMBIE:
-                found.add(process.pid)
-    return found
+                running_pids.add(process.pid)
+    return running_pids

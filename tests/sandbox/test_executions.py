@@ -1,4 +1,4 @@
-"""What an execution returns, on every level that can be had here."""
+"""What an execution returns, at every level available here."""
 
 import asyncio
 import base64
@@ -49,7 +49,7 @@ async def test_state_is_kept_and_the_last_expression_is_the_result(sandbox: Sand
         ),
     ],
 )
-async def test_an_exception_is_an_error_and_the_state_lives(
+async def test_exception_is_an_error_and_keeps_the_state(
     sandbox: Sandbox, code: str, name: str, message: str
 ) -> None:
     done, after = await executed(sandbox, code, "'alive'")
@@ -59,7 +59,7 @@ async def test_an_exception_is_an_error_and_the_state_lives(
     assert after.result == "'alive'"
 
 
-async def test_a_traceback_shows_the_code_and_nothing_of_what_runs_it(sandbox: Sandbox) -> None:
+async def test_traceback_shows_only_the_code_of_the_session(sandbox: Sandbox) -> None:
     again = "try:\n    f(0)\nexcept ZeroDivisionError as e:\n    raise ValueError('v') from e"
     _, done = await executed(sandbox, "def f(n):\n    return 1 / n", again)
     assert done.error is not None
@@ -68,10 +68,10 @@ async def test_a_traceback_shows_the_code_and_nothing_of_what_runs_it(sandbox: S
     assert "openenv_core" not in text
 
 
-async def test_exiting_is_no_end_of_the_interpreter(sandbox: Sandbox) -> None:
+async def test_sys_exit_keeps_the_interpreter(sandbox: Sandbox) -> None:
     codes = ("import sys; sys.exit()", "sys.exit(3)", "raise SystemExit('bye')", "sys")
-    told = [(each.status, each.exit_code, each.state_lost) for each in await executed(sandbox, *codes)]
-    assert told == [("ok", 0, False), ("error", 3, False), ("error", 1, False), ("ok", 0, False)]
+    outcomes = [(each.status, each.exit_code, each.state_lost) for each in await executed(sandbox, *codes)]
+    assert outcomes == [("ok", 0, False), ("error", 3, False), ("error", 1, False), ("ok", 0, False)]
 
 
 # What an interrupt reaches; a machine that stands still for a moment must not end it.
@@ -82,7 +82,7 @@ THREADED = (
 
 
 @pytest.mark.parametrize("code", [*REACHED, "sum(range(10**12))", THREADED])
-async def test_a_time_out_interrupts_and_keeps_what_can_be_kept(sandbox: Sandbox, code: str) -> None:
+async def test_timeout_interrupts_and_keeps_the_state_where_possible(sandbox: Sandbox, code: str) -> None:
     session = await sandbox.open(Limits(grace_s=20.0 if code in REACHED else 0.2))
     await session.execute("x = 7")
     done = await session.execute(code, timeout_s=0.2)
@@ -94,14 +94,14 @@ async def test_a_time_out_interrupts_and_keeps_what_can_be_kept(sandbox: Sandbox
         assert not done.state_lost
 
 
-async def test_nobody_gets_more_time_than_the_session_has(sandbox: Sandbox) -> None:
+async def test_timeout_is_capped_by_the_session(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(timeout_s=0.2))
     done = await asyncio.wait_for(session.execute("import time; time.sleep(60)", timeout_s=60.0), 30)
     await session.close()
     assert (done.status, done.reason) == ("timeout", "it ran longer than 0.2 s")
 
 
-async def test_whoever_swallows_the_interrupt_is_killed(sandbox: Sandbox) -> None:
+async def test_code_that_swallows_the_interrupt_is_killed(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(grace_s=0.1))
     code = "x = 1\nwhile True:\n  try:\n    import time; time.sleep(60)\n  except BaseException: pass"
     done = await session.execute(code, timeout_s=0.2)
@@ -112,7 +112,7 @@ async def test_whoever_swallows_the_interrupt_is_killed(sandbox: Sandbox) -> Non
     assert after.error.ename == "NameError"
 
 
-async def test_output_is_cut_and_counted_and_at_last_stopped(sandbox: Sandbox) -> None:
+async def test_output_is_truncated_and_stopped_at_the_hard_limit(sandbox: Sandbox) -> None:
     cut, stopped = await executed(
         sandbox,
         "import sys\nprint('é' * 5000)\nprint('e', file=sys.stderr)",
@@ -125,12 +125,12 @@ async def test_output_is_cut_and_counted_and_at_last_stopped(sandbox: Sandbox) -
     assert (stopped.status, stopped.exit_code) == ("output_limit", 137)
 
 
-async def test_bytes_that_are_no_text_do_not_matter(sandbox: Sandbox) -> None:
+async def test_undecodable_output_is_replaced(sandbox: Sandbox) -> None:
     (done,) = await executed(sandbox, "import os\nos.write(1, b'a\\xff\\x00b')\n'\\ud800'")
     assert (done.stdout, done.result) == ("a�\0b", "'\\ud800'")
 
 
-async def test_results_and_bundles_have_a_bound(sandbox: Sandbox) -> None:
+async def test_results_and_displays_are_bounded(sandbox: Sandbox) -> None:
     codes = ("'x' * 10000", "for i in range(1000): display(i)")
     long, many = await executed(sandbox, *codes, limits=Limits(outputs_bytes=4 * KIB))
     assert long.cut.outputs
@@ -140,19 +140,19 @@ async def test_results_and_bundles_have_a_bound(sandbox: Sandbox) -> None:
     assert 0 < len(many.outputs) <= 256
 
 
-async def test_control_characters_do_not_make_replies_larger_than_their_bounds(sandbox: Sandbox) -> None:
+async def test_escaped_control_characters_count_against_the_limits(sandbox: Sandbox) -> None:
     noise = "class Noise:\n    def __repr__(self): return '\\1' * 4000\n"
     codes = ("print('\\1' * 1000, end='')", f"{noise}Noise()", f"{noise}display(Noise()); display(Noise())")
     limits = Limits(output_bytes=KIB, outputs_bytes=8 * KIB)
-    printed, result, shown = await executed(sandbox, *codes, limits=limits)
+    printed, result, displayed = await executed(sandbox, *codes, limits=limits)
     for text, bound in ((printed.stdout, 2 * KIB), (result.result, 16 * KIB)):
         assert text is not None
         assert bound - 12 <= len(json.dumps(text)) <= bound + 2
-    assert (printed.cut.stdout, result.cut.outputs, shown.cut.outputs) == (True,) * 3
-    assert shown.outputs == ()
+    assert (printed.cut.stdout, result.cut.outputs, displayed.cut.outputs) == (True,) * 3
+    assert displayed.outputs == ()
 
 
-async def test_what_is_displayed_comes_in_every_type_that_it_offers(sandbox: Sandbox) -> None:
+async def test_displayed_objects_come_in_every_type_they_offer(sandbox: Sandbox) -> None:
     (done,) = await executed(
         sandbox,
         "class Shown:\n"
@@ -169,7 +169,7 @@ async def test_what_is_displayed_comes_in_every_type_that_it_offers(sandbox: San
     ]
 
 
-async def test_too_much_memory_is_told_as_that(sandbox: Sandbox) -> None:
+async def test_memory_limit_is_reported_as_memory(sandbox: Sandbox) -> None:
     done, after = await executed(
         sandbox, "x = bytearray(200 * 2**20)", "1", limits=Limits(memory_bytes=64 * MIB)
     )
@@ -186,7 +186,7 @@ async def test_too_much_memory_is_told_as_that(sandbox: Sandbox) -> None:
         ("import os; os.kill(os.getpid(), 62)", 190, 62),  # of real time: it has no name
     ],
 )
-async def test_a_death_is_told_and_the_next_execution_begins_anew(
+async def test_death_is_reported_and_the_next_execution_starts_fresh(
     sandbox: Sandbox, code: str, exit_code: int, signal: int | None
 ) -> None:
     done, after = await executed(sandbox, f"x = 1\nprint('before', flush=True)\n{code}", "'x' in dir()")
@@ -196,7 +196,7 @@ async def test_a_death_is_told_and_the_next_execution_begins_anew(
     assert (after.result, after.state_lost, after.execution_count) == ("False", False, 1)
 
 
-async def test_threads_do_not_run_on_between_executions(sandbox: Sandbox) -> None:
+async def test_threads_are_paused_between_executions(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     await session.execute(
         "import threading, time\nticks = []\n"
@@ -214,17 +214,17 @@ async def test_threads_do_not_run_on_between_executions(sandbox: Sandbox) -> Non
     await session.close()
 
 
-async def test_code_reads_what_it_is_given(sandbox: Sandbox) -> None:
+async def test_code_reads_its_stdin(sandbox: Sandbox) -> None:
     session = await sandbox.open()
-    given = await session.execute("import sys\na = input()\n(a, sys.stdin.read())", stdin="one\ntwo\n")
+    with_input = await session.execute("import sys\na = input()\n(a, sys.stdin.read())", stdin="one\ntwo\n")
     nothing = await session.execute("input()")
     await session.close()
-    assert given.result == "('one', 'two\\n')"
+    assert with_input.result == "('one', 'two\\n')"
     assert nothing.error is not None
     assert nothing.error.ename == "EOFError"
 
 
-async def test_functions_are_called_with_values_and_answer_them(sandbox: Sandbox) -> None:
+async def test_functions_are_called_with_values_and_return_values(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     await session.execute("def f(a, *, b=0): return (a, {b}, float('nan'))\nasync def g(): return 1")
     call = await session.call("f", [[1, 2]], {"b": 3})
@@ -240,7 +240,7 @@ async def test_functions_are_called_with_values_and_answer_them(sandbox: Sandbox
     assert odd.execution.status == "error"  # a builtin is no variable of the code
 
 
-async def test_executions_of_one_session_wait_for_each_other(sandbox: Sandbox) -> None:
+async def test_executions_of_one_session_run_one_after_another(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     await session.execute("n = 0")
     done = await asyncio.gather(*(session.execute("n += 1; n") for _ in range(20)))
@@ -249,7 +249,7 @@ async def test_executions_of_one_session_wait_for_each_other(sandbox: Sandbox) -
 
 
 @pytest.mark.slow
-async def test_where_the_machine_keeps_its_libraries_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_library_paths_of_the_machine_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """The zygote may need it to start; code does not."""
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/lib")
     config = SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)

@@ -1,4 +1,4 @@
-"""Files of the workspace, with whatever code may have put in there, and of the machine, with what is hidden."""
+"""Files of the workspace, whatever code puts there, and hidden files of the machine."""
 
 import asyncio
 import hashlib
@@ -33,7 +33,7 @@ FILLS = (
 
 
 @pytest.mark.slow
-async def test_holes_are_hashed_without_being_held(sandbox: Sandbox) -> None:
+async def test_sparse_files_are_hashed_without_using_memory(sandbox: Sandbox) -> None:
     size = 200 << 20
     limits = Limits(disk_bytes=1 << 30, file_bytes=size)
     sessions = [await sandbox.open(limits) for _ in range(3)]
@@ -41,14 +41,14 @@ async def test_holes_are_hashed_without_being_held(sandbox: Sandbox) -> None:
     holes = f"with open('holes', 'wb') as file:\n    file.truncate({size})"
     done = await asyncio.gather(*(session.execute(holes) for session in sessions))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begin
-    (found,) = {(file.path, file.size, file.sha256) for one in done for file in one.files}
-    assert found == ("holes", size, hashlib.sha256(bytes(size)).hexdigest())
+    (file_info,) = {(file.path, file.size, file.sha256) for one in done for file in one.files}
+    assert file_info == ("holes", size, hashlib.sha256(bytes(size)).hexdigest())
     assert grown < 100 << 10  # in KiB; one of them would be twice that
     for session in sessions:
         await session.close()
 
 
-async def test_files_go_in_and_come_out(sandbox: Sandbox) -> None:
+async def test_files_are_put_listed_and_read_back(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     put = await session.put_file("data/in.bin", b"\0\xff")
     done = await session.execute(
@@ -71,7 +71,7 @@ async def test_files_go_in_and_come_out(sandbox: Sandbox) -> None:
     await session.close()
 
 
-async def test_paths_that_lead_out_are_refused(sandbox: Sandbox) -> None:
+async def test_paths_outside_the_workspace_are_refused(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     for path in OUTSIDE:
         with pytest.raises(FileRefusedError):
@@ -81,7 +81,7 @@ async def test_paths_that_lead_out_are_refused(sandbox: Sandbox) -> None:
     await session.close()
 
 
-async def test_links_pipes_and_folders_are_no_files(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_links_and_folders_are_not_files(sandbox: Sandbox, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     session = await sandbox.open()
@@ -102,7 +102,7 @@ async def test_links_pipes_and_folders_are_no_files(sandbox: Sandbox, tmp_path: 
     await session.close()
 
 
-async def test_what_does_not_fit_is_refused(sandbox: Sandbox) -> None:
+async def test_files_over_the_limits_are_refused(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(file_bytes=64 << 10, disk_bytes=128 << 10))
     with pytest.raises(FileRefusedError, match="more than a file may have"):
         await session.put_file("a", bytes(65 << 10))
@@ -113,7 +113,7 @@ async def test_what_does_not_fit_is_refused(sandbox: Sandbox) -> None:
     await session.close()
 
 
-async def test_a_disk_that_runs_full_is_stopped(sandbox: Sandbox) -> None:
+async def test_filling_the_disk_is_stopped(sandbox: Sandbox) -> None:
     (done,) = await executed(sandbox, FILLS, limits=FULL)
     if sandbox.isolation == "namespaces":
         assert done.error is not None
@@ -122,13 +122,13 @@ async def test_a_disk_that_runs_full_is_stopped(sandbox: Sandbox) -> None:
         assert (done.status, done.reason) == ("killed", "its files grew beyond 1048576 bytes or 4096 files")
 
 
-async def test_no_depth_hides_files_from_the_limit(sandbox: Sandbox) -> None:
+async def test_deep_folders_do_not_evade_the_disk_limit(sandbox: Sandbox) -> None:
     deep = "import os\nfor _ in range(100):\n    os.mkdir('d'); os.chdir('d')\n"
     (done,) = await executed(sandbox, deep + FILLS, limits=FULL)
     assert done.status in ("error", "killed"), done
 
 
-async def test_what_is_nested_protected_and_nameless_is_removed(sandbox: Sandbox) -> None:
+async def test_nested_protected_and_undecodable_files_are_removed(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     done = await session.execute(
         "import os\n"
@@ -146,7 +146,7 @@ async def test_what_is_nested_protected_and_nameless_is_removed(sandbox: Sandbox
 
 
 @pytest.mark.parametrize("level", [Isolation.NAMESPACES, Isolation.LSM])
-async def test_hidden_files_and_this_checkout_are_out_of_reach(tmp_path: Path, level: Isolation) -> None:
+async def test_hidden_files_and_this_checkout_are_unreachable(tmp_path: Path, level: Isolation) -> None:
     for name in ("shown", "tasks/train", "single"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("canary")
@@ -160,8 +160,8 @@ async def test_hidden_files_and_this_checkout_are_out_of_reach(tmp_path: Path, l
     async with Sandbox(config) as sandbox:
         assert sandbox.isolation == level
         for path in (tmp_path / "shown", CHECKOUT / "pyproject.toml"):
-            (seen,) = await executed(sandbox, f"len(open({str(path)!r}).read())")
-            assert seen.result == str(len(path.read_text())), seen
+            (execution,) = await executed(sandbox, f"len(open({str(path)!r}).read())")
+            assert execution.result == str(len(path.read_text())), execution
         for path in away:
             assert path.is_file()
             (done,) = await executed(sandbox, f"open({str(path)!r}).read()")

@@ -1,4 +1,4 @@
-"""Interrupts and time-outs: whenever they come, they end what runs, and neither the state nor what runs next."""
+"""Interrupts and timeouts at any moment: they end the running execution, keep the state, and spare the next one."""
 
 import asyncio
 import select
@@ -16,10 +16,10 @@ PATIENT = Limits(grace_s=20.0)
 ENDLESS = "while True: pass"
 
 
-async def begun(
+async def start_execution(
     session: SandboxSession, code: str, timeout_s: float | None = None
 ) -> tuple[Worker, "asyncio.Task[Execution]"]:
-    """Code whose request has just been sent, and who asks for it."""
+    """Start an execution; return its worker and its task once the request was sent."""
     worker = session._worker
     assert worker is not None
     running = asyncio.create_task(session.execute(code, timeout_s=timeout_s))
@@ -27,15 +27,15 @@ async def begun(
     return worker, running
 
 
-async def given_up(session: SandboxSession, code: str) -> Execution:
-    """Interrupted when its request has just been sent."""
-    _, running = await begun(session, code)
+async def interrupt_at_once(session: SandboxSession, code: str) -> Execution:
+    """Start an execution, interrupt it at once, and return it."""
+    _, running = await start_execution(session, code)
     session.interrupt()
     return await running
 
 
 async def timed_out(sandbox: Sandbox, code: str, then: str) -> tuple[Execution, str | None]:
-    """What became of code that is out of time, and the result of what ran next; the state was kept."""
+    """Run code into its timeout and then more code; return the execution and the second result."""
     session = await sandbox.open(PATIENT)
     done = await session.execute(code, timeout_s=0.5)
     after = await session.execute(then)
@@ -45,7 +45,7 @@ async def timed_out(sandbox: Sandbox, code: str, then: str) -> tuple[Execution, 
 
 
 def wait_for(descriptor: int) -> None:
-    """Wait until there is something to read, and keep the loop from reading it: it is late, as one with much to do."""
+    """Wait until a descriptor is readable without letting the event loop read it, as if the loop were busy."""
     assert select.select([descriptor], [], [], DEADLINE_S)[0]
 
 
@@ -54,13 +54,13 @@ def name_of(done: Execution) -> str | None:
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_one_that_comes_before_the_code_does_is_repeated(sandbox: Sandbox, snapshot: bool) -> None:
+async def test_interrupt_before_the_code_starts_is_repeated(sandbox: Sandbox, snapshot: bool) -> None:
     session = await sandbox.open(PATIENT, snapshot=snapshot)
     await session.put_file("f", b"kept")
-    first = await given_up(session, ENDLESS)
+    first = await interrupt_at_once(session, ENDLESS)
     await session.execute("x = 7")
     late = await session.execute(ENDLESS, timeout_s=0.0)
-    again = await given_up(session, ENDLESS)
+    again = await interrupt_at_once(session, ENDLESS)
     after = await session.execute("x, open('f').read()")
     await session.close()
     assert (late.status, late.reason) == ("timeout", "it ran longer than 0 s")
@@ -70,7 +70,7 @@ async def test_one_that_comes_before_the_code_does_is_repeated(sandbox: Sandbox,
     assert after.result == "(7, 'kept')"
 
 
-async def test_one_that_comes_before_the_interpreter_does_is_not_forgotten(sandbox: Sandbox) -> None:
+async def test_interrupt_before_the_interpreter_starts_is_kept(sandbox: Sandbox) -> None:
     session = await sandbox.open(PATIENT)
     await session.execute("import os; os.kill(os.getpid(), 9)")
     running = asyncio.create_task(session.execute(ENDLESS))
@@ -83,7 +83,7 @@ async def test_one_that_comes_before_the_interpreter_does_is_not_forgotten(sandb
     assert after.result == "1"
 
 
-async def test_code_that_clears_up_is_not_interrupted_again(sandbox: Sandbox) -> None:
+async def test_cleanup_code_is_not_interrupted_again(sandbox: Sandbox) -> None:
     code = "import time\ntry:\n  time.sleep(60)\nfinally:\n  time.sleep(0.25); cleared = True"
     _, after = await timed_out(sandbox, code, "cleared")
     assert after == "True"
@@ -105,7 +105,7 @@ async def test_code_may_interrupt_itself(sandbox: Sandbox) -> None:
         pytest.param("signal.default_int_handler", False, marks=pytest.mark.soak),
     ],
 )
-async def test_a_handler_of_the_code_s_own_is_there_while_it_runs(
+async def test_own_signal_handler_is_installed_while_the_code_runs(
     sandbox: Sandbox, handler: str, snapshot: bool
 ) -> None:
     session = await sandbox.open(PATIENT, snapshot=snapshot)
@@ -119,7 +119,7 @@ async def test_a_handler_of_the_code_s_own_is_there_while_it_runs(
     assert after.result == ("(2, True)" if handler == "handle" else "(0, True)")
 
 
-async def test_one_that_nobody_waits_for_any_more_reaches_nothing(sandbox: Sandbox) -> None:
+async def test_late_interrupt_has_no_effect(sandbox: Sandbox) -> None:
     session = await sandbox.open(PATIENT)
     worker = session._worker
     assert worker is not None
@@ -132,14 +132,14 @@ async def test_one_that_nobody_waits_for_any_more_reaches_nothing(sandbox: Sandb
     assert (after.status, after.result) == ("ok", "1")
 
 
-async def test_what_is_awaited_ends_with_it(sandbox: Sandbox) -> None:
+async def test_awaited_coroutines_are_cancelled_by_the_timeout(sandbox: Sandbox) -> None:
     session = await sandbox.open(PATIENT)
     code = (
         "try:\n  print('begun', flush=True)\n  while True:\n    await asyncio.sleep(0.01)\n    n += 1\n"
         "finally:\n  cleared = True"
     )
     await session.execute("import asyncio\nn, cleared = 0, False")
-    worker, running = await begun(session, code)
+    worker, running = await start_execution(session, code)
     await until(lambda: worker._written > 0)
     worker.stop("timeout")
     done = await running
@@ -151,13 +151,13 @@ async def test_what_is_awaited_ends_with_it(sandbox: Sandbox) -> None:
     assert (after.result or "").endswith("True)")
 
 
-async def test_it_reaches_what_is_asked_of_the_code_s_own_objects(sandbox: Sandbox) -> None:
+async def test_timeout_interrupts_str_of_the_codes_objects(sandbox: Sandbox) -> None:
     code = "x = 7\nclass Slow(Exception):\n  def __str__(self):\n    while True: pass\nraise Slow"
     done, after = await timed_out(sandbox, code, "x")
     assert (name_of(done), after) == ("Slow", "7")
 
 
-async def test_a_snapshot_outlives_the_end_of_one_that_had_not_begun(sandbox: Sandbox) -> None:
+async def test_snapshot_survives_a_timeout_before_the_code_starts(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(grace_s=0.0), snapshot=True)
     await session.execute("x = 7")
     for _ in range(5):
@@ -169,7 +169,7 @@ async def test_a_snapshot_outlives_the_end_of_one_that_had_not_begun(sandbox: Sa
 
 
 @pytest.mark.parametrize("grace_s", [pytest.param(0.0, marks=pytest.mark.soak), 20.0])
-async def test_one_that_the_head_got_is_passed_on_to_its_fork(sandbox: Sandbox, grace_s: float) -> None:
+async def test_interrupt_of_the_parent_is_forwarded_to_its_fork(sandbox: Sandbox, grace_s: float) -> None:
     session = await sandbox.open(Limits(grace_s=grace_s), snapshot=True)
     # The fork does not tell at once that it is there.
     await session.execute(
@@ -182,21 +182,23 @@ async def test_one_that_the_head_got_is_passed_on_to_its_fork(sandbox: Sandbox, 
     assert name_of(done) == ("KeyboardInterrupt" if grace_s else None)
 
 
-@pytest.mark.parametrize("seen", [True, False])
-async def test_an_answer_that_is_there_is_no_time_out(sandbox: Sandbox, seen: bool) -> None:
+@pytest.mark.parametrize("deadline_expired", [True, False])
+async def test_answer_that_has_arrived_is_not_a_timeout(sandbox: Sandbox, deadline_expired: bool) -> None:
     session = await sandbox.open()
-    worker, running = await begun(session, "1 + 1", timeout_s=0.0 if seen else None)
+    worker, running = await start_execution(session, "1 + 1", timeout_s=0.0 if deadline_expired else None)
     wait_for(worker.control.fileno())
-    if not seen:  # a loop that looks at its clock first
+    if not deadline_expired:  # a loop that looks at its clock first
         worker.stop("timeout")
     done, after = await running, await session.execute("3")
     await session.close()
     assert (done.status, done.result, after.result) == ("ok", "2", "3")
 
 
-async def test_whoever_has_heeded_the_interrupt_is_not_killed(sandbox: Sandbox) -> None:
+async def test_code_that_ended_on_the_interrupt_is_not_killed(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(grace_s=0.001))
-    worker, running = await begun(session, "import time\nx = 1\nprint('runs', flush=True)\ntime.sleep(60)")
+    worker, running = await start_execution(
+        session, "import time\nx = 1\nprint('runs', flush=True)\ntime.sleep(60)"
+    )
     wait_for(worker._stdout._descriptor)
     worker.stop("timeout")
     overdue = asyncio.get_running_loop().time() + 0.01
@@ -209,9 +211,9 @@ async def test_whoever_has_heeded_the_interrupt_is_not_killed(sandbox: Sandbox) 
     assert (after.status, after.result) == ("ok", "1")
 
 
-async def test_a_kill_that_crosses_with_the_answer_is_told_with_it(sandbox: Sandbox) -> None:
+async def test_kill_that_crosses_the_answer_is_reported(sandbox: Sandbox) -> None:
     session = await sandbox.open()
-    worker, running = await begun(session, "1")
+    worker, running = await start_execution(session, "1")
     wait_for(worker.control.fileno())
     worker.kill()
     done, after = await running, await session.execute("2")

@@ -1,4 +1,4 @@
-"""What ordinary code needs works behind the walls."""
+"""Ordinary code works in the sandbox."""
 
 import importlib.util
 
@@ -103,10 +103,10 @@ async def test_the_standard_library_works(sandbox: Sandbox, name: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-async def test_what_is_imported_behind_the_walls_works(sandbox: Sandbox) -> None:
+async def test_preloaded_packages_work(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(timeout_s=60.0))
     for code in (ARRAYS, FIGURE):
         done = await session.execute(f"if True:{code}")
         assert done.status == "ok", done.error
     await session.close()
-    assert ["image/png" in shown.data for shown in done.outputs] == [True, True]
+    assert ["image/png" in output.data for output in done.outputs] == [True, True]

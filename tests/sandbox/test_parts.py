@@ -1,4 +1,4 @@
-"""Limits, levels, answers, what is shown and scratch folders: the parts that need no interpreter."""
+"""Limits, levels, answers, outputs and scratch folders: the parts that need no interpreter."""
 
 import asyncio
 import fcntl
@@ -53,7 +53,7 @@ TEXTS = ["result", "plain", "cG5n"]
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "expected"),
     [
         ({"timeout_s": 0}, "at least 0.001 for the limit timeout_s, got 0"),
         ({"timeout_s": float("inf")}, "seconds for the limit timeout_s, got inf"),
@@ -63,8 +63,8 @@ TEXTS = ["result", "plain", "cG5n"]
         ({"speed": 1}, "got speed; leave it out"),
     ],
 )
-def test_limits_that_make_no_sense(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(LimitsError, match=said):
+def test_invalid_limits_are_refused(values: dict[str, Any], expected: str) -> None:
+    with pytest.raises(LimitsError, match=expected):
         Limits().changed(values)
 
 
@@ -94,23 +94,23 @@ def test_a_minimum_above_the_strongest_is_refused() -> None:
         (Exit(signal=signal.SIGKILL, memory=True, zygote=True), "sandbox_error", -1),
     ],
 )
-def test_an_execution_is_judged_by_how_its_process_ended(how: Exit, status: str, code: int) -> None:
+def test_status_follows_from_how_the_process_ended(how: Exit, status: str, code: int) -> None:
     judged = finalize_execution(Execution(status="ok"), None, how, Limits())
     assert (judged.status, judged.exit_code, judged.state_lost) == (status, code, True)
 
 
-def test_the_result_and_what_is_shown_share_one_bound() -> None:
-    shown = Output(output_type="display_data", data={"text/plain": "x" * 1500})
-    execution = Execution(status="ok", outputs=(shown,))
-    for length, kept in ((500, (shown,)), (1500, ())):
+def test_result_and_displays_share_one_limit() -> None:
+    display = Output(output_type="display_data", data={"text/plain": "x" * 1500})
+    execution = Execution(status="ok", outputs=(display,))
+    for length, retained in ((500, (display,)), (1500, ())):
         done = truncate_execution(
             (execution, b"y" * length), ("", False), ("", False), Limits(outputs_bytes=1024)
         )
-        assert (done.result, done.outputs) == ("y" * length, kept)
-        assert done.cut.outputs == (not kept)
+        assert (done.result, done.outputs) == ("y" * length, retained)
+        assert done.cut.outputs == (not retained)
 
 
-def test_an_answer_is_read_however_it_is_cut() -> None:
+def test_answer_is_read_in_any_fragmentation() -> None:
     data = pack_answer(HEADER, TEXTS)
     for size in (1, 7, len(data)):
         reader = AnswerReader(1000)
@@ -155,7 +155,7 @@ FORGED = [
 ]
 
 
-def test_forged_answers_are_told_from_real_ones() -> None:
+def test_forged_answers_are_refused() -> None:
     for data in FORGED:
         with pytest.raises(ForgedAnswerError):
             AnswerReader(1000).feed(data, 1)
@@ -163,22 +163,22 @@ def test_forged_answers_are_told_from_real_ones() -> None:
         AnswerReader(1000).feed(b"x", None)
 
 
-def test_what_is_hidden_is_in_no_readable_folder(tmp_path: Path) -> None:
+def test_hidden_paths_are_in_no_readable_folder(tmp_path: Path) -> None:
     for name in ("lib/python/site/secret/tests", "lib/python/site/numpy", "lib/other"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "lib/link").symlink_to(tmp_path / "lib/python/site/secret")
     site = tmp_path / "lib/python/site"
     (tmp_path / "venv").symlink_to(tmp_path / "lib")
-    for shown in ("lib", "venv"):
-        left = without_hidden([str(tmp_path / shown)], [str(site / "secret")])
+    for folder in ("lib", "venv"):
+        left = without_hidden([str(tmp_path / folder)], [str(site / "secret")])
         assert sorted(left) == [str(tmp_path / "lib/other"), str(site / "numpy")]
 
 
-def test_this_project_is_hidden_and_python_is_not() -> None:
-    shown, hidden = find_readable()
-    readable = without_hidden(shown, hidden)
+def test_project_is_hidden_and_python_is_readable() -> None:
+    visible, hidden = find_readable()
+    readable = without_hidden(visible, hidden)
     assert not [path for path in readable if Path(path).name in ("openenv_core", "servers", "envs")]
-    assert any(os.__file__.startswith(path + os.sep) for path in shown)
+    assert any(os.__file__.startswith(path + os.sep) for path in visible)
 
 
 def test_packages_beneath_a_virtual_environment_are_hidden(
@@ -191,9 +191,7 @@ def test_packages_beneath_a_virtual_environment_are_hidden(
     assert str(below) in find_readable()[1]
 
 
-def test_folders_of_killed_owners_are_swept_and_those_of_living_ones_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_folders_of_killed_owners_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     living = Scratch()
     with (living.path / ".lock").open() as file, pytest.raises(BlockingIOError):
@@ -213,14 +211,14 @@ def test_folders_of_killed_owners_are_swept_and_those_of_living_ones_are_not(
     assert not living.path.exists()
 
 
-async def test_a_level_that_does_not_hold_is_not_proved() -> None:
+async def test_probe_refuses_a_level_that_does_not_hold() -> None:
     config = SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)
     async with Sandbox(config) as sandbox:
         with pytest.raises(SandboxUnavailableError, match=r"got through: opens a socket, .*, reads outside"):
             await prove(Isolation.LSM, sandbox.open)
 
 
-def test_callers_without_a_loop_have_the_same() -> None:
+def test_sync_sandbox_has_the_same_methods() -> None:
     with SyncSandbox(SandboxConfig(minimum=Isolation.PROCESS)) as sandbox, sandbox.open() as session:
         assert session.execute("def f(x): return x + 1").status == "ok"
         assert session.call("f", [1]).value == 2
@@ -233,7 +231,7 @@ def test_callers_without_a_loop_have_the_same() -> None:
         asyncio.get_running_loop()
 
 
-async def test_files_are_all_seen_by_looks_at_the_same_time(tmp_path: Path) -> None:
+async def test_concurrent_walks_see_all_files(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
     names = {f"{number:0200}" for number in range(400)}  # more than the kernel lists at once
@@ -242,18 +240,16 @@ async def test_files_are_all_seen_by_looks_at_the_same_time(tmp_path: Path) -> N
     folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     workspace = Workspace(folder, Limits(), None, bounded=False, path=str(place))
     first = workspace._walk(everything=True)
-    seen = [next(first)[0]]
+    paths = [next(first)[0]]
     assert {info.path for info in workspace.list()} == names
-    seen += [path for path, _ in first]
-    assert len(seen) == len(names)
-    assert set(seen) == names
+    paths += [path for path, _ in first]
+    assert len(paths) == len(names)
+    assert set(paths) == names
     await workspace.close()
     assert not place.exists()
 
 
-def test_copying_does_without_modes_that_may_not_be_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copying_tolerates_forbidden_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -271,10 +267,10 @@ def test_copying_does_without_modes_that_may_not_be_set(
 
 
 @pytest.mark.parametrize("moment", range(2))
-def test_a_handler_of_the_code_s_own_survives_an_interrupt_at_any_moment(
+def test_own_signal_handler_survives_an_interrupt_at_any_moment(
     monkeypatch: pytest.MonkeyPatch, moment: int
 ) -> None:
-    """The signal is named, not sent: whatever is installed is called just before it is changed the next time."""
+    """No signal is sent: the installed handler is called just before the next change of handlers."""
     installed: list[Any] = [None]
     due = [False, False]
 

@@ -1,4 +1,4 @@
-"""When the infrastructure fails, that is what is told; and nothing stays behind."""
+"""Failures of the infrastructure are reported as such, and nothing stays behind."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ from openenv_core.sandbox.zygote import Zygote
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_killed_zygote_is_the_infrastructures_fault_and_is_replaced(sandbox: Sandbox) -> None:
+async def test_killed_zygote_is_a_sandbox_error_and_is_replaced(sandbox: Sandbox) -> None:
     busy, idle = await sandbox.open(), await sandbox.open()
     await idle.execute("x = 1")
     running = asyncio.create_task(busy.execute("import time; time.sleep(60)"))
@@ -43,18 +43,18 @@ async def test_a_killed_zygote_is_the_infrastructures_fault_and_is_replaced(sand
     assert old is not None
     os.kill(old, signal.SIGKILL)
     interrupted = await running
-    told = await idle.execute("x")
+    lost = await idle.execute("x")
     after = await idle.execute("'x' in dir()")
     assert (interrupted.status, interrupted.exit_code, interrupted.state_lost) == ("sandbox_error", -1, True)
     # The state has gone without the code's doing: that is told once, before anything runs without it.
-    assert (told.status, told.state_lost, told.result) == ("sandbox_error", True, None)
+    assert (lost.status, lost.state_lost, lost.result) == ("sandbox_error", True, None)
     assert (after.status, after.result) == ("ok", "False")
     assert sandbox.zygote_pid not in (None, old)
     await busy.close()
     await idle.close()
 
 
-async def test_an_interpreter_that_was_killed_while_idle_is_told_as_the_codes_doing(sandbox: Sandbox) -> None:
+async def test_interpreter_killed_while_idle_counts_as_killed_by_the_code(sandbox: Sandbox) -> None:
     zygote = await zygote_of(sandbox)
     before = descendants(zygote)
     session = await sandbox.open()
@@ -63,21 +63,21 @@ async def test_an_interpreter_that_was_killed_while_idle_is_told_as_the_codes_do
         with contextlib.suppress(ProcessLookupError):  # it may have gone with the one before
             os.kill(pid, signal.SIGKILL)
     await until(lambda: not session.alive)
-    told, after = await session.execute("x"), await session.execute("2")
+    lost, after = await session.execute("x"), await session.execute("2")
     await session.close()
     # Nobody here has done it, and the code might have: what it could pass for would be left out of every score.
-    assert (told.status, told.state_lost) == ("killed", True)
+    assert (lost.status, lost.state_lost) == ("killed", True)
     assert after.result == "2"
 
 
-async def test_code_that_ends_its_interpreter_after_its_answer_is_told_so(sandbox: Sandbox) -> None:
+async def test_interpreter_that_exits_after_its_answer_is_reported(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     # Whoever could pass for a failure of the infrastructure would be left out of every score.
-    told, refused = [], 0
+    statuses, refused = [], 0
     for microseconds in range(0, 4000, 200):
         late = f"(time.sleep({microseconds} / 1e6), os._exit(0))"
         code = f"import os, threading, time\nthreading.Thread(target=lambda: {late}).start()"
-        told.append((await session.execute(code)).status)
+        statuses.append((await session.execute(code)).status)
         if microseconds in (600, 1000, 1400):
             time.sleep(0.3)  # noqa: ASYNC251 - a busy server hears of it late
         try:
@@ -85,22 +85,22 @@ async def test_code_that_ends_its_interpreter_after_its_answer_is_told_so(sandbo
         except FileRefusedError:
             refused += 1
     await session.close()
-    assert set(told) <= {"ok", "killed"}, told
-    assert refused <= told.count("killed") + 1
+    assert set(statuses) <= {"ok", "killed"}, statuses
+    assert refused <= statuses.count("killed") + 1
 
 
-async def test_bytes_after_the_answer_are_the_codes_doing(sandbox: Sandbox) -> None:
+async def test_bytes_after_the_answer_are_never_a_sandbox_error(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     late = "(time.sleep(0.001), [os.write(3, b'x' * 64) for _ in range(1000)])"
     code = f"import os, threading, time\nthreading.Thread(target=lambda: {late}).start()"
-    told = [await session.execute(code) for _ in range(10)]
+    executions = [await session.execute(code) for _ in range(10)]
     await session.close()
-    assert {each.status for each in told} <= {"ok", "killed", "error"}, [
-        (each.status, each.reason) for each in told
+    assert {each.status for each in executions} <= {"ok", "killed", "error"}, [
+        (each.status, each.reason) for each in executions
     ]
 
 
-async def test_whoever_gives_up_an_execution_ends_its_interpreter_and_closing_does(sandbox: Sandbox) -> None:
+async def test_cancelling_or_closing_during_an_execution_ends_its_interpreter(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     running = asyncio.create_task(session.execute("x = 1\nwhile True: pass"))
     await asyncio.sleep(0.1)
@@ -117,7 +117,7 @@ async def test_whoever_gives_up_an_execution_ends_its_interpreter_and_closing_do
 
 @pytest.mark.own_process  # what other tests have left running may open files meanwhile
 @pytest.mark.slow
-async def test_nothing_stays_behind_whoever_goes_away_and_when(sandbox: Sandbox) -> None:
+async def test_cancelling_at_any_moment_leaves_nothing_behind(sandbox: Sandbox) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for milliseconds in range(0, 40, 5):
         session = await sandbox.open()
@@ -136,7 +136,7 @@ async def test_nothing_stays_behind_whoever_goes_away_and_when(sandbox: Sandbox)
     )
 
 
-async def test_nothing_stays_behind(sandbox: Sandbox) -> None:
+async def test_closed_sessions_leave_nothing_behind(sandbox: Sandbox) -> None:
     zygote = await zygote_of(sandbox)
     processes, descriptors = descendants(zygote), len(os.listdir("/proc/self/fd"))
     sessions = await asyncio.gather(*(sandbox.open() for _ in range(8)))
@@ -148,7 +148,7 @@ async def test_nothing_stays_behind(sandbox: Sandbox) -> None:
     assert sandbox.sessions == 0
 
 
-async def test_no_descriptor_is_lost_where_there_are_none_left(sandbox: Sandbox) -> None:
+async def test_no_descriptor_leaks_when_descriptors_run_out(sandbox: Sandbox) -> None:
     def taken() -> set[int]:
         return set(map(int, os.listdir("/proc/self/fd")))
 
@@ -173,7 +173,7 @@ async def test_no_descriptor_is_lost_where_there_are_none_left(sandbox: Sandbox)
 
 
 @pytest.mark.slow
-async def test_the_processes_of_a_killed_owner_end(tmp_path: Path) -> None:
+async def test_processes_of_a_killed_owner_end(tmp_path: Path) -> None:
     script = tmp_path / "owner.py"
     script.write_text(
         "import asyncio, os\n"
@@ -200,13 +200,13 @@ async def test_the_processes_of_a_killed_owner_end(tmp_path: Path) -> None:
     await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))
 
 
-async def test_a_module_that_cannot_be_imported_is_named() -> None:
+async def test_missing_preload_module_is_named() -> None:
     sandbox = Sandbox(SandboxConfig(preload=("no_such_module_anywhere",)))
     with pytest.raises(ConfigurationError, match="No module named 'no_such_module_anywhere'"):
         await sandbox.start()
 
 
-async def test_programs_stand_still_between_executions_and_end_with_their_session(sandbox: Sandbox) -> None:
+async def test_subprocesses_pause_between_executions_and_end_with_their_session(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(allow_subprocess=True))
     await session.execute(
         "import subprocess, time\n"
@@ -233,7 +233,7 @@ def _command(pid: int) -> str:
 
 
 @pytest.mark.parametrize("then", ["goes on", "ends", pytest.param("stands still", marks=pytest.mark.slow)])
-async def test_a_zygote_that_stands_still_is_waited_for_as_long_as_an_interpreter_may_take(then: str) -> None:
+async def test_stopped_zygote_is_waited_for_until_the_start_timeout(then: str) -> None:
     level = SandboxConfig(
         strongest=Isolation.PROCESS,
         minimum=Isolation.PROCESS,
@@ -247,20 +247,20 @@ async def test_a_zygote_that_stands_still_is_waited_for_as_long_as_an_interprete
             socket.SOL_SOCKET, socket.SO_SNDBUF, 1
         )  # the kernel's least: a few requests
         os.kill(zygote.pid, signal.SIGSTOP)
-        asked = [asyncio.create_task(sandbox.open()) for _ in range(8)]
-        await until(lambda: len(zygote._exits) == len(asked))
+        openings = [asyncio.create_task(sandbox.open()) for _ in range(8)]
+        await until(lambda: len(zygote._exits) == len(openings))
         if then != "stands still":
             os.kill(zygote.pid, signal.SIGCONT if then == "goes on" else signal.SIGKILL)
         async with asyncio.timeout(DEADLINE_S):
-            told = await asyncio.gather(*asked, return_exceptions=True)
-        assert {type(each) for each in told} == {
+            outcomes = await asyncio.gather(*openings, return_exceptions=True)
+        assert {type(each) for each in outcomes} == {
             SandboxSession if then == "goes on" else SandboxUnavailableError
         }
         if then == "ends":  # which is told, and not that a time is over
-            assert not any("within" in str(each) for each in told), told
+            assert not any("within" in str(each) for each in outcomes), outcomes
 
 
-async def test_a_death_that_is_told_late_is_told_as_it_was(sandbox: Sandbox) -> None:
+async def test_late_report_of_a_death_is_correct(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     zygote = await zygote_of(sandbox)
     os.kill(zygote, signal.SIGSTOP)  # it tells of ends; a busy machine keeps it from that likewise
@@ -342,19 +342,19 @@ async def test_only_a_kill_is_told_as_one_for_want_of_memory(
     ]
 
 
-async def test_an_interpreter_that_comes_while_its_session_is_closed_is_given_back(
+async def test_interpreter_forked_during_close_is_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     forked, may_go_on = asyncio.Event(), asyncio.Event()
     fork = Zygote.fork_interpreter
-    given: list[Worker] = []
+    workers: list[Worker] = []
 
     async def fork_and_wait(*args: Any, **options: Any) -> Any:
-        found = await fork(*args, **options)
-        given.append(found[0])
+        result = await fork(*args, **options)
+        workers.append(result[0])
         forked.set()
         await may_go_on.wait()
-        return found
+        return result
 
     async with Sandbox(SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)) as sandbox:
         monkeypatch.setattr(Zygote, "fork_interpreter", fork_and_wait)
@@ -366,10 +366,10 @@ async def test_an_interpreter_that_comes_while_its_session_is_closed_is_given_ba
         with pytest.raises(SandboxClosedError):
             await opening
         await closing
-    assert given[0].control.fileno() == -1
+    assert workers[0].control.fileno() == -1
 
 
-async def test_a_zygote_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_start_of_the_zygote_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     config = SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -389,7 +389,7 @@ async def test_a_zygote_that_cannot_be_started_is_tried_again(monkeypatch: pytes
 
 
 class _NoZygote(Sandbox):
-    """Has no process to fork from; what it is asked for is refused by then at the latest."""
+    """A sandbox without a zygote process; every fork is refused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -400,7 +400,7 @@ class _NoZygote(Sandbox):
         return self.zygote
 
 
-async def test_a_session_that_does_not_begin_gives_its_user_back_once(
+async def test_failed_session_start_releases_its_user_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sandbox = _NoZygote()
@@ -421,7 +421,7 @@ async def test_a_session_that_does_not_begin_gives_its_user_back_once(
     await sandbox.zygote.close()
 
 
-async def test_a_disk_that_is_full_is_the_infrastructures_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_is_a_sandbox_error(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox = _NoZygote()
 
     async def refuse(*_: Any, **__: Any) -> None:
@@ -434,13 +434,13 @@ async def test_a_disk_that_is_full_is_the_infrastructures_fault(monkeypatch: pyt
 
 
 def opened() -> list[str]:
-    """Where the descriptors of this process lead."""
+    """Return the targets of this process's descriptors."""
     return [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
 
 
-async def test_a_folder_that_comes_when_nobody_waits_for_it_goes() -> None:
+async def test_folder_made_after_a_cancelled_open_is_removed() -> None:
     sandbox, scratch = _NoZygote(), Scratch()
-    made: list[tuple[int, str]] = []
+    folders: list[tuple[int, str]] = []
     making, may_go_on = threading.Event(), threading.Event()
 
     class Slow(Scratch):
@@ -449,8 +449,8 @@ async def test_a_folder_that_comes_when_nobody_waits_for_it_goes() -> None:
         def make(self, owner: tuple[int, int] | None) -> tuple[int, str]:
             making.set()
             may_go_on.wait(DEADLINE_S)
-            made.append(scratch.make(None))
-            return made[0]
+            folders.append(scratch.make(None))
+            return folders[0]
 
     sandbox._scratch = Slow()
     opening = asyncio.create_task(sandbox.open())
@@ -459,7 +459,7 @@ async def test_a_folder_that_comes_when_nobody_waits_for_it_goes() -> None:
     with pytest.raises(asyncio.CancelledError):
         await opening
     may_go_on.set()
-    await until(lambda: bool(made) and not os.path.exists(made[0][1]))
-    assert not any(one.startswith(made[0][1]) for one in opened())
+    await until(lambda: bool(folders) and not os.path.exists(folders[0][1]))
+    assert not any(one.startswith(folders[0][1]) for one in opened())
     await sandbox.zygote.close()
     scratch.close()

@@ -1,4 +1,4 @@
-"""Removing while somebody changes what is being removed. What that somebody does is done here at the worst moment."""
+"""Removing files while something changes them, simulated at the worst moment."""
 
 import itertools
 import os
@@ -13,10 +13,10 @@ from openenv_core.sandbox.workspace import remove_below
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    made = tmp_path / "work"
-    (made / "outer" / "inner").mkdir(parents=True)
-    (made / "outer" / "inner" / "file").touch()
-    return made
+    work_folder = tmp_path / "work"
+    (work_folder / "outer" / "inner").mkdir(parents=True)
+    (work_folder / "outer" / "inner" / "file").touch()
+    return work_folder
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def folder(work: Path) -> Iterator[int]:
 
 @pytest.mark.parametrize("name", ["outer", "inner"])
 @pytest.mark.parametrize("call", ["open", "chmod"])
-def test_a_folder_that_becomes_a_link_does_not_have_its_goal_changed(
+def test_folder_replaced_by_a_link_leaves_the_target_unchanged(
     work: Path, folder: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, call: str
 ) -> None:
     goal = tmp_path / "goal"
@@ -54,7 +54,7 @@ def test_a_folder_that_becomes_a_link_does_not_have_its_goal_changed(
     assert list(work.iterdir()) == []
 
 
-def test_whoever_makes_a_file_for_each_that_goes_is_not_followed_for_ever(
+def test_removal_is_bounded_when_files_keep_appearing(
     work: Path, folder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove, numbers = os.unlink, itertools.count()
@@ -70,7 +70,7 @@ def test_whoever_makes_a_file_for_each_that_goes_is_not_followed_for_ever(
         remove_below(folder, None, 50)
 
 
-def test_what_does_not_go_is_told_and_the_rest_goes(
+def test_failed_removal_is_reported_and_the_rest_removed(
     work: Path, folder: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remove = os.unlink

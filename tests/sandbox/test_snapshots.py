@@ -1,4 +1,4 @@
-"""Sessions that keep the state of before a kill, and branch; nothing is left of a family when all of it have ended."""
+"""Sessions that survive a kill by a snapshot, and fork; nothing stays behind when a family has ended."""
 
 import asyncio
 import os
@@ -44,7 +44,7 @@ def descriptors():
         ),
     ],
 )
-async def test_a_kill_takes_back_the_execution_and_nothing_else(
+async def test_kill_undoes_only_the_killed_execution(
     sandbox: Sandbox, code: str, timeout_s: float | None, status: str, exit_code: int
 ) -> None:
     session = await sandbox.open(Limits(grace_s=0.1), snapshot=True)
@@ -55,7 +55,7 @@ async def test_a_kill_takes_back_the_execution_and_nothing_else(
     await session.close()
 
 
-async def test_an_execution_that_ends_well_stays(sandbox: Sandbox) -> None:
+async def test_successful_execution_is_kept(sandbox: Sandbox) -> None:
     session = await sandbox.open(snapshot=True)
     await session.execute("import random; random.seed(1); a = random.random()")
     await session.execute("b = random.random()")
@@ -63,7 +63,7 @@ async def test_an_execution_that_ends_well_stays(sandbox: Sandbox) -> None:
     await session.close()
 
 
-async def test_branches_go_their_own_ways(sandbox: Sandbox) -> None:
+async def test_branches_diverge(sandbox: Sandbox) -> None:
     session = await sandbox.open(snapshot=True)
     await session.execute("x = [0]; open('f', 'w').write('base')")
     branches = await session.fork(3)
@@ -82,14 +82,14 @@ async def test_branches_go_their_own_ways(sandbox: Sandbox) -> None:
     assert sandbox.sessions == 0
 
 
-async def test_a_session_without_snapshots_does_not_branch(sandbox: Sandbox) -> None:
+async def test_session_without_snapshots_cannot_fork(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     with pytest.raises(ConfigurationError, match="snapshot=True"):
         await session.fork(2)
     await session.close()
 
 
-async def test_the_first_may_end_before_its_branches(sandbox: Sandbox) -> None:
+async def test_parent_may_end_before_its_branches(sandbox: Sandbox) -> None:
     first = await sandbox.open(snapshot=True)
     await first.execute("x = 1")
     (branch,) = await first.fork(1)
@@ -104,7 +104,7 @@ async def test_the_first_may_end_before_its_branches(sandbox: Sandbox) -> None:
     await branch.close()
 
 
-async def test_the_end_of_the_zygote_is_told_to_branches_as_well(sandbox: Sandbox) -> None:
+async def test_end_of_the_zygote_is_reported_to_branches(sandbox: Sandbox) -> None:
     first = await sandbox.open(snapshot=True)
     branches = await first.fork(2)
     zygote = sandbox.zygote_pid
@@ -112,13 +112,13 @@ async def test_the_end_of_the_zygote_is_told_to_branches_as_well(sandbox: Sandbo
     os.kill(zygote, signal.SIGKILL)
     for session in (first, *branches):
         await until(lambda session=session: not session.alive)
-        told, after = await session.execute("1"), await session.execute("2")
-        assert (told.status, told.state_lost) == ("sandbox_error", True), told
+        lost, after = await session.execute("1"), await session.execute("2")
+        assert (lost.status, lost.state_lost) == ("sandbox_error", True), lost
         assert after.result == "2"
         await session.close()
 
 
-async def test_what_code_has_forked_stands_still_when_nothing_runs(sandbox: Sandbox) -> None:
+async def test_forked_children_are_stopped_when_nothing_runs(sandbox: Sandbox) -> None:
     zygote = await zygote_of(sandbox)
     before = descendants(zygote)
     first = await sandbox.open(snapshot=True)
@@ -127,7 +127,7 @@ async def test_what_code_has_forked_stands_still_when_nothing_runs(sandbox: Sand
     for session in (first, branch):
         assert await value(session, busy) is None
 
-    def still() -> bool:
+    def children_are_stopped() -> bool:
         pids = descendants(zygote) - before
         try:
             family = [psutil.Process(pid) for pid in pids]
@@ -138,9 +138,9 @@ async def test_what_code_has_forked_stands_still_when_nothing_runs(sandbox: Sand
         except psutil.NoSuchProcess:
             return False  # one of those that end while a session is made
 
-    await until(still)
+    await until(children_are_stopped)
     assert await value(branch, "6 * 7") == "42"
-    await until(still)
+    await until(children_are_stopped)
     await first.close()
     await branch.close()
     await until(lambda: not descendants(zygote) - before)
@@ -158,7 +158,7 @@ async def test_sandboxes_of_one_machine_share_no_user(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.skipif(session_uid(0) is None, reason="sessions have no users of their own here")
-async def test_nobody_is_given_the_user_of_a_family_that_lives(sandbox: Sandbox) -> None:
+async def test_user_of_a_living_family_is_not_reused(sandbox: Sandbox) -> None:
     user = "import os; os.getuid()"
     first = await sandbox.open(snapshot=True)
     (branch,) = await first.fork(1)
@@ -174,7 +174,7 @@ async def test_nobody_is_given_the_user_of_a_family_that_lives(sandbox: Sandbox)
 
 
 @pytest.mark.parametrize("by", ["cancel", "close"])
-async def test_a_fork_that_is_broken_off_leaves_nothing(sandbox: Sandbox, by: str) -> None:
+async def test_cancelled_fork_leaves_nothing_behind(sandbox: Sandbox, by: str) -> None:
     zygote = await zygote_of(sandbox)
     processes, descriptors = descendants(zygote), len(os.listdir("/proc/self/fd"))
     for milliseconds in range(0, 20, 4):
@@ -184,7 +184,7 @@ async def test_a_fork_that_is_broken_off_leaves_nothing(sandbox: Sandbox, by: st
         await asyncio.sleep(milliseconds / 1000)
         if by == "cancel":
             forking.cancel()
-            (made,) = await asyncio.gather(forking, return_exceptions=True)
+            (outcome,) = await asyncio.gather(forking, return_exceptions=True)
             assert (
                 not session._turn.locked()
             )  # the interpreter is in step, and those that were made have ended
@@ -192,15 +192,15 @@ async def test_a_fork_that_is_broken_off_leaves_nothing(sandbox: Sandbox, by: st
             await session.close()
         else:
             await session.close()
-            (made,) = await asyncio.gather(forking, return_exceptions=True)
-        if isinstance(made, list):  # it was quicker
-            await asyncio.gather(*(branch.close() for branch in made))
+            (outcome,) = await asyncio.gather(forking, return_exceptions=True)
+        if isinstance(outcome, list):  # it was quicker
+            await asyncio.gather(*(branch.close() for branch in outcome))
     assert (sandbox.sessions, len(sandbox._users)) == (0, 0)
     await until(lambda: descendants(zygote) == processes)
     await until(lambda: len(os.listdir("/proc/self/fd")) <= descriptors)
 
 
-async def test_a_fork_that_is_given_up_while_something_runs_waits_for_nothing(sandbox: Sandbox) -> None:
+async def test_fork_timeout_does_not_disturb_a_running_execution(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(grace_s=20.0), snapshot=True)
     await session.execute("x = 1")
     running = asyncio.create_task(session.execute("open('begun', 'w').close()\nimport time; time.sleep(60)"))
@@ -219,7 +219,7 @@ async def test_a_fork_that_is_given_up_while_something_runs_waits_for_nothing(sa
     await session.close()
 
 
-async def test_a_branch_that_is_late_costs_the_state_and_nobody_is_blamed(
+async def test_late_branch_costs_the_state_as_a_sandbox_error(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = await sandbox.open(snapshot=True)
@@ -234,7 +234,7 @@ async def test_a_branch_that_is_late_costs_the_state_and_nobody_is_blamed(
     await session.close()
 
 
-async def test_an_interrupt_while_it_branches_ends_nothing(sandbox: Sandbox) -> None:
+async def test_interrupt_during_a_fork_ends_nothing(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(grace_s=0.0), snapshot=True)
     await session.execute("x = 1")
     worker = session._worker
@@ -250,30 +250,30 @@ async def test_an_interrupt_while_it_branches_ends_nothing(sandbox: Sandbox) -> 
     await session.close()
 
 
-async def test_forks_that_are_asked_for_together_are_one_request(sandbox: Sandbox) -> None:
+async def test_concurrent_forks_share_requests(sandbox: Sandbox) -> None:
     session = await sandbox.open(snapshot=True)
     await session.execute(f"import os; x = 1\n{COUNTS_ITS_DESCRIPTORS}")
     descriptors = await value(session, "descriptors()")
     worker = session._worker
     assert worker is not None
-    before, asked = worker._number, [asyncio.create_task(session.fork(count)) for count in (1, 2, 5, 2)]
-    forks = await asyncio.gather(*asked)
+    before, forking = worker._number, [asyncio.create_task(session.fork(count)) for count in (1, 2, 5, 2)]
+    forks = await asyncio.gather(*forking)
     assert [len(branches) for branches in forks] == [1, 2, 5, 2]
     assert worker._number - before == 2  # of at most eight each
     branches = [branch for several in forks for branch in several]
-    told = [await value(branch, "x, descriptors()") for branch in (session, *branches)]
-    assert told == [f"(1, {descriptors})"] * 11  # nobody has those of another
+    values = [await value(branch, "x, descriptors()") for branch in (session, *branches)]
+    assert values == [f"(1, {descriptors})"] * 11  # nobody has those of another
     await asyncio.gather(session.close(), *(branch.close() for branch in branches))
     assert sandbox.sessions == 0
 
 
-async def test_forks_that_find_no_room_are_refused_and_cost_nobody_anything(sandbox: Sandbox) -> None:
+async def test_refused_forks_cost_no_other(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(open_files=32), snapshot=True)
     await session.execute("import os; x = 1; held = [os.open('.', os.O_RDONLY) for _ in range(20)]")
-    made = await asyncio.gather(session.fork(1), session.fork(6), session.fork(1), return_exceptions=True)
-    assert [isinstance(one, SandboxUnavailableError) for one in made] == [False, True, False], made
+    outcomes = await asyncio.gather(session.fork(1), session.fork(6), session.fork(1), return_exceptions=True)
+    assert [isinstance(one, SandboxUnavailableError) for one in outcomes] == [False, True, False], outcomes
     await session.execute("for one in held: os.close(one)")
-    branches = [made[0][0], made[2][0], *await session.fork(1)]  # type: ignore[index]  # they are there
+    branches = [outcomes[0][0], outcomes[2][0], *await session.fork(1)]  # type: ignore[index]  # they are there
     assert [await value(branch, "x") for branch in (session, *branches)] == ["1"] * 4
     await asyncio.gather(session.close(), *(branch.close() for branch in branches))
     assert sandbox.sessions == 0

@@ -41,21 +41,21 @@ DICTS = [
 ]
 
 
-def test_a_value_comes_back_as_it_was() -> None:
+def test_values_round_trip() -> None:
     for value in (None, True, complex(-0.0, math.inf), *NUMBERS, *TEXTS, *LISTS, *SETS, *DICTS):
         for back in (loads(dumps(value)), decode(json.loads(json.dumps(encode(value))))):
             assert type(back) is type(value)
             assert back == value if isinstance(value, set | frozenset) else repr(back) == repr(value)
 
 
-def test_not_a_number_comes_back_and_all_is_ascii_json_without_constants() -> None:
+def test_nan_round_trips_as_ascii_json_without_constants() -> None:
     assert dumps([math.nan, "é", {1}]) == b'[{"$float":"nan"},"\\u00e9",{"$set":[1]}]'
     back = loads(dumps([math.nan, complex(math.nan, 1)]))
     assert math.isnan(back[0])
     assert math.isnan(back[1].real)
 
 
-def test_the_dicts_of_the_standard_library_arrive_as_dicts() -> None:
+def test_standard_library_dicts_become_dicts() -> None:
     for value in (Counter("aab"), OrderedDict(a=2, b=1), defaultdict(int, {"a": 2, "b": 1})):
         back = loads(dumps(value))
         assert type(back) is dict
@@ -104,14 +104,14 @@ NAMED = {"metaclass": "got an instance of 'Meta'", "namedtuple": "got an instanc
 
 
 @pytest.mark.parametrize("name", NOT_PLAIN)
-def test_what_is_no_plain_value_is_refused_without_asking_it(name: str) -> None:
+def test_other_values_are_refused_without_calling_their_methods(name: str) -> None:
     value = NOT_PLAIN[name]()
     for holder in (value, [value], [1, value], {"key": value}, (value,), [[1], {1: value}]):
         with pytest.raises(NotPlainError, match=NAMED.get(name, "got an instance of")):
             dumps(holder)
 
 
-def test_a_counter_with_replaced_methods_is_read_by_none_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counter_with_replaced_methods_is_read_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     counter = Counter({"a": 1})
     with monkeypatch.context() as replaced:
         for name in ("items", "keys", "__iter__", "__len__", "__getitem__"):
@@ -127,7 +127,7 @@ def nested(levels: int) -> list[Any]:
     return value
 
 
-def test_depth_is_bounded_on_both_sides() -> None:
+def test_depth_is_bounded_in_both_directions() -> None:
     assert loads(dumps(nested(MAX_DEPTH))) == nested(MAX_DEPTH)
     with pytest.raises(NotPlainError, match="nested"):
         dumps(nested(MAX_DEPTH + 1))
@@ -141,7 +141,7 @@ def test_depth_is_bounded_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize("levels", [1, 3])
-def test_each_container_takes_one_level_in_and_out(levels: int) -> None:
+def test_each_container_counts_one_level(levels: int) -> None:
     for wrap in (
         lambda v: [v],
         lambda v: (v,),
@@ -173,7 +173,7 @@ def test_size_is_bounded() -> None:
                 function(argument, max_bytes=1000)
 
 
-def test_a_small_value_that_unfolds_into_a_huge_one_is_refused_soon() -> None:
+def test_shared_value_that_expands_hugely_is_refused_quickly() -> None:
     value: list[Any] = [1]
     for _ in range(60):
         value = [value, value]
@@ -218,7 +218,7 @@ def test_forged_json_is_refused() -> None:
             loads(text.encode("latin-1"))
 
 
-def test_numbers_that_were_made_to_collide_are_refused() -> None:
+def test_colliding_numbers_are_refused() -> None:
     # All of them have the hash 0; a set of 20,000 such would take minutes to build.
     multiples = [n * (2**61 - 1) for n in range(1, 2_001)]
     for forged in ({"$set": encode(multiples)}, {"$dict": [[encode(n), 1] for n in multiples]}):
@@ -228,7 +228,7 @@ def test_numbers_that_were_made_to_collide_are_refused() -> None:
     assert len(decode(encode(set(range(20_000))))) == 20_000
 
 
-def test_it_needs_only_the_standard_library() -> None:
+def test_module_needs_only_the_standard_library() -> None:
     source = sys.modules[encode.__module__].__file__
     assert source is not None
     with open(source, encoding="utf-8") as file:

@@ -200,7 +200,7 @@ def test_the_released_packages_validator_reads_the_manifest(made: Path) -> None:
         code,
         str(made),
         env=released.environment(),
-        timeout_s=released.PATIENCE_S,
+        timeout_s=released.WAIT_TIMEOUT_S,
     )
     assert done.stdout.split("\n")[0] == "rock_paper_env (0.0, 1.0) no-network", done.stderr
 

@@ -1,4 +1,4 @@
-"""What the tests of the server share: counters behind an app, and the frames that they are sent."""
+"""Shared by the tests of the server: counters behind an app, and request frames."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `create_app` takes, what its app tells of itself, and how it lives: mounted, served again, with a lifespan."""
+"""The options of `create_app`, the metadata of its app, and its lifetime: mounted, served again, with a lifespan."""
 
 import json
 import subprocess
@@ -14,8 +14,8 @@ import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
 from fastapi import FastAPI
 from server_apps import HEADER, STATE, app_of, mcp, step
-from serving import ask, opened, request, serving, socket_to
-from toolbox import boxes
+from serving import ask, open_session, request, serving, socket_to
+from toolbox import toolbox_app
 
 from openenv_core import ConfigurationError, EnvironmentMetadata, Observation
 from openenv_core.types import ConcurrencyConfig
@@ -45,7 +45,7 @@ async def test_production_serves_no_reset_step_or_state(env: type[Counter]) -> N
         assert not {"/reset", "/step", "/state"} & set(document["paths"])
         for path in ("/health", "/metadata", "/schema", "/list_environments"):
             assert (await request(address, "GET", path)).status_code == 200
-        for query in ("", f"?session_id={await opened(address)}"):
+        for query in ("", f"?session_id={await open_session(address)}"):
             async with socket_to(address, query) as ws:
                 for frame in ({"type": "reset"}, step(), STATE):
                     data = (await ask(ws, frame))["data"]
@@ -54,7 +54,7 @@ async def test_production_serves_no_reset_step_or_state(env: type[Counter]) -> N
                 assert (await ask(ws, {"type": "mcp", "data": mcp("tools/list")}))["data"]["id"] == 7
 
 
-async def test_an_app_tells_of_itself() -> None:
+async def test_app_serves_metadata_and_schema() -> None:
     class Described(Counter):
         calls = 0
 
@@ -98,12 +98,12 @@ async def test_an_app_tells_of_itself() -> None:
         schema = (await request(address, "GET", "/schema")).json()
         assert schema["reset_observation"] == schema["observation"]
     assert Described.calls == 1
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         schema = (await request(address, "GET", "/schema")).json()
         assert schema["action"]["title"] == "CallToolAction"  # by which trainers know that there are tools
 
 
-async def test_the_openapi_document_names_every_status() -> None:
+async def test_openapi_document_lists_every_status() -> None:
     async with serving(app_of(Counter)) as address:
         document = (await request(address, "GET", "/openapi.json")).json()
         for path in ("/", "/docs", "/redoc"):
@@ -130,7 +130,7 @@ async def test_the_openapi_document_names_every_status() -> None:
 # Options and settings
 
 
-async def test_the_mode_comes_from_the_argument_the_environment_or_the_settings(
+async def test_mode_comes_from_argument_environment_or_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENENV_MODE", "production")
@@ -154,7 +154,7 @@ async def test_the_mode_comes_from_the_argument_the_environment_or_the_settings(
         create_app(Counter, Add, Count, mode="staging")  # type: ignore[arg-type]
 
 
-def test_the_cap_and_the_idle_time_come_from_the_argument_the_environment_or_the_settings(
+def test_cap_and_idle_timeout_come_from_argument_environment_or_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = ConcurrencyConfig(max_concurrent_envs=3, session_timeout=12.5)
@@ -176,7 +176,7 @@ def test_the_cap_and_the_idle_time_come_from_the_argument_the_environment_or_the
         create_app(Solitary, Add, Count)
 
 
-def test_the_other_name_has_another_order() -> None:
+def test_create_fastapi_app_takes_the_released_argument_order() -> None:
     class Mode(str, Enum):  # noqa: UP042 - as folders written for the released package have it
         PRODUCTION = "production"
 
@@ -185,7 +185,7 @@ def test_the_other_name_has_another_order() -> None:
     assert type(app.settings.mode) is str
 
 
-async def test_a_factory_may_be_a_function_of_a_class_that_can_share_a_process() -> None:
+async def test_factory_may_be_a_function_of_a_concurrent_class() -> None:
     threads: list[str] = []
 
     def make() -> Counter:
@@ -208,7 +208,7 @@ async def test_a_factory_may_be_a_function_of_a_class_that_can_share_a_process()
 # Lives
 
 
-async def test_a_mounted_app_does_all_that_it_does_alone() -> None:
+async def test_mounted_app_works_like_a_standalone_one() -> None:
     closed: list[int] = []
 
     class Closable(Counter):
@@ -244,7 +244,7 @@ def lines(notes: Path) -> list[str]:
     return notes.read_text().splitlines() if notes.exists() else []
 
 
-async def test_a_lifespan_begins_before_the_first_connection_and_ends_after_the_last_session(
+async def test_lifespan_spans_all_connections_and_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes = tmp_path / "notes"
@@ -265,7 +265,7 @@ async def test_a_lifespan_begins_before_the_first_connection_and_ends_after_the_
         assert lines(notes).count("end") == turn
 
 
-def test_a_server_loads_no_page_and_no_client() -> None:
+def test_server_imports_neither_pages_nor_clients() -> None:
     code = (
         "import json, sys\n"
         "import servers.cli.serve, servers.hosting, servers.protocols, servers.fleet.worker\n"

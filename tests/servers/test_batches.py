@@ -1,4 +1,4 @@
-"""Many sessions of one connection, asked together in the dialect `ropewalk.v1`."""
+"""Requests to many sessions of one connection, in the dialect `ropewalk.v1`."""
 
 import asyncio
 import json
@@ -23,9 +23,9 @@ from counter import (
     Unbuildable,
 )
 from server_apps import EVERY_WAY, HEADER, app_of, step
-from serving import PATIENCE_S, ask, closing_of, eventually, opened, serving, socket_to
+from serving import WAIT_TIMEOUT_S, ask, eventually, open_session, serving, socket_to, wait_close_code
 from serving import request as http
-from v1_frames import held_frames  # noqa: F401 - a fixture
+from v1_frames import validated_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
@@ -33,7 +33,7 @@ from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode
 from servers.routes import link
 from servers.routes.link import MAX_REQUESTS, Link
 
-pytestmark = pytest.mark.usefixtures("held_frames")
+pytestmark = pytest.mark.usefixtures("validated_frames")
 V1 = Subprotocol("ropewalk.v1")
 INT64 = 8
 
@@ -53,8 +53,8 @@ async def batch_of(
 
 
 async def answer(connection: ClientConnection) -> dict[str, Any]:
-    """The next answer, with lists for arrays."""
-    header, arrays = decode_frame(await asyncio.wait_for(connection.recv(), PATIENCE_S))
+    """Return the next reply, with lists for arrays."""
+    header, arrays = decode_frame(await asyncio.wait_for(connection.recv(), WAIT_TIMEOUT_S))
     for part in ("reward", "terminated", "truncated"):
         if part in header:
             header[part] = arrays[header[part]].tolist()
@@ -64,16 +64,16 @@ async def answer(connection: ClientConnection) -> dict[str, Any]:
 async def request(
     connection: ClientConnection, arrays: tuple[Array, ...] = (), **fields: Any
 ) -> dict[str, Any]:
-    """Ask, and return an answer that tells all."""
+    """Send a request; return its reply."""
     header = {name: json.dumps(value).encode() for name, value in {"id": 7, **fields}.items()}
     await connection.send(encode_frame(header, list(arrays)))
-    told = await answer(connection)
-    assert told.pop("id") == 7
-    return told
+    reply = await answer(connection)
+    assert reply.pop("id") == 7
+    return reply
 
 
-def totals(told: dict[str, Any]) -> list[int]:
-    return [row["total"] for row in told["rows"]]
+def totals(reply: dict[str, Any]) -> list[int]:
+    return [row["total"] for row in reply["rows"]]
 
 
 def add(*amounts: int) -> list[dict[str, int]]:
@@ -81,27 +81,27 @@ def add(*amounts: int) -> list[dict[str, int]]:
 
 
 @EVERY_WAY
-async def test_members_are_reset_and_stepped_together_by_rows_and_by_columns(env: Any) -> None:
+async def test_members_are_reset_and_stepped_together_by_rows_and_columns(env: Any) -> None:
     async with serving(app_of(env)) as address, batch_of(address, 3) as connection:
-        told = await request(connection, op="reset", seeds=[1, 2, None], options={"start": 3})
-        assert totals(told) == [4, 5, 3]
-        assert told["members"] == [0, 1, 2]
-        assert [str(one) for one in told["reward"]] == ["nan"] * 3
-        told = await request(connection, op="step", members=[2, 0], actions=add(1, 2))
-        assert (told["members"], sorted(totals(told)), told["reward"]) == ([2, 0], [4, 6], [1.0, 1.0])
+        reply = await request(connection, op="reset", seeds=[1, 2, None], options={"start": 3})
+        assert totals(reply) == [4, 5, 3]
+        assert reply["members"] == [0, 1, 2]
+        assert [str(one) for one in reply["reward"]] == ["nan"] * 3
+        reply = await request(connection, op="step", members=[2, 0], actions=add(1, 2))
+        assert (reply["members"], sorted(totals(reply)), reply["reward"]) == ([2, 0], [4, 6], [1.0, 1.0])
         amounts = Array("int64", (3,), b"".join(n.to_bytes(INT64, "little") for n in (1, 2, 6)))
-        told = await request(connection, (amounts,), op="step", actions={"amount": 0})
-        by_member = dict(zip(told["members"], totals(told), strict=True))
+        reply = await request(connection, (amounts,), op="step", actions={"amount": 0})
+        by_member = dict(zip(reply["members"], totals(reply), strict=True))
         assert by_member == {0: 7, 1: 7, 2: 10}
-        assert dict(zip(told["members"], told["terminated"], strict=True)) == {0: False, 1: False, 2: True}
-        told = await request(connection, op="state", members=[1])
-        assert (told["rows"][0]["step_count"], told["rows"][0]["total"]) == (1, 7)
+        assert dict(zip(reply["members"], reply["terminated"], strict=True)) == {0: False, 1: False, 2: True}
+        reply = await request(connection, op="state", members=[1])
+        assert (reply["rows"][0]["step_count"], reply["rows"][0]["total"]) == (1, 7)
 
 
-async def test_steps_of_many_that_come_one_behind_the_other_are_taken_in_their_order(
+async def test_consecutive_batches_are_stepped_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first is begun where it is read, and lets others have their turn before it is through."""
+    """The first is started where it is read, and yields to other tasks before it ends."""
     monkeypatch.setattr("servers.sessions.batch._STEPS_PER_YIELD", 1)
     size = 200
     async with serving(app_of(Counter, size)) as address, batch_of(address, size) as connection:
@@ -116,18 +116,18 @@ async def test_steps_of_many_that_come_one_behind_the_other_are_taken_in_their_o
             )
             await asyncio.sleep(0.0005)  # in which the server reads it
         for number in (8, 9, 10):
-            told = await answer(connection)
-            assert (told["id"], totals(told)) == (number, [number - 7] * size)
+            reply = await answer(connection)
+            assert (reply["id"], totals(reply)) == (number, [number - 7] * size)
 
 
 @EVERY_WAY
-async def test_what_fails_of_one_is_its_own_and_typed(env: Any) -> None:
+async def test_failure_of_one_member_is_a_typed_error_of_its_own(env: Any) -> None:
     async with serving(app_of(env)) as address, batch_of(address, 4) as connection:
         await request(connection, op="reset", seeds=[0, 9, 0, 0])
         await request(connection, op="step", members=[1], actions=add(1))
-        told = await request(connection, op="step", actions=[*add(13, 1, 1), {"amount": "many"}])
-        assert (told["members"], totals(told)) == ([2], [1])
-        errors = told["errors"]
+        reply = await request(connection, op="step", actions=[*add(13, 1, 1), {"amount": "many"}])
+        assert (reply["members"], totals(reply)) == ([2], [1])
+        errors = reply["errors"]
         assert {member: error["code"] for member, error in errors.items()} == {
             "0": "VALIDATION_ERROR",
             "1": "EXECUTION_ERROR",
@@ -135,8 +135,8 @@ async def test_what_fails_of_one_is_its_own_and_typed(env: Any) -> None:
         }
         assert "thirteen" in errors["0"]["errors"][0]["msg"]
         assert "reset()" in errors["1"]["message"]
-        told = await request(connection, op="step", actions=add(1, 1, 1, 1))
-        assert (sorted(told["members"]), list(told["errors"])) == ([0, 2, 3], ["1"])
+        reply = await request(connection, op="step", actions=add(1, 1, 1, 1))
+        assert (sorted(reply["members"]), list(reply["errors"])) == ([0, 2, 3], ["1"])
 
 
 class BlockingAwkward(Awkward):
@@ -144,44 +144,44 @@ class BlockingAwkward(Awkward):
 
 
 @pytest.mark.parametrize("env", [Awkward, BlockingAwkward])
-async def test_what_cannot_be_told_of_one_is_its_error(env: Any) -> None:
+async def test_unencodable_result_of_one_member_is_its_error(env: Any) -> None:
     async with serving(app_of(env, cap=6)) as address, batch_of(address, 6) as connection:
-        told = await request(connection, op="step", actions=add(8, 3, 4, 5, 6, 9))
-        assert (told["members"], told["reward"], told["rows"][0]["metadata"]) == (
+        reply = await request(connection, op="step", actions=add(8, 3, 4, 5, 6, 9))
+        assert (reply["members"], reply["reward"], reply["rows"][0]["metadata"]) == (
             [0],
             [1.0],
             {"why": "because"},
         )
-        assert {error["code"] for error in told["errors"].values()} == {"EXECUTION_ERROR"}
-        assert "Observation" in told["errors"]["2"]["message"]
-        told = await request(connection, op="step", actions=add(*[0] * 6))
-        assert len(told["members"]) == 6
+        assert {error["code"] for error in reply["errors"].values()} == {"EXECUTION_ERROR"}
+        assert "Observation" in reply["errors"]["2"]["message"]
+        reply = await request(connection, op="step", actions=add(*[0] * 6))
+        assert len(reply["members"]) == 6
 
 
 @EVERY_WAY
 @pytest.mark.parametrize("mode", ["next_step", "same_step", None])
-async def test_an_episode_that_is_over_is_begun_anew_as_the_mode_says(env: Any, mode: str | None) -> None:
+async def test_finished_episode_is_reset_by_autoreset_mode(env: Any, mode: str | None) -> None:
     async with serving(app_of(env)) as address, batch_of(address, 2) as connection:
         await request(connection, op="reset", seeds=[9, 0])
-        told = await request(connection, op="step", members=[0], actions=add(2), autoreset=mode)
-        assert (told["reward"], told["terminated"]) == ([1.0], [True])
+        reply = await request(connection, op="step", members=[0], actions=add(2), autoreset=mode)
+        assert (reply["reward"], reply["terminated"]) == ([1.0], [True])
         if mode == "same_step":
-            assert totals(told) == [0]
-            assert (told["final"]["members"], totals(told["final"])) == ([0], [11])
-            told = await request(connection, op="step", members=[0], actions=add(2), autoreset=mode)
-            assert (totals(told), told["terminated"], "final" in told) == ([2], [False], False)
+            assert totals(reply) == [0]
+            assert (reply["final"]["members"], totals(reply["final"])) == ([0], [11])
+            reply = await request(connection, op="step", members=[0], actions=add(2), autoreset=mode)
+            assert (totals(reply), reply["terminated"], "final" in reply) == ([2], [False], False)
         elif mode == "next_step":
-            assert totals(told) == [11]
+            assert totals(reply) == [11]
             # The action of the step that is a reset is not looked at.
-            told = await request(connection, op="step", members=[0], actions=[{}], autoreset=mode)
-            assert (totals(told), str(told["reward"]), told["terminated"]) == ([0], "[nan]", [False])
+            reply = await request(connection, op="step", members=[0], actions=[{}], autoreset=mode)
+            assert (totals(reply), str(reply["reward"]), reply["terminated"]) == ([0], "[nan]", [False])
             assert totals(await request(connection, op="step", members=[0], actions=add(2))) == [2]
         else:
-            told = await request(connection, op="step", members=[0], actions=add(2))
-            assert list(told["errors"]) == ["0"]
+            reply = await request(connection, op="step", members=[0], actions=add(2))
+            assert list(reply["errors"]) == ["0"]
 
 
-async def test_a_batch_that_does_not_fit_is_refused_whole() -> None:
+async def test_opening_more_members_than_slots_is_refused_whole() -> None:
     app = app_of(BlockingCounter, cap=4)
     async with serving(app) as address, batch_of(address, 2) as connection:
         async with batch_of(address) as other:
@@ -212,7 +212,7 @@ async def test_members_count_against_the_cap_of_their_token() -> None:
 
 
 class Second(Counter):
-    """All but the first cannot be built."""
+    """Only the first instance can be constructed."""
 
     BLOCKING = True
     built = 0
@@ -225,7 +225,7 @@ class Second(Counter):
 
 
 @pytest.mark.parametrize("env", [Unbuildable, Second])
-async def test_where_one_cannot_be_made_none_is(env: Any) -> None:
+async def test_failed_construction_of_one_member_opens_none(env: Any) -> None:
     app = app_of(env)
     async with serving(app) as address, batch_of(address) as connection:
         refused = (await request(connection, op="open", count=3))["error"]
@@ -235,7 +235,7 @@ async def test_where_one_cannot_be_made_none_is(env: Any) -> None:
 
 
 class Built(Counter):
-    """Counts those that were built, and how many in one turn of the loop at most."""
+    """Counts its instances, and the most that were constructed in one turn of the loop."""
 
     built = closed = 0
     turn = in_turn = most = 0
@@ -253,7 +253,7 @@ class Built(Counter):
         type(self).closed += 1
 
 
-async def test_many_are_built_in_waves_between_which_others_have_their_turn() -> None:
+async def test_many_members_are_constructed_in_waves_that_yield_to_others() -> None:
     env = type("Built", (Built,), {})
 
     async def turns() -> None:
@@ -269,7 +269,7 @@ async def test_many_are_built_in_waves_between_which_others_have_their_turn() ->
 
 
 class Held(Counter):
-    """All but the first are built once the gate is open; the 30th fails."""
+    """All but the first instance are constructed once the gate is open; the 30th fails."""
 
     BLOCKING = True
     numbers: Iterator[int]
@@ -291,7 +291,7 @@ class Held(Counter):
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_slots_come_back_of_a_wave_that_is_left_or_fails(leaves: bool) -> None:
+async def test_abandoned_or_failed_wave_frees_its_slots(leaves: bool) -> None:
     env = type(
         "Held", (Held,), {"numbers": count(1), "built": set(), "closed": set(), "gate": threading.Event()}
     )
@@ -312,7 +312,7 @@ async def test_slots_come_back_of_a_wave_that_is_left_or_fails(leaves: bool) -> 
 
 
 class LaterCounter(Counter):
-    """Plain methods, which return what is to be awaited."""
+    """Plain methods that return awaitables."""
 
     def step(self, action: Add) -> Any:
         async def later() -> Count:
@@ -327,28 +327,28 @@ class LaterBlocking(LaterCounter):
 
 
 @pytest.mark.parametrize("env", [LaterCounter, LaterBlocking])
-async def test_a_plain_step_may_return_an_awaitable(env: Any) -> None:
+async def test_plain_step_may_return_an_awaitable(env: Any) -> None:
     async with serving(app_of(env)) as address:
         async with batch_of(address, 2) as connection:
             await request(connection, op="reset", seeds=[9, 0])
-            told = await request(connection, op="step", actions=add(2, 3), autoreset="same_step")
-            by_member = dict(zip(told["members"], totals(told), strict=True))
-            assert (by_member, totals(told["final"])) == ({0: 0, 1: 3}, [11])
-            assert "reset()" not in str(told)
+            reply = await request(connection, op="step", actions=add(2, 3), autoreset="same_step")
+            by_member = dict(zip(reply["members"], totals(reply), strict=True))
+            assert (by_member, totals(reply["final"])) == ({0: 0, 1: 3}, [11])
+            assert "reset()" not in str(reply)
         async with socket_to(address) as single:
             await ask(single, {"type": "reset"})
-            told = await ask(single, step(4))
-            assert told["data"]["observation"]["total"] == 4
+            reply = await ask(single, step(4))
+            assert reply["data"]["observation"]["total"] == 4
 
 
 @pytest.mark.parametrize("slow", [SlowBlocking, SlowAsync])
-async def test_a_client_that_dies_in_a_step_frees_all_slots(slow: Any) -> None:
+async def test_disconnect_during_a_step_frees_all_slots(slow: Any) -> None:
     env = slow.fresh()
     app = app_of(env)
     async with serving(app) as address:
         async with batch_of(address, 4) as connection:
             await connection.send(json.dumps({"id": 1, "op": "step", "actions": add(1, 1, 1, 1)}))
-            await asyncio.to_thread(env.entered.wait, PATIENCE_S)
+            await asyncio.to_thread(env.entered.wait, WAIT_TIMEOUT_S)
             connection.transport.abort()
             await eventually(lambda: app.sessions.active == 0)
         env.release.set()
@@ -357,7 +357,7 @@ async def test_a_client_that_dies_in_a_step_frees_all_slots(slow: Any) -> None:
 
 
 class Patient(SlowBlocking):
-    """Hangs where it is told to."""
+    """Hangs at amounts above 1."""
 
     def step(self, action: Add) -> Count:
         return super().step(action) if action.amount > 1 else Counter.step(self, action)
@@ -369,23 +369,23 @@ class PatientAsync(SlowAsync):
 
 
 @pytest.mark.parametrize("slow", [Patient, PatientAsync])
-async def test_one_that_takes_too_long_is_ended_and_the_steps_of_the_others_stand(slow: Any) -> None:
+async def test_member_over_its_deadline_is_ended_and_the_other_steps_count(slow: Any) -> None:
     env = slow.fresh()
     app = app_of(env, step_timeout_s=1.0)
     async with serving(app) as address, batch_of(address, 3) as connection:
-        told = await request(connection, op="step", actions=add(1, 9, 1))
-        assert (sorted(told["members"]), totals(told)) == ([0, 2], [1, 1])
-        assert told["errors"]["1"]["code"] == "SESSION_ERROR"
-        assert "within 1 s" in told["errors"]["1"]["message"]
+        reply = await request(connection, op="step", actions=add(1, 9, 1))
+        assert (sorted(reply["members"]), totals(reply)) == ([0, 2], [1, 1])
+        assert reply["errors"]["1"]["code"] == "SESSION_ERROR"
+        assert "within 1 s" in reply["errors"]["1"]["message"]
         assert app.sessions.active == 2
-        told = await request(connection, op="step", actions=add(1, 1, 1))
-        assert (sorted(told["members"]), list(told["errors"])) == ([0, 2], ["1"])
+        reply = await request(connection, op="step", actions=add(1, 1, 1))
+        assert (sorted(reply["members"]), list(reply["errors"])) == ([0, 2], ["1"])
         env.release.set()
         await eventually(lambda: env.closed == 1)
 
 
 class PatientDeaf(Patient):
-    """Waits on the loop where it is told to, and does not heed its cancellation."""
+    """Waits on the event loop at amounts above 1, and ignores cancellation."""
 
     def step(self, action: Add) -> Any:
         return self._hang() if action.amount > 1 else Counter.step(self, action)
@@ -398,12 +398,12 @@ class PatientDeaf(Patient):
 
 
 class PatientOnLoop(PatientDeaf):
-    """Promises not to wait, and does."""
+    """Declared as non-blocking, but waits."""
 
     BLOCKING = False
 
 
-async def test_calls_that_do_not_heed_their_end_are_under_way_no_more(
+async def test_calls_that_ignore_cancellation_no_longer_count_as_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(link, "MAX_REQUESTS", 2)
@@ -420,7 +420,7 @@ async def test_calls_that_do_not_heed_their_end_are_under_way_no_more(
 
 
 @pytest.mark.parametrize("slow", [Patient, PatientAsync, PatientDeaf, PatientOnLoop])
-async def test_a_frame_with_an_id_that_takes_too_long_is_answered_once_and_ends_its_session(
+async def test_request_over_its_deadline_is_answered_once_and_ends_its_session(
     slow: Any,
 ) -> None:
     env = slow.fresh()
@@ -428,10 +428,10 @@ async def test_a_frame_with_an_id_that_takes_too_long_is_answered_once_and_ends_
     async with serving(app) as address, batch_of(address, 2) as connection:
         for request_id, member, amount in ((50, 0, 9), (51, 0, 1), (52, 1, 1)):
             await connection.send(json.dumps({"id": request_id, "member": member, **step(amount)}))
-        told = {frame["id"]: frame for frame in [await answer(connection) for _ in range(3)]}
-        assert told[52]["data"]["observation"]["total"] == 1
-        assert told[50]["data"]["code"] == told[51]["data"]["code"] == "SESSION_ERROR"
-        assert "within 1 s" in told[50]["data"]["message"]
+        reply = {frame["id"]: frame for frame in [await answer(connection) for _ in range(3)]}
+        assert reply[52]["data"]["observation"]["total"] == 1
+        assert reply[50]["data"]["code"] == reply[51]["data"]["code"] == "SESSION_ERROR"
+        assert "within 1 s" in reply[50]["data"]["message"]
         assert app.sessions.active == 1
         env.release.set()
         await eventually(lambda: env.closed == 1)
@@ -440,14 +440,14 @@ async def test_a_frame_with_an_id_that_takes_too_long_is_answered_once_and_ends_
 
 
 @pytest.mark.parametrize("slow", [Patient, PatientAsync])
-async def test_a_slow_one_holds_no_other_up(slow: Any) -> None:
+async def test_slow_member_does_not_delay_the_others(slow: Any) -> None:
     env = slow.fresh()
     async with serving(app_of(env)) as address, batch_of(address, 3) as connection:
-        told = await request(connection, op="step", actions=add(9, 1, 1), at_least=2)
-        assert (sorted(told["members"]), told["last"]) == ([1, 2], False)
+        reply = await request(connection, op="step", actions=add(9, 1, 1), at_least=2)
+        assert (sorted(reply["members"]), reply["last"]) == ([1, 2], False)
         # It is still at the first; others can be asked.
-        told = await request(connection, op="step", members=[1], actions=add(1))
-        assert (totals(told), told["last"]) == ([2], True)
+        reply = await request(connection, op="step", members=[1], actions=add(1))
+        assert (totals(reply), reply["last"]) == ([2], True)
         busy = (await request(connection, op="step", members=[0], actions=add(1)))["errors"]["0"]
         assert "one call at a time" in busy["message"]
         if slow is Patient:
@@ -456,14 +456,14 @@ async def test_a_slow_one_holds_no_other_up(slow: Any) -> None:
             assert (last["id"], last["members"], last["last"]) == (7, [0], True)
 
 
-async def test_a_call_that_gets_no_thread_in_its_time_is_not_made() -> None:
+async def test_call_without_a_thread_by_its_deadline_is_not_executed() -> None:
     env = Patient.fresh()
-    app = app_of(env, step_timeout_s=0.5)
+    app = app_of(env, step_timeout_s=1.0)
     app.sessions.executor.pool.size = 1
     async with serving(app) as address, batch_of(address, 3) as connection:
-        told = await request(connection, op="step", members=[0, 1], actions=add(9, 9))
-        assert {error["code"] for error in told["errors"].values()} == {"SESSION_ERROR"}
-        assert len(told["errors"]) == 2
+        reply = await request(connection, op="step", members=[0, 1], actions=add(9, 9))
+        assert {error["code"] for error in reply["errors"].values()} == {"SESSION_ERROR"}
+        assert len(reply["errors"]) == 2
         assert app.sessions.active == 1
         assert totals(await request(connection, op="step", members=[2], actions=add(1))) == [1]
         assert env.stepping == 1
@@ -472,31 +472,31 @@ async def test_a_call_that_gets_no_thread_in_its_time_is_not_made() -> None:
 
 
 @EVERY_WAY
-async def test_every_member_is_told_once_however_many_an_answer_waits_for(env: Any) -> None:
+async def test_every_member_is_answered_once_for_any_at_least(env: Any) -> None:
     async with serving(app_of(env, cap=12)) as address, batch_of(address, 12) as connection:
         for at_least in range(1, 14):
-            asked = {"id": 7, "op": "reset", "at_least": at_least}
-            await connection.send(json.dumps(asked))
-            told, last = [], {"last": False}
+            request_fields = {"id": 7, "op": "reset", "at_least": at_least}
+            await connection.send(json.dumps(request_fields))
+            members, last = [], {"last": False}
             while not last["last"]:
                 last = await answer(connection)
-                told += last["members"]
+                members += last["members"]
                 assert len(last["members"]) >= min(at_least, 12) or last["last"]
-            assert sorted(told) == list(range(12))
+            assert sorted(members) == list(range(12))
 
 
 class Together(Counter):
-    """Steps that end once all are under way."""
+    """Its steps end once all of them run."""
 
     BLOCKING = True
     barrier = threading.Barrier(8)
 
     def step(self, action: Add) -> Count:
-        self.barrier.wait(PATIENCE_S)
+        self.barrier.wait(WAIT_TIMEOUT_S)
         return super().step(action)
 
 
-async def test_calls_that_wait_are_under_way_at_once() -> None:
+async def test_blocking_calls_run_concurrently() -> None:
     async with serving(app_of(Together, cap=8)) as address, batch_of(address, 8) as connection:
         assert "errors" not in await request(connection, op="step", actions=add(*[1] * 8))
 
@@ -508,7 +508,7 @@ class Waiting(AsyncCounter):
 
 
 class Overlapping(SlowBlocking):
-    """Tells how many steps were under way at once."""
+    """Records the greatest number of concurrent steps."""
 
     most = 0
 
@@ -518,15 +518,15 @@ class Overlapping(SlowBlocking):
         return super().step(action)
 
 
-async def test_a_session_that_others_ask_too_takes_its_turn() -> None:
+async def test_batch_waits_for_its_turn_at_a_shared_session() -> None:
     env = Overlapping.fresh()
     async with serving(app_of(env)) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with batch_of(address, query=f"?session_id={session}") as connection:
             assert (await request(connection, op="open", count=1))["members"] == [0]
             body, headers = {"action": {"amount": 1}}, {HEADER: session}
             other = asyncio.create_task(http(address, "POST", "/step", body, headers))
-            await asyncio.to_thread(env.entered.wait, PATIENCE_S)
+            await asyncio.to_thread(env.entered.wait, WAIT_TIMEOUT_S)
             await connection.send(json.dumps({"id": 1, "op": "step", "actions": add(1)}))
             assert (await request(connection, op="state"))["errors"]  # the step is under way
             await asyncio.sleep(0.05)  # what did not wait for its turn would have begun
@@ -536,7 +536,7 @@ async def test_a_session_that_others_ask_too_takes_its_turn() -> None:
     assert env.most == 1
 
 
-async def test_a_server_holds_few_bytes_of_requests_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_of_waiting_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "MAX_RUNNING_CHARS", 200)
     app = app_of(Counter, cap=1, max_wait_s=20.0)
     async with serving(app) as address, batch_of(address, 1) as first, batch_of(address) as second:
@@ -546,15 +546,15 @@ async def test_a_server_holds_few_bytes_of_requests_that_wait(monkeypatch: pytes
             await second.send(json.dumps({"id": number, "op": "state"}) + 100 * " ")
         conversations: Any = app._ensure_built().sockets._conversations
         (waiting,) = [one for one in conversations if one._link._opening]
-        await eventually(lambda: len(waiting._link.running) > 1)
-        await asyncio.sleep(0.05)
+        await eventually(lambda: len(waiting._link.running) == 3)
+        await asyncio.sleep(0.05)  # in which more would be read
         assert len(waiting._link.running) == 3
         await first.close()
-        told = [await answer(second) for _ in range(9)]
-        assert sorted(one["id"] for one in told) == [*range(9)]
+        reply = [await answer(second) for _ in range(9)]
+        assert sorted(one["id"] for one in reply) == [*range(9)]
 
 
-async def test_a_member_that_was_ended_is_asked_nothing_more_and_is_kept_by_nobody() -> None:
+async def test_ended_member_gets_no_requests_and_is_garbage_collected() -> None:
     app = app_of(Counter, cap=2)
     async with serving(app) as address, batch_of(address, 2) as connection:
         (conversation,) = app._ensure_built().sockets._conversations
@@ -567,24 +567,24 @@ async def test_a_member_that_was_ended_is_asked_nothing_more_and_is_kept_by_nobo
             )
             assert (await answer(connection))["type"] == kind
         assert (await request(connection, op="step", actions=add(1)))["members"] == [1]
-        for asked in ({"op": "state", "members": [0, 1]}, {"op": "close", "members": [0]}):
-            assert (await request(connection, **asked))["error"]["code"] == "SESSION_ERROR"
+        for request_fields in ({"op": "state", "members": [0, 1]}, {"op": "close", "members": [0]}):
+            assert (await request(connection, **request_fields))["error"]["code"] == "SESSION_ERROR"
         await eventually(lambda: ended() is None)  # nobody keeps it for its number
         assert (await request(connection, op="open"))["members"] == [2]
         app.sessions.drop(sessions[1])
         await eventually(lambda: failed() is None)
-        told = await request(connection, op="state")
-        assert (told["members"], list(told["errors"])) == ([2], ["1"])
+        reply = await request(connection, op="state")
+        assert (reply["members"], list(reply["errors"])) == ([2], ["1"])
 
 
-async def test_requests_are_bounded_and_one_too_many_is_refused_by_its_id() -> None:
+async def test_requests_over_the_limit_are_refused_by_id() -> None:
     size = MAX_REQUESTS + 1
     async with serving(app_of(Waiting, cap=size)) as address, batch_of(address, size) as connection:
         for member in range(size):
-            asked = {"id": member, "op": "step", "members": [member], "actions": add(1)}
-            await connection.send(json.dumps(asked))
-        told = await answer(connection)
-        assert (told["id"], told["error"]["code"]) == (MAX_REQUESTS, "EXECUTION_ERROR")
+            request_fields = {"id": member, "op": "step", "members": [member], "actions": add(1)}
+            await connection.send(json.dumps(request_fields))
+        reply = await answer(connection)
+        assert (reply["id"], reply["error"]["code"]) == (MAX_REQUESTS, "EXECUTION_ERROR")
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -620,18 +620,16 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-async def test_what_is_no_request_is_refused_and_the_sessions_live() -> None:
+async def test_malformed_requests_are_refused_and_the_sessions_stay() -> None:
     async with serving(app_of(Counter)) as address, batch_of(address, 2) as connection:
         for sent, code in WRONG:
             await connection.send(sent if isinstance(sent, str | bytes) else json.dumps(sent))
-            told = await answer(connection)
-            assert (told["error"]["code"], told["last"]) == (code, True), sent
+            reply = await answer(connection)
+            assert (reply["error"]["code"], reply["last"]) == (code, True), sent
         assert totals(await request(connection, op="step", actions=add(1, 2))) == [1, 2]
 
 
-async def test_who_does_not_ask_for_it_gets_the_released_dialect_and_in_production_there_is_no_reset() -> (
-    None
-):
+async def test_released_dialect_is_the_default_and_production_mode_has_no_reset() -> None:
     async with serving(app_of(Counter)) as address, socket_to(address) as connection:
         assert connection.subprotocol is None
         assert (await ask(connection, {"type": "reset"}))["type"] == "observation"
@@ -640,26 +638,26 @@ async def test_who_does_not_ask_for_it_gets_the_released_dialect_and_in_producti
         batch_of(address, 1) as connection,
     ):
         assert (await request(connection, op="reset"))["error"]["code"] == "UNKNOWN_TYPE"
-        told = await request(connection, type="reset")
-        assert (told["type"], told["data"]["code"]) == ("error", "UNKNOWN_TYPE")
+        reply = await request(connection, type="reset")
+        assert (reply["type"], reply["data"]["code"]) == ("error", "UNKNOWN_TYPE")
 
 
 @pytest.mark.parametrize(
-    ("asked", "key", "value"),
+    ("request_fields", "key", "value"),
     [({"op": "step", "actions": add(1, 1)}, "members", [0, 1]), (step(1), "type", "observation")],
 )
-async def test_a_server_that_stops_answers_first_what_is_under_way(
-    asked: dict[str, Any], key: str, value: Any
+async def test_draining_server_answers_running_requests_first(
+    request_fields: dict[str, Any], key: str, value: Any
 ) -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address, batch_of(address, 2) as connection:
-        await connection.send(json.dumps({"id": 1, **asked}))
-        await asyncio.to_thread(env.entered.wait, PATIENCE_S)
-        draining = asyncio.create_task(app.drain(PATIENCE_S))
+        await connection.send(json.dumps({"id": 1, **request_fields}))
+        await asyncio.to_thread(env.entered.wait, WAIT_TIMEOUT_S)
+        draining = asyncio.create_task(app.drain(WAIT_TIMEOUT_S))
         env.release.set()
         assert (await answer(connection))[key] == value
-        assert await closing_of(connection) == 1001
+        assert await wait_close_code(connection) == 1001
         await draining
 
 

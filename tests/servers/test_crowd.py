@@ -1,4 +1,4 @@
-"""Many more clients than slots: all finish, in the order in which they came, over one worker and over several."""
+"""Many more clients than slots: all finish in order of arrival, over one worker and over two."""
 
 import asyncio
 import sys
@@ -7,7 +7,7 @@ import pytest
 from counter import Add
 from counter_client import CounterEnv
 from serve_process import serve
-from serving import PATIENCE_S, request
+from serving import WAIT_TIMEOUT_S, request
 
 CROWDS = pytest.mark.parametrize(
     ("clients", "slots"),
@@ -17,8 +17,8 @@ WORKERS = pytest.mark.parametrize("workers", ["1", "2"])
 
 
 async def capacity(address: str) -> dict[str, int]:
-    told: dict[str, int] = (await request(address, "GET", "/capacity")).json()
-    return told
+    usage: dict[str, int] = (await request(address, "GET", "/capacity")).json()
+    return usage
 
 
 def client_of(address: str) -> CounterEnv:
@@ -27,7 +27,9 @@ def client_of(address: str) -> CounterEnv:
 
 @WORKERS
 @CROWDS
-async def test_all_of_a_crowd_finish_without_code_of_theirs(clients: int, slots: int, workers: str) -> None:
+async def test_all_clients_of_a_crowd_finish_without_retry_code(
+    clients: int, slots: int, workers: str
+) -> None:
     with serve("--max-sessions", str(slots), "--workers", workers) as server:
         playing, most = 0, 0
 
@@ -43,21 +45,21 @@ async def test_all_of_a_crowd_finish_without_code_of_theirs(clients: int, slots:
             return total
 
         crowd = asyncio.gather(*(play() for _ in range(clients)))
-        told = {"waiting": 0}
-        while not told["waiting"]:
-            told = await capacity(server.address)
-            assert told["in_use"] <= told["slots"] == slots
+        usage = {"waiting": 0}
+        while not usage["waiting"]:
+            usage = await capacity(server.address)
+            assert usage["in_use"] <= usage["slots"] == slots
         assert await crowd == [2] * clients
         assert most <= slots
-        while told["in_use"]:
-            told = await capacity(server.address)
-        assert (told["waiting"], told["estimate_s"]) == (0, 0)
+        while usage["in_use"]:
+            usage = await capacity(server.address)
+        assert (usage["waiting"], usage["estimate_s"]) == (0, 0)
 
 
 @WORKERS
 @CROWDS
-async def test_a_crowd_plays_in_the_order_in_which_it_came(clients: int, slots: int, workers: str) -> None:
-    """Each comes when the server has seen the one before: of those who come at once nobody here knows the order."""
+async def test_crowd_plays_in_order_of_arrival(clients: int, slots: int, workers: str) -> None:
+    """Each connects once the server has seen the one before, so the order of arrival is known."""
     with serve("--max-sessions", str(slots), "--workers", workers) as server:
         all_are_there = asyncio.Event()
         order: list[int] = []
@@ -73,12 +75,12 @@ async def test_a_crowd_plays_in_the_order_in_which_it_came(clients: int, slots: 
         for number in range(clients):
             crowd.append(asyncio.create_task(play(number)))
             expected = (min(number + 1, slots), max(0, number + 1 - slots))
-            async with asyncio.timeout(PATIENCE_S):
-                while (told := await capacity(server.address)) and (
-                    told["in_use"],
-                    told["waiting"],
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
+                while (usage := await capacity(server.address)) and (
+                    usage["in_use"],
+                    usage["waiting"],
                 ) != expected:
-                    assert told["in_use"] + told["waiting"] <= number + 1
+                    assert usage["in_use"] + usage["waiting"] <= number + 1
         all_are_there.set()
         await asyncio.gather(*crowd)
         # Fair: who came as the n-th plays as one of the first 2 n, and not before half of those that came before.

@@ -1,4 +1,4 @@
-"""An environment that hangs, and a client that does not read, cost their session and nothing else."""
+"""A hanging environment or a client that does not read costs only its own session."""
 
 import asyncio
 import json
@@ -20,20 +20,20 @@ from counter import (
 )
 from server_apps import HEADER, STATE, action, step
 from server_apps import app_of as app_with
-from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
-from toolbox import boxes
+from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
+from toolbox import toolbox_app
 
 from openenv_core import EnvironmentMetadata
 from servers.app import EnvironmentApp
 
-STEP_S = 1.0
+STEP_TIMEOUT_S = 1.0
 """What a call may take: those that hang have to wait for it, and the others must keep within it."""
-HANG_S = 0.5
+HANG_TIMEOUT_S = 0.5
 """The same where all hang."""
 
 
 class Deaf(SlowAsync):
-    """Does not heed its cancellation."""
+    """Ignores cancellation."""
 
     async def step(self, action: Add) -> Count:
         self.entered.set()
@@ -61,7 +61,7 @@ class SlowState(SlowBlocking):
 
 
 class SlowPromise(SlowAsync):
-    """Promises not to wait, and returns what does."""
+    """Declared as non-blocking, but returns a slow awaitable."""
 
     def step(self, action: Add) -> Any:
         return super().step(action)
@@ -78,7 +78,7 @@ class SlowMetadata(SlowBlocking):
 
 
 class Inline(Counter):
-    """Steps on the loop, and has a tool that waits for ever."""
+    """Steps on the event loop, and has a tool that never returns."""
 
     def list_tools(self) -> list[Any]:
         return []
@@ -92,7 +92,7 @@ class SingleThread(SlowBlocking):
 
 
 def app_of(env: Any, cap: int = 1, **settings: Any) -> EnvironmentApp:
-    return app_with(env, cap, **{"step_timeout_s": STEP_S, **settings})
+    return app_with(env, cap, **{"step_timeout_s": STEP_TIMEOUT_S, **settings})
 
 
 HANGING: list[tuple[type[Slow], Any]] = [
@@ -111,12 +111,12 @@ HANGING: list[tuple[type[Slow], Any]] = [
 
 @asynccontextmanager
 async def all_hanging() -> AsyncIterator[list[tuple[type[Slow], Any, EnvironmentApp, str]]]:
-    """Serve one of each kind, so that all wait for their deadline at once; check that each was closed once."""
+    """Serve one app of each kind, so that all deadlines run at once; check that each was closed once."""
     async with AsyncExitStack() as stack:
         served = []
         for kind, frame in HANGING:
             env = kind.fresh()
-            app = app_of(env, step_timeout_s=HANG_S)
+            app = app_of(env, step_timeout_s=HANG_TIMEOUT_S)
             served.append((env, frame, app, await stack.enter_async_context(serving(app))))
         try:
             yield served
@@ -128,17 +128,17 @@ async def all_hanging() -> AsyncIterator[list[tuple[type[Slow], Any, Environment
             await eventually(lambda env=env: env.closed == 1)
 
 
-async def test_a_socket_gets_an_error_at_the_deadline_and_its_slot_is_free_at_once() -> None:
+async def test_socket_gets_an_error_at_the_deadline_and_its_slot_is_free_at_once() -> None:
     async def hang(frame: Any, app: EnvironmentApp, address: str) -> None:
         async with socket_to(address) as ws:
             if frame is not None:
                 await ws.send(json.dumps(frame))
             data = json.loads(await ws.recv())["data"]
             assert data["code"] == "SESSION_ERROR"
-            assert f"within {HANG_S:g} s" in data["message"]
+            assert f"within {HANG_TIMEOUT_S:g} s" in data["message"]
             # The environment hangs still, and its place is free.
             assert app.sessions.active == 0
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
         assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
 
     async with all_hanging() as served:
@@ -161,7 +161,7 @@ async def test_plain_http_gets_504_at_the_deadline() -> None:
         await asyncio.gather(*(hang(frame, app, address) for _, frame, app, address in served))
 
 
-async def test_a_standing_session_ends_at_the_deadline() -> None:
+async def test_standing_session_ends_at_the_deadline() -> None:
     async def hang(env: type[Slow]) -> None:
         app = app_of(env)
         named = {HEADER: "a"}
@@ -188,47 +188,47 @@ async def test_a_standing_session_ends_at_the_deadline() -> None:
     await asyncio.gather(*(hang(kind.fresh()) for kind in kinds))
 
 
-async def test_a_hang_of_one_caller_ends_the_others_socket_with_its_next_request() -> None:
+async def test_hanging_call_of_one_client_ends_the_socket_of_another_at_its_next_request() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
             assert (await request(address, "POST", "/step", action(), {HEADER: session})).status_code == 504
             assert (await ask(ws, STATE))["data"]["code"] == "SESSION_ERROR"
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
         env.release.set()
         await eventually(lambda: env.closed == 1)
 
 
-async def test_a_socket_whose_own_tool_call_hangs_is_closed_after_the_reply() -> None:
+async def test_socket_whose_own_tool_call_hangs_is_closed_after_the_reply() -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "wait"}}
-    app = boxes(cap=1, step_timeout_s=STEP_S)
+    app = toolbox_app(cap=1, step_timeout_s=STEP_TIMEOUT_S)
     async with serving(app) as address, socket_to(address) as ws:
         reply = await ask(ws, {"type": "mcp", "data": call})
-        assert f"within {STEP_S:g} s" in reply["data"]["error"]["message"]
-        assert await closing_of(ws) == 1000
+        assert f"within {STEP_TIMEOUT_S:g} s" in reply["data"]["error"]["message"]
+        assert await wait_close_code(ws) == 1000
         assert app.sessions.active == 0
 
 
-async def test_a_hang_of_one_caller_ends_the_socket_of_an_environment_on_the_loop_too() -> None:
+async def test_hanging_tool_call_ends_the_socket_of_an_environment_on_the_loop() -> None:
     async with serving(app_of(Inline)) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
             assert (await ask(ws, step()))["type"] == "observation"
-            told = await rpc(address, "tools/call", {"name": "wait", "session_id": session})
-            assert f"within {STEP_S:g} s" in told["error"]["message"]
+            reply = await rpc(address, "tools/call", {"name": "wait", "session_id": session})
+            assert f"within {STEP_TIMEOUT_S:g} s" in reply["error"]["message"]
             assert (await ask(ws, step()))["data"]["code"] == "SESSION_ERROR"
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
 
 
-async def test_metadata_of_an_environment_that_hangs_are_those_of_its_class() -> None:
+async def test_metadata_fall_back_to_the_class_when_the_environment_hangs() -> None:
     env = SlowMetadata.fresh()
     app = app_of(env)
     async with serving(app) as address:
         try:
-            told = (await request(address, "GET", "/metadata")).json()
-            assert told["description"] != "late"
+            metadata = (await request(address, "GET", "/metadata")).json()
+            assert metadata["description"] != "late"
             assert app.sessions.active == 0
         finally:
             env.release.set()
@@ -236,7 +236,7 @@ async def test_metadata_of_an_environment_that_hangs_are_those_of_its_class() ->
 
 
 @pytest.mark.slow
-async def test_quick_steps_do_not_add_up() -> None:
+async def test_deadline_applies_to_each_step_not_to_their_sum() -> None:
     class Unhurried(AsyncCounter):
         async def step(self, action: Add) -> Count:
             await asyncio.sleep(0.3)
@@ -249,7 +249,7 @@ async def test_quick_steps_do_not_add_up() -> None:
             assert (await ask(ws, step()))["type"] == "observation"
 
 
-async def test_a_class_that_must_be_alone_frees_its_slot_when_its_client_left_for_good() -> None:
+async def test_exclusive_class_frees_its_slot_at_the_deadline_after_a_disconnect() -> None:
     env = SlowSolitary.fresh()
     app = app_of(env)
     async with serving(app) as address:
@@ -282,10 +282,12 @@ class TalkativeAsync(Talkative):
     [{}, pytest.param({"ws": "websockets-sansio"}, marks=pytest.mark.soak)],
     ids=["ours", "uvicorn's"],
 )
-async def test_a_client_that_does_not_read_is_dropped(env: type[Counter], protocol: dict[str, str]) -> None:
+async def test_client_that_does_not_read_is_disconnected(
+    env: type[Counter], protocol: dict[str, str]
+) -> None:
     app = app_of(env, cap=2, send_timeout_s=0.5)
     async with serving(app, **protocol) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address) as own, socket_to(address, f"?session_id={session}") as attached:
             for ws in (own, attached):
                 assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
@@ -299,7 +301,7 @@ async def test_a_client_that_does_not_read_is_dropped(env: type[Counter], protoc
             attached.transport.abort()
 
 
-async def test_a_client_that_reads_late_but_reads_is_kept() -> None:
+async def test_client_that_reads_late_stays_connected() -> None:
     app = app_of(Talkative, send_timeout_s=20)
     async with serving(app) as address, socket_to(address) as ws:
         for _ in range(16):

@@ -1,4 +1,4 @@
-"""A request with any number of faults is refused in a few words, on every way in."""
+"""A request with any number of faults is refused with a short error, on every route."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ LONG = "x" * 500_000
 
 
 def filled(pattern: str) -> str:
-    """Put the keys or the long text where a pattern names them."""
+    """Replace KEYS and LONG in a pattern."""
     return pattern.replace("KEYS", KEYS).replace("LONG", LONG)
 
 
@@ -37,7 +37,7 @@ FRAMES = {
 }
 
 
-async def test_a_frame_with_many_faults_gets_a_short_reply_and_its_session_lives() -> None:
+async def test_frame_with_many_faults_gets_a_short_reply_and_its_session_stays() -> None:
     async with serving(app_of(Counter)) as address, socket_to(address, max_size=PAGE) as client:
         for name, frame in FRAMES.items():
             reply = await ask(client, filled(frame))
@@ -45,7 +45,7 @@ async def test_a_frame_with_many_faults_gets_a_short_reply_and_its_session_lives
             assert (await ask(client, {"type": "reset"}))["type"] == "observation"
 
 
-async def test_a_body_with_many_faults_gets_a_short_answer() -> None:
+async def test_body_with_many_faults_gets_a_short_reply() -> None:
     async with serving(app_of(Counter)) as address:
         for path, body in (
             ("/reset", '{"seed":"LONG"}'),
@@ -63,12 +63,12 @@ async def test_a_body_with_many_faults_gets_a_short_answer() -> None:
             assert len(reply.content) < PAGE, body
 
 
-async def test_many_faults_are_counted() -> None:
+async def test_many_faults_are_only_counted() -> None:
     async with serving(app_of(Counter)) as address, socket_to(address) as client:
         few = {str(number): 1 for number in range(31)}
-        told = (await ask(client, {"type": "step", "data": few}))["data"]["errors"]
-        assert [fault["loc"] for fault in told] == [["amount"], *([key] for key in few)]
-        assert told[1]["input"] == 1
+        faults = (await ask(client, {"type": "step", "data": few}))["data"]["errors"]
+        assert [fault["loc"] for fault in faults] == [["amount"], *([key] for key in few)]
+        assert faults[1]["input"] == 1
         (only,) = (await ask(client, {"type": "step", "data": {**few, "one more": 1}}))["data"]["errors"]
         assert only["type"] == "too_many_faults"
         assert "33 faults" in only["msg"]
@@ -82,7 +82,7 @@ class Nested(Action):
     deep: Deep
 
 
-def test_a_place_is_told_as_far_as_somebody_reads_it() -> None:
+def test_location_of_a_deep_fault_is_truncated() -> None:
     body: Any = {"inner": 1}
     for _ in range(60):
         body = {"inner": {"k" * 5_000: body}}
@@ -91,7 +91,7 @@ def test_a_place_is_told_as_far_as_somebody_reads_it() -> None:
     assert len(json.dumps(caught.value.extra)) < PAGE
 
 
-def test_few_faults_of_which_each_would_repeat_the_whole_frame_are_counted_only() -> None:
+def test_faults_with_huge_locations_are_only_counted() -> None:
     faults = ",".join(f'"{number}":"x"' for number in range(8))
     key = "x" * 3_000_000
     frame = f'{{"type":"step","data":{{"deep":{{"inner":{{"{key}":{{"inner":{{{faults}}}}}}}}}}}}}'

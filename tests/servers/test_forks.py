@@ -1,4 +1,4 @@
-"""Sessions that begin where another stands: forks and snapshots, in the dialect `ropewalk.v1`."""
+"""Forks and snapshots of sessions, in the dialect `ropewalk.v1`."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from counter import Add, AsyncCounter, BlockingCounter, Counter
 from counter_client import CounterEnv
 from server_apps import app_of
 from serving import eventually, serving
-from v1_frames import held_frames  # noqa: F401 - a fixture
+from v1_frames import validated_frames  # noqa: F401 - a fixture
 
 from openenv_core import EnvClient
 from openenv_core.client.vector import VectorClient
@@ -30,7 +30,7 @@ from servers.sessions import DeadlineExceededError, snapshots
 
 @dataclass
 class Held:
-    """A state that holds something."""
+    """A state that must be closed."""
 
     total: int
     closed: ClassVar[int] = 0
@@ -40,7 +40,7 @@ class Held:
 
 
 class AsyncState(AsyncCounter):
-    """By methods of its own, where the others copy their attributes."""
+    """Has its own async methods for snapshots; the others copy their attributes."""
 
     async def snapshot(self) -> Held:
         await asyncio.sleep(0)
@@ -51,7 +51,7 @@ class AsyncState(AsyncCounter):
         self._state.total = state.total
 
 
-pytestmark = pytest.mark.usefixtures("held_frames")
+pytestmark = pytest.mark.usefixtures("validated_frames")
 
 EVERY_WAY = pytest.mark.parametrize("env", [Counter, BlockingCounter, AsyncState])
 
@@ -67,13 +67,13 @@ async def vector(address: str, count: int = 1, **options: Any) -> AsyncIterator[
 
 
 async def totals(client: VectorClient, members: list[int], *amounts: int) -> list[int]:
-    """What members count after each has added its amount."""
+    """Step members by their amounts; return their totals."""
     (reply,) = await client.ask("step", members=members, actions=[{"amount": one} for one in amounts])
     return [row["total"] for row in reply.fields["rows"]]
 
 
 @EVERY_WAY
-async def test_each_fork_begins_where_the_member_stands_and_goes_its_own_way(env: Any) -> None:
+async def test_forks_start_from_the_members_state_and_then_diverge(env: Any) -> None:
     app, closed = app_of(env, 8), Held.closed
     async with serving(app) as address, vector(address, 2) as client:
         await client.ask("reset", seeds=[2, 0])
@@ -89,7 +89,7 @@ async def test_each_fork_begins_where_the_member_stands_and_goes_its_own_way(env
 
 
 @EVERY_WAY
-async def test_forks_at_once_keep_to_the_bound_of_a_connection(
+async def test_concurrent_forks_keep_the_member_limit_of_a_connection(
     env: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openenv_core.protocol.batch.MAX_MEMBERS", 6)
@@ -104,7 +104,7 @@ async def test_forks_at_once_keep_to_the_bound_of_a_connection(
 
 
 @EVERY_WAY
-async def test_a_snapshot_outlives_its_connection_and_is_its_owners_alone(env: Any) -> None:
+async def test_snapshot_outlives_its_connection_and_belongs_to_its_owner(env: Any) -> None:
     tokens = ("first-token-0123456789", "other-token-0123456789")
     app, closed = app_of(env, 4, tokens=tokens), Held.closed
     async with serving(app) as address:
@@ -129,7 +129,7 @@ async def test_a_snapshot_outlives_its_connection_and_is_its_owners_alone(env: A
     assert Held.closed - closed == (1 if env is AsyncState else 0)
 
 
-async def test_an_episode_that_is_over_is_over_in_its_forks_too() -> None:
+async def test_finished_episode_is_finished_in_its_forks() -> None:
     async with serving(app_of(Counter)) as address, vector(address) as client:
         await client.ask("reset", seeds=[9])
         assert await totals(client, [0], 1) == [10]
@@ -139,7 +139,7 @@ async def test_an_episode_that_is_over_is_over_in_its_forks_too() -> None:
         assert [row["total"] for row in reply.fields["rows"]] == [0, 0, 0]
 
 
-async def test_where_there_is_no_room_for_all_none_is_opened() -> None:
+async def test_forks_that_exceed_the_cap_open_none() -> None:
     app = app_of(Counter, 4)
     async with serving(app) as address, vector(address, 2) as client:
         await client.ask("reset", seeds=[1, 2])
@@ -170,20 +170,20 @@ class Unreadable(Counter):
 
 
 @pytest.mark.parametrize(
-    ("env", "error", "said"),
+    ("env", "error", "expected"),
     [
         (Unforkable, ExecutionError, "FORKABLE"),
         (Unreadable, ExecutionError, "no disk"),
         (Unrestorable, FactoryError, "no disk"),
     ],
 )
-async def test_an_environment_that_cannot_be_forked_says_so_and_goes_on(
-    env: Any, error: type[Exception], said: str
+async def test_environment_that_cannot_be_forked_reports_it_and_continues(
+    env: Any, error: type[Exception], expected: str
 ) -> None:
     app = app_of(env)
     async with serving(app) as address, vector(address) as client:
         await client.ask("reset", seeds=[1])
-        with pytest.raises(error, match=said):
+        with pytest.raises(error, match=expected):
             await client.fork(0, 2)
         assert app.sessions.active == 1
         assert Unrestorable.closed == 2 * (env is Unrestorable)  # those that were to be restored
@@ -191,7 +191,7 @@ async def test_an_environment_that_cannot_be_forked_says_so_and_goes_on(
 
 
 class Stuck(BlockingCounter):
-    """Its snapshots never end, or its restores, as the seed says."""
+    """Its snapshots or its restores never end, depending on the total."""
 
     held = threading.Event()
 
@@ -207,7 +207,7 @@ class Stuck(BlockingCounter):
 
 
 @pytest.mark.slow
-async def test_what_takes_too_long_is_ended_and_nothing_else() -> None:
+async def test_snapshot_or_restore_over_its_deadline_ends_only_its_own_session() -> None:
     Stuck.held.clear()
     app = app_of(Stuck, 8, step_timeout_s=1.0)
     try:
@@ -226,7 +226,7 @@ async def test_what_takes_too_long_is_ended_and_nothing_else() -> None:
 
 
 class Sized(Counter):
-    """Says how large its states are."""
+    """Has snapshots of known size."""
 
     def snapshot(self) -> Any:
         return bytes(self._state.total)
@@ -238,11 +238,11 @@ class Sized(Counter):
 async def test_snapshots_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MAX_SNAPSHOTS", 3)
     monkeypatch.setattr(snapshots, "MAX_SNAPSHOT_BYTES", 12)
-    app = app_of(Sized, 4, idle_timeout_s=1.0)
-    kept = app.sessions.snapshots
+    app = app_of(Sized, 4, idle_timeout_s=600.0)
+    table = app.sessions.snapshots
     async with serving(app) as address, vector(address) as client:
         await client.ask("reset", seeds=[5])
-        first, second = [await client.snapshot(0) for _ in range(2)]
+        first, _ = [await client.snapshot(0) for _ in range(2)]
         with pytest.raises(CapacityError, match="15 bytes"):
             await client.snapshot(0)
         await client.ask("reset", seeds=[1])
@@ -250,14 +250,16 @@ async def test_snapshots_are_bounded_in_number_bytes_and_time(monkeypatch: pytes
         with pytest.raises(CapacityError, match="3 snapshots"):
             await client.snapshot(0)
         await client.end(snapshots=[first])
-        assert len(kept) == 2
-        await eventually(lambda: len(kept) == 0)
+        assert len(table) == 2
+        table._lease_s = 0.1  # for the last one only
+        last = await client.snapshot(0)
+        await eventually(lambda: len(table) == 2)
         with pytest.raises(ValidationFailedError, match="kept for you"):
-            await client.restore(second)
+            await client.restore(last)
 
 
 class SlowState(AsyncState):
-    """Its snapshots wait to be told on."""
+    """Its snapshots wait for an event."""
 
     entered: asyncio.Event
     go: asyncio.Event
@@ -268,7 +270,7 @@ class SlowState(AsyncState):
         return await super().snapshot()
 
 
-async def test_a_member_under_way_is_not_forked_nor_ended_and_a_client_that_leaves_leaves_nothing() -> None:
+async def test_busy_member_is_neither_forked_nor_ended_and_disconnect_frees_it() -> None:
     SlowState.entered, SlowState.go = asyncio.Event(), asyncio.Event()
     app = app_of(SlowState)
     async with serving(app) as address:
@@ -284,7 +286,7 @@ async def test_a_member_under_way_is_not_forked_nor_ended_and_a_client_that_leav
 
 
 class ThreadState(BlockingCounter):
-    """Its snapshots wait to be told on, in a thread."""
+    """Its snapshots wait for an event in a thread."""
 
     entered: threading.Event
     go: threading.Event
@@ -301,10 +303,10 @@ class ThreadState(BlockingCounter):
         (SlowState, True, None),
         (ThreadState, True, None),
         (ThreadState, False, None),
-        (ThreadState, True, 0.2),
+        (ThreadState, True, 1.0),
     ],
 )
-async def test_a_state_that_comes_after_its_asker_has_left_is_closed(
+async def test_snapshot_that_finishes_after_its_request_ended_is_closed(
     env: Any, standing: bool, deadline_s: float | None
 ) -> None:
     kind = asyncio if env is SlowState else threading
@@ -324,7 +326,7 @@ async def test_a_state_that_comes_after_its_asker_has_left_is_closed(
 
 
 class SlowRestore(BlockingCounter):
-    """Its restores wait to be told on, in a thread."""
+    """Its restores wait for an event in a thread."""
 
     go: threading.Event
     entered: int
@@ -342,10 +344,10 @@ class SlowRestore(BlockingCounter):
 
 
 @pytest.mark.parametrize("leaves", [True, False])
-async def test_what_is_restored_still_is_closed_after_it(leaves: bool) -> None:
+async def test_interrupted_restore_is_closed_once_it_finishes(leaves: bool) -> None:
     env, held = SlowRestore, Held.closed
     env.go, env.entered, env.closed = threading.Event(), 0, 0
-    app = app_of(env, 4, step_timeout_s=None if leaves else 0.3)
+    app = app_of(env, 4, step_timeout_s=None if leaves else 1.0)
     try:
         async with serving(app) as address, vector(address) as client:
             await client.ask("reset")
@@ -364,24 +366,25 @@ async def test_what_is_restored_still_is_closed_after_it(leaves: bool) -> None:
         env.go.set()
 
 
-async def test_a_snapshot_is_kept_while_it_is_used_and_for_its_lease_from_then_on() -> None:
-    app = app_of(AsyncState, 4, idle_timeout_s=0.2)
+async def test_snapshot_lives_while_in_use_and_then_for_its_lease() -> None:
+    app = app_of(AsyncState, 4, idle_timeout_s=600.0)
+    table = app.sessions.snapshots
     async with serving(app) as address, vector(address) as client:
         await client.ask("reset", seeds=[1])
         snapshot, closed = await client.snapshot(0), Held.closed
-        loop = asyncio.get_running_loop()
-        with app.sessions.snapshots.use("", snapshot) as state:
-            over = loop.create_future()
-            loop.call_later(0.5, over.set_result, None)
-            await over
-            assert (len(app.sessions.snapshots), state.users) == (1, 1)
-            app.sessions.snapshots.drop("", [snapshot])
+        with table.use("", snapshot) as state:
+            table._lease_s = 0.1
+            with table.use("", snapshot):
+                pass  # renews the lease, which expires while the state is in use
+            await asyncio.sleep(0.5)
+            assert (len(table), state.users) == (1, 1)
+            table.drop("", [snapshot])
             await asyncio.sleep(0)
             assert Held.closed == closed
-        await eventually(lambda: (len(app.sessions.snapshots), Held.closed) == (0, closed + 1))
+        await eventually(lambda: (len(table), Held.closed) == (0, closed + 1))
 
 
-async def test_a_class_that_shares_no_process_keeps_its_slot_until_an_interrupted_restore_is_over() -> None:
+async def test_exclusive_class_keeps_its_slot_until_an_interrupted_restore_ends() -> None:
     env = type("Alone", (SlowRestore,), {"SUPPORTS_CONCURRENT_SESSIONS": False})
     env.go, env.entered, env.closed = threading.Event(), 0, 0
     app = app_of(env, 1, step_timeout_s=1.0)
@@ -398,7 +401,7 @@ async def test_a_class_that_shares_no_process_keeps_its_slot_until_an_interrupte
 
 
 @EVERY_WAY
-async def test_a_client_forks_into_clients_which_end_with_it(env: Any) -> None:
+async def test_forked_clients_close_with_their_parent(env: Any) -> None:
     app = app_of(env, 4)
     async with serving(app) as address:
         async with CounterEnv(f"http://{address}") as client:
@@ -421,7 +424,7 @@ async def test_a_client_forks_into_clients_which_end_with_it(env: Any) -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_forks_are_had_or_ended_whatever_becomes_of_their_snapshot(
+async def test_forks_open_or_end_even_if_dropping_the_snapshot_fails(
     leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dropping = asyncio.Event()

@@ -1,10 +1,9 @@
-"""Plain HTTP: each reset, step and state by itself, or several in one session, which a header or a cookie names."""
+"""Plain HTTP: single requests without a session, and several in one, named by a header or a cookie."""
 
 import asyncio
 from typing import Any
 from uuid import UUID
 
-import httpx
 from counter import (
     Awkward,
     BlockingCounter,
@@ -15,7 +14,7 @@ from counter import (
     Unbuildable,
 )
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of
-from serving import PATIENCE_S, ask, eventually, request, serving, socket_to
+from serving import WAIT_TIMEOUT_S, ask, eventually, http_client, request, serving, socket_to
 
 from servers.routes.http import while_connected
 from servers.sessions.session import MAX_WAITING
@@ -23,7 +22,7 @@ from servers.sessions.session import MAX_WAITING
 # Without a session
 
 
-async def test_each_request_without_a_session_has_an_environment_of_its_own() -> None:
+async def test_requests_without_a_session_each_get_a_new_environment() -> None:
     app = app_of(Counter)
     async with serving(app) as address:
         for body in (None, "", {}, {"seed": 2, "start": 1, "unknown": 1}):
@@ -42,7 +41,7 @@ async def test_each_request_without_a_session_has_an_environment_of_its_own() ->
         assert app.sessions.active == 0
 
 
-async def test_options_of_a_step_reach_the_environment() -> None:
+async def test_step_options_reach_the_environment() -> None:
     async with serving(app_of(ReleasedCounter)) as address:
         body = {**action(), "timeout_s": 1.5, "request_id": "r" * 255, "more": 1}
         reply = (await request(address, "POST", "/step", body)).json()
@@ -51,7 +50,7 @@ async def test_options_of_a_step_reach_the_environment() -> None:
         assert reply["metadata"] == {"timeout_s": 1.5, "options": ["more", "request_id"]}
 
 
-async def test_a_reward_is_a_float_over_http_and_keeps_its_type_on_a_socket() -> None:
+async def test_reward_is_a_float_over_http_and_keeps_its_type_on_a_socket() -> None:
     async with serving(app_of(Awkward)) as address, serving(app_of(Counter)) as plain:
         for server, amount, over_http, over_socket in (
             (plain, 1, "1.0", "1"),
@@ -63,7 +62,7 @@ async def test_a_reward_is_a_float_over_http_and_keeps_its_type_on_a_socket() ->
             assert f'"reward":{over_http},' in reply.text
             async with socket_to(server) as ws:
                 await ws.send(f'{{"type":"step","data":{{"amount":{amount}}}}}')
-                assert f'"reward":{over_socket},' in str(await asyncio.wait_for(ws.recv(), PATIENCE_S))
+                assert f'"reward":{over_socket},' in str(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))
 
 
 BAD_BODIES: list[tuple[str, Any, str | None, list[Any] | None]] = [
@@ -96,7 +95,7 @@ BAD_BODIES: list[tuple[str, Any, str | None, list[Any] | None]] = [
 ]
 
 
-async def test_a_bad_body_is_refused_with_the_place_of_its_fault() -> None:
+async def test_invalid_body_is_refused_with_the_location_of_its_fault() -> None:
     async with serving(app_of(Counter)) as address:
         for path, body, kind, place in BAD_BODIES:
             reply = await request(address, "POST", path, body)
@@ -113,7 +112,7 @@ async def test_a_bad_body_is_refused_with_the_place_of_its_fault() -> None:
             assert reply.status_code == status, content_type
 
 
-async def test_failures_of_the_environment_are_500_without_a_traceback() -> None:
+async def test_environment_errors_are_500_without_a_traceback() -> None:
     async with serving(app_of(Awkward)) as address:
         await request(address, "POST", "/reset", None, {HEADER: "a"})
         for headers in ({}, {HEADER: "a"}):
@@ -131,7 +130,7 @@ async def test_failures_of_the_environment_are_500_without_a_traceback() -> None
             assert (reply.status_code, reply.json()["metadata"]) == (200, {"why": "because"})
 
 
-async def test_a_failed_opening_leaves_nothing() -> None:
+async def test_failed_opening_leaves_no_session() -> None:
     app = app_of(Unbuildable)
     async with serving(app) as address:
         for headers in ({}, {HEADER: "a"}):
@@ -142,7 +141,7 @@ async def test_a_failed_opening_leaves_nothing() -> None:
         assert not app.sessions._sessions
 
 
-async def test_a_client_that_leaves_frees_its_slot() -> None:
+async def test_disconnect_frees_the_slot() -> None:
     env = SlowAsync.fresh()
     app = app_of(env, cap=1)
     async with serving(app) as address:
@@ -153,12 +152,12 @@ async def test_a_client_that_leaves_frees_its_slot() -> None:
         assert (env.stepping, env.closed) == (0, 1)
 
 
-async def test_a_call_that_outlasts_the_time_to_stop_is_told_why_it_has_no_answer() -> None:
+async def test_call_that_outlasts_the_shutdown_is_answered_with_503() -> None:
     env = SlowAsync.fresh()
     async with serving(app_of(env), timeout_graceful_shutdown=0.1) as address:
-        asked = asyncio.create_task(request(address, "POST", "/step", action()))
+        request_task = asyncio.create_task(request(address, "POST", "/step", action()))
         await eventually(env.entered.is_set)
-    reply = await asked
+    reply = await request_task
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
     assert reply.json()["detail"]["code"] == "SESSION_ERROR"
     assert "is stopping" in reply.json()["detail"]["message"]
@@ -168,7 +167,7 @@ async def test_a_call_that_outlasts_the_time_to_stop_is_told_why_it_has_no_answe
 
 
 @EVERY_WAY
-async def test_an_episode_under_an_id_of_the_callers_choice(env: type[Counter]) -> None:
+async def test_episode_under_a_client_chosen_id(env: type[Counter]) -> None:
     app = app_of(env)
     async with serving(app) as address:
         named = {HEADER: "my-run_1.2"}
@@ -195,13 +194,11 @@ async def test_an_episode_under_an_id_of_the_callers_choice(env: type[Counter]) 
         assert app.sessions.active == 1
 
 
-async def test_an_id_of_the_servers_choice_and_its_cookie() -> None:
+async def test_server_chosen_id_and_its_cookie() -> None:
     app = app_of(Counter)
     async with (
         serving(app) as address,
-        httpx.AsyncClient(
-            base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, verify=False
-        ) as browser,
+        http_client(address) as browser,
     ):
         reply = await browser.post("/reset", json={"seed": 1}, headers={HEADER: "new"})
         session = reply.headers[HEADER]
@@ -219,7 +216,7 @@ async def test_an_id_of_the_servers_choice_and_its_cookie() -> None:
             assert (await ask(ws, STATE))["data"]["total"] == 5
 
 
-async def test_ids_that_are_none_are_refused() -> None:
+async def test_invalid_session_ids_are_refused() -> None:
     app = app_of(Counter)
     async with serving(app) as address:
         for session in ("", "a b", "a/b", "ä", "x" * 129, "a;b"):
@@ -238,7 +235,7 @@ async def test_ids_that_are_none_are_refused() -> None:
 
 
 @EVERY_WAY
-async def test_nothing_gets_around_the_cap(env: type[Counter]) -> None:
+async def test_no_request_exceeds_the_cap(env: type[Counter]) -> None:
     app = app_of(env, cap=1)
     async with serving(app) as address:
         async with socket_to(address) as ws:
@@ -262,7 +259,7 @@ async def test_nothing_gets_around_the_cap(env: type[Counter]) -> None:
         assert (await request(address, "POST", "/step", action(), {HEADER: "a"})).status_code == 200
 
 
-async def test_one_call_at_a_time_and_a_bounded_queue() -> None:
+async def test_calls_of_a_session_run_one_at_a_time_in_a_bounded_queue() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:
@@ -280,7 +277,7 @@ async def test_one_call_at_a_time_and_a_bounded_queue() -> None:
         assert sorted(statuses) == [200] * (MAX_WAITING + 1) + [429] * 7
 
 
-async def test_two_openings_of_one_id_make_one_session() -> None:
+async def test_concurrent_openings_of_one_id_make_one_session() -> None:
     app = app_of(BlockingCounter)
     async with serving(app) as address:
         replies = await asyncio.gather(
@@ -290,7 +287,7 @@ async def test_two_openings_of_one_id_make_one_session() -> None:
         assert app.sessions.active == 1
 
 
-async def test_a_call_in_a_session_goes_on_when_its_client_leaves() -> None:
+async def test_call_in_a_standing_session_continues_after_a_disconnect() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:

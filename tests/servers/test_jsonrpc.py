@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 from counter import AsyncCounter, Counter, Unbuildable
 from server_apps import HEADER, app_of, mcp
-from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
 
 Ask: TypeAlias = Callable[[Any], Awaitable[Any]]
 
@@ -68,7 +68,7 @@ ERRORS: list[tuple[dict[str, Any], Any, int]] = [
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("env", [Counter, AsyncCounter], ids=lambda e: e.__name__)
-async def test_errors_leave_the_connection(env: type[Counter], transport: str) -> None:
+async def test_errors_keep_the_connection_open(env: type[Counter], transport: str) -> None:
     async with serving(app_of(env)) as address, over(transport, address) as send:
         for value, request_id, code in ERRORS:
             reply = await send(value)
@@ -78,7 +78,7 @@ async def test_errors_leave_the_connection(env: type[Counter], transport: str) -
             assert reply["error"]["data"] is None
 
 
-async def test_text_that_is_no_single_request() -> None:
+async def test_text_that_is_not_one_request_is_refused() -> None:
     texts = ["{", "", "[]", f"[{json.dumps(OK)}]", "5", "null", '{"jsonrpc":NaN}', "[" * 100_000, "\ud800"]
     async with serving(app_of(Counter)) as address, socket_to(address, path="/mcp") as ws:
         for text in texts:
@@ -91,33 +91,33 @@ async def test_text_that_is_no_single_request() -> None:
         assert (await request(address, "GET", "/mcp")).status_code == 405
 
 
-async def test_an_unknown_session_is_named() -> None:
+async def test_unknown_session_is_named_in_the_error() -> None:
     async with serving(app_of(Counter)) as address:
         for method in ("tools/list", "tools/call"):
             reply = await rpc(address, method, {"name": "t", "session_id": "abc"})
             assert reply["error"] == {"code": -32602, "message": "Unknown session_id: abc", "data": None}
 
 
-async def test_capacity() -> None:
+async def test_full_server_answers_with_its_capacity() -> None:
     app = app_of(Counter, cap=1)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         full = {"active_sessions": 1, "max_sessions": 1}
         reply = await rpc(address, "openenv/session/create")
         assert (reply["error"]["code"], reply["error"]["data"]) == (-32000, full)
         async with socket_to(address, path="/mcp") as ws:
             reply = json.loads(await ws.recv())
             assert (reply["id"], reply["error"]["code"], reply["error"]["data"]) == (None, -32000, full)
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
         closed = await rpc(address, "openenv/session/close", {"session_id": session})
         assert closed == {"jsonrpc": "2.0", "id": 1, "result": {"session_id": session, "closed": True}}
         assert app.sessions.active == 0
 
 
-async def test_who_creates_a_session_waits_as_it_prefers() -> None:
+async def test_session_create_waits_as_long_as_prefer_says() -> None:
     app = app_of(Counter, cap=1, max_wait_s=600.0)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         reply = await rpc(address, "openenv/session/create", prefer="wait=0")
         assert reply["error"]["data"]["active_sessions"] == 1
         creating = asyncio.create_task(rpc(address, "openenv/session/create", prefer="wait=20"))
@@ -129,7 +129,7 @@ async def test_who_creates_a_session_waits_as_it_prefers() -> None:
         assert (await creating)["result"]["session_id"] != session
 
 
-async def test_a_constructor_that_raises() -> None:
+async def test_failed_constructor_is_an_error() -> None:
     async with serving(app_of(Unbuildable)) as address:
         assert (await rpc(address, "openenv/session/create"))["error"] == {
             "code": -32000,
@@ -138,7 +138,7 @@ async def test_a_constructor_that_raises() -> None:
         }
 
 
-async def test_the_socket_has_a_session_of_its_own() -> None:
+async def test_socket_has_its_own_session() -> None:
     app = app_of(Counter, cap=1)
     async with serving(app) as address:
         async with socket_to(address, path="/mcp") as ws:

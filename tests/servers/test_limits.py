@@ -1,4 +1,4 @@
-"""What a stranger may bring, and for how long it may keep a server waiting. On a real `ropewalk serve`."""
+"""Limits on the size and duration of requests, on a real `ropewalk serve`."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ import psutil
 import pytest
 from serve_process import ServeProcess, eventually, serve
 from server_apps import app_of
-from serving import ask, serving, socket_to
+from serving import ask, http_client, serving, socket_to
 from serving import eventually as eventually_so
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -38,7 +38,7 @@ def server() -> Iterator[ServeProcess]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    """Read to the end; a connection that is reset has ended too."""
+    """Read to the end of the connection, or to its reset."""
     got = b""
     try:
         while part := connection.recv(65_536):
@@ -52,7 +52,7 @@ def rss(server: ServeProcess) -> int:
     return int(psutil.Process(server.process.pid).memory_info().rss)
 
 
-def test_a_large_body_is_refused_by_its_length_alone(server: ServeProcess) -> None:
+def test_large_body_is_refused_by_its_length_alone(server: ServeProcess) -> None:
     for length in ("52428800", "-1", "1e3", "0x10", "1" * 5000, "+5"):
         with server.connect() as connection:
             connection.sendall(
@@ -64,7 +64,7 @@ def test_a_large_body_is_refused_by_its_length_alone(server: ServeProcess) -> No
 
 
 @pytest.mark.parametrize("chunked", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_fifty_megabytes_are_refused_with_memory_flat(server: ServeProcess, chunked: bool) -> None:
+def test_body_of_fifty_megabytes_is_refused_without_using_memory(server: ServeProcess, chunked: bool) -> None:
     before = rss(server)
 
     def body() -> Iterator[bytes]:
@@ -92,7 +92,7 @@ def test_compressed_bodies_are_refused(server: ServeProcess) -> None:
         assert response.status_code == status, encoding
 
 
-async def test_a_body_without_a_length_is_counted() -> None:
+async def test_chunked_body_is_counted() -> None:
     async with serving(app_of(counter.Counter, max_body_bytes=1000)) as address:
         for pieces, status in ((9, 200), (11, 413)):
             reader, writer = await asyncio.open_connection(*address.split(":"))
@@ -104,7 +104,7 @@ async def test_a_body_without_a_length_is_counted() -> None:
             writer.close()
 
 
-async def test_a_body_has_to_come_in_time() -> None:
+async def test_body_must_arrive_in_time() -> None:
     async with serving(app_of(counter.Counter, body_timeout_s=0.2)) as address:
         host, port = address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -122,7 +122,7 @@ class HastySocket(SocketProtocol):
     unread_timeout_s = 0.2
 
 
-async def test_headers_that_are_half_sent_or_trickle_are_dropped() -> None:
+async def test_incomplete_or_trickling_headers_end_the_connection() -> None:
     async def half_sent(address: str, half: bytes) -> None:
         host, port = address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -137,14 +137,19 @@ async def test_headers_that_are_half_sent_or_trickle_are_dropped() -> None:
             await trickle(writer, b"G")
         writer.close()
 
-    whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
-    halves = (b"", b"G", whole[:-2] + b"X-Half: ", whole + b"GET /health HTTP/1.1\r\nX-Half: ")
+    complete_request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    halves = (
+        b"",
+        b"G",
+        complete_request[:-2] + b"X-Half: ",
+        complete_request + b"GET /health HTTP/1.1\r\nX-Half: ",
+    )
     async with serving(app_of(counter.Counter), http=Hasty, timeout_keep_alive=1) as address:
         await asyncio.gather(trickling(address), *(half_sent(address, half) for half in halves))
 
 
 @pytest.mark.slow
-async def test_a_body_that_trickles_on_after_its_refusal_is_dropped() -> None:
+async def test_body_trickling_after_its_refusal_ends_the_connection() -> None:
     async with serving(app_of(counter.Counter, body_timeout_s=1), timeout_keep_alive=1) as address:
         host, port = address.split(":")
         _, writer = await asyncio.open_connection(host, int(port))
@@ -155,7 +160,7 @@ async def test_a_body_that_trickles_on_after_its_refusal_is_dropped() -> None:
         writer.close()
 
 
-def test_headers_that_never_end_are_refused(server: ServeProcess) -> None:
+def test_endless_headers_are_refused(server: ServeProcess) -> None:
     with server.connect() as connection:
         try:
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"x" * MB)
@@ -165,13 +170,13 @@ def test_headers_that_never_end_are_refused(server: ServeProcess) -> None:
         assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_handshake_that_the_socket_library_dislikes_is_answered(server: ServeProcess) -> None:
+def test_handshake_with_too_long_headers_is_answered_with_431(server: ServeProcess) -> None:
     with server.connect() as connection:
         connection.sendall(HANDSHAKE + b"X-Long: " + b"x" * 20_000 + b"\r\n\r\n")
         assert read_all(connection).split()[1] == b"431"
 
 
-async def test_a_response_that_nobody_reads_is_dropped() -> None:
+async def test_unread_response_ends_the_connection() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -205,15 +210,15 @@ async def until_dropped(client: socket.socket) -> None:
     here = client.getsockname()
     me = psutil.Process(os.getpid())
 
-    def served() -> bool:
+    def is_connected() -> bool:
         return any(connection.raddr == here for connection in me.net_connections("tcp"))
 
-    await eventually_so(served)
-    await eventually_so(lambda: not served())
+    await eventually_so(is_connected)
+    await eventually_so(lambda: not is_connected())
 
 
-async def test_pings_of_a_client_that_does_not_read_take_no_memory() -> None:
-    """Answers to pings are not heaped up, and the client is dropped in the end."""
+async def test_ping_flood_of_a_client_that_does_not_read_takes_no_memory() -> None:
+    """Pongs do not accumulate, and the client is disconnected in the end."""
     async with serving(app_of(counter.Counter), ws=HastySocket) as address:
         host, port = address.split(":")
         client = socket.socket()
@@ -231,7 +236,7 @@ async def test_pings_of_a_client_that_does_not_read_take_no_memory() -> None:
         assert psutil.Process().memory_info().rss - before < 32 * MB
 
 
-async def test_a_message_in_many_small_pieces_is_one_message() -> None:
+async def test_fragmented_message_is_one_message() -> None:
     async with serving(app_of(counter.Counter)) as address, socket_to(address) as client:
         frame = json.dumps({"type": "reset", "data": {"seed": 4}})
         await client.send(iter(frame))
@@ -240,7 +245,7 @@ async def test_a_message_in_many_small_pieces_is_one_message() -> None:
         assert (await ask(client, {"type": "state"}))["type"] == "state"
 
 
-async def test_messages_of_up_to_16_mib_pass_and_a_longer_one_ends_its_socket(server: ServeProcess) -> None:
+async def test_messages_up_to_16_mib_pass_and_a_longer_one_closes_the_socket(server: ServeProcess) -> None:
     async with socket_to(server.address) as client:
         frame = {"type": "step", "data": {"amount": 1, "metadata": {"pad": "x" * (15 * MB)}}}
         assert (await ask(client, frame))["type"] == "observation"
@@ -259,7 +264,7 @@ async def test_compression_is_not_negotiated(server: ServeProcess) -> None:
         assert client.protocol.extensions == []
 
 
-def test_a_compressed_frame_ends_its_socket(server: ServeProcess) -> None:
+def test_compressed_frame_closes_the_socket(server: ServeProcess) -> None:
     before = rss(server)
     with server.connect() as connection:
         connection.sendall(HANDSHAKE + b"Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
@@ -270,7 +275,7 @@ def test_a_compressed_frame_ends_its_socket(server: ServeProcess) -> None:
     assert rss(server) - before < 8 * MB
 
 
-async def test_a_refused_socket_and_one_that_breaks_the_protocol_print_nothing(server: ServeProcess) -> None:
+async def test_refused_and_invalid_sockets_log_nothing(server: ServeProcess) -> None:
     elsewhere = Origin("http://elsewhere.example")
     with pytest.raises(InvalidStatus):
         async with connect(f"ws://{server.address}/ws", origin=elsewhere, proxy=None):
@@ -285,11 +290,11 @@ async def test_a_refused_socket_and_one_that_breaks_the_protocol_print_nothing(s
         assert word not in server.output
 
 
-async def test_a_connection_too_many_is_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connection_over_the_limit_gets_503_with_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("servers.protocols.connection_limit", lambda: 1)
     async with (
         serving(app_of(counter.Counter)) as address,
-        httpx.AsyncClient(base_url=f"http://{address}") as client,
+        http_client(address) as client,
     ):
         async with socket_to(address) as first:
             await ask(first, {"type": "state"})
@@ -303,7 +308,7 @@ async def test_a_connection_too_many_is_told_to_come_back(monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-async def test_what_a_connection_asks_of_the_system() -> None:
+async def test_connections_set_nodelay_and_user_timeout() -> None:
     """A response's head and body are two writes: with Nagle's algorithm the second waits some 40 ms for the client.
 
     That a machine that has gone is noticed by what it leaves unacknowledged, which the option asks for, takes a
@@ -315,8 +320,8 @@ async def test_what_a_connection_asks_of_the_system() -> None:
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             connection = transport.get_extra_info("socket")
-            asked = (socket.TCP_NODELAY, socket.TCP_USER_TIMEOUT)
-            options.extend(connection.getsockopt(socket.IPPROTO_TCP, option) for option in asked)
+            socket_options = (socket.TCP_NODELAY, socket.TCP_USER_TIMEOUT)
+            options.extend(connection.getsockopt(socket.IPPROTO_TCP, option) for option in socket_options)
 
     async with serving(counter.app, http=Recorded) as address, httpx.AsyncClient() as client:
         assert (await client.get(f"http://{address}/health")).json() == {"status": "healthy"}

@@ -1,4 +1,4 @@
-"""/metrics: each figure against what the test has counted itself, of one worker and of two."""
+"""/metrics: every metric compared with the requests that the test made, for one worker and for two."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_process import eventually, serve
 from server_apps import EVERY_WAY, HEADER, action, app_of, mcp, step
 from serving import request, serving, socket_to
-from toolbox import boxes
+from toolbox import toolbox_app
 from websockets.asyncio.client import ClientConnection, connect
 
 from openenv_core import ConfigurationError
@@ -37,7 +37,7 @@ Samples = dict[tuple[str, tuple[str, ...]], float]
 
 
 async def scrape(address: str, **headers: str) -> Samples:
-    """Return the samples by their names and the values of their labels, the environment's apart."""
+    """Return the samples by name and label values, without the label of the environment."""
     reply = await request(address, "GET", "/metrics", headers=headers)
     assert reply.status_code == 200
     assert reply.headers["content-type"].startswith("text/plain; version=0.0.4")
@@ -52,8 +52,8 @@ async def scrape(address: str, **headers: str) -> Samples:
 
 
 @dataclass
-class Kept:
-    """What a test has counted."""
+class ExpectedMetrics:
+    """The values that the metrics should have."""
 
     calls: Tally[str] = field(default_factory=Tally)
     codes: Tally[str] = field(default_factory=Tally)
@@ -63,10 +63,10 @@ class Kept:
 
     def agrees(self, samples: Samples) -> bool:
         called = {name: samples["ropewalk_call_seconds_count", (name,)] for name in CALLS}
-        told = {code: samples["ropewalk_errors_total", (code,)] for code in CODES}
+        errors = {code: samples["ropewalk_errors_total", (code,)] for code in CODES}
         return (
             called == {name: self.calls[name] for name in CALLS}
-            and told == {code: self.codes[code] for code in CODES}
+            and errors == {code: self.codes[code] for code in CODES}
             and samples["ropewalk_sessions_opened_total", ()] == self.sessions
             and samples["ropewalk_queue_wait_seconds_count", ()] == self.sessions
             and samples["ropewalk_received_bytes_total", ()] == self.received
@@ -96,42 +96,42 @@ class Kept:
         self.codes[code] += bool(code)
 
 
-async def play(address: str, kept: Kept) -> None:
-    """Ask in every way for what is counted; every session ends."""
+async def play(address: str, expected: ExpectedMetrics) -> None:
+    """Send every kind of request that is counted; every session ends."""
     async with socket_to(address, **PATIENT) as socket:  # the released dialect
-        kept.sessions += 1
-        await kept.ask(socket, {"type": "reset", "data": {"episode_id": "née"}}, "reset")
+        expected.sessions += 1
+        await expected.ask(socket, {"type": "reset", "data": {"episode_id": "née"}}, "reset")
         for _ in range(LIMIT // 2):
-            await kept.ask(socket, step(), "step")
-        await kept.ask(socket, {"type": "state"})
-        await kept.ask(socket, step(), code="EXECUTION_ERROR")
-        await kept.ask(socket, step(13), code="VALIDATION_ERROR")
-        await kept.ask(socket, {"type": "dance"}, code="UNKNOWN_TYPE")
-        await kept.ask(socket, {"type": "mcp", "data": mcp("dance")}, code="-32601")
+            await expected.ask(socket, step(), "step")
+        await expected.ask(socket, {"type": "state"})
+        await expected.ask(socket, step(), code="EXECUTION_ERROR")
+        await expected.ask(socket, step(13), code="VALIDATION_ERROR")
+        await expected.ask(socket, {"type": "dance"}, code="UNKNOWN_TYPE")
+        await expected.ask(socket, {"type": "mcp", "data": mcp("dance")}, code="-32601")
     async with connect(
         f"ws://{address}/ws", subprotocols=[SUBPROTOCOL], proxy=None, compression=None, **PATIENT
     ) as socket:
-        kept.sessions += 2
-        await kept.ask(socket, {"id": 1, "op": "open", "count": 2})
-        await kept.ask(socket, {"id": 2, "op": "reset", "options": {"episode_id": "née"}})
-        kept.calls["reset"] += 2
-        await kept.ask(socket, {"id": 3, "op": "state"})
+        expected.sessions += 2
+        await expected.ask(socket, {"id": 1, "op": "open", "count": 2})
+        await expected.ask(socket, {"id": 2, "op": "reset", "options": {"episode_id": "née"}})
+        expected.calls["reset"] += 2
+        await expected.ask(socket, {"id": 3, "op": "state"})
         actions = [{"amount": 2}, {"amount": 13}]
-        await kept.ask(socket, {"id": 4, "op": "step", "actions": actions}, "step", "VALIDATION_ERROR")
-        await kept.ask(socket, {"id": 5, "op": "dance"}, code="UNKNOWN_TYPE")
-        await kept.ask(socket, {"id": 6, **step(), "member": 1}, "step")
-        await kept.ask(socket, {"id": 7, **step(), "member": 2}, code="VALIDATION_ERROR")
-        await kept.ask(socket, {"id": 8, **step(), "deadline_s": 60.0}, "step")
-    kept.sessions += 1
-    await kept.post(address, "/reset", {}, "plain", "reset")
-    await kept.post(address, "/step", action(), "plain", "step")
-    await kept.post(address, "/step", action(13), "plain", code="VALIDATION_ERROR")
-    await kept.post(address, "/step", action(), "unknown", code="SESSION_ERROR")
-    await kept.post(address, "/mcp", mcp("openenv/session/close", session_id="plain"), "plain")
+        await expected.ask(socket, {"id": 4, "op": "step", "actions": actions}, "step", "VALIDATION_ERROR")
+        await expected.ask(socket, {"id": 5, "op": "dance"}, code="UNKNOWN_TYPE")
+        await expected.ask(socket, {"id": 6, **step(), "member": 1}, "step")
+        await expected.ask(socket, {"id": 7, **step(), "member": 2}, code="VALIDATION_ERROR")
+        await expected.ask(socket, {"id": 8, **step(), "deadline_s": 60.0}, "step")
+    expected.sessions += 1
+    await expected.post(address, "/reset", {}, "plain", "reset")
+    await expected.post(address, "/step", action(), "plain", "step")
+    await expected.post(address, "/step", action(13), "plain", code="VALIDATION_ERROR")
+    await expected.post(address, "/step", action(), "unknown", code="SESSION_ERROR")
+    await expected.post(address, "/mcp", mcp("openenv/session/close", session_id="plain"), "plain")
 
 
 def adds_up(samples: Samples) -> None:
-    """Check what has to hold between the figures."""
+    """Check the invariants between metrics."""
     for call in CALLS:
         buckets = [
             value for (name, of), value in samples.items() if name.endswith("_bucket") and of[0] == call
@@ -162,39 +162,39 @@ def taken(samples: Samples) -> list[float]:
 
 
 @EVERY_WAY
-async def test_every_figure_is_what_the_test_has_counted(env: Any) -> None:
-    kept = Kept()
+async def test_every_metric_matches_the_requests_made(env: Any) -> None:
+    expected = ExpectedMetrics()
     async with serving(app_of(env)) as address:
-        await play(address, kept)
+        await play(address, expected)
         samples = await scrape(address)
         adds_up(samples)
-        assert kept.agrees(samples)
+        assert expected.agrees(samples)
         assert samples["ropewalk_slots", ()] == 4
         await until(address, lambda samples: taken(samples) == [0])
 
 
 @pytest.mark.slow
-async def test_either_of_two_workers_answers_for_both_and_one_that_is_started_again_counts_on() -> None:
-    kept = Kept()
+async def test_any_worker_reports_all_workers_and_a_restarted_one_keeps_its_counts() -> None:
+    expected = ExpectedMetrics()
     with serve("--workers", "2") as server:
         for _ in range(6):
-            await play(server.address, kept)
+            await play(server.address, expected)
         for _ in range(8):
-            adds_up(samples := await until(server.address, kept.agrees))
+            adds_up(samples := await until(server.address, expected.agrees))
         assert all(samples["ropewalk_worker_steps_total", (str(n),)] for n in range(2))
         await until(server.address, lambda samples: taken(samples) == [0, 0])
         async with socket_to(server.address) as socket:
-            kept.sessions += 1
-            await kept.ask(socket, {"type": "reset"}, "reset")
-            assert taken(await until(server.address, kept.agrees)) == [0, 1]
+            expected.sessions += 1
+            await expected.ask(socket, {"type": "reset"}, "reset")
+            assert taken(await until(server.address, expected.agrees)) == [0, 1]
         supervisor = psutil.Process(server.process.pid)
         killed = supervisor.children()[0]
         killed.kill()
         kept_on = {one.pid for one in supervisor.children()} - {killed.pid}
         eventually(lambda: len({one.pid for one in supervisor.children()} - {killed.pid} - kept_on) == 1)
-        await until(server.address, kept.agrees)
-        await play(server.address, kept)
-        await until(server.address, kept.agrees)
+        await until(server.address, expected.agrees)
+        await play(server.address, expected)
+        await until(server.address, expected.agrees)
 
 
 class Sleeper(BlockingCounter):
@@ -204,17 +204,17 @@ class Sleeper(BlockingCounter):
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-async def test_time_in_the_environment_is_told_apart(blocking: bool) -> None:
+async def test_time_in_the_environment_is_measured_apart(blocking: bool) -> None:
     env = type("Sleeper", (Sleeper,), {"BLOCKING": blocking})
     async with (
         serving(app_of(env)) as address,
         connect(f"ws://{address}/ws", subprotocols=[SUBPROTOCOL], proxy=None) as socket,
     ):
-        kept = Kept()
-        await kept.ask(socket, {"id": 1, "op": "open", "count": 3})
-        await kept.ask(socket, {"id": 2, "op": "reset"})
-        await kept.ask(socket, {"id": 3, "op": "step", "actions": [{"amount": 1}] * 3})
-        await kept.ask(socket, {"id": 4, **step(1)})
+        expected = ExpectedMetrics()
+        await expected.ask(socket, {"id": 1, "op": "open", "count": 3})
+        await expected.ask(socket, {"id": 2, "op": "reset"})
+        await expected.ask(socket, {"id": 3, "op": "step", "actions": [{"amount": 1}] * 3})
+        await expected.ask(socket, {"id": 4, **step(1)})
         samples = await scrape(address)
         total, there, here = (
             samples[f"ropewalk_{name}", ("step",)]
@@ -226,9 +226,9 @@ async def test_time_in_the_environment_is_told_apart(blocking: bool) -> None:
         assert total - there - here >= (2 * 3 * 0.02 if not blocking else -1e-9)
 
 
-async def test_a_queue_is_counted() -> None:
+async def test_waiting_clients_are_counted() -> None:
     async with serving(app_of(Counter, cap=1, max_wait_s=60.0)) as address, socket_to(address) as first:
-        await Kept().ask(first, {"type": "reset"})
+        await ExpectedMetrics().ask(first, {"type": "reset"})
         async with connect(f"ws://{address}/ws", subprotocols=[SUBPROTOCOL], proxy=None) as second:
             await second.send('{"id": 1, "op": "open"}')
             await second.recv()
@@ -244,8 +244,8 @@ async def test_a_queue_is_counted() -> None:
             assert samples["ropewalk_queue_wait_seconds_sum", ()] > 0
 
 
-async def test_calls_of_tools_are_counted_however_they_come() -> None:
-    async with serving(boxes()) as address:
+async def test_tool_calls_are_counted_over_every_route() -> None:
+    async with serving(toolbox_app()) as address:
         session = (await request(address, "POST", "/mcp", mcp("openenv/session/create"))).json()["result"]
         call = mcp("tools/call", name="bump", arguments={}, **session)
         assert (await request(address, "POST", "/mcp", call)).status_code == 200
@@ -260,7 +260,7 @@ async def test_calls_of_tools_are_counted_however_they_come() -> None:
         assert samples["ropewalk_errors_total", ("-32602",)] == 1
 
 
-async def test_whoever_may_not_use_the_server_may_not_read_it_and_it_can_be_off() -> None:
+async def test_metrics_need_the_token_and_can_be_switched_off() -> None:
     async with serving(app_of(Counter, tokens=(TOKEN,))) as address:
         assert (await request(address, "GET", "/metrics")).status_code == 401
         assert (
@@ -276,23 +276,23 @@ async def test_whoever_may_not_use_the_server_may_not_read_it_and_it_can_be_off(
     with pytest.raises(ConfigurationError, match="ROPEWALK_METRICS to be 1 or 0"):
         ServerSettings.from_environment({"ROPEWALK_METRICS": "maybe"})
     async with serving(app_of(Counter, metrics=False)) as address:
-        await play(address, Kept())
+        await play(address, ExpectedMetrics())
         assert (await request(address, "GET", "/metrics")).status_code == 404
 
 
-async def test_the_dashboard_names_what_is_exported_and_all_of_it() -> None:
+async def test_dashboard_uses_exactly_the_exported_metrics() -> None:
     board = json.loads((Path(__file__).parents[2] / "docs/grafana.json").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    asked += [variable["query"] for variable in board["templating"]["list"]]
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    queries += [variable["query"] for variable in board["templating"]["list"]]
     async with serving(app_of(Counter)) as address:
-        told = (await request(address, "GET", "/metrics")).text + encode_metrics(snapshot()).decode()
-    families = [*text_string_to_metric_families(told)]
+        exposition = (await request(address, "GET", "/metrics")).text + encode_metrics(snapshot()).decode()
+    families = [*text_string_to_metric_families(exposition)]
     exported = {sample.name: set(sample.labels) for family in families for sample in family.samples}
-    named = {name for text in asked for name in re.findall(r"\bropewalk_\w+", text)}
+    named = {name for text in queries for name in re.findall(r"\bropewalk_\w+", text)}
     assert named <= exported.keys()
     assert {family.name for family in families} <= {
         re.sub("_(total|bucket|count|sum)$", "", name) for name in named
     }
-    for text in asked:
+    for text in queries:
         for name, labels in re.findall(r"\b(ropewalk_\w+)\{(.*?)\}", text):
             assert set(re.findall(r"(\w+)[=!]", labels)) <= exported[name], text

@@ -1,4 +1,4 @@
-"""The page over HTTP: its files and what guards them, what it is told, and the routes of the released one."""
+"""The page over HTTP: its files, their protection, its data, and the released routes."""
 
 import asyncio
 import base64
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from counter import Add, Count, Counter
-from serving import PATIENCE_S, ask, request, serving, socket_to
+from serving import WAIT_TIMEOUT_S, ask, request, serving, socket_to
 from websockets.exceptions import InvalidStatus
 
 from openenv_core import EnvironmentMetadata
@@ -57,7 +57,7 @@ def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-async def test_the_page_and_what_it_may_do() -> None:
+async def test_page_has_a_strict_content_security_policy_and_its_data() -> None:
     app = with_page(Told, title_override="Counting", env_name="counter")
     async with serving(app) as address:
         for path in ("/", "/web"):
@@ -79,15 +79,19 @@ async def test_the_page_and_what_it_may_do() -> None:
         page = (await request(address, "GET", "/web/")).text
         assert re.search(r"<style|\sstyle=|\son\w+=|javascript:|https?:", page) is None
         assert page.count("<script") == 1
-        told = (await request(address, "GET", "/web/page.json")).json()
-        assert (told["title"], told["about"]["readme_content"], told["idle_s"]) == ("Counting", "# Told", 900)
-        assert told["action"]["required"] == ["amount"]
-        assert set(told["reset"]["properties"]) == {"seed", "episode_id", "start"}
-        assert told["reset"]["properties"]["start"] == {"type": "integer", "default": 0}
-        assert told["reset"]["additionalProperties"] is False
+        page_data = (await request(address, "GET", "/web/page.json")).json()
+        assert (page_data["title"], page_data["about"]["readme_content"], page_data["idle_s"]) == (
+            "Counting",
+            "# Told",
+            900,
+        )
+        assert page_data["action"]["required"] == ["amount"]
+        assert set(page_data["reset"]["properties"]) == {"seed", "episode_id", "start"}
+        assert page_data["reset"]["properties"]["start"] == {"type": "integer", "default": 0}
+        assert page_data["reset"]["additionalProperties"] is False
 
 
-async def test_the_released_function_that_makes_a_page() -> None:
+async def test_create_web_interface_app_serves_the_page() -> None:
     app = create_web_interface_app(Counter, Add, Count, "counter", max_concurrent_envs=2)
     app.configure(ServerSettings())  # as `ropewalk serve` does
     async with serving(app) as address:
@@ -95,14 +99,14 @@ async def test_the_released_function_that_makes_a_page() -> None:
 
 
 @pytest.mark.parametrize("name", ["ENABLE_WEB_INTERFACE", "OPENENV_WEB"])
-def test_variables_switch_it_on(name: str) -> None:
+def test_environment_variables_switch_the_page_on(name: str) -> None:
     for value, on in (("1", True), ("True", True), ("yes", True), ("false", False), ("0", False)):
         assert ServerSettings.from_environment({name: value}).web is on
     both = {"ENABLE_WEB_INTERFACE": "true", "OPENENV_WEB": "0"}
     assert ServerSettings.from_environment(both).web is False
 
 
-async def test_where_there_is_no_page() -> None:
+async def test_page_is_absent_by_default_and_in_production() -> None:
     plain = create_fastapi_app(Counter, Add, Count)
     plain.configure(ServerSettings(web=True))
     for app in (create_app(Counter, Add, Count), plain, with_page(settings={"mode": "production"})):
@@ -112,7 +116,7 @@ async def test_where_there_is_no_page() -> None:
                 assert (await request(address, "GET", path)).status_code == 404
 
 
-async def test_a_space_may_be_framed_by_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_space_may_be_framed_by_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPACE_ID", "me/counter")
     async with serving(with_page()) as address:
         policy = (await request(address, "GET", "/web/")).headers["content-security-policy"]
@@ -123,7 +127,7 @@ def named(token: str) -> list[Any]:
     return ["ropewalk.v1", f"ropewalk.token.{base64.urlsafe_b64encode(token.encode()).decode().rstrip('=')}"]
 
 
-async def test_what_a_token_keeps() -> None:
+async def test_token_guards_everything_but_the_static_files() -> None:
     app = with_page(settings={"tokens": TOKENS})
     async with serving(app) as address:
         for path in ("/", "/web", "/web/", "/web/page.js", "/web/page.css"):
@@ -144,7 +148,7 @@ async def test_what_a_token_keeps() -> None:
             assert refused.value.response.status_code == 401
 
 
-async def test_released_routes() -> None:
+async def test_released_web_routes_work() -> None:
     app = with_page(Early, {"tokens": TOKENS})
     first, other = (bearer(token) for token in TOKENS)
     async with serving(app) as address:
@@ -181,16 +185,16 @@ async def test_released_routes() -> None:
             await web("step", {"action": {"amount": 4}})
             frame = await _next(watching)
             assert [log["observation"]["total"] for log in frame["episode_state"]["action_logs"]] == [5, 9]
-            over = await web("step", {"action": {"amount": 1}})
-            assert over["done"] is True
+            last_step = await web("step", {"action": {"amount": 1}})
+            assert last_step["done"] is True
             assert (await web("step", {"action": {"amount": 1}})).status_code == 500
 
 
 async def _next(socket: Any) -> Any:
-    return json.loads(await asyncio.wait_for(socket.recv(), PATIENCE_S))
+    return json.loads(await asyncio.wait_for(socket.recv(), WAIT_TIMEOUT_S))
 
 
-def test_pages_of_gradio(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradio_pages_need_gradio_and_a_blocks_object(monkeypatch: pytest.MonkeyPatch) -> None:
     app = with_page(gradio_builder=lambda *_: None)
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(ConfigurationError, match=r"this environment's page.*ropewalk\[gradio\]"):

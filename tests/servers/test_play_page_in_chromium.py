@@ -1,4 +1,4 @@
-"""The page in a real Chromium: games by mouse and by keyboard, what is seen, and a session for each visitor."""
+"""The page in a real Chromium: play by mouse and keyboard, what is displayed, one session per visitor."""
 
 import io
 import json
@@ -32,12 +32,12 @@ def gallery() -> Iterator[ServeProcess]:
 
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
-    """Where pictures of the page go; PAGE_PICTURES=docs/images makes those of the docs anew."""
+    """The folder for screenshots; PAGE_PICTURES=docs/images regenerates those of the docs."""
     return Path(os.environ.get("PAGE_PICTURES", tmp_path)).absolute()
 
 
-def keep(tab: Tab, path: Path) -> None:
-    """Write the page as a small picture."""
+def save_screenshot(tab: Tab, path: Path) -> None:
+    """Write a small screenshot of the page."""
     tab.press("Escape")
     tab.wait_for("document.getAnimations().length === 0")
     picture = Image.open(io.BytesIO(tab.picture())).convert("RGB").quantize(192, dither=Image.Dither.NONE)
@@ -47,7 +47,7 @@ def keep(tab: Tab, path: Path) -> None:
 
 @contextmanager
 def visit(browser: Browser, address: str, errors: tuple[str, ...] = ()) -> Iterator[Tab]:
-    """A page of its own, on which nothing goes wrong but what is expected."""
+    """Open the page in a new tab; only the expected errors may occur."""
     with browser.tab() as tab:
         tab.open(f"http://{address}/")
         yield tab
@@ -55,7 +55,7 @@ def visit(browser: Browser, address: str, errors: tuple[str, ...] = ()) -> Itera
         assert left == []
 
 
-def begin(tab: Tab, *keys: str) -> None:
+def start_episode(tab: Tab, *keys: str) -> None:
     tab.wait_for("document.body.dataset.ready")
     tab.press(*(keys or ("n",)))
     tab.wait_for("document.body.dataset.mode === 'playing' && !document.body.classList.contains('busy')")
@@ -66,7 +66,7 @@ def text(tab: Tab, selector: str) -> str:
 
 
 def steps(tab: Tab, number: int) -> None:
-    """Wait until so many steps were taken."""
+    """Wait until this many steps were taken."""
     tab.wait_for(
         f"document.querySelectorAll('#steps li').length === {number + 1} && "
         "!document.body.classList.contains('busy')"
@@ -79,13 +79,13 @@ def fill(tab: Tab, selector: str, value: str) -> None:
 
 
 def choose(tab: Tab, value: str) -> None:
-    """Choose in the form's first list, and send the form."""
+    """Select a value in the first list of the form, and submit it."""
     chosen = json.dumps(json.dumps(value))
     tab.evaluate(f"document.querySelector('#form select').value = {chosen}")
     tab.click("#form .do")
 
 
-def test_a_hand_of_blackjack_by_keyboard_and_by_mouse(browser: Browser, pictures: Path) -> None:
+def test_blackjack_is_played_by_keyboard_and_mouse(browser: Browser, pictures: Path) -> None:
     with serve("--web", app="blackjack") as server, visit(browser, server.address) as tab:
         tab.wait_for("document.body.dataset.ready")
         fill(tab, "#reset input", "7")
@@ -111,22 +111,22 @@ def test_a_hand_of_blackjack_by_keyboard_and_by_mouse(browser: Browser, pictures
         tab.press("Escape")
         tab.evaluate("document.querySelector('#state').close()")
         tab.evaluate("document.querySelector('#reset input').value = '18'")
-        begin(tab)
+        start_episode(tab)
         for number, key in enumerate("112", 1):
             tab.press(key)
             steps(tab, number)
         assert "You win" in text(tab, ".lead")
         tab.resize(1100, 640)
-        keep(tab, pictures / "page-light.png")
+        save_screenshot(tab, pictures / "page-light.png")
         # A visitor who goes away gives the slot back.
         assert server.get("/capacity")[1]["in_use"] == 1
         tab.open("about:blank")
         eventually(lambda: server.get("/capacity")[1]["in_use"] == 0)
 
 
-def test_a_tool_of_the_shop(browser: Browser) -> None:
+def test_shop_tools_are_called_from_forms(browser: Browser) -> None:
     with serve("--web", app="shop") as server, visit(browser, server.address) as tab:
-        begin(tab)
+        start_episode(tab)
         tab.click("#kinds button")
         assert text(tab, "#kinds button") == "get_policy"
         assert text(tab, "#form .do").startswith("identity")
@@ -140,7 +140,7 @@ def test_a_tool_of_the_shop(browser: Browser) -> None:
         assert "error" in text(tab, "#observation")
 
 
-def test_a_figure_of_the_code_interpreter(browser: Browser, pictures: Path) -> None:
+def test_figure_of_the_code_interpreter_is_shown(browser: Browser, pictures: Path) -> None:
     figure = (
         "import matplotlib.pyplot as plt\n"
         "plt.figure(figsize=(4.2, 2.2))\n"
@@ -151,7 +151,7 @@ def test_a_figure_of_the_code_interpreter(browser: Browser, pictures: Path) -> N
     with serve("--web", app="code_interpreter") as server, visit(browser, server.address) as tab:
         tab.resize(1100, 760)
         tab.prefer("dark")
-        begin(tab)
+        start_episode(tab)
         tab.evaluate("document.querySelector('#form textarea').value = " + json.dumps(figure))
         for attempt in range(1, 6):  # the first import of matplotlib may outlast an execution's time
             tab.evaluate("document.querySelector('#form form').requestSubmit()")
@@ -159,12 +159,12 @@ def test_a_figure_of_the_code_interpreter(browser: Browser, pictures: Path) -> N
             if "six points" in text(tab, "#observation"):
                 break
         tab.wait_for("document.querySelector('#observation img.picture').naturalWidth > 300")
-        keep(tab, pictures / "page-dark.png")
+        save_screenshot(tab, pictures / "page-dark.png")
 
 
-def test_what_an_observation_holds_is_seen_and_inert(browser: Browser, gallery: ServeProcess) -> None:
+def test_observation_contents_are_shown_and_never_executed(browser: Browser, gallery: ServeProcess) -> None:
     with visit(browser, gallery.address) as tab:
-        begin(tab)
+        start_episode(tab)
         choose(tab, "hostile")
         steps(tab, 1)
         assert text(tab, ".lead") == HOSTILE
@@ -189,11 +189,13 @@ def test_what_an_observation_holds_is_seen_and_inert(browser: Browser, gallery: 
         assert text(tab, "#form .field:has(input[type=text]) .wrong") == "Give a whole number."
         assert tab.evaluate("document.title") == "gallery · play"
         assert not [
-            address for address in tab.asked if gallery.address not in address and "data:" not in address
+            address
+            for address in tab.requested_urls
+            if gallery.address not in address and "data:" not in address
         ]
 
 
-def test_visitors_do_not_see_each_other_and_wait_for_their_turn(
+def test_visitors_have_separate_sessions_and_wait_in_the_queue(
     browser: Browser, gallery: ServeProcess
 ) -> None:
     with (
@@ -204,7 +206,7 @@ def test_visitors_do_not_see_each_other_and_wait_for_their_turn(
         for tab, seed in ((one, "1"), (two, "2")):
             tab.wait_for("document.body.dataset.ready")
             fill(tab, "#reset input", seed)
-            begin(tab, "Enter")
+            start_episode(tab, "Enter")
         choose(one, "table")
         steps(one, 1)
         assert text(two, ".lead") == "The east hall, seed 2."
@@ -217,10 +219,10 @@ def test_visitors_do_not_see_each_other_and_wait_for_their_turn(
         three.wait_for("document.body.dataset.mode === 'playing'")
 
 
-def test_a_token_is_asked_for(browser: Browser) -> None:
+def test_token_is_asked_for_and_not_stored(browser: Browser) -> None:
     token = "a-token-of-a-visitor"
-    words = ("--web", "--token", token)
-    with serve(*words, app="page_gallery:app") as server, visit(browser, server.address, ("401",)) as tab:
+    options = ("--web", "--token", token)
+    with serve(*options, app="page_gallery:app") as server, visit(browser, server.address, ("401",)) as tab:
         tab.wait_for("document.querySelector('#token').open")
         fill(tab, "#token-input", "a-token-of-nobody")
         tab.press("Enter")
@@ -228,14 +230,14 @@ def test_a_token_is_asked_for(browser: Browser) -> None:
         tab.evaluate("document.querySelector('#token-input').value = ''")
         fill(tab, "#token-input", token)
         tab.press("Enter")
-        begin(tab)
+        start_episode(tab)
         assert tab.evaluate("[localStorage.length, document.cookie]") == [0, ""]
-        assert not [address for address in tab.asked if token in address]
+        assert not [address for address in tab.requested_urls if token in address]
         choose(tab, "table")
         steps(tab, 1)
 
 
-def test_a_connection_that_breaks_is_mended_and_each_step_taken_once(
+def test_broken_connection_is_resumed_and_each_step_taken_once(
     browser: Browser, gallery: ServeProcess
 ) -> None:
     with (
@@ -243,7 +245,7 @@ def test_a_connection_that_breaks_is_mended_and_each_step_taken_once(
         portal.wrap_async_context_manager(faulty_proxy(gallery.address)) as proxy,
         visit(browser, f"127.0.0.1:{proxy.port}", ("WebSocket",)) as tab,
     ):
-        begin(tab)
+        start_episode(tab)
         choose(tab, "table")
         steps(tab, 1)
         portal.call(proxy.hold)
@@ -258,7 +260,7 @@ def test_a_connection_that_breaks_is_mended_and_each_step_taken_once(
         assert tab.evaluate("[...document.querySelectorAll('#state-box dd')].at(-1).innerText") == "3"
 
 
-def test_a_session_that_nobody_plays_in_is_given_back(browser: Browser) -> None:
+def test_idle_session_is_given_back(browser: Browser) -> None:
     with (
         serve("--web", "--idle-timeout", "1", app="page_gallery:app") as server,
         visit(browser, server.address) as tab,
@@ -272,9 +274,9 @@ def test_a_session_that_nobody_plays_in_is_given_back(browser: Browser) -> None:
         assert tab.evaluate("document.querySelectorAll('#episodes button').length") == 2
 
 
-def test_light_dark_and_narrow(browser: Browser, gallery: ServeProcess) -> None:
+def test_page_adapts_to_colour_scheme_and_narrow_screens(browser: Browser, gallery: ServeProcess) -> None:
     with visit(browser, gallery.address) as tab:
-        begin(tab)
+        start_episode(tab)
         paper = "getComputedStyle(document.body).backgroundColor"
         for scheme, colour in (("dark", "rgb(19, 21, 23)"), ("light", "rgb(250, 249, 247)")):
             tab.prefer(scheme)

@@ -1,4 +1,4 @@
-"""The queue of newcomers: its order, its bounds, what it tells; and whoever leaves it leaves nothing behind."""
+"""The queue for slots: order, limits, estimates; whoever leaves it leaves nothing behind."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ def granted(*tickets: Ticket) -> list[bool]:
     return [ticket.holds for ticket in tickets]
 
 
-async def test_first_come_first_served_and_several_slots_are_not_overtaken() -> None:
+async def test_queue_is_first_come_first_served_and_batches_are_not_overtaken() -> None:
     queue = queue_of(2)
     one, two = queue.enter("a"), queue.enter("b")
     three, pair, five = queue.enter("a"), queue.enter("b", 2), queue.enter("c")
@@ -50,7 +50,7 @@ async def test_first_come_first_served_and_several_slots_are_not_overtaken() -> 
     assert granted(five, late) == [True, True]
 
 
-async def test_who_waits_for_his_own_cap_holds_nobody_up() -> None:
+async def test_waiting_for_the_own_cap_delays_no_other_owner() -> None:
     queue = queue_of(3, per_owner=1)
     mine, mine_too, other, third = (queue.enter(owner) for owner in "aabc")
     assert granted(mine, mine_too, other, third) == [True, False, True, True]
@@ -62,7 +62,7 @@ async def test_who_waits_for_his_own_cap_holds_nobody_up() -> None:
     assert not granted(queue.enter("a", 2))[0]
 
 
-async def test_what_cannot_be_and_what_does_not_fit_in_the_queue_is_refused_at_once() -> None:
+async def test_impossible_requests_and_a_full_queue_are_refused_at_once() -> None:
     queue = queue_of(2, per_owner=1, waiting=1)
     for count in (2, 3):
         with pytest.raises(FullError, match=f"{count} times a free session"):
@@ -76,7 +76,7 @@ async def test_what_cannot_be_and_what_does_not_fit_in_the_queue_is_refused_at_o
     assert granted(waits) == [True]
 
 
-async def test_a_wait_ends_with_its_deadline_its_caller_or_the_server() -> None:
+async def test_wait_ends_by_deadline_cancellation_or_shutdown() -> None:
     hurried = queue_of(1, wait_s=0.1)
     hurried.enter("a")
     with pytest.raises(FullError):
@@ -85,9 +85,9 @@ async def test_a_wait_ends_with_its_deadline_its_caller_or_the_server() -> None:
     first = queue.enter("a")
     with pytest.raises(
         FullError, match=r"within 0\.\d+ s, got 1 of 1 in use, and place 1 in the queue"
-    ) as over:
+    ) as timed_out:
         await queue.enter("a", wait_s=0.25).take()
-    assert over.value.queue["waited_s"] >= 0.25
+    assert timed_out.value.queue["waited_s"] >= 0.25
     cancelled, stays, refused = (asyncio.create_task(queue.enter("a").take()) for _ in range(3))
     await asyncio.sleep(0)
     assert queue.capacity()["waiting"] == 3
@@ -102,7 +102,7 @@ async def test_a_wait_ends_with_its_deadline_its_caller_or_the_server() -> None:
     assert queue.capacity() == {"slots": 1, "in_use": 1, "waiting": 0, "estimate_s": None}
 
 
-async def test_one_that_is_cancelled_as_its_slot_comes_gives_it_to_the_next() -> None:
+async def test_slot_granted_to_a_cancelled_ticket_goes_to_the_next() -> None:
     queue = queue_of(1)
     first = queue.enter("a")
     taking = asyncio.create_task(queue.enter("a").take())
@@ -115,7 +115,7 @@ async def test_one_that_is_cancelled_as_its_slot_comes_gives_it_to_the_next() ->
     assert granted(second) == [True]
 
 
-async def test_an_estimate_is_known_once_a_session_has_ended() -> None:
+async def test_wait_is_estimated_once_a_session_has_ended() -> None:
     queue = queue_of(2)
     tickets = [queue.enter("a") for _ in range(4)]
     assert queue.capacity() == {"slots": 2, "in_use": 2, "waiting": 2, "estimate_s": None}
@@ -130,8 +130,8 @@ async def test_an_estimate_is_known_once_a_session_has_ended() -> None:
     assert queue.capacity() == {"slots": 2, "in_use": 0, "waiting": 0, "estimate_s": 0.0}
 
 
-async def test_whatever_happens_in_whichever_order_slots_add_up_and_order_holds() -> None:
-    """From the front of the queue, past callers at their own cap, to the first that does not fit."""
+async def test_random_operations_keep_slot_counts_and_order() -> None:
+    """Slots are granted from the front, past owners at their cap, up to the first ticket that does not fit."""
     chance = random.Random(7)
     for _ in range(60):
         cap, per_owner = chance.randint(1, 6), chance.choice((None, 1, 2, 3))
@@ -178,7 +178,7 @@ async def capacity(address: str, **headers: str) -> Any:
 
 
 @EVERY_WAY
-async def test_released_clients_wait_in_the_handshake_and_come_in_in_their_order(env: type[Counter]) -> None:
+async def test_released_clients_wait_in_the_handshake_and_enter_in_order(env: type[Counter]) -> None:
     app = app_of(env, cap=1, **PATIENT)
     order: list[int] = []
     async with serving(app) as address:
@@ -202,7 +202,7 @@ async def test_released_clients_wait_in_the_handshake_and_come_in_in_their_order
         assert (await capacity(address))["estimate_s"] == 0
 
 
-async def test_a_client_that_vanishes_in_the_handshake_gives_its_place_up_at_once() -> None:
+async def test_disconnect_in_the_handshake_leaves_the_queue_at_once() -> None:
     app = app_of(Counter, cap=1, **PATIENT)
     async with serving(app) as address, socket_to(address) as held:
         tasks = len(asyncio.all_tasks())
@@ -220,7 +220,7 @@ async def test_a_client_that_vanishes_in_the_handshake_gives_its_place_up_at_onc
         await eventually(lambda: len(asyncio.all_tasks()) <= tasks)
 
 
-async def test_a_released_client_is_refused_as_ever_before_it_would_give_up(
+async def test_released_client_is_refused_before_its_own_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(websocket, "HANDSHAKE_WAIT_S", 0.3)
@@ -237,7 +237,7 @@ async def test_a_released_client_is_refused_as_ever_before_it_would_give_up(
         assert ws.close_code == 1000
 
 
-async def test_requests_that_open_sessions_wait_and_are_told_when_to_come_again() -> None:
+async def test_requests_that_open_sessions_wait_and_get_a_retry_time() -> None:
     app = app_of(Counter, cap=1, **PATIENT)
     async with serving(app) as address:
         async with socket_to(address):
@@ -262,14 +262,14 @@ async def test_requests_that_open_sessions_wait_and_are_told_when_to_come_again(
         assert detail["waited_s"] >= 0.3
 
 
-async def test_capacity_is_nobodys_business_without_a_token() -> None:
+async def test_capacity_needs_the_token() -> None:
     async with serving(app_of(Counter, tokens=TOKENS)) as address:
         assert (await request(address, "GET", "/capacity")).status_code == 401
         assert (await request(address, "GET", "/capacity", headers=A)).json()["slots"] == 4
 
 
 @EVERY_WAY
-async def test_an_open_of_our_own_dialect_waits_and_is_told_its_place(
+async def test_open_request_waits_and_gets_its_place(
     env: type[Counter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queues, "TELL_INTERVAL_S", 0.01)
@@ -283,8 +283,8 @@ async def test_an_open_of_our_own_dialect_waits_and_is_told_its_place(
 
         (one, first), (two, second) = await opening(1), await opening(1)
         assert (first["members"], second["members"]) == ([0], [0])
-        (pair, told), (last, later) = await opening(2), await opening(1)
-        assert told == {"id": 5, "queue": {"place": 1, "waiting": 1, "estimate_s": None}, "last": False}
+        (pair, status), (last, later) = await opening(2), await opening(1)
+        assert status == {"id": 5, "queue": {"place": 1, "waiting": 1, "estimate_s": None}, "last": False}
         assert later["queue"]["place"] == 2
         await one.close()
         await eventually(lambda: app.sessions.active == 1)
@@ -298,7 +298,7 @@ async def test_an_open_of_our_own_dialect_waits_and_is_told_its_place(
         assert app.sessions.queue.capacity()["waiting"] == 0
 
 
-async def test_a_server_that_stops_refuses_those_who_wait_at_once() -> None:
+async def test_draining_refuses_waiting_clients_at_once() -> None:
     app = app_of(AsyncCounter, cap=1, **PATIENT)
     async with serving(app) as address, socket_to(address) as held:
         opening = asyncio.create_task(connect(f"ws://{address}/ws", proxy=None).__aenter__())
@@ -313,7 +313,7 @@ async def test_a_server_that_stops_refuses_those_who_wait_at_once() -> None:
         app.sessions.draining = False
 
 
-async def test_a_constructor_that_fails_lets_the_next_one_in() -> None:
+async def test_failed_constructor_lets_the_next_client_in() -> None:
     class SlowOnce(SlowConstructor):
         def __init__(self) -> None:
             if self.entered.is_set():
@@ -321,7 +321,7 @@ async def test_a_constructor_that_fails_lets_the_next_one_in() -> None:
             super().__init__()
 
     env = SlowOnce.fresh()
-    app = app_of(env, cap=1, step_timeout_s=0.5, **PATIENT)
+    app = app_of(env, cap=1, step_timeout_s=1.5, **PATIENT)
     async with serving(app) as address:
         async with socket_to(address) as one:
             await eventually(env.entered.is_set)

@@ -1,4 +1,4 @@
-"""`ropewalk serve --reload` from outside: real files that change, real sockets that stay open."""
+"""`ropewalk serve --reload` with real files that change and real sockets that stay open."""
 
 import http.client
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from serve_process import PATIENCE_S, ServeProcess, eventually, gone, serve
+from serve_process import WAIT_TIMEOUT_S, ServeProcess, eventually, gone, serve
 from terminal_process import in_terminal
 
 from openenv_core import CapacityError, ConfigurationError, GenericEnvClient
@@ -60,13 +60,13 @@ ONE, TWO = '"""one"""', '"""two"""'
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = tmp_path / "clock_env"
-    (made / "server").mkdir(parents=True)
-    (made / "openenv.yaml").write_text("spec_version: 1\nname: clock_env\n")
-    (made / "server" / "__init__.py").touch()
-    (made / "__init__.py").touch()
-    (made / "server" / "app.py").write_text(APP)
-    return made
+    env_folder = tmp_path / "clock_env"
+    (env_folder / "server").mkdir(parents=True)
+    (env_folder / "openenv.yaml").write_text("spec_version: 1\nname: clock_env\n")
+    (env_folder / "server" / "__init__.py").touch()
+    (env_folder / "__init__.py").touch()
+    (env_folder / "server" / "app.py").write_text(APP)
+    return env_folder
 
 
 def description(server: ServeProcess) -> str:
@@ -88,19 +88,19 @@ def edit(folder: Path, change: Callable[[str], str]) -> None:
 
 
 @pytest.mark.slow
-def test_what_changes_is_served_and_nobody_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_changed_source_is_served_and_no_request_refused(folder: Path, tmp_path: Path) -> None:
     with serve("--reload", app=str(folder), PYTHONDONTWRITEBYTECODE="") as server:
         assert description(server) == "one"
         family = server.family
-        seen: list[str] = []
+        descriptions: list[str] = []
         stop = threading.Event()
 
         def ask() -> None:
             while not stop.is_set():
                 try:
-                    seen.append(description(server))
+                    descriptions.append(description(server))
                 except ConnectionRefusedError:
-                    seen.append("refused")
+                    descriptions.append("refused")
                 except (http.client.HTTPException, OSError):  # it met the server that was ended
                     pass
 
@@ -113,11 +113,11 @@ def test_what_changes_is_served_and_nobody_is_refused(folder: Path, tmp_path: Pa
         os.utime(changed, ns=(written.st_atime_ns, written.st_mtime_ns))
         changed.replace(folder / "server" / "app.py")
         try:
-            eventually(lambda: "two" in seen)
+            eventually(lambda: "two" in descriptions)
         finally:
             stop.set()
-            asking.join(PATIENCE_S)
-        assert set(seen) <= {"one", "two"}
+            asking.join(WAIT_TIMEOUT_S)
+        assert set(descriptions) <= {"one", "two"}
         assert "server/app.py changed" in server.output
 
         edit(folder, lambda text: text.replace("class Tick(Action)", "class Tick(Action"))
@@ -138,7 +138,7 @@ def test_what_changes_is_served_and_nobody_is_refused(folder: Path, tmp_path: Pa
         assert all(gone(process) for process in family)
 
 
-def test_what_is_no_source_restarts_nothing(folder: Path) -> None:
+def test_only_source_files_trigger_a_reload(folder: Path) -> None:
     for name in ("models.py", "openenv.yaml", "server/deck.json", "data/words.yml"):
         assert _is_source(folder / name, folder), name
     for name in (
@@ -156,7 +156,7 @@ def test_what_is_no_source_restarts_nothing(folder: Path) -> None:
         assert not _is_source(Path(os.path.normpath(folder / name)), folder), name
 
 
-def test_the_folder_around_a_target_is_watched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_the_target_is_watched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder.parent)
     monkeypatch.chdir(folder)
     for target in (
@@ -181,7 +181,7 @@ def test_the_folder_around_a_target_is_watched(folder: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("options", "why"),
     [
         (("--reload", "--fd", "3"), "expected --reload without --fd"),
         (("--reload", "--workers", "2"), "expected --reload without --workers"),
@@ -193,14 +193,14 @@ def test_the_folder_around_a_target_is_watched(folder: Path, monkeypatch: pytest
         (("--reload", "--port", "0", "--host", "0.0.0.0"), "expected a token"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    words: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+def test_incompatible_options_are_refused(
+    options: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["serve", "counter:app", *words]) == 2
+    assert main(["serve", "counter:app", *options]) == 2
     assert why in capsys.readouterr().err
 
 
-def test_a_missing_library_is_named_with_its_extra(
+def test_missing_library_is_named_with_its_extra(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "watchfiles", None)
@@ -209,7 +209,7 @@ def test_a_missing_library_is_named_with_its_extra(
 
 
 @pytest.mark.soak
-def test_the_server_ends_with_a_parent_that_is_killed(folder: Path) -> None:
+def test_server_ends_when_its_parent_is_killed(folder: Path) -> None:
     with serve("--reload", app=str(folder)) as server:
         status, _ = server.request("POST", "/step", {"action": {"then": "start"}})
         assert status == 200
@@ -220,7 +220,7 @@ def test_the_server_ends_with_a_parent_that_is_killed(folder: Path) -> None:
 
 
 @pytest.mark.soak
-def test_ctrl_c_in_a_terminal_ends_it_all(folder: Path) -> None:
+def test_ctrl_c_in_a_terminal_ends_all_processes(folder: Path) -> None:
     with in_terminal("serve", str(folder), "--reload", "--port", "0") as terminal:
         terminal.until(f"watching {folder}")
         eventually(lambda: len(terminal.family) == 3)
@@ -232,7 +232,7 @@ def test_ctrl_c_in_a_terminal_ends_it_all(folder: Path) -> None:
 
 
 @pytest.mark.soak
-def test_code_that_never_ends_neither_stays_nor_keeps(folder: Path) -> None:
+def test_hanging_code_does_not_block_a_reload(folder: Path) -> None:
     with serve("--reload", app=str(folder)) as server, server.connect() as connection:
         body = b'{"action": {"then": "hang"}}'
         head = "POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -245,7 +245,7 @@ def test_code_that_never_ends_neither_stays_nor_keeps(folder: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_server_that_dies_waits_for_the_next_change(folder: Path) -> None:
+def test_crashed_server_waits_for_the_next_change(folder: Path) -> None:
     with serve("--reload", app=str(folder)) as server:
         with pytest.raises((http.client.HTTPException, OSError)):
             server.request("POST", "/step", {"action": {"then": "die"}})
@@ -255,9 +255,7 @@ def test_a_server_that_dies_waits_for_the_next_change(folder: Path) -> None:
 
 
 @pytest.mark.soak
-def test_a_first_start_that_fails_waits_too_and_further_folders_are_watched(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_failed_first_start_waits_and_extra_folders_are_watched(folder: Path, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     edit(folder, lambda text: "from said import said\n" + text.replace(ONE, TWO))
@@ -273,12 +271,12 @@ def test_a_first_start_that_fails_waits_too_and_further_folders_are_watched(
 
 
 @pytest.mark.soak
-def test_tokens_reach_the_server_and_not_the_environment(folder: Path) -> None:
+def test_tokens_reach_the_server_and_not_the_environment_code(folder: Path) -> None:
     token = "correct-horse-battery-staple"
     with serve("--reload", app="tell_environ:app", ROPEWALK_TOKENS=token) as server:
         assert server.get("/")[0] == 401
-        status, said = server.get("/", Authorization=f"Bearer {token}")
+        status, response_text = server.get("/", Authorization=f"Bearer {token}")
         assert status == 200
-        assert token not in said
-        assert "ROPEWALK_RELOAD" not in said
+        assert token not in response_text
+        assert "ROPEWALK_RELOAD" not in response_text
         assert token not in " ".join(word for process in server.family for word in process.cmdline())

@@ -1,13 +1,12 @@
-"""Who is turned away, before anything else happens: Host, Origin, token. On HTTP, on sockets, on every route."""
+"""Access control before anything else: Host, Origin, token; over HTTP and sockets, on every route."""
 
 import asyncio
 import json
 from typing import Any
 
 import counter
-import httpx
 import pytest
-from serving import ask, serving, socket_to
+from serving import ask, http_client, serving, socket_to
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
@@ -31,12 +30,12 @@ ROUTES = (
 
 
 async def answer(settings: ServerSettings, headers: list[tuple[str, str]], **scope: Any) -> tuple[int, Any]:
-    """Put one HTTP request to a guard and return the status, and the body or what the app saw."""
-    seen: list[Scope] = []
+    """Send one HTTP request to a guard; return the status, and the error or the principal."""
+    scopes: list[Scope] = []
     sent: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append(scope)
+        scopes.append(scope)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{}"})
 
@@ -50,7 +49,7 @@ async def answer(settings: ServerSettings, headers: list[tuple[str, str]], **sco
     request = {"type": "http", "headers": raw, "server": ("127.0.0.1", 8000), "path": "/", **scope}
     await Guard(app, settings)(request, receive, send)
     if sent[0]["status"] == 200:
-        return 200, seen[0]["ropewalk.principal"]
+        return 200, scopes[0]["ropewalk.principal"]
     return sent[0]["status"], json.loads(sent[1]["body"])["detail"]
 
 
@@ -88,7 +87,7 @@ HOSTS: list[tuple[dict[str, Any], str, int]] = [
 ]
 
 
-async def test_host() -> None:
+async def test_host_header_is_checked() -> None:
     for where, host, status in HOSTS:
         got, detail = await answer(ServerSettings(), [("Host", host)], **where)
         assert got == status, (where, host)
@@ -109,7 +108,7 @@ ALLOWED = [
 ]
 
 
-async def test_allowed_hosts() -> None:
+async def test_allowed_hosts_extend_the_default() -> None:
     for allowed, host, status in ALLOWED:
         got, _ = await answer(ServerSettings(allowed_hosts=(allowed,)), [("Host", host)])
         assert got == status, (allowed, host)
@@ -136,7 +135,7 @@ ORIGINS = [
 ]
 
 
-async def test_origin() -> None:
+async def test_origin_header_is_checked() -> None:
     settings = ServerSettings(allowed_origins=("https://good.example.com",))
     for host, origin, status in ORIGINS:
         got, detail = await answer(settings, [("Host", host), ("Origin", origin)])
@@ -163,7 +162,7 @@ PRESENTED: list[list[str]] = [
 ]
 
 
-async def test_without_a_token_nobody_comes_in() -> None:
+async def test_requests_without_a_valid_token_are_refused() -> None:
     settings = ServerSettings(tokens=(TOKEN, OTHER))
     for presented in PRESENTED:
         headers = [("Host", "localhost"), *(("Authorization", value) for value in presented)]
@@ -172,7 +171,7 @@ async def test_without_a_token_nobody_comes_in() -> None:
         assert TOKEN not in detail
 
 
-async def test_each_token_has_a_name_of_its_own() -> None:
+async def test_each_token_has_its_own_principal() -> None:
     settings = ServerSettings(tokens=(TOKEN, OTHER))
     names = []
     for token in (TOKEN, OTHER):
@@ -184,11 +183,11 @@ async def test_each_token_has_a_name_of_its_own() -> None:
     assert all(token not in name for token in (TOKEN, OTHER) for name in names)
 
 
-async def test_without_tokens_everybody_is_nobody_in_particular() -> None:
+async def test_without_tokens_the_principal_is_empty() -> None:
     assert await answer(ServerSettings(), [("Host", "localhost"), ("Authorization", "Bearer x")]) == (200, "")
 
 
-def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
 
     def compare(one: bytes, other: bytes) -> bool:
@@ -202,7 +201,7 @@ def test_every_token_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compared == [32] * 6
 
 
-async def test_the_order_is_host_origin_token() -> None:
+async def test_host_is_checked_before_origin_before_token() -> None:
     settings = ServerSettings(tokens=(TOKEN,))
     origin = ("Origin", "https://evil.example.com")
     assert (await answer(settings, [("Host", "evil.example.com"), origin]))[0] == 421
@@ -215,10 +214,10 @@ def guarded_counter(**settings: Any) -> Any:
     return Guard(app, ServerSettings(**settings))
 
 
-async def test_every_route_wants_the_token() -> None:
+async def test_every_route_requires_the_token() -> None:
     async with (
         serving(guarded_counter(tokens=(TOKEN,))) as address,
-        httpx.AsyncClient(base_url=f"http://{address}") as client,
+        http_client(address) as client,
     ):
         for method, path in ROUTES:
             refused = await client.request(method, path)
@@ -239,7 +238,7 @@ REFUSED_SOCKETS: list[tuple[dict[str, str], int]] = [
 
 
 @pytest.mark.parametrize("path", ["/ws", "/mcp", "/no/such/socket"])
-async def test_a_socket_is_refused_before_it_is_accepted(path: str) -> None:
+async def test_socket_is_refused_before_it_is_accepted(path: str) -> None:
     async with serving(guarded_counter(tokens=(OTHER, TOKEN))) as address:
         host, port = address.split(":")
         for headers, status in REFUSED_SOCKETS:
@@ -259,7 +258,7 @@ async def test_a_socket_is_refused_before_it_is_accepted(path: str) -> None:
                 assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
 
 
-async def test_a_server_without_the_extension_still_refuses_before_accept() -> None:
+async def test_refusal_without_the_response_extension_closes_before_accept() -> None:
     sent: list[Any] = []
 
     async def never(*_: Any) -> None:
@@ -273,14 +272,14 @@ async def test_a_server_without_the_extension_still_refuses_before_accept() -> N
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
-async def test_an_application_life_passes() -> None:
-    asked: list[Scope] = []
+async def test_lifespan_scope_passes_the_guard() -> None:
+    scopes: list[Scope] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        asked.append(scope)
+        scopes.append(scope)
 
     async def nothing(*_: Any) -> Any:
         await asyncio.sleep(0)
 
     await Guard(app, ServerSettings(tokens=(TOKEN,)))({"type": "lifespan"}, nothing, nothing)
-    assert asked == [{"type": "lifespan"}]
+    assert scopes == [{"type": "lifespan"}]

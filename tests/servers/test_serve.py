@@ -1,4 +1,4 @@
-"""`ropewalk serve` from outside: whom it lets in, what it prints, how it ends. Real processes, really signalled."""
+"""`ropewalk serve` from outside: access, output, shutdown. Real processes and signals."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from serve_process import PATIENCE_S, SUPPORT, eventually, gone, refusal, serve
+from serve_process import SUPPORT, WAIT_TIMEOUT_S, eventually, gone, run_refused_server, serve
 from server_apps import mcp, step
 from serving import ask, socket_to
 
@@ -26,7 +26,7 @@ soak = pytest.mark.soak
 slow = pytest.mark.slow
 
 
-def test_every_route_wants_the_token_and_no_secret_is_ever_told(tmp_path: Path) -> None:
+def test_served_routes_require_the_token_and_reveal_no_secret(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"# of the trainer\n{TOKEN}\n\n{OTHER}\n")
     canary = "canary-4f1c9d-of-the-operator"
@@ -52,18 +52,18 @@ def test_every_route_wants_the_token_and_no_secret_is_ever_told(tmp_path: Path) 
     assert canary not in server.output
 
 
-def test_a_foreign_app_is_guarded_and_does_not_see_the_tokens() -> None:
+def test_foreign_app_is_guarded_and_does_not_see_the_tokens() -> None:
     with serve(app="tell_environ:app", ROPEWALK_TOKENS=f"{OTHER}, {TOKEN}") as server:
         assert server.get("/")[0] == 401
         assert server.get("/", Authorization=f"Bearer {TOKEN}", Host="rebound.example.com")[0] == 421
-        status, said = server.get("/", Authorization=f"Bearer {TOKEN}")
+        status, environment_text = server.get("/", Authorization=f"Bearer {TOKEN}")
         assert status == 200
-        assert TOKEN not in said
-        assert "PATH" in said
+        assert TOKEN not in environment_text
+        assert "PATH" in environment_text
 
 
 @pytest.mark.slow
-def test_the_event_loop_is_uvloop_where_that_is_installed(tmp_path: Path) -> None:
+def test_event_loop_is_uvloop_where_installed(tmp_path: Path) -> None:
     with serve(app="tell_environ:app") as server:
         assert server.get("/loop") == (200, "uvloop")
     (tmp_path / "uvloop.py").write_text("raise ModuleNotFoundError('on purpose')")
@@ -73,26 +73,26 @@ def test_the_event_loop_is_uvloop_where_that_is_installed(tmp_path: Path) -> Non
 
 
 @slow
-def test_tokens_of_options_outrank_those_of_the_environment() -> None:
+def test_tokens_of_options_replace_those_of_the_environment() -> None:
     with serve("--token", TOKEN, "--host", "0.0.0.0", ROPEWALK_TOKENS=OTHER) as server:
         assert server.get("/health")[0] == 401
         assert server.get("/health", Authorization=f"Bearer {TOKEN}")[0] == 200
         assert server.get("/health", Authorization=f"Bearer {OTHER}")[0] == 401
 
 
-def test_strangers_must_not_come_in_without_a_token(capsys: pytest.CaptureFixture[str]) -> None:
+def test_public_addresses_require_a_token(capsys: pytest.CaptureFixture[str]) -> None:
     for host in ("0.0.0.0", "::"):
         assert main(["serve", "counter:app", "--port", "0", "--host", host]) == 2
-        said = capsys.readouterr().err
+        errors = capsys.readouterr().err
         for word in ("expected a token", "--token-file", "ROPEWALK_TOKENS", "--insecure", "secrets"):
-            assert word in said
+            assert word in errors
     with socket.create_server(("0.0.0.0", 0)) as listener:  # an inherited socket is looked at too
         assert main(["serve", "counter:app", "--fd", str(os.dup(listener.fileno()))]) == 2
     assert "expected a token" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("options", "text"),
     [
         (("--token", "short"), "at least 16 printable ASCII characters"),
         (("--token-file", "/no/such/file"), "--token-file"),
@@ -101,21 +101,21 @@ def test_strangers_must_not_come_in_without_a_token(capsys: pytest.CaptureFixtur
         (("--fd", "987"), "--fd"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused(
-    words: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_options_are_refused(
+    options: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        status: object = main(["serve", "counter:app", "--port", "0", *words])
+        status: object = main(["serve", "counter:app", "--port", "0", *options])
     except SystemExit as ended:
         status = ended.code
     assert status == 2
-    said = capsys.readouterr().err
-    assert text in said
-    assert "short" not in said
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert "short" not in errors
 
 
 @pytest.mark.parametrize(
-    ("app", "words", "text"),
+    ("app", "options", "text"),
     [
         # It cannot heed them.
         pytest.param("tell_environ:app", ("--max-sessions", "3"), "--max-sessions", marks=slow),
@@ -123,18 +123,18 @@ def test_options_that_cannot_be_used_are_refused(
         pytest.param("counter:app", ("--allowed-origin", "example.org"), "allowed origin", marks=soak),
     ],
 )
-def test_options_that_an_app_cannot_be_served_with_are_refused(
-    app: str, words: tuple[str, ...], text: str
+def test_options_that_the_app_cannot_support_are_refused(
+    app: str, options: tuple[str, ...], text: str
 ) -> None:
-    status, said = refusal(*words, app=app)
-    assert (status, text in said, "Traceback" in said) == (2, True, False)
+    status, output = run_refused_server(*options, app=app)
+    assert (status, text in output, "Traceback" in output) == (2, True, False)
 
 
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, pytest.param(signal.SIGINT, marks=slow), pytest.param(signal.SIGHUP, marks=soak)],
 )
-async def test_sessions_print_nothing_and_a_signal_under_load_leaves_nothing_behind(
+async def test_sessions_log_nothing_and_a_signal_under_load_leaves_nothing_behind(
     number: signal.Signals,
 ) -> None:
     with serve() as server:
@@ -162,7 +162,7 @@ async def test_sessions_print_nothing_and_a_signal_under_load_leaves_nothing_beh
 
 
 @slow
-async def test_a_step_that_hangs_does_not_keep_the_server() -> None:
+async def test_hanging_step_does_not_block_the_shutdown() -> None:
     with serve("--drain", "0.5", app="hanging:app") as server:
         async with socket_to(server.address) as client:
             await client.send(json.dumps(step()))
@@ -172,7 +172,7 @@ async def test_a_step_that_hangs_does_not_keep_the_server() -> None:
 
 
 @slow
-async def test_a_second_interrupt_ends_at_once() -> None:
+async def test_second_interrupt_ends_at_once() -> None:
     with serve("--drain", "3600", app="tell_environ:app") as server, server.connect() as connection:
         connection.sendall(b"GET /hang HTTP/1.1\r\nHost: localhost\r\n\r\n")
         eventually(lambda: "hanging now" in server.output)
@@ -184,7 +184,7 @@ async def test_a_second_interrupt_ends_at_once() -> None:
 
 
 @slow
-def test_sessions_that_were_opened_and_left_do_not_fill_the_server_for_ever() -> None:
+def test_abandoned_sessions_free_their_slots_after_the_idle_timeout() -> None:
     with serve("--max-sessions", "2", "--idle-timeout", "1.5", "--max-wait", "0") as server:
 
         def created() -> bool:
@@ -204,7 +204,7 @@ def test_sessions_that_were_opened_and_left_do_not_fill_the_server_for_ever() ->
     # Threads are as many as calls have been under way at once, and the sessions are asked one by one.
     [("fuzz_app:app", 0), ("fuzz_app:in_threads", 8)],
 )
-async def test_sessions_take_no_thread_each(app: str, threads: int) -> None:
+async def test_sessions_share_threads(app: str, threads: int) -> None:
     with serve("--max-sessions", "64", app=app) as server:
         process = psutil.Process(server.process.pid)
         before = process.num_threads()
@@ -228,7 +228,7 @@ def lines(notes: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "environ", "told"),
+    ("options", "environ", "started"),
     [
         pytest.param((), {}, ["start exposed=False"], marks=soak),
         pytest.param(("--host", "0.0.0.0"), {"ROPEWALK_INSECURE": "1"}, ["start exposed=True"], marks=slow),
@@ -238,29 +238,29 @@ def lines(notes: Path) -> list[str]:
         ),
     ],
 )
-def test_a_lifespan_is_run_once_a_process_and_knows_who_can_reach_it(
-    words: tuple[str, ...], environ: dict[str, str], told: list[str], tmp_path: Path
+def test_lifespan_runs_once_per_process_and_knows_the_exposure(
+    options: tuple[str, ...], environ: dict[str, str], started: list[str], tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"
-    with serve(*words, app="lifelong:app", NOTES=str(notes), **environ):
-        eventually(lambda: len(lines(notes)) == len(told))
-    assert lines(notes) == told + ["end"] * len(told)
+    with serve(*options, app="lifelong:app", NOTES=str(notes), **environ):
+        eventually(lambda: len(lines(notes)) == len(started))
+    assert lines(notes) == started + ["end"] * len(started)
 
 
 @pytest.mark.parametrize(
-    "words", [pytest.param((), marks=slow), pytest.param(("--workers", "2"), marks=soak)]
+    "options", [pytest.param((), marks=slow), pytest.param(("--workers", "2"), marks=soak)]
 )
-def test_a_lifespan_that_refuses_is_a_message_and_a_status(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_refusing_lifespan_ends_with_a_message_and_status_2(options: tuple[str, ...], tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    status, said = refusal(*words, app="lifelong:app", NOTES=str(notes), REFUSE="1")
+    status, output = run_refused_server(*options, app="lifelong:app", NOTES=str(notes), REFUSE="1")
     assert status == 2
-    assert said.count(REFUSAL) == 1
-    assert "Traceback" not in said
+    assert output.count(REFUSAL) == 1
+    assert "Traceback" not in output
     assert "end" not in lines(notes)
 
 
 @soak
-def test_under_plain_uvicorn_a_lifespan_that_refuses_is_a_message_too(tmp_path: Path) -> None:
+def test_refusing_lifespan_under_plain_uvicorn_ends_with_a_message(tmp_path: Path) -> None:
     notes = tmp_path / "notes"
     environ = {"NOTES": str(notes), "REFUSE": "1", "PATH": "", "PYTHONPATH": str(Path(SUPPORT).parents[1])}
     done = subprocess.run(
@@ -269,7 +269,7 @@ def test_under_plain_uvicorn_a_lifespan_that_refuses_is_a_message_too(tmp_path: 
         env=environ,
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=WAIT_TIMEOUT_S,
     )
     assert done.returncode != 0
     assert done.stderr.count(REFUSAL) == 1

@@ -1,13 +1,13 @@
-"""Whose a session is, how many one caller may have, when an idle one ends, and how a server that stops ends all."""
+"""Owners of sessions, caps per token, idle timeouts, and draining."""
 
 import asyncio
 import json
 import logging
 
 import pytest
-from counter import AsyncCounter, BlockingCounter, Counter, SlowBlocking
+from counter import BlockingCounter, Counter, SlowBlocking
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, step
-from serving import ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
 from simulated_time import simulate
 
 from openenv_core.protocol.errors import RefusalError
@@ -22,7 +22,7 @@ A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
 # Turns
 
 
-async def test_callers_who_gave_up_wait_for_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_callers_leave_the_queue_of_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "MAX_WAITING", 1)
     env = SlowBlocking.fresh()
     app = app_of(env)
@@ -40,7 +40,7 @@ async def test_callers_who_gave_up_wait_for_no_turn(monkeypatch: pytest.MonkeyPa
         assert (await call).status_code == 200
 
 
-def test_requests_for_one_session_that_is_still_to_come_wait_no_longer_than_one_of_them() -> None:
+def test_concurrent_requests_for_a_pending_session_share_one_wait() -> None:
     async def ask(table: SessionTable) -> None:
         with pytest.raises(RefusalError, match="1 of 1 in use"):
             await table.find_or_open("", "one", wait_s=10)
@@ -66,10 +66,10 @@ def test_requests_for_one_session_that_is_still_to_come_wait_no_longer_than_one_
 # Owners
 
 
-async def test_another_callers_session_is_as_good_as_none() -> None:
+async def test_session_of_another_token_is_unknown() -> None:
     app = app_of(Counter, tokens=TOKENS)
     async with serving(app) as address:
-        session = await opened(address, **A)
+        session = await open_session(address, **A)
         for name in (session, "no-such"):
             reply = await rpc(address, "openenv/session/close", {"session_id": name}, **B)
             assert reply["error"] == {"code": -32602, "message": f"Unknown session_id: {name}", "data": None}
@@ -84,7 +84,7 @@ async def test_another_callers_session_is_as_good_as_none() -> None:
             assert (await ask(ws, step()))["type"] == "observation"
 
 
-async def test_two_callers_may_choose_the_same_id() -> None:
+async def test_two_tokens_may_choose_the_same_session_id() -> None:
     app = app_of(Counter, tokens=TOKENS)
     async with serving(app) as address:
         for headers, seed in ((A, 1), (B, 5)):
@@ -96,21 +96,21 @@ async def test_two_callers_may_choose_the_same_id() -> None:
         assert app.sessions.active == 2
 
 
-async def test_the_cap_of_one_token() -> None:
+async def test_cap_per_token_holds() -> None:
     app = app_of(Counter, cap=3, tokens=TOKENS, max_sessions_per_token=2)
     async with serving(app) as address:
-        first, _ = await opened(address, **A), await opened(address, **A)
+        first, _ = await open_session(address, **A), await open_session(address, **A)
         reply = await rpc(address, "openenv/session/create", **A)
         assert reply["error"]["data"] == {"active_sessions": 2, "max_sessions": 2}
         assert (await request(address, "POST", "/reset", None, A)).status_code == 503
-        await opened(address, **B)
+        await open_session(address, **B)
         reply = await rpc(address, "openenv/session/create", **B)
         assert reply["error"]["data"] == {"active_sessions": 3, "max_sessions": 3}
         await rpc(address, "openenv/session/close", {"session_id": first}, **A)
-        await opened(address, **A)
+        await open_session(address, **A)
 
 
-async def test_an_old_session_does_not_take_along_a_new_one_of_its_id() -> None:
+async def test_closing_an_old_session_keeps_the_new_one_of_the_same_id() -> None:
     table = SessionTable(Counter, 2, Executor(2))
     old = await table.open("", "same")
     table.drop(old)
@@ -124,7 +124,7 @@ async def test_an_old_session_does_not_take_along_a_new_one_of_its_id() -> None:
 # The reaper
 
 
-async def test_sessions_that_nobody_uses_are_ended() -> None:
+async def test_idle_sessions_are_closed() -> None:
     class Closing(BlockingCounter):
         closed = 0
 
@@ -133,23 +133,23 @@ async def test_sessions_that_nobody_uses_are_ended() -> None:
 
     app = app_of(Closing, idle_timeout_s=0.2)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         await request(address, "POST", "/reset", None, {HEADER: "a"})
         await eventually(lambda: app.sessions.active == 0)
         assert Closing.closed == 2
         assert not app.sessions._sessions
         assert (await request(address, "GET", "/state", headers={HEADER: "a"})).status_code == 404
         assert (await rpc(address, "tools/list", {"session_id": session}))["error"]["code"] == -32602
-        await opened(address)  # the reaper has ended with its last session, and begins again
+        await open_session(address)  # the reaper has ended with its last session, and begins again
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_session_with_a_socket_or_a_call_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_session_with_a_socket_or_call_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.02)  # a lower limit is heeded at once
     env = SlowBlocking.fresh()
     app = app_of(env, idle_timeout_s=600)
     async with serving(app) as address:
-        attached, lonely = await opened(address), await opened(address)
+        attached, lonely = await open_session(address), await open_session(address)
         async with socket_to(address, f"?session_id={attached}"), socket_to(address) as bound:
             (standing,) = (session for session in app.sessions.standing if session.id == attached)
             await eventually(lambda: standing.attached)
@@ -166,56 +166,40 @@ async def test_a_session_with_a_socket_or_a_call_is_left_alone(monkeypatch: pyte
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_session_that_was_never_used_goes_sooner_and_its_slot_comes_back(
+async def test_unused_session_is_closed_sooner_and_frees_its_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reaper, "UNUSED_SESSION_TTL_S", 0.1)
     app = app_of(Counter, cap=2, idle_timeout_s=600)
     async with serving(app) as address:
-        await opened(address)
+        await open_session(address)
         await request(address, "POST", "/reset", None, {HEADER: "used"})
         await eventually(lambda: app.sessions.active == 1)
         assert (await request(address, "GET", "/state", headers={HEADER: "used"})).status_code == 200
-        await opened(address)
+        await open_session(address)
 
 
-async def test_a_session_that_cannot_be_ended_is_told_of_and_tried_again(
+async def test_failed_close_of_an_idle_session_is_logged_and_retried(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = app_of(Counter, idle_timeout_s=0.1)
     async with serving(app) as address:
         with monkeypatch.context() as broken, caplog.at_level(logging.ERROR, "servers"):
             broken.setattr(app.sessions, "drop", lambda _: 1 / 0)
-            await opened(address)
+            await open_session(address)
             await eventually(lambda: "could not be ended" in caplog.text)
         await eventually(lambda: app.sessions.active == 0)
-
-
-async def test_stopping_the_server_closes_what_stands() -> None:
-    class Closing(AsyncCounter):
-        closed = 0
-
-        async def close(self) -> None:
-            Closing.closed += 1
-
-    app = app_of(Closing)
-    async with serving(app) as address:
-        await opened(address)
-    assert (Closing.closed, app.sessions.active) == (1, 0)
-    async with serving(app) as address:
-        await opened(address)
-    assert Closing.closed == 2
 
 
 # A server that stops
 
 
 @EVERY_WAY
-async def test_draining_closes_idle_sockets_and_lets_nobody_in(env: type[Counter]) -> None:
+async def test_draining_closes_idle_sockets_and_refuses_new_sessions(env: type[Counter]) -> None:
     app = app_of(env)
     async with serving(app) as address:
-        session = await opened(address)
-        await opened(address)
+        session = await open_session(address)
+        await open_session(address)
         async with (
             socket_to(address) as ws,
             socket_to(address, f"?session_id={session}") as attached,
@@ -226,20 +210,20 @@ async def test_draining_closes_idle_sockets_and_lets_nobody_in(env: type[Counter
             await ask(mcp, {"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
             drained = asyncio.create_task(app.drain(60))
             for connection in (ws, attached, mcp):
-                assert await closing_of(connection) == 1001
+                assert await wait_close_code(connection) == 1001
             await drained
         assert app.sessions.active == 0
         assert not app.sessions._sessions
         async with socket_to(address) as late:
             assert json.loads(await late.recv())["data"]["code"] == "CAPACITY_REACHED"
-            assert await closing_of(late) == 1000
+            assert await wait_close_code(late) == 1000
         assert (await request(address, "POST", "/reset")).status_code == 503
         assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
     async with serving(app) as address:  # an app may be served again
         assert (await request(address, "POST", "/reset")).status_code == 200
 
 
-async def test_draining_lets_a_step_under_way_be_answered() -> None:
+async def test_draining_answers_running_steps_first() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:
@@ -254,7 +238,7 @@ async def test_draining_lets_a_step_under_way_be_answered() -> None:
             assert not drained.done()
             env.release.set()
             assert json.loads(await ws.recv())["type"] == "observation"
-            assert await closing_of(ws) == 1001
+            assert await wait_close_code(ws) == 1001
         assert (await call).status_code == 200
         await drained
         assert (env.closed, app.sessions.active) == (2, 0)

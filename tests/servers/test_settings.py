@@ -1,4 +1,4 @@
-"""Settings of a server from environment variables, and slots that are counted over worker processes."""
+"""Server settings from environment variables, and slots counted over worker processes."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ from servers.settings import ServerSettings
 TOKEN = "correct-horse-battery-staple"
 
 
-def test_everything_can_be_set_by_the_environment(tmp_path: Path) -> None:
+def test_every_setting_has_an_environment_variable(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# comment\n\n  {TOKEN}  \n")
     environ = {
@@ -49,7 +49,7 @@ def test_everything_can_be_set_by_the_environment(tmp_path: Path) -> None:
     assert ServerSettings.from_environment(empty) == ServerSettings()
 
 
-def test_values_that_cannot_be_read_are_refused_and_tokens_not_shown() -> None:
+def test_invalid_values_are_refused_without_showing_tokens() -> None:
     for name, value in (
         ("ROPEWALK_TOKENS", "short"),
         ("ROPEWALK_TOKENS", "not-ascii-but-l\u00f6ng-enough"),
@@ -91,7 +91,7 @@ def test_slots_are_counted_over_all_workers() -> None:
     assert other.active == 1
 
 
-def test_a_full_worker_knows_one_that_has_room() -> None:
+def test_full_worker_finds_one_with_a_free_slot() -> None:
     fd = SlotTable.create(2, 2, 4)
     one, other = seen_by(fd, 0, local=1), seen_by(fd, 1, local=1)
     assert (one.cap, one.find_free_worker()) == (1, None)
@@ -104,7 +104,7 @@ def test_a_full_worker_knows_one_that_has_room() -> None:
     os.close(fd)
 
 
-async def test_who_wants_several_slots_is_not_overtaken_in_another_worker() -> None:
+async def test_batch_waiting_for_slots_is_not_overtaken_at_another_worker() -> None:
     fd = SlotTable.create(2, 2, 4)
     queues = [SlotQueue(seen_by(fd, worker, local=4), 4, 600.0) for worker in range(2)]
     held = [queues[0].enter(owner) for owner in "aaab"]
@@ -120,7 +120,9 @@ async def test_who_wants_several_slots_is_not_overtaken_in_another_worker() -> N
     os.close(fd)
 
 
-async def test_newcomer_that_is_granted_a_slot_is_not_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ticket_with_an_immediate_slot_is_not_counted_as_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fd = SlotTable.create(2, 2, 4)
     waiting, add = [], SlotTable.add
 
@@ -138,7 +140,7 @@ async def test_newcomer_that_is_granted_a_slot_is_not_counted_twice(monkeypatch:
     os.close(fd)
 
 
-async def test_newcomers_that_wait_are_bounded_over_all_workers() -> None:
+async def test_queue_is_bounded_over_all_workers() -> None:
     fd = SlotTable.create(2, 2, 4)
     queues = [SlotQueue(seen_by(fd, worker, local=3), 4, 600.0) for worker in range(2)]
     held = [queues[number % 2].enter(owner) for number, owner in enumerate("aabb")]
@@ -152,7 +154,7 @@ async def test_newcomers_that_wait_are_bounded_over_all_workers() -> None:
     os.close(fd)
 
 
-def test_a_process_that_is_frozen_with_the_lock_stops_nobody() -> None:
+def test_frozen_process_with_the_lock_blocks_no_other() -> None:
     fd = SlotTable.create(2, 2, 4)
     program = (
         "import sys, time; from servers.fleet.slots import SlotTable\n"
@@ -177,8 +179,8 @@ def test_a_process_that_is_frozen_with_the_lock_stops_nobody() -> None:
 
 
 @pytest.mark.slow
-def test_many_processes_never_take_more_than_there_is() -> None:
-    """Four processes take and give a thousand times each; each looks, whenever it has a slot, how many there are."""
+def test_many_processes_never_exceed_the_cap() -> None:
+    """Four processes take and release a slot a thousand times each, and check the total while they hold it."""
     fd = SlotTable.create(4, 1, 4)
     program = (
         "import sys; from servers.fleet.slots import *; from openenv_core.protocol.errors import RefusalError\n"

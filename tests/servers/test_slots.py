@@ -1,4 +1,4 @@
-"""Whatever clients do and whenever they leave: each environment is closed once and each slot comes back."""
+"""Whatever clients do and whenever they disconnect: each environment is closed once and each slot comes back."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ AT_ONCE = 12
 
 
 class Counted(Counter):
-    """Counts its instances; construction, steps and closing take a moment."""
+    """Counts its instances; construction, steps and close take a moment."""
 
     BLOCKING = True
     built = closed = 0
@@ -63,7 +63,7 @@ class CountedInline(Counted):
 
 
 class CountedMixed(CountedAsync):
-    """Plain steps, which hold a thread, and a close that has to be awaited."""
+    """Plain steps, which block a thread, and an async close."""
 
     def step(self, action: Add) -> Any:
         time.sleep(0.002)
@@ -86,7 +86,7 @@ class CountedCloseRaises(Counted):
     [CountedInline, Counted, CountedAsync, CountedMixed, CountedSolitary, CountedCloseRaises],
     ids=lambda kind: kind.__name__,
 )
-async def test_random_comings_and_goings_leave_nothing_behind(kind: type[Counted]) -> None:
+async def test_random_connects_and_disconnects_leave_nothing_behind(kind: type[Counted]) -> None:
     env = kind.fresh()
     chance = random.Random(4)
     cap = AT_ONCE if env.SUPPORTS_CONCURRENT_SESSIONS else 1
@@ -123,9 +123,7 @@ async def test_random_comings_and_goings_leave_nothing_behind(kind: type[Counted
 
 @pytest.mark.parametrize("kind", [CountedInline, Counted, CountedSolitary], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("how", ["close", "abort"])
-async def test_the_only_slot_is_free_for_whoever_comes_right_after_another(
-    kind: type[Counted], how: str
-) -> None:
+async def test_only_slot_is_free_for_the_next_client_at_once(kind: type[Counted], how: str) -> None:
     env = kind.fresh()
     async with serving(app_of(env, cap=1)) as address:
         for _ in range(25):
@@ -141,7 +139,9 @@ async def test_the_only_slot_is_free_for_whoever_comes_right_after_another(
                 assert json.loads(await other.recv())["data"]["code"] == "CAPACITY_REACHED"
 
 
-async def test_an_environment_that_comes_as_its_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_constructed_as_its_client_leaves_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     env = Counted.fresh()
     table = SessionTable(env, 1, Executor(1))
     deliver = ThreadCall._deliver
@@ -163,7 +163,7 @@ async def test_an_environment_that_comes_as_its_client_leaves(monkeypatch: pytes
     assert table.active == 0
 
 
-async def test_an_async_close_follows_an_abandoned_step() -> None:
+async def test_exclusive_class_keeps_its_slot_until_its_abandoned_step_and_close_end() -> None:
     class Mixed(SlowBlocking):
         SUPPORTS_CONCURRENT_SESSIONS = False
 
@@ -181,12 +181,13 @@ async def test_an_async_close_follows_an_abandoned_step() -> None:
             await eventually(env.entered.is_set)
             ws.transport.abort()
         await eventually(lambda: table.executor.abandoned == 1)
+        assert (table.active, env.closed) == (1, 0)
         env.release.set()
         await eventually(lambda: table.active == 0)
         assert env.closed == 1
 
 
-async def test_the_thread_of_a_constructor_that_raises_ends() -> None:
+async def test_thread_of_a_failed_constructor_ends() -> None:
     class Alone(Counter):
         BLOCKING = True
         REQUIRES_SINGLE_THREAD_EXECUTOR = True
@@ -203,7 +204,7 @@ async def test_the_thread_of_a_constructor_that_raises_ends() -> None:
 
 
 @pytest.mark.parametrize("kind", [CountedInline, CountedAsync], ids=lambda kind: kind.__name__)
-async def test_a_client_that_falls_silent_loses_its_slot(kind: type[Counted]) -> None:
+async def test_client_that_answers_no_pings_loses_its_slot(kind: type[Counted]) -> None:
     env = kind.fresh()
     app = app_of(env, cap=1)
     async with serving(app, ws_ping_interval=0.1, ws_ping_timeout=0.1) as address, socket_to(address) as ws:

@@ -1,4 +1,4 @@
-"""Environments that heed nothing, raise what nobody should, or bring what is no environment: only they are hit."""
+"""Environments that ignore cancellation, raise unusual exceptions, or are none: only their own session suffers."""
 
 import asyncio
 import inspect
@@ -20,7 +20,7 @@ from counter import (
 )
 from server_apps import HEADER, STATE, action, step
 from server_apps import app_of as app_with
-from serving import PATIENCE_S, ask, eventually, opened, request, rpc, serving, socket_to
+from serving import WAIT_TIMEOUT_S, ask, eventually, open_session, request, rpc, serving, socket_to
 
 from servers import execution
 from servers.app import EnvironmentApp
@@ -39,11 +39,11 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Stop(BaseException):
-    """What a library raises that is not meant to be caught: a panic, or the end of a test."""
+    """A BaseException, as libraries raise for a panic or the end of a test."""
 
 
 def raising(kind: type[Counter]) -> Any:
-    """Return a counter that raises at one place; the test sets `where`, and the `error`."""
+    """Return a counter that raises in one method; the test sets `where` and `error`."""
 
     def at(name: str) -> Any:
         original = getattr(kind, name)
@@ -87,11 +87,11 @@ ASKING = {
 
 
 @KINDS
-async def test_whatever_a_method_raises_is_an_error_and_the_session_lives(kind: type[Counter]) -> None:
+async def test_any_exception_of_a_method_is_an_error_and_the_session_stays(kind: type[Counter]) -> None:
     env = raising(kind)
     app = app_of(env)
     async with serving(app) as address:
-        standing = await opened(address)
+        standing = await open_session(address)
         for env.where, (frame, method, path, body) in ASKING.items():
             for env.error in ERRORS:
                 for query in ("", f"?session_id={standing}"):
@@ -116,7 +116,7 @@ class EndlessError(Exception):
 
 
 @KINDS
-async def test_errors_without_text_or_with_too_much_are_told_in_short(kind: type[Counter]) -> None:
+async def test_errors_without_text_or_with_huge_text_are_reported_briefly(kind: type[Counter]) -> None:
     errors: list[type[Exception]] = [UnspeakableError, EndlessError]
     env = raising(kind)
     env.where = "step"
@@ -130,7 +130,7 @@ async def test_errors_without_text_or_with_too_much_are_told_in_short(kind: type
 
 
 @KINDS
-async def test_an_option_may_be_called_like_anything(kind: type[Counter]) -> None:
+async def test_options_may_have_any_name(kind: type[Counter]) -> None:
     options = dict.fromkeys(("self", "fn", "args", "runner", "options", "kwargs", "name"), 1)
     async with serving(app_of(kind)) as address:
         async with socket_to(address) as ws:
@@ -139,7 +139,7 @@ async def test_an_option_may_be_called_like_anything(kind: type[Counter]) -> Non
         assert (await request(address, "POST", "/step", {**action(), **options})).status_code == 200
 
 
-async def test_a_request_that_two_readers_could_take_for_two_is_refused() -> None:
+async def test_ambiguous_request_framing_is_refused() -> None:
     async with serving(app_of(Counter)) as address:
         host, _, port = address.partition(":")
         for head in (
@@ -155,15 +155,15 @@ async def test_a_request_that_two_readers_could_take_for_two_is_refused() -> Non
 
 
 @KINDS
-async def test_whatever_a_constructor_or_a_close_raises_the_slot_comes_back(kind: type[Counter]) -> None:
+async def test_any_exception_of_constructor_or_close_frees_the_slot(kind: type[Counter]) -> None:
     env = raising(kind)
     app = app_of(env)
     async with serving(app) as address:
         for env.error in ERRORS:
             env.where = "__init__"
             async with socket_to(address) as ws:
-                told = json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))
-                assert told["data"]["code"] == "FACTORY_ERROR", env.error
+                reply = json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))
+                assert reply["data"]["code"] == "FACTORY_ERROR", env.error
             assert (await request(address, "POST", "/reset")).status_code == 500
             assert (await rpc(address, "openenv/session/create"))["error"]["code"] == -32000
             await eventually(lambda: app.sessions.active == 0)
@@ -171,12 +171,12 @@ async def test_whatever_a_constructor_or_a_close_raises_the_slot_comes_back(kind
             async with socket_to(address) as ws:
                 assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
             assert (await request(address, "POST", "/reset")).status_code == 200
-            await rpc(address, "openenv/session/close", {"session_id": await opened(address)})
+            await rpc(address, "openenv/session/close", {"session_id": await open_session(address)})
             await eventually(lambda: app.sessions.active == 0)
 
 
 class NeverClosed(SlowAsync):
-    """Its closing does not heed its cancellation."""
+    """Its close ignores cancellation."""
 
     async def close(self) -> None:  # type: ignore[override]
         while not self.release.is_set():
@@ -187,7 +187,7 @@ class NeverClosed(SlowAsync):
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_closing_that_never_ends_keeps_no_slot() -> None:
+async def test_endless_close_keeps_no_slot() -> None:
     env = NeverClosed.fresh()
     app = app_of(env)
     async with serving(app) as address:
@@ -195,14 +195,14 @@ async def test_a_closing_that_never_ends_keeps_no_slot() -> None:
             async with socket_to(address) as ws:
                 await ws.send('{"type":"close"}')
                 await ws.wait_closed()
-            await rpc(address, "openenv/session/close", {"session_id": await opened(address)})
+            await rpc(address, "openenv/session/close", {"session_id": await open_session(address)})
             await eventually(lambda: app.sessions.active == 0)
         finally:
             env.release.set()
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_closing_waits_for_a_thread_for_as_long_as_others_hold_them() -> None:
+async def test_close_waits_for_a_free_thread() -> None:
     env = SlowBlocking.fresh()
     executor = Executor(1)
     runner = await executor.construct(env)
@@ -216,7 +216,7 @@ async def test_a_closing_waits_for_a_thread_for_as_long_as_others_hold_them() ->
 
 
 class NeverReturns(SlowBlocking):
-    """Its closing holds a thread."""
+    """Its close blocks a thread."""
 
     def close(self) -> None:
         self.release.wait(60)
@@ -224,7 +224,7 @@ class NeverReturns(SlowBlocking):
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_closing_that_has_begun_and_hangs_is_given_up() -> None:
+async def test_hanging_close_is_abandoned() -> None:
     env = NeverReturns.fresh()
     executor = Executor(1)
     runner = await executor.construct(env)
@@ -239,7 +239,7 @@ async def test_a_closing_that_has_begun_and_hangs_is_given_up() -> None:
 
 
 class DeafCounter(SlowAsync):
-    """Its step does not heed its cancellation."""
+    """Its step ignores cancellation."""
 
     async def step(self, action: Add) -> Count:  # type: ignore[override]
         self.entered.set()
@@ -253,12 +253,14 @@ class DeafCounter(SlowAsync):
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("attached", [False, True])
-async def test_a_client_that_leaves_a_deaf_step_leaves_its_slot_at_the_deadline(attached: bool) -> None:
+async def test_disconnect_from_a_step_that_ignores_cancellation_frees_the_slot_at_the_deadline(
+    attached: bool,
+) -> None:
     env = DeafCounter.fresh()
-    app = app_of(env, step_timeout_s=0.5)
+    app = app_of(env, step_timeout_s=1.0)
     async with serving(app) as address:
         try:
-            query = f"?session_id={await opened(address)}" if attached else ""
+            query = f"?session_id={await open_session(address)}" if attached else ""
             async with socket_to(address, query) as ws:
                 await ws.send(json.dumps(STEP))
                 await eventually(env.entered.is_set)
@@ -284,7 +286,7 @@ class OneAtATime(SlowConstructor):
         super().close()
 
 
-async def test_a_class_that_must_be_alone_is_not_constructed_twice_at_once() -> None:
+async def test_exclusive_class_is_not_constructed_twice_at_once() -> None:
     env: Any = OneAtATime.fresh()
     env.inside = env.most = 0
     app = app_of(env, cap=1)
@@ -304,9 +306,9 @@ async def test_a_class_that_must_be_alone_is_not_constructed_twice_at_once() -> 
     assert env.most == 1
 
 
-async def test_an_environment_is_closed_once() -> None:
+async def test_environment_is_closed_once() -> None:
     env = SlowAsync.fresh()
-    app = app_of(env, step_timeout_s=0.2)
+    app = app_of(env, step_timeout_s=1.0)
     async with serving(app) as address, socket_to(address) as ws:
         create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
         assert (await ask(ws, {"type": "mcp", "data": create}))["data"]["result"]["session_id"]
@@ -317,7 +319,7 @@ async def test_an_environment_is_closed_once() -> None:
 
 
 class Borrowed:
-    """Stands in for an environment, with methods that its class does not have."""
+    """A proxy of an environment whose class lacks the methods."""
 
     def __init__(self, inner: Counter) -> None:
         self._inner = inner
@@ -326,7 +328,7 @@ class Borrowed:
         return getattr(self._inner, name)
 
 
-async def test_what_only_looks_like_an_environment_is_refused() -> None:
+async def test_object_that_is_not_an_environment_is_refused() -> None:
     app = app_of(lambda: Borrowed(Counter()), cap=1)
     async with serving(app) as address:
         async with socket_to(address) as ws:
@@ -349,7 +351,7 @@ def endless() -> Any:
 
 
 def telling(kind: type[Counter], *results: Any) -> type[Counter]:
-    """Return a counter whose step returns one of these, by the amount."""
+    """Return a counter whose step returns the result at the index `amount`."""
 
     def step(self: Counter, action: Add) -> Any:
         return results[action.amount]
@@ -358,7 +360,7 @@ def telling(kind: type[Counter], *results: Any) -> type[Counter]:
 
 
 @pytest.mark.parametrize("kind", [Counter, BlockingCounter])
-async def test_observations_that_cannot_be_written_are_errors(kind: type[Counter]) -> None:
+async def test_unencodable_observations_are_errors(kind: type[Counter]) -> None:
     extras = [nested(100_000), endless(), object(), threading.Lock(), nested(3_000)]
     results = [*(Count(extra=extra) for extra in extras), None, 7, {"total": 1}, Count, iter(())]
     async with serving(app_of(telling(kind, *results))) as address, socket_to(address) as ws:

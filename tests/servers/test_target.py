@@ -1,4 +1,4 @@
-"""What `ropewalk serve` can be told to serve, and what it says of everything else."""
+"""What `ropewalk serve` can serve, and its errors for everything else."""
 
 import importlib
 import sys
@@ -68,8 +68,8 @@ app = create_app(Walk, Move, Seen, env_name="walk", max_concurrent_envs=1)
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Undo what loading does to this process."""
+def _restore_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo the effects of loading on this process."""
     modules, path = set(sys.modules), list(sys.path)
     monkeypatch.chdir(tmp_path)
     yield
@@ -77,8 +77,8 @@ def _as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     sys.path[:] = path
     for name in set(sys.modules) - modules:
         module = sys.modules[name]
-        found = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
-        if found is not None and Path(found).is_relative_to(tmp_path):
+        location = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+        if location is not None and Path(location).is_relative_to(tmp_path):
             del sys.modules[name]
 
 
@@ -101,18 +101,18 @@ def folder(root: Path, package: bool = True) -> Path:
 
 
 @pytest.mark.parametrize("name", ["blackjack", "blackjack_env", "Blackjack", "blackjack-env"])
-def test_an_environment_of_this_tree_by_its_name(name: str) -> None:
+def test_environment_of_this_tree_is_found_by_name(name: str) -> None:
     assert load_app(name) is importlib.import_module("envs.blackjack_env.server.app").app
 
 
-def test_an_installed_environment_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_environment_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path / "site" / "walk_env")
     monkeypatch.syspath_prepend(tmp_path / "site")
     for name in ("walk", "walk_env"):
         assert load_app(name) is sys.modules["walk_env.server.app"].app
 
 
-def test_an_installed_source_tree_is_the_same_environment_to_every_command(
+def test_editable_install_is_the_same_environment_to_every_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = folder(tmp_path / "checkout" / "walk_env")
@@ -120,7 +120,7 @@ def test_an_installed_source_tree_is_the_same_environment_to_every_command(
     monkeypatch.chdir(tmp_path / "elsewhere")
 
     class Finder:
-        """As pip installs a source tree: no entry of sys.path, but a finder of its own."""
+        """An editable install of pip: not on sys.path, but with its own finder."""
 
         @staticmethod
         def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
@@ -132,7 +132,7 @@ def test_an_installed_source_tree_is_the_same_environment_to_every_command(
     assert load_app("walk") is sys.modules["walk_env.server.app"].app
 
 
-def test_a_folder_that_is_called_as_an_environment_is_the_folder_to_every_command(tmp_path: Path) -> None:
+def test_folder_named_like_an_environment_takes_precedence_in_every_command(tmp_path: Path) -> None:
     write(tmp_path, {"blackjack/server/__init__.py": "", "blackjack/server/app.py": ASGI})
     here = tmp_path / "blackjack"
     assert target_of("blackjack") == Target(TargetKind.PATH, str(here), here)
@@ -143,7 +143,7 @@ def test_a_folder_that_is_called_as_an_environment_is_the_folder_to_every_comman
 @pytest.mark.parametrize(
     "target", ["walking:app", "walking:the_other", "walking.py", "./walking.py", "walking.py:the_other"]
 )
-def test_an_app_in_a_module_or_file(target: str, tmp_path: Path) -> None:
+def test_app_in_a_module_or_file(target: str, tmp_path: Path) -> None:
     write(tmp_path, {"walking.py": ASGI})
     assert load_app(target) is sys.modules["walking"].app
 
@@ -151,7 +151,7 @@ def test_an_app_in_a_module_or_file(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "target", ["walk_env", "./walk_env", "walk_env/openenv.yaml", "walk_env/server/app.py", "ABSOLUTE"]
 )
-def test_a_folder_that_is_a_package(target: str, tmp_path: Path) -> None:
+def test_folder_that_is_a_package(target: str, tmp_path: Path) -> None:
     folder(tmp_path / "walk_env")
     (tmp_path / "walk_env" / "openenv.yaml").write_text(
         "spec_version: 1\nname: walk\napp: server.app:app\nport: 8000\n"
@@ -161,13 +161,13 @@ def test_a_folder_that_is_a_package(target: str, tmp_path: Path) -> None:
     assert "models" not in sys.modules
 
 
-def test_the_folder_that_one_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder(tmp_path / "walk_env"))
     assert load_app(".") is sys.modules["walk_env.server.app"].app
 
 
 @pytest.mark.parametrize("target", ["./walk-env", "walk-env/server/app.py"])
-def test_a_clone_that_is_called_as_its_repository(target: str, tmp_path: Path) -> None:
+def test_clone_with_a_hyphenated_folder_name(target: str, tmp_path: Path) -> None:
     strict = APP.replace("try:", "if True:").partition("except ImportError:")
     folder(tmp_path / "walk-env")
     write(tmp_path / "walk-env", {"server/app.py": strict[0] + strict[2].partition("Walk\n")[2]})
@@ -175,7 +175,7 @@ def test_a_clone_that_is_called_as_its_repository(target: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["walk-env", "walk_env"])
-def test_a_folder_that_is_no_package(name: str, tmp_path: Path) -> None:
+def test_folder_that_is_not_a_package(name: str, tmp_path: Path) -> None:
     folder(tmp_path / name, package=False)
     assert load_app(f"./{name}") is sys.modules["server.app"].app
     assert Path(sys.modules["models"].__file__ or "").parent == tmp_path / name
@@ -191,7 +191,7 @@ def test_a_folder_that_is_no_package(name: str, tmp_path: Path) -> None:
         "app: envs.walk_env.main:the_other",
     ],
 )
-def test_the_manifest_says_where_the_app_is(line: str, tmp_path: Path) -> None:
+def test_manifest_names_the_app(line: str, tmp_path: Path) -> None:
     write(
         tmp_path / "walk_env",
         {"__init__.py": "", "main.py": ASGI, "openenv.yaml": f"name: walk\n{line}\nport: 1\n"},
@@ -199,7 +199,7 @@ def test_the_manifest_says_where_the_app_is(line: str, tmp_path: Path) -> None:
     assert load_app("./walk_env") is sys.modules["walk_env.main"].the_other
 
 
-def test_the_same_folder_loads_twice_and_another_of_its_name_does_not(tmp_path: Path) -> None:
+def test_same_folder_loads_twice_but_not_another_of_its_name(tmp_path: Path) -> None:
     folder(tmp_path / "walk_env")
     folder(tmp_path / "other" / "walk_env")
     assert load_app("walk_env") is load_app("./walk_env")
@@ -237,7 +237,7 @@ def test_the_same_folder_loads_twice_and_another_of_its_name_does_not(tmp_path: 
         ("a b:app", r"got no module 'a b'"),
     ],
 )
-def test_what_cannot_be_served_is_said(target: str, text: str, tmp_path: Path) -> None:
+def test_unusable_target_is_reported(target: str, text: str, tmp_path: Path) -> None:
     importlib.import_module("json")
     write(
         tmp_path,
@@ -260,14 +260,14 @@ def test_what_cannot_be_served_is_said(target: str, text: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("target", ["broken:app", "broken.py", "./broken_env"])
-def test_an_authors_own_exception_passes(target: str, tmp_path: Path) -> None:
+def test_exception_of_the_author_propagates(target: str, tmp_path: Path) -> None:
     source = "raise ZeroDivisionError('of the author')\n"
     write(tmp_path, {"broken.py": source, "broken_env/__init__.py": source, "broken_env/server/app.py": ""})
     with pytest.raises(ZeroDivisionError, match="of the author"):
         load_app(target)
 
 
-def test_what_is_an_asgi_app() -> None:
+def test_asgi_apps_are_recognised() -> None:
     class Async:
         async def __call__(self, scope: object, receive: object, send: object) -> None: ...
 
@@ -282,7 +282,7 @@ def test_what_is_an_asgi_app() -> None:
         assert not is_asgi(value), value
 
 
-def test_an_argument_is_the_first_of_the_variables_that_a_manifest_lists(tmp_path: Path) -> None:
+def test_argument_sets_the_first_variable_of_the_manifest(tmp_path: Path) -> None:
     assert variables_for("gymnasium", "FrozenLake-v1") == {"GYMNASIUM_ENV": "FrozenLake-v1"}
     assert variables_for("harbor", "tasks/") == {"HARBOR_TASKS": "tasks/"}
     assert variables_for(str(ROOT / "envs" / "harbor_env"), "x") == {"HARBOR_TASKS": "x"}

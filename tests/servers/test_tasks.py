@@ -1,4 +1,4 @@
-"""The task routes, as section 2 of the wire has them."""
+"""The task routes of section 2 of the wire."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 from counter import Add, Count, Counter
 from pydantic import BaseModel
-from serving import PATIENCE_S, eventually, request, serving, socket_to
+from serving import WAIT_TIMEOUT_S, eventually, request, serving, socket_to
 
 from servers import create_app
 
@@ -20,7 +20,7 @@ class Split(BaseModel):
 
 
 class Tasks(Counter):
-    """Knows tasks: sync methods, splits in every form."""
+    """Has tasks: sync methods, splits in every form."""
 
     BLOCKING = True
     made = 0
@@ -133,7 +133,7 @@ def mini(environment: type[Counter] = Tasks, cap: int = 4) -> Any:
     return app
 
 
-async def test_every_route_answers_as_the_wire_says() -> None:
+async def test_every_task_route_answers() -> None:
     Tasks.made = Tasks.closed = 0
     app = mini()
     async with serving(app) as address:
@@ -144,7 +144,7 @@ async def test_every_route_answers_as_the_wire_says() -> None:
     assert Tasks.made == Tasks.closed > 0
 
 
-async def test_a_bad_body_is_refused() -> None:
+async def test_invalid_bodies_are_refused() -> None:
     async with serving(mini()) as address:
         for route, body in BAD_BODIES:
             reply = await request(address, "POST", f"/mini/{route}", json.dumps(body))
@@ -160,7 +160,7 @@ async def test_a_bad_body_is_refused() -> None:
         assert unwritable.status_code == 500  # the environment's
 
 
-async def test_what_an_environment_does_not_know_is_not_implemented() -> None:
+async def test_missing_task_methods_are_501() -> None:
     async with serving(mini(Counter)) as plain, serving(mini(AsyncTasks)) as partly:
         for route, body, method in (
             ("num_tasks", {"split": "train"}, "num_tasks"),
@@ -177,14 +177,14 @@ async def test_what_an_environment_does_not_know_is_not_implemented() -> None:
         assert (reply.status_code, "list_splits" in reply.json()["detail"]) == (501, True)
 
 
-async def test_a_factory_is_asked_through_what_it_makes() -> None:
+async def test_tasks_of_a_factory_come_from_its_instances() -> None:
     async with serving(mini(lambda: AsyncTasks())) as address:  # type: ignore[arg-type]
         assert (await request(address, "GET", "/mini/splits")).json() == [{"name": "train", "type": "train"}]
         reply = await request(address, "POST", "/mini/tasks", {"split": "train"})
         assert reply.status_code == 501
 
 
-async def test_instances_are_counted_against_the_cap() -> None:
+async def test_task_requests_count_against_the_cap() -> None:
     async with serving(mini(cap=1)) as address:
         async with socket_to(address):
             reply = await request(address, "GET", "/mini/splits")
@@ -194,13 +194,13 @@ async def test_instances_are_counted_against_the_cap() -> None:
         assert (await request(address, "GET", "/mini/splits")).status_code in {200, 503}
 
 
-async def test_a_slow_data_set_holds_up_nobody_and_its_slot_comes_back_when_the_client_leaves() -> None:
+async def test_slow_task_list_blocks_no_other_and_disconnect_frees_its_slot() -> None:
     entered, release = threading.Event(), threading.Event()
 
     class Slow(Tasks):
         def list_splits(self) -> Any:
             entered.set()
-            release.wait(PATIENCE_S)
+            release.wait(WAIT_TIMEOUT_S)
             return []
 
     app = mini(Slow)

@@ -1,4 +1,4 @@
-"""The pool of threads: short calls share one, long ones hold up nobody, and none is lost, late or left running."""
+"""The thread pool: short calls share a thread, long ones delay no other, and none is lost or left running."""
 
 import asyncio
 import logging
@@ -16,13 +16,13 @@ from servers.threads import ThreadPool, max_threads
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Opens in the end, for whoever waits at it."""
+    """An event that is set at the end, for calls that wait for it."""
     event = threading.Event()
     yield event
     event.set()
 
 
-def living(name: str) -> list[threading.Thread]:
+def pool_threads(name: str) -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name.startswith(f"{name}-")]
 
 
@@ -31,22 +31,22 @@ async def results(pool: ThreadPool, *calls: Callable[[], object]) -> list[object
     return [value for _, value in outcomes]
 
 
-async def test_short_calls_share_a_thread_and_begin_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_calls_share_a_thread_and_start_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_LONG_S", 60.0)
     pool = ThreadPool(8, "short")
-    seen: list[int] = []
+    order: list[int] = []
     for _ in range(3):
         names = await results(
-            pool, *(lambda n=n: seen.append(n) or threading.current_thread().name for n in range(100))
+            pool, *(lambda n=n: order.append(n) or threading.current_thread().name for n in range(100))
         )
         assert set(names) == {"short-1"}
-    assert seen == [*range(100)] * 3
+    assert order == [*range(100)] * 3
     pool.close()
-    await eventually(lambda: not living("short"))
+    await eventually(lambda: not pool_threads("short"))
 
 
 @pytest.mark.slow
-async def test_a_thousand_calls_that_wait_are_under_way_at_once(gate: threading.Event) -> None:
+async def test_thousand_blocking_calls_run_at_once(gate: threading.Event) -> None:
     pool = ThreadPool(threads.MAX_THREADS, "waiting")
     inside = []
 
@@ -59,10 +59,10 @@ async def test_a_thousand_calls_that_wait_are_under_way_at_once(gate: threading.
     gate.set()
     await asyncio.gather(*(call.waiter for call in calls))
     pool.close()
-    await eventually(lambda: not living("waiting"))
+    await eventually(lambda: not pool_threads("waiting"))
 
 
-async def test_calls_that_compute_get_no_more_threads_than_can_take_turns(
+async def test_computing_calls_get_a_bounded_number_of_threads(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
@@ -77,15 +77,15 @@ async def test_calls_that_compute_get_no_more_threads_than_can_take_turns(
     pool = ThreadPool(64, "computing")
     calls = [pool.submit(lambda: gate.wait(60)) for _ in range(10)]
     await eventually(lambda: len(looks) > 60)
-    assert len(living("computing")) == 3
+    assert len(pool_threads("computing")) == 3
     monkeypatch.setattr(time, "process_time", lambda: 0.0)  # they wait for something, it turns out
-    await eventually(lambda: len(living("computing")) == 10)
+    await eventually(lambda: len(pool_threads("computing")) == 10)
     gate.set()
     await asyncio.gather(*(call.waiter for call in calls))
     pool.close()
 
 
-async def test_a_call_that_never_returns_costs_its_thread_and_nothing_else(gate: threading.Event) -> None:
+async def test_hanging_call_costs_only_its_own_thread(gate: threading.Event) -> None:
     pool = ThreadPool(4, "hanging")
     pool._idle_s = -1
     hangs = pool.submit(lambda: gate.wait(60))
@@ -97,15 +97,15 @@ async def test_a_call_that_never_returns_costs_its_thread_and_nothing_else(gate:
     assert not hangs.waiter.done()
     more = [pool.submit(lambda: gate.wait(60)) for _ in range(4)]  # as many as the pool has
     await eventually(lambda: all(call.started for call in more))
-    assert len(living("hanging")) == 5
+    assert len(pool_threads("hanging")) == 5
     gate.set()
     await asyncio.gather(*(call.waiter for call in more))
-    await eventually(lambda: len(living("hanging")) == 4)
+    await eventually(lambda: len(pool_threads("hanging")) == 4)
     pool.close()
-    await eventually(lambda: not living("hanging"))
+    await eventually(lambda: not pool_threads("hanging"))
 
 
-async def test_an_outcome_is_not_held_back_by_the_long_call_after_it(
+async def test_outcome_is_not_delayed_by_a_long_call_after_it(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "_HELD_S", float("inf"))
@@ -119,14 +119,14 @@ async def test_an_outcome_is_not_held_back_by_the_long_call_after_it(
     pool.close()
 
 
-async def test_of_two_threads_that_are_woken_one_may_take_both_calls(
+async def test_one_of_two_woken_threads_may_take_both_calls(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, pool = threading.Thread.start, ThreadPool(4, "two")
     monkeypatch.setattr(threads, "_HELD_S", float("inf"))
     monkeypatch.setattr(threads, "_LONG_S", 60.0)
     monkeypatch.setattr(
-        threading.Thread, "start", lambda thread: start(thread) if not living("two") else None
+        threading.Thread, "start", lambda thread: start(thread) if not pool_threads("two") else None
     )
     pool._long_calls, pool._mailbox = 2, threads._Mailbox(asyncio.get_running_loop())
     pool._mailbox.alone = False
@@ -139,7 +139,7 @@ async def test_of_two_threads_that_are_woken_one_may_take_both_calls(
     pool.close()
 
 
-async def test_outcomes_that_are_held_back_come_before_their_thread_rests(
+async def test_held_outcomes_are_delivered_before_their_thread_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(threads, "_HELD_S", float("inf"))
@@ -151,43 +151,43 @@ async def test_outcomes_that_are_held_back_come_before_their_thread_rests(
     pool.close()
 
 
-async def test_an_outcome_that_fails_on_the_loop_loses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+async def test_failing_callback_loses_no_other_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
     pool = ThreadPool(1, "failing")
     late = pool.submit(lambda: "late")
     late.waiter.cancel()
     late.then = lambda _: 1 / 0
     assert await asyncio.wait_for(results(pool, *[lambda: 1] * 10), 60) == [1] * 10
-    assert [type(error) for error in told] == [ZeroDivisionError]
+    assert [type(error) for error in errors] == [ZeroDivisionError]
     pool.close()
 
 
-async def test_idle_threads_end_but_the_only_one_of_a_pool_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_threads_end_but_a_single_thread_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "_IDLE_S", 0.01)
     several, one = ThreadPool(2, "several"), ThreadPool(1, "one")
     for _ in range(3):
         assert await results(several, lambda: 1) == [1]
-        await eventually(lambda: not living("several"))
+        await eventually(lambda: not pool_threads("several"))
     first = await results(one, threading.current_thread)
     await asyncio.sleep(0.1)
     assert await results(one, threading.current_thread) == first
     one.close()
-    await eventually(lambda: not living("one"))
+    await eventually(lambda: not pool_threads("one"))
 
 
-async def test_a_closed_pool_ends_what_is_queued_and_may_be_used_again() -> None:
+async def test_closed_pool_finishes_its_queue_and_can_be_used_again() -> None:
     pool = ThreadPool(1, "closed")
     calls = [pool.submit(lambda: 1) for _ in range(20)]
     pool.close()
     await asyncio.gather(*(call.waiter for call in calls))
-    await eventually(lambda: not living("closed"))
+    await eventually(lambda: not pool_threads("closed"))
     assert await results(pool, lambda: 2) == [2]
     pool.close()
-    await eventually(lambda: not living("closed"))
+    await eventually(lambda: not pool_threads("closed"))
 
 
-async def test_a_call_given_up_as_it_ends_leaves_its_thread_in_the_pool(gate: threading.Event) -> None:
+async def test_call_aborted_as_it_ends_keeps_its_thread_in_the_pool(gate: threading.Event) -> None:
     pool = ThreadPool(1, "ended")
     late: list[object] = []
     call = pool.submit(lambda: "ended")
@@ -198,22 +198,25 @@ async def test_a_call_given_up_as_it_ends_leaves_its_thread_in_the_pool(gate: th
     assert pool.abort(call)  # its outcome is on its way
     hangs = pool.submit(lambda: gate.wait(60))
     await eventually(lambda: hangs.started and late == [(True, "ended")])
-    assert pool._threads == len(living("ended")) == 1
+    assert pool._threads == len(pool_threads("ended")) == 1
     pool.close()
 
 
-async def test_a_call_that_was_dropped_does_not_begin(gate: threading.Event) -> None:
+async def test_aborted_call_does_not_start(gate: threading.Event) -> None:
     pool = ThreadPool(1, "dropped")
-    hangs, ran = pool.submit(lambda: gate.wait(60)), []
-    dropped, kept = pool.submit(lambda: ran.append("dropped")), pool.submit(lambda: ran.append("kept"))
+    hangs, calls_made = pool.submit(lambda: gate.wait(60)), []
+    dropped, kept = (
+        pool.submit(lambda: calls_made.append("dropped")),
+        pool.submit(lambda: calls_made.append("kept")),
+    )
     assert not pool.abort(dropped)
     gate.set()
     await asyncio.gather(hangs.waiter, kept.waiter)
-    assert ran == ["kept"]
+    assert calls_made == ["kept"]
     pool.close()
 
 
-async def test_calls_wait_for_a_thread_where_the_system_gives_none(
+async def test_calls_wait_while_no_thread_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     start, refusals = threading.Thread.start, iter(range(5))
@@ -233,7 +236,9 @@ async def test_calls_wait_for_a_thread_where_the_system_gives_none(
     pool.close()
 
 
-def test_a_container_bounds_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pids_limit_of_a_container_bounds_the_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit = tmp_path / "pids.max"
     monkeypatch.setattr(threads, "_PIDS_LIMITS", (str(tmp_path / "missing"), str(limit)))
     for text, expected in (("256\n", 64), ("1\n", 1), ("max\n", 1024), ("32768\n", 1024)):

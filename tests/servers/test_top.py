@@ -1,4 +1,4 @@
-"""`ropewalk top`: its figures are those of the time between two looks; a terminal is left as it was found."""
+"""`ropewalk top`: its rates are those between two scrapes; it restores the terminal."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ RUN = "import sys; from openenv_core.cli import main; from servers.cli.top impor
 PROGRAM = ("-c", f"{RUN}sys.exit(main.run(COMMAND, sys.argv[1:]))")
 
 
-async def test_figures_are_of_the_time_between_two_looks() -> None:
+async def test_rates_are_computed_between_two_scrapes() -> None:
     async with serving(app_of(Counter)) as address, socket_to(address) as socket:
         with httpx.Client(trust_env=False) as client:
             await ask(socket, {"type": "reset"})
@@ -50,14 +50,14 @@ async def test_figures_are_of_the_time_between_two_looks() -> None:
     assert rows_of(replace(before, samples={}, error="gone"), now)[0]["steps/s"] == "0.0"
 
 
-def test_quantiles_lie_evenly_within_a_bucket() -> None:
+def test_quantiles_are_interpolated_within_a_bucket() -> None:
     buckets = [(1.0, 0.0), (2.0, 10.0), (4.0, 20.0), (float("inf"), 20.0)]
     assert [quantile(buckets, share) for share in (0.05, 0.5, 0.75)] == [1.1, 2.0, 3.0]
     assert quantile([(1.0, 0.0), (float("inf"), 5.0)], 0.9) == 1.0
     assert quantile([(1.0, 0.0), (float("inf"), 0.0)], 0.9) is None
 
 
-async def test_elsewhere_than_in_a_terminal_there_are_lines_and_a_status(
+async def test_without_a_terminal_lines_and_a_status_are_printed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def top(*words: str) -> tuple[int, list[str]]:
@@ -83,7 +83,7 @@ async def test_elsewhere_than_in_a_terminal_there_are_lines_and_a_status(
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_the_terminal_as_it_was() -> None:
+def test_ctrl_c_restores_the_terminal() -> None:
     with (
         serve("--workers", "2") as server,
         in_terminal(

@@ -1,4 +1,4 @@
-"""One trace an episode: from the client through a real server to its environment; nothing where it is off."""
+"""One trace per episode, from the client through a real server to its environment; nothing when it is off."""
 
 import asyncio
 import subprocess
@@ -17,12 +17,12 @@ from recorded_spans import collector, lines, recorded, recorded_spans, request
 from serve_process import SUPPORT, eventually, serve
 from server_apps import EVERY_WAY, app_of
 from serving import serving
-from test_workers import both
-from v1_frames import held_frames
+from test_workers import session_ids_of_workers
+from v1_frames import validated_frames
 
 from openenv_core import ConfigurationError, ValidationFailedError, tracing
 
-__all__ = ["held_frames"]
+__all__ = ["validated_frames"]
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def exporter() -> Iterator[InMemorySpanExporter]:
 @EVERY_WAY
 @pytest.mark.parametrize("transport", ["websocket", "http"])
 async def test_a_trace_shows_every_step_of_its_episode(
-    env: Any, transport: str, exporter: InMemorySpanExporter, held_frames: list[int]
+    env: Any, transport: str, exporter: InMemorySpanExporter, validated_frames: list[int]
 ) -> None:
     async with (
         serving(app_of(env)) as address,
@@ -48,17 +48,17 @@ async def test_a_trace_shows_every_step_of_its_episode(
         with pytest.raises(ValidationFailedError):
             await client.step(Add.model_construct(amount=13))
         left = time.time_ns()  # the episode's end is what was last asked of it, whenever its client says so
-    begun = ["episode", *request("reset")]
+    first_spans = ["episode", *request("reset")]
     refused = ["episode > step"]  # before it comes to the environment
     assert lines(recorded(exporter)) == [
-        [*begun, *(LIMIT // 2) * request("step")],
-        [*begun, *request("step"), *refused],
+        [*first_spans, *(LIMIT // 2) * request("step")],
+        [*first_spans, *request("step"), *refused],
     ]
     assert max(span.end for span in recorded(exporter) if span.name == "episode") <= left
-    assert bool(held_frames[0]) is (transport == "websocket")
+    assert bool(validated_frames[0]) is (transport == "websocket")
     spans = exporter.get_finished_spans()
-    told = [dict(span.attributes or {}) for span in spans if span.name == "step"]
-    assert [(one.get("ropewalk.done"), one.get("ropewalk.reward")) for one in told] == [
+    attributes = [dict(span.attributes or {}) for span in spans if span.name == "step"]
+    assert [(one.get("ropewalk.done"), one.get("ropewalk.reward")) for one in attributes] == [
         *(LIMIT // 2 - 1) * [(False, 1)],
         (True, 1),
         (False, 1),
@@ -126,7 +126,7 @@ os._exit(0)
 
 
 def play(*words: str, **environ: str) -> str:
-    """Play in a process of its own, which serves by itself where nobody is named; return what it has loaded."""
+    """Play in a new process, which serves itself without arguments; return the modules it has loaded."""
     environ |= {"PYTHONPATH": f"{SUPPORT}:{SUPPORT}/../servers:{SUPPORT}/../.."}
     command = [sys.executable, "-c", PLAY, *words]
     return subprocess.run(
@@ -135,11 +135,11 @@ def play(*words: str, **environ: str) -> str:
 
 
 @pytest.mark.slow
-def test_processes_send_their_spans_to_a_collector_() -> None:
+def test_processes_send_their_spans_to_a_collector() -> None:
     with collector() as (endpoint, taken):
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
         with serve("--workers", "2", **environ, OTEL_SERVICE_NAME="served") as server:
-            url, sessions = f"http://{server.address}", both("traced") * 2
+            url, sessions = f"http://{server.address}", session_ids_of_workers("traced") * 2
             for session in sessions:  # a connection may come to the worker that passes it on to the session's
                 assert server.request("POST", "/reset", {}, X_OpenEnv_Session=session)[0] == 200
             assert play(url, *sessions, **environ, OTEL_SERVICE_NAME="player") == "['opentelemetry']"
@@ -154,7 +154,7 @@ def test_processes_send_their_spans_to_a_collector_() -> None:
 @pytest.mark.parametrize(
     "variable", ["OTEL_SDK_DISABLED=true", "OTEL_TRACES_EXPORTER=none", "OTEL_SERVICE_NAME=x"]
 )
-def test_nothing_is_loaded_where_it_is_off(variable: str) -> None:
+def test_nothing_is_imported_where_tracing_is_off(variable: str) -> None:
     name, _, value = variable.partition("=")
     endpoint = {} if value == "x" else {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     assert play(**endpoint, **{name: value}) == "[]"
@@ -172,7 +172,7 @@ def test_nothing_is_loaded_where_it_is_off(variable: str) -> None:
         ({"OTEL_TRACES_EXPORTER": "nowhere"}, "none", "OTEL_TRACES_EXPORTER to name .* got 'nowhere'"),
     ],
 )
-def test_who_wants_it_without_the_package_is_told_what_brings_it(
+def test_missing_package_is_reported_with_its_extra(
     environ: dict[str, str], missing: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environ.items():

@@ -1,4 +1,4 @@
-"""/ws: one session a socket, or a socket that speaks for a session which stands by itself (?session_id=)."""
+"""/ws: one session per socket, or a socket attached to a standing session (?session_id=)."""
 
 import asyncio
 import json
@@ -18,12 +18,21 @@ from counter import (
     SlowAsync,
     SlowBlocking,
     SlowConstructor,
-    SlowSolitary,
     Unbuildable,
 )
 from pydantic import BaseModel, Field, field_validator
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, step
-from serving import PATIENCE_S, ask, closing_of, eventually, opened, request, rpc, serving, socket_to
+from serving import (
+    WAIT_TIMEOUT_S,
+    ask,
+    eventually,
+    open_session,
+    request,
+    rpc,
+    serving,
+    socket_to,
+    wait_close_code,
+)
 from websockets.asyncio.client import connect
 
 from openenv_core import Action
@@ -37,12 +46,12 @@ RESET = {"type": "reset"}
 
 
 async def first_of(ws: Any) -> Any:
-    """Return the data of what the server says unasked."""
-    return json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))["data"]
+    """Return the data of the server's first message."""
+    return json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["data"]
 
 
 @EVERY_WAY
-async def test_an_episode(env: type[Counter]) -> None:
+async def test_episode_over_a_socket(env: type[Counter]) -> None:
     async with serving(app_of(env)) as address, socket_to(address) as ws:
         # A session is there from the start: no reset is needed.
         state = {"episode_id": None, "step_count": 0, "total": 0, "thread": ""}
@@ -65,36 +74,49 @@ async def test_an_episode(env: type[Counter]) -> None:
         assert (state["episode_id"], state["step_count"], state["total"]) == ("e", 1, 6)
         assert str(state["thread"]).startswith("environment" if env is BlockingCounter else "MainThread")
         assert (await ask(ws, step(9)))["data"]["done"] is True
-        over = await ask(ws, step())
-        assert over["data"]["code"] == "EXECUTION_ERROR"
-        assert "call reset()" in over["data"]["message"]
+        final_reply = await ask(ws, step())
+        assert final_reply["data"]["code"] == "EXECUTION_ERROR"
+        assert "call reset()" in final_reply["data"]["message"]
         for frame in (RESET, {"type": "reset", "data": {}}):
             assert (await ask(ws, frame))["data"]["observation"]["total"] == 0
         await ws.send('{"type":"close"}')
-        assert await closing_of(ws) == 1000
+        assert await wait_close_code(ws) == 1000
 
 
-async def test_whoever_stands_before_the_app_sees_every_frame() -> None:
-    """Also of an environment that never waits, whose steps are otherwise answered where they are read."""
-    app, seen = app_of(Counter), list[str]()
+@pytest.mark.parametrize("wrapped", ["receive", "send"])
+async def test_wrapper_around_the_app_sees_every_message(wrapped: str) -> None:
+    """Also for an environment that never waits, whose steps are otherwise answered where they are read."""
+    app, messages = app_of(Counter), list[str]()
 
-    async def spy(scope: Any, receive: Any, send: Any) -> None:
-        async def heard() -> Any:
+    async def wrapper(scope: Any, receive: Any, send: Any) -> None:
+        async def recorded_receive() -> Any:
             message = await receive()
-            seen.append(message["type"])
+            messages.append(message["type"])
             return message
 
-        await app(scope, heard if scope["type"] == "websocket" else receive, send)
+        async def recorded_send(message: Any) -> None:
+            messages.append(message["type"])
+            await send(message)
 
-    async with serving(spy) as address, socket_to(address) as ws:  # type: ignore[arg-type]
+        if scope["type"] != "websocket":
+            await app(scope, receive, send)
+        elif wrapped == "receive":
+            await app(scope, recorded_receive, send)
+        else:
+            await app(scope, receive, recorded_send)
+
+    async with serving(wrapper) as address, socket_to(address) as ws:  # type: ignore[arg-type]
         for total in (2, 4):
             assert (await ask(ws, step()))["data"]["observation"]["total"] == total
         await ws.send('{"type":"close"}')
-        assert await closing_of(ws) == 1000
-    assert seen[:4] == ["websocket.connect", *["websocket.receive"] * 3]
+        assert await wait_close_code(ws) == 1000
+    if wrapped == "receive":
+        assert messages[:4] == ["websocket.connect", *["websocket.receive"] * 3]
+    else:
+        assert messages.count("websocket.send") == 2
 
 
-async def test_released_async_methods_go_first_and_get_their_options() -> None:
+async def test_released_async_methods_are_preferred_and_get_their_options() -> None:
     async with serving(app_of(ReleasedCounter)) as address, socket_to(address) as ws:
         data = (await ask(ws, {"type": "reset", "data": {"seed": 5, "natural": True}}))["data"]
         assert data["observation"]["total"] == 5
@@ -133,7 +155,7 @@ BAD_FRAMES: list[tuple[Any, str, list[list[str]] | None]] = [
 
 
 @EVERY_WAY
-async def test_bad_frames_are_refused_and_the_session_lives(env: type[Counter]) -> None:
+async def test_invalid_frames_are_refused_and_the_session_stays(env: type[Counter]) -> None:
     async with serving(app_of(env)) as address, socket_to(address) as ws:
         await ask(ws, step(4))
         for frame, code, places in BAD_FRAMES:
@@ -153,7 +175,7 @@ class Known(Add):
 
 
 @EVERY_WAY
-async def test_whatever_a_validator_raises_is_told_and_the_session_lives(env: type[Counter]) -> None:
+async def test_any_exception_of_a_validator_is_an_error_and_the_session_stays(env: type[Counter]) -> None:
     async with serving(create_app(env, Known, Count)) as address, socket_to(address) as ws:
         await ask(ws, step())
         assert (await ask(ws, step(3)))["data"]["code"] == "EXECUTION_ERROR"
@@ -161,7 +183,7 @@ async def test_whatever_a_validator_raises_is_told_and_the_session_lives(env: ty
 
 
 @EVERY_WAY
-async def test_whatever_a_validator_raises_ends_no_connection_of_numbered_requests(
+async def test_any_exception_of_a_validator_keeps_a_numbered_connection_open(
     env: type[Counter],
 ) -> None:
     async with (
@@ -177,18 +199,18 @@ async def test_whatever_a_validator_raises_ends_no_connection_of_numbered_reques
         assert (await ask(ws, {"id": 4, "member": 1, **step(1)}))["data"]["observation"]["total"] == 2
 
 
-async def test_values_that_json_lacks() -> None:
+async def test_values_without_json_form_are_encoded_or_refused() -> None:
     async with serving(app_of(Awkward)) as address, socket_to(address) as ws:
 
-        async def told(amount: int) -> Any:
+        async def step_data(amount: int) -> Any:
             return (await ask(ws, step(amount)))["data"]
 
-        nans = await told(0)
+        nans = await step_data(0)
         assert nans["reward"] is None
         assert nans["observation"]["extra"] == {"nan": None, "inf": [None, None]}
         arrays = {"array": [[0, 1], [2, 3]], "scalar": 1.5, "bytes": "_w=="}
-        assert (await told(1))["observation"]["extra"] == arrays
-        numbers = await told(2)
+        assert (await step_data(1))["observation"]["extra"] == arrays
+        numbers = await step_data(2)
         assert numbers["reward"] == 0.5
         assert numbers["metadata"] == {"flag": True, "nan": [None]}
         for amount, text in [
@@ -200,14 +222,14 @@ async def test_values_that_json_lacks() -> None:
             (9, "ValueError"),
             (10, "got builtin_function_or_method"),
         ]:
-            failure = await told(amount)
+            failure = await step_data(amount)
             assert failure["code"] == "EXECUTION_ERROR"
             assert text in failure["message"]
-        kept = await told(8)
-        assert kept["metadata"] == kept["observation"]["metadata"] == {"why": "because"}
+        kept_reply = await step_data(8)
+        assert kept_reply["metadata"] == kept_reply["observation"]["metadata"] == {"why": "because"}
 
 
-async def test_a_constructor_that_raises() -> None:
+async def test_failed_constructor_is_reported_and_closes_the_socket() -> None:
     app = app_of(Unbuildable)
     async with serving(app) as address, socket_to(address) as ws:
         assert await first_of(ws) == {
@@ -215,31 +237,15 @@ async def test_a_constructor_that_raises() -> None:
             "code": "FACTORY_ERROR",
             "factory_name": "Unbuildable",
         }
-        assert await closing_of(ws) == 1000
+        assert await wait_close_code(ws) == 1000
         assert app.sessions.active == 0
-
-
-async def test_whoever_stands_before_the_app_sees_every_reply() -> None:
-    inner, seen = app_of(Counter), []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        async def watched(message: Any) -> None:
-            seen.append(message["type"])
-            await send(message)
-
-        await inner(scope, receive, watched)
-
-    async with serving(app) as address, socket_to(address) as ws:  # type: ignore[arg-type]
-        for _ in range(3):
-            assert (await ask(ws, RESET))["type"] == "observation"
-    assert seen.count("websocket.send") == 3
 
 
 # Clients that leave
 
 
 @pytest.mark.parametrize("kind", [SlowAsync, SlowBlocking], ids=lambda kind: kind.__name__)
-async def test_a_client_that_leaves_in_a_step_frees_its_slot(kind: type[Slow]) -> None:
+async def test_disconnect_during_a_step_frees_the_slot(kind: type[Slow]) -> None:
     env = kind.fresh()
     app = app_of(env, cap=1)
     executor = app.sessions.executor
@@ -259,7 +265,7 @@ async def test_a_client_that_leaves_in_a_step_frees_its_slot(kind: type[Slow]) -
         assert (env.stepping, executor.abandoned) == (0, 0)
 
 
-async def test_abandoned_steps_take_threads_of_their_own_up_to_a_bound() -> None:
+async def test_abandoned_steps_hold_threads_up_to_a_limit() -> None:
     others = set(threading.enumerate())
     env = SlowBlocking.fresh()
     app = app_of(env, cap=1)
@@ -289,23 +295,7 @@ async def test_abandoned_steps_take_threads_of_their_own_up_to_a_bound() -> None
     assert len(threads) <= executor.pool.size + 1
 
 
-async def test_a_class_that_must_be_alone_keeps_its_slot_until_the_step_ends() -> None:
-    env = SlowSolitary.fresh()
-    app = app_of(env, cap=1)
-    table = app.sessions
-    async with serving(app) as address:
-        async with socket_to(address) as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
-            ws.transport.abort()
-        await eventually(lambda: table.executor.abandoned == 1)
-        assert table.active == 1
-        env.release.set()
-        await eventually(lambda: table.active == 0)
-        assert env.closed == 1
-
-
-async def test_a_client_that_leaves_during_construction() -> None:
+async def test_disconnect_during_construction_frees_the_slot() -> None:
     env = SlowConstructor.fresh()
     app = app_of(env, cap=1)
     table = app.sessions
@@ -320,7 +310,7 @@ async def test_a_client_that_leaves_during_construction() -> None:
         assert table.executor.abandoned == 0
 
 
-async def test_what_a_client_sends_ahead_is_bounded_in_number_and_size() -> None:
+async def test_frames_sent_ahead_are_bounded_in_number_and_size() -> None:
     for frames in ([step()] * 63, [{**STATE, "padding": "x" * 9_000_000}] * 2):
         env = SlowAsync.fresh()
         app = app_of(env)
@@ -335,7 +325,7 @@ async def test_what_a_client_sends_ahead_is_bounded_in_number_and_size() -> None
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_what_is_sent_during_a_step_in_a_thread_comes_after_it(leaves: bool) -> None:
+async def test_frames_sent_during_a_step_in_a_thread_come_after_it(leaves: bool) -> None:
     env = SlowBlocking.fresh()
     app = app_of(env, cap=1)
     async with serving(app) as address, socket_to(address) as ws:
@@ -349,28 +339,28 @@ async def test_what_is_sent_during_a_step_in_a_thread_comes_after_it(leaves: boo
             assert (env.stepping, env.closed, app.sessions.executor.abandoned) == (1, 0, 1)
         env.release.set()
         if not leaves:
-            kinds = [json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))["type"] for _ in range(4)]
+            kinds = [json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] for _ in range(4)]
             assert kinds == ["observation", "state", "observation", "observation"]
             assert (await ask(ws, step()))["type"] == "observation"
     await eventually(lambda: (env.stepping, env.closed, app.sessions.executor.abandoned) == (0, 1, 0))
 
 
-async def test_a_server_that_drains_answers_the_step_in_a_thread_and_nothing_behind_it() -> None:
+async def test_draining_answers_the_step_in_a_thread_and_nothing_behind_it() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address, socket_to(address) as ws:
         await ws.send(json.dumps(step()))
         await eventually(env.entered.is_set)
         await ws.send(json.dumps(STATE))
-        draining = asyncio.create_task(app.drain(PATIENCE_S))
+        draining = asyncio.create_task(app.drain(WAIT_TIMEOUT_S))
         await eventually(lambda: app.sessions.draining)
         env.release.set()
-        assert json.loads(await asyncio.wait_for(ws.recv(), PATIENCE_S))["type"] == "observation"
-        assert await closing_of(ws) == 1001
+        assert json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] == "observation"
+        assert await wait_close_code(ws) == 1001
         await draining
 
 
-async def test_every_call_of_a_single_thread_environment_comes_from_one_thread() -> None:
+async def test_single_thread_environment_is_called_from_one_thread() -> None:
     class Single(BlockingCounter):
         REQUIRES_SINGLE_THREAD_EXECUTOR = True
 
@@ -386,10 +376,10 @@ async def test_every_call_of_a_single_thread_environment_comes_from_one_thread()
 
 
 @EVERY_WAY
-async def test_a_session_outlives_its_sockets_of_which_it_has_one_at_a_time(env: type[Counter]) -> None:
+async def test_standing_session_outlives_its_sockets_one_at_a_time(env: type[Counter]) -> None:
     app = app_of(env)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         assert UUID(session).version == 4
         query = f"?session_id={session}"
         async with socket_to(address, query) as ws:
@@ -399,12 +389,12 @@ async def test_a_session_outlives_its_sockets_of_which_it_has_one_at_a_time(env:
                     "message": f"Session {session} already has an attached WebSocket",
                     "code": "SESSION_ERROR",
                 }
-                assert await closing_of(second) == 1000
+                assert await wait_close_code(second) == 1000
             assert (await ask(ws, step()))["data"]["observation"]["total"] == 5
         async with socket_to(address, query) as ws:
             assert (await ask(ws, step()))["data"]["observation"]["total"] == 7
             await ws.send('{"type":"close"}')
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
         async with socket_to(address, query) as ws:
             assert (await ask(ws, step()))["data"]["observation"]["total"] == 9
             ws.transport.abort()
@@ -419,10 +409,10 @@ async def test_a_session_outlives_its_sockets_of_which_it_has_one_at_a_time(env:
                 "message": f"Unknown session_id: {session}",
                 "code": "SESSION_ERROR",
             }
-            assert await closing_of(ws) == 1000
+            assert await wait_close_code(ws) == 1000
 
 
-async def test_a_session_that_is_still_initializing() -> None:
+async def test_session_that_is_still_initializing_is_reported() -> None:
     env = SlowConstructor.fresh()
     async with serving(app_of(env)) as address:
         opening = asyncio.create_task(request(address, "POST", "/reset", {}, {HEADER: "mine"}))
@@ -438,7 +428,7 @@ async def test_a_session_that_is_still_initializing() -> None:
 async def test_closing_while_attached_waits_for_the_socket() -> None:
     app = app_of(Counter)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
             await ask(ws, RESET)
             for _ in range(2):
@@ -451,7 +441,7 @@ async def test_closing_while_attached_waits_for_the_socket() -> None:
 
 
 @EVERY_WAY
-async def test_create_inside_a_socket_answers_its_own_session(env: type[Counter]) -> None:
+async def test_create_inside_a_socket_returns_its_own_session(env: type[Counter]) -> None:
     app = app_of(env)
     async with serving(app) as address, socket_to(address) as ws:
 
@@ -476,11 +466,11 @@ async def test_create_inside_a_socket_answers_its_own_session(env: type[Counter]
         assert (await rpc(address, "tools/list", {"session_id": session}))["error"]["code"] == -32602
 
 
-async def test_a_step_goes_on_when_its_socket_breaks() -> None:
+async def test_step_of_a_standing_session_continues_when_its_socket_breaks() -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
             await ws.send(json.dumps(step()))
             await eventually(env.entered.is_set)
@@ -493,7 +483,7 @@ async def test_a_step_goes_on_when_its_socket_breaks() -> None:
         assert (env.stepping, env.closed, app.sessions.active) == (0, 0, 1)
 
 
-async def test_a_step_on_the_loop_waits_for_the_tool_that_another_caller_calls() -> None:
+async def test_step_on_the_loop_waits_for_a_tool_call_of_another_client() -> None:
     entered, release = asyncio.Event(), asyncio.Event()
 
     class Tooled(Counter):
@@ -507,7 +497,7 @@ async def test_a_step_on_the_loop_waits_for_the_tool_that_another_caller_calls()
 
     app = app_of(Tooled)
     async with serving(app) as address:
-        session = await opened(address)
+        session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
             call = asyncio.create_task(rpc(address, "tools/call", {"name": "total", "session_id": session}))
             await entered.wait()
@@ -531,7 +521,7 @@ async def test_a_step_on_the_loop_waits_for_the_tool_that_another_caller_calls()
             assert json.loads(await ws.recv())["data"]["total"] == 2
 
 
-def test_a_union_within_an_action_is_no_type_of_frame() -> None:
+def test_nested_union_in_an_action_is_a_validation_error() -> None:
     class Left(BaseModel):
         side: Literal["left"] = "left"
 

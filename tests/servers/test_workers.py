@@ -21,7 +21,7 @@ import pytest
 from counter import Add
 from counter_client import CounterEnv
 from faulty_proxy import faulty_proxy
-from serve_process import SUPPORT, ServeProcess, eventually, gone, refusal, serve
+from serve_process import SUPPORT, ServeProcess, eventually, gone, run_refused_server, serve
 from server_apps import action, mcp
 from serving import ask, request, socket_to
 from websockets.asyncio.client import connect
@@ -50,14 +50,14 @@ def workers(server: ServeProcess) -> list[psutil.Process]:
 
 
 def sockets_of(supervisor: psutil.Process) -> dict[Path, psutil.Process]:
-    """Return the private sockets there are, in order, and whose they are."""
-    found = {
+    """Return the private sockets, in order, with their worker processes."""
+    sockets = {
         Path(connection.laddr): worker
         for worker in supervisor.children()
         for connection in worker.net_connections("unix")
         if str(connection.laddr).endswith(".sock")
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(sockets.items()))
 
 
 def private_sockets(server: ServeProcess) -> dict[Path, psutil.Process]:
@@ -69,14 +69,14 @@ def folder(server: ServeProcess) -> Path:
     return folder
 
 
-def both(prefix: str) -> list[str]:
+def session_ids_of_workers(prefix: str) -> list[str]:
     """Return a session id of each worker."""
-    found: dict[int, str] = {}
+    session_ids: dict[int, str] = {}
     number = 0
-    while len(found) < WORKERS:
-        found.setdefault(worker_of(f"{prefix}-{number}", WORKERS), f"{prefix}-{number}")
+    while len(session_ids) < WORKERS:
+        session_ids.setdefault(worker_of(f"{prefix}-{number}", WORKERS), f"{prefix}-{number}")
         number += 1
-    return [found[worker] for worker in range(WORKERS)]
+    return [session_ids[worker] for worker in range(WORKERS)]
 
 
 def reset(server: ServeProcess, session: str, **headers: str) -> int:
@@ -84,8 +84,8 @@ def reset(server: ServeProcess, session: str, **headers: str) -> int:
 
 
 @pytest.mark.slow
-async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -> None:
-    for session in both("http"):
+async def test_plain_http_session_is_found_from_any_worker(fleet: ServeProcess) -> None:
+    for session in session_ids_of_workers("http"):
         for _ in range(4):  # each on a connection of its own
             assert reset(fleet, session) == 200
             for total in (3, 5):
@@ -98,7 +98,7 @@ async def test_plain_http_holds_whichever_worker_it_meets(fleet: ServeProcess) -
 
 
 @pytest.mark.slow
-async def test_sessions_of_a_worker_that_dies_are_played_again() -> None:
+async def test_sessions_of_a_killed_worker_are_replayed() -> None:
     with serve("--workers", str(WORKERS)) as server:
         async with AsyncExitStack() as stack:
             url = f"http://{server.address}"
@@ -114,7 +114,7 @@ async def test_sessions_of_a_worker_that_dies_are_played_again() -> None:
 
 
 @pytest.mark.soak
-async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) -> None:
+async def test_server_chosen_ids_name_their_worker(fleet: ServeProcess) -> None:
     for _ in range(8):
         status, reply = fleet.request("POST", "/mcp", mcp("openenv/session/create"))
         assert status == 200
@@ -124,8 +124,8 @@ async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) 
                 "total"
             ] == 4
         for _ in range(4):
-            said = fleet.request("POST", "/mcp", mcp("tools/list", session_id=session))[1]
-            assert "unknown session" not in json.dumps(said).lower()
+            listing = fleet.request("POST", "/mcp", mcp("tools/list", session_id=session))[1]
+            assert "unknown session" not in json.dumps(listing).lower()
         closed = fleet.request("POST", "/mcp", mcp("openenv/session/close", session_id=session))[1]
         assert closed["result"] == {"session_id": session, "closed": True}
         async with socket_to(fleet.address, f"?session_id={session}") as client:
@@ -133,7 +133,7 @@ async def test_ids_that_the_server_draws_name_their_worker(fleet: ServeProcess) 
 
 
 @pytest.mark.slow
-async def test_a_session_is_resumed_at_its_worker_whichever_the_connection_comes_in_at(
+async def test_session_is_resumed_at_its_worker_from_any_connection(
     fleet: ServeProcess,
 ) -> None:
     async with faulty_proxy(fleet.address) as proxy, GenericEnvClient(proxy.url) as client:
@@ -147,8 +147,8 @@ async def test_a_session_is_resumed_at_its_worker_whichever_the_connection_comes
 
 
 @pytest.mark.soak
-async def test_a_session_is_found_however_its_name_is_escaped(fleet: ServeProcess) -> None:
-    for session in both("escaped"):
+async def test_session_id_is_found_however_it_is_escaped(fleet: ServeProcess) -> None:
+    for session in session_ids_of_workers("escaped"):
         assert reset(fleet, session) == 200
         text = json.dumps(mcp("openenv/session/close", session_id=session))
         text = text.replace("/", "\\/").replace("session_id", "session\\u005fid")
@@ -158,15 +158,15 @@ async def test_a_session_is_found_however_its_name_is_escaped(fleet: ServeProces
 
 
 @pytest.mark.soak
-async def test_what_a_socket_or_body_brings_is_passed_on_with_its_limits(fleet: ServeProcess) -> None:
-    for session in both("attach"):
+async def test_sockets_and_bodies_are_forwarded_with_their_limits(fleet: ServeProcess) -> None:
+    for session in session_ids_of_workers("attach"):
         assert reset(fleet, session) == 200
         for _ in range(4):
             async with socket_to(fleet.address, f"?session_id={session}") as client:
                 assert (await ask(client, {"type": "state"}))["data"]["step_count"] == 0
                 assert (await ask(client, "no json"))["data"]["code"] == "INVALID_JSON"
                 assert (await ask(client, b"\x00"))["type"] == "error"
-                await leave(client)
+                await end_session(client)
                 assert client.close_code == 1000
         async with socket_to(fleet.address, f"?session_id={session}") as client:
             large = {"type": "step", "data": {"amount": 1, "metadata": {"pad": "x" * 2_000_000}}}
@@ -180,26 +180,26 @@ async def test_what_a_socket_or_body_brings_is_passed_on_with_its_limits(fleet: 
             writer.close()
 
 
-async def test_the_page_s_own_session_is_one_for_all_workers(fleet: ServeProcess) -> None:
+async def test_page_session_is_shared_by_all_workers(fleet: ServeProcess) -> None:
     assert fleet.request("POST", "/web/reset", {"seed": 0})[0] == 200
     totals = [fleet.request("POST", "/web/step", {"action": {"amount": 1}})[1] for _ in range(8)]
-    assert [told["observation"]["total"] for told in totals] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [reply["observation"]["total"] for reply in totals] == [1, 2, 3, 4, 5, 6, 7, 8]
     async with socket_to(fleet.address, path="/ws/ui") as watching:
         assert len((await ask(watching, "here"))["episode_state"]["action_logs"]) == 8
 
 
 @pytest.mark.soak
-def test_forks_of_a_client_are_made_where_its_session_is(fleet: ServeProcess) -> None:
+def test_forks_are_made_at_the_worker_of_the_session(fleet: ServeProcess) -> None:
     with CounterEnv(f"http://{fleet.address}").sync() as client:
         client.reset(seed=1)
         forks = client.fork(6)
-        seen = [fork.step(Add(amount=one)).observation.total for one, fork in enumerate(forks)]
-        assert seen == [1, 2, 3, 4, 5, 6]
+        totals = [fork.step(Add(amount=one)).observation.total for one, fork in enumerate(forks)]
+        assert totals == [1, 2, 3, 4, 5, 6]
         assert client.state().total == 1
 
 
 @pytest.mark.slow
-async def test_the_cap_holds_over_all_workers() -> None:
+async def test_cap_holds_over_all_workers() -> None:
     with serve("--workers", "2", "--max-sessions", "6", "--max-wait", "0") as server:
         for _ in range(2):  # and the slots come back
             outcomes = await asyncio.gather(*(first_reply(server) for _ in range(40)))
@@ -208,7 +208,7 @@ async def test_the_cap_holds_over_all_workers() -> None:
             assert len(kept) == 6
             assert {(data["code"], data["max_sessions"]) for data in refused} == {("CAPACITY_REACHED", 6)}
             await asyncio.gather(*(client.close() for client, _ in outcomes))
-            await settled(server)
+            await wait_for_free_slots(server)
 
 
 async def first_reply(server: ServeProcess, token: str = "") -> tuple[Any, Any]:
@@ -221,8 +221,8 @@ async def first_reply(server: ServeProcess, token: str = "") -> tuple[Any, Any]:
     return client, json.loads(await asyncio.wait_for(client.recv(), 60))
 
 
-async def settled(server: ServeProcess) -> None:
-    """Wait until sockets that were closed have given their slots back."""
+async def wait_for_free_slots(server: ServeProcess) -> None:
+    """Wait until closed sockets have freed their slots."""
     async with asyncio.timeout(60):
         while True:
             outcomes = await asyncio.gather(*(first_reply(server) for _ in range(6)))
@@ -233,7 +233,7 @@ async def settled(server: ServeProcess) -> None:
 
 
 @pytest.mark.soak
-async def test_the_cap_of_a_token_holds_over_all_workers() -> None:
+async def test_cap_per_token_holds_over_all_workers() -> None:
     with serve(
         "--workers", "2", "--max-sessions-per-token", "3", "--token", TOKEN, "--token", OTHER
     ) as server:
@@ -244,9 +244,9 @@ async def test_the_cap_of_a_token_holds_over_all_workers() -> None:
 
 
 @pytest.mark.slow
-async def test_a_session_of_another_token_is_not_found() -> None:
+async def test_session_of_another_token_is_not_found() -> None:
     with serve("--workers", "2", "--token", TOKEN, "--token", OTHER) as server:
-        for session in both("own"):
+        for session in session_ids_of_workers("own"):
             assert reset(server, session) == 401
             assert reset(server, session, Authorization=f"Bearer {TOKEN}") == 200
             for token, status in ((OTHER, 404), (TOKEN, 200)):
@@ -264,16 +264,16 @@ async def test_a_session_of_another_token_is_not_found() -> None:
 
 
 @pytest.mark.soak
-async def test_an_environment_alone_in_its_process_has_as_many_sessions_as_workers() -> None:
+async def test_exclusive_environment_has_one_session_per_worker() -> None:
     with serve("--workers", "2", "--max-sessions", "2", app="solo:app") as server:
         for _ in range(4):  # whichever worker the connections meet
             outcomes = [await first_reply(server) for _ in range(3)]
             kinds = [reply["type"] for _, reply in outcomes]
             assert kinds == ["state", "state", "error"]
-            await asyncio.gather(*(leave(client) for client, _ in outcomes))
+            await asyncio.gather(*(end_session(client) for client, _ in outcomes))
 
 
-async def leave(client: Any) -> None:
+async def end_session(client: Any) -> None:
     """End a session; when its socket closes, its slot is free."""
     with suppress(ConnectionClosed):
         await client.send(json.dumps({"type": "close"}))
@@ -282,7 +282,7 @@ async def leave(client: Any) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("app", "words", "status", "texts"),
+    ("app", "options", "status", "texts"),
     [
         ("solo:app", ("--max-sessions", "3"), 2, ["SUPPORTS_CONCURRENT_SESSIONS"]),
         ("stillborn:app", (), 1, ["these are its last words", "before it was healthy"]),
@@ -291,17 +291,17 @@ async def leave(client: Any) -> None:
     ],
 )
 def test_workers_that_cannot_start_end_the_fleet(
-    app: str, words: tuple[str, ...], status: int, texts: list[str]
+    app: str, options: tuple[str, ...], status: int, texts: list[str]
 ) -> None:
-    got, said = refusal("--workers", "2", *words, app=app)
+    got, output = run_refused_server("--workers", "2", *options, app=app)
     assert got == status
-    assert all(text in said for text in texts)
+    assert all(text in output for text in texts)
     if status == 2:
-        assert "Traceback" not in said
+        assert "Traceback" not in output
 
 
 @pytest.mark.slow
-async def test_a_worker_that_the_system_has_no_process_for_is_tried_again() -> None:
+async def test_worker_start_is_retried_when_no_process_is_available() -> None:
     lives = [None, BlockingIOError(errno.EAGAIN, "no more processes"), None]
 
     class Shorthanded(Supervisor):
@@ -320,7 +320,7 @@ async def test_a_worker_that_the_system_has_no_process_for_is_tried_again() -> N
 
 
 @pytest.mark.slow
-async def test_a_killed_worker_is_replaced_and_its_slots_come_back() -> None:
+async def test_killed_worker_is_replaced_and_frees_its_slots() -> None:
     with serve("--workers", "2", "--max-sessions", "4", "--max-wait", "0") as server:
         clients = [(await first_reply(server))[0] for _ in range(4)]
         victims = workers(server)
@@ -343,12 +343,12 @@ async def test_a_killed_worker_is_replaced_and_its_slots_come_back() -> None:
 
 
 @pytest.mark.soak
-async def test_a_session_whose_worker_dies_under_it_says_so() -> None:
-    """Over HTTP and over sockets, whether the caller's connection is with that worker or with another."""
+async def test_socket_of_a_killed_worker_gets_a_session_error() -> None:
+    """Over HTTP and sockets, whether the client's connection is with that worker or with another."""
     with serve("--workers", "2", app="solo:deadly") as server:
-        told = 0
+        errors_seen = 0
         for attempt in range(12):
-            session = both(f"dies-{attempt}")[attempt % 2]
+            session = session_ids_of_workers(f"dies-{attempt}")[attempt % 2]
             try:
                 assert reset(server, session) == 200
                 client = await connect(
@@ -363,45 +363,48 @@ async def test_a_session_whose_worker_dies_under_it_says_so() -> None:
             assert "gone" in reply["data"]["message"]
             await asyncio.wait_for(client.wait_closed(), 60)
             assert client.close_code == 1011
-            told += 1
-            if told == 2:
+            errors_seen += 1
+            if errors_seen == 2:
                 break
-        assert told
+        assert errors_seen
 
 
 @pytest.mark.soak
-def test_a_request_whose_worker_dies_under_it_gets_502() -> None:
+def test_request_to_a_dying_worker_gets_502() -> None:
     with serve("--workers", "2", app="solo:deadly") as server:
         statuses = set()
         for attempt in range(20):
-            session = both(f"dies-{attempt}")[attempt % 2]
+            session = session_ids_of_workers(f"dies-{attempt}")[attempt % 2]
             try:
                 reset(server, session)
-                status, said = server.request("POST", "/step", action(1), X_OpenEnv_Session=session)
+                status, response_body = server.request("POST", "/step", action(1), X_OpenEnv_Session=session)
             except OSError:  # the caller's own connection was with that worker
                 continue
             statuses.add(status)
             if status == 502:
-                assert "sessions are gone" in said["detail"]
+                assert "sessions are gone" in response_body["detail"]
                 break
         assert 502 in statuses
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_under_load_leaves_nothing_behind(number: signal.Signals) -> None:
+async def test_signal_under_load_leaves_nothing_behind(number: signal.Signals) -> None:
     with serve("--workers", "2") as server:
         family, private = server.family, folder(server)
         assert stat.S_IMODE(os.stat(private).st_mode) == 0o700
-        stop = asyncio.Event()
+        stop, playing = asyncio.Event(), asyncio.Semaphore(0)
 
         async def play() -> None:
             async with socket_to(server.address) as client:
+                await ask(client, {"type": "reset"})
+                playing.release()
                 while not stop.is_set():
                     await ask(client, {"type": "state"})
 
         players = [asyncio.create_task(play()) for _ in range(16)]
-        await asyncio.sleep(0.1)
+        for _ in players:
+            await playing.acquire()
         server.process.send_signal(number)
         assert await asyncio.to_thread(server.ended) == 0
         stop.set()
@@ -412,7 +415,7 @@ async def test_a_signal_under_load_leaves_nothing_behind(number: signal.Signals)
 
 
 @pytest.mark.soak
-async def test_a_step_that_hangs_does_not_keep_the_fleet() -> None:
+async def test_hanging_step_does_not_block_the_shutdown() -> None:
     with serve("--workers", "2", "--drain", "0.5", app="solo:deadly") as server:
         family = server.family
         clients = []
@@ -439,7 +442,7 @@ def test_workers_end_when_their_supervisor_is_killed() -> None:
 
 
 @pytest.mark.soak
-def test_a_worker_that_starts_when_its_supervisor_is_killed_ends_too(tmp_path: Path) -> None:
+def test_starting_worker_ends_when_its_supervisor_is_killed(tmp_path: Path) -> None:
     late = tmp_path / "late"
     with serve("--workers", "2", "--drain", "0.5", app="late:app", LATE_WHILE=str(late)) as server:
         eventually(lambda: len(private_sockets(server)) == 2)
@@ -458,7 +461,7 @@ def test_a_worker_that_starts_when_its_supervisor_is_killed_ends_too(tmp_path: P
 
 
 @pytest.mark.soak
-async def test_workers_that_hang_leave_nothing_when_their_supervisor_is_killed() -> None:
+async def test_hanging_workers_leave_nothing_when_their_supervisor_is_killed() -> None:
     with serve("--workers", "2", "--drain", "0.5", app="solo:frozen") as server:
         family, private = server.family, folder(server)
         async with connect(f"ws://{server.address}/ws", compression=None, proxy=None) as client:
@@ -472,7 +475,7 @@ async def test_workers_that_hang_leave_nothing_when_their_supervisor_is_killed()
 
 
 @pytest.mark.soak
-def test_workers_on_a_unix_socket_find_sessions_too(tmp_path: Path) -> None:
+def test_workers_on_a_unix_socket_find_sessions(tmp_path: Path) -> None:
     """Callers come over a Unix socket, as the workers themselves do to each other."""
     public = tmp_path / "public"
 
@@ -489,8 +492,8 @@ def test_workers_on_a_unix_socket_find_sessions_too(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(public))
         fd = listener.fileno()
-        words = ["serve", "counter:app", "--fd", str(fd), "--workers", str(WORKERS)]
-        command = [sys.executable, "-m", "openenv_core.cli", *words]
+        arguments = ["serve", "counter:app", "--fd", str(fd), "--workers", str(WORKERS)]
+        command = [sys.executable, "-m", "openenv_core.cli", *arguments]
         process = subprocess.Popen(command, cwd=SUPPORT, pass_fds=(fd,), start_new_session=True)
     supervisor = psutil.Process(process.pid)
     try:
@@ -512,10 +515,10 @@ def test_workers_on_a_unix_socket_find_sessions_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("subprotocol", ["ropewalk.v1", None])
-async def test_a_socket_is_passed_on_with_what_its_worker_says_and_its_death(
+async def test_forwarded_socket_carries_the_workers_headers_and_its_death(
     tmp_path: Path, subprotocol: Any
 ) -> None:
-    path, told = str(tmp_path / "worker.sock"), asyncio.Queue[Any]()
+    path, sent_messages = str(tmp_path / "worker.sock"), asyncio.Queue[Any]()
     begin = [{"type": "websocket.connect"}]
 
     async def die(connection: ServerConnection) -> None:
@@ -534,13 +537,13 @@ async def test_a_socket_is_passed_on_with_what_its_worker_says_and_its_death(
         response.headers.update(header)
 
     async with unix_serve(die, path, subprotocols=offered, process_response=declare):
-        await UnixPeers(lambda _: path, 20.0).socket(0, scope, receive, told.put)
-    accepted = told.get_nowait()
+        await UnixPeers(lambda _: path, 20.0).socket(0, scope, receive, sent_messages.put)
+    accepted = sent_messages.get_nowait()
     assert accepted["subprotocol"] == subprotocol
     assert accepted["headers"] == [(b"x-openenv-deterministic", b"true")]
     if subprotocol is None:  # who cannot come back is told
-        assert "its sessions are gone" in told.get_nowait()["text"]
-    assert told.get_nowait() == {"type": "websocket.close", "code": 1011}
+        assert "its sessions are gone" in sent_messages.get_nowait()["text"]
+    assert sent_messages.get_nowait() == {"type": "websocket.close", "code": 1011}
 
 
 async def test_close_of_a_client_reaches_its_worker_although_replies_do_not_reach_the_client(
@@ -580,7 +583,7 @@ async def test_close_of_a_client_reaches_its_worker_although_replies_do_not_reac
 
 
 @pytest.mark.slow
-async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> None:
+async def test_peer_that_starts_later_is_waited_for(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
@@ -603,9 +606,9 @@ async def test_a_neighbour_that_starts_later_is_waited_for(tmp_path: Path) -> No
         return status
 
     path = str(tmp_path / "late.sock")
-    asked = asyncio.create_task(ask(UnixPeers(lambda _: path, 20.0, connect_s=20.0)))
+    request_task = asyncio.create_task(ask(UnixPeers(lambda _: path, 20.0, connect_s=20.0)))
     await asyncio.sleep(0.1)
-    assert not asked.done()
+    assert not request_task.done()
     async with await asyncio.start_unix_server(answer, path):
-        assert await asked == 200
+        assert await request_task == 200
     assert await ask(UnixPeers(lambda _: str(tmp_path / "never.sock"), 20.0, connect_s=0.1)) == 502

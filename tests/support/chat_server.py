@@ -16,7 +16,7 @@ class ChatServer:
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.port = 0
 
@@ -26,21 +26,21 @@ class ChatServer:
 
 @contextmanager
 def chat_server(*answers: Answer) -> Iterator[ChatServer]:
-    told = ChatServer(*answers)
+    server_state = ChatServer(*answers)
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            told.asked.append({"path": self.path, **json.loads(body)})
-            told.keys.append(self.headers["Authorization"])
-            answer = told.next()
+            server_state.requests.append({"path": self.path, **json.loads(body)})
+            server_state.keys.append(self.headers["Authorization"])
+            answer = server_state.next()
             if isinstance(answer, Event):
                 answer.wait(60)
                 return
             status = answer if isinstance(answer, int) else 200
             message = answer if isinstance(answer, dict) else {"content": str(answer)}
-            whole = json.dumps({"choices": [{"message": {"role": "assistant", **message}}]}).encode()
-            reply = answer if isinstance(answer, bytes) else whole
+            body_bytes = json.dumps({"choices": [{"message": {"role": "assistant", **message}}]}).encode()
+            reply = answer if isinstance(answer, bytes) else body_bytes
             self.send_response(status)
             self.send_header("Content-Length", str(len(reply)))
             self.end_headers()
@@ -50,11 +50,11 @@ def chat_server(*answers: Answer) -> Iterator[ChatServer]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        told.port = server.server_port
+        server_state.port = server.server_port
         thread = Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            yield told
+            yield server_state
         finally:
             server.shutdown()
             thread.join()

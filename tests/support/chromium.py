@@ -18,8 +18,8 @@ from node_tools import HOW_TO, INSTALLED, node
 from websockets.sync.client import ClientConnection, connect
 
 PACKED = INSTALLED / "node_modules" / "@sparticuz" / "chromium"
-START_S = 60.0
-ANSWER_S = 60.0
+START_TIMEOUT_S = 60.0
+REPLY_TIMEOUT_S = 60.0
 UNPACK = """
 const fs = require("node:fs"), zlib = require("node:zlib"), { pipeline } = require("node:stream/promises");
 const [from, to] = process.argv.slice(1);
@@ -71,7 +71,7 @@ class Tab:
         self._socket = socket
         self._ids = 0
         self._session: str | None = None
-        self.asked: list[str] = []
+        self.requested_urls: list[str] = []
         self.errors: list[str] = []
         self._target = self._call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self._call("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
@@ -85,7 +85,7 @@ class Tab:
         if self._session is not None:
             frame["sessionId"] = self._session
         self._socket.send(json.dumps(frame))
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + REPLY_TIMEOUT_S
         while True:
             answer = json.loads(self._socket.recv(timeout=max(0.0, deadline - time.monotonic())))
             if answer.get("id") == self._ids:
@@ -96,7 +96,7 @@ class Tab:
 
     def _note(self, event: str | None, told: dict[str, Any]) -> None:
         if event == "Network.requestWillBeSent":
-            self.asked.append(told["request"]["url"])
+            self.requested_urls.append(told["request"]["url"])
         elif event == "Runtime.exceptionThrown":
             details = told["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description", details["text"]))
@@ -146,11 +146,6 @@ class Tab:
         for kind, share in (("mousePressed", begin), ("mouseMoved", end), ("mouseReleased", end)):
             at = left + share * width
             self._call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1)
-
-    def hover(self, selector: str) -> None:
-        """Move the mouse to the middle of the first element that matches a selector."""
-        x, y = self._middle(selector)
-        self._call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def _middle(self, selector: str) -> tuple[float, float]:
         box = self.evaluate(
@@ -216,9 +211,9 @@ def chromium() -> Iterator["Browser"]:
 
 def _address(profile: Path, process: "subprocess.Popen[bytes]") -> str:
     """Return the browser's WebSocket URL, which it writes into its profile."""
-    told = profile / "DevToolsActivePort"
-    deadline = time.monotonic() + START_S
-    while not (told.is_file() and (lines := told.read_text().splitlines())[1:]):
+    port_file = profile / "DevToolsActivePort"
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not (port_file.is_file() and (lines := port_file.read_text().splitlines())[1:]):
         assert process.poll() is None, f"Chromium ended with status {process.returncode}: {process.args!r}"
         assert time.monotonic() < deadline, "expected Chromium to listen"
         time.sleep(0.05)
@@ -234,7 +229,7 @@ class Browser:
     @contextmanager
     def tab(self) -> Iterator[Tab]:
         """Open a tab; it is closed when the block ends."""
-        with connect(self._address, max_size=None, open_timeout=START_S, proxy=None) as socket:
+        with connect(self._address, max_size=None, open_timeout=START_TIMEOUT_S, proxy=None) as socket:
             tab = Tab(socket)
             try:
                 yield tab

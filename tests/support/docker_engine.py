@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "docker-engine"
 BASE = "python:3.11-slim"
 HOW_TO = "start one: scripts/docker-engine start (root), or let DOCKER_HOST name one"
-START_S = 1500
+START_TIMEOUT_S = 1500
 
 HOSTILE = ROOT / "tests" / "docker" / "hostile"
 HOSTILE_TAG = "ropewalk-test-hostile:latest"
@@ -44,7 +44,9 @@ def started_engine() -> bool:
         if os.geteuid() != 0 and not os.environ.get("CI"):
             pytest.skip(f"needs a Docker engine ({error}); {HOW_TO}")
     if not engine_answers():
-        done = subprocess.run([SCRIPT, "start"], capture_output=True, text=True, timeout=START_S, check=False)
+        done = subprocess.run(
+            [SCRIPT, "start"], capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False
+        )
         if done.returncode != 0:
             message = f"needs a Docker engine with {BASE}, and could not start one:\n{done.stderr}"
             if os.environ.get("CI"):

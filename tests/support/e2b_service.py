@@ -17,7 +17,7 @@ import pytest
 from missing import missing
 
 KEY, OTHER = "correct-horse-battery-staple", "another-key-of-good-length"
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 IMAGE = "python:3.11-slim"
 
 
@@ -55,7 +55,7 @@ class Service:
 
 
 @contextmanager
-def running(tmp_path: Path, *words: str) -> Iterator[Service]:
+def running_service(tmp_path: Path, *words: str) -> Iterator[Service]:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{KEY}\n{OTHER}\n")
     process = subprocess.Popen(
@@ -82,7 +82,7 @@ def running(tmp_path: Path, *words: str) -> Iterator[Service]:
         yield Service(line.split()[-1], process)
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_S) == 0
+            assert process.wait(WAIT_TIMEOUT_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -92,9 +92,9 @@ def running(tmp_path: Path, *words: str) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")  # other modules inspect processes
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    words = ("--image", "python:*", "--image", "ropewalk-test-*", "--max-sandboxes", "32", "--disk", "64m")
-    with running(tmp_path_factory.mktemp("service"), *words) as found:
-        yield found
+    options = ("--image", "python:*", "--image", "ropewalk-test-*", "--max-sandboxes", "32", "--disk", "64m")
+    with running_service(tmp_path_factory.mktemp("service"), *options) as started:
+        yield started
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -113,11 +113,11 @@ def client(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def eventually(look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := look()):
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
+    while not (value := look()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return found
+    return value
 
 
 KINDS = ["base", pytest.param(IMAGE, marks=[pytest.mark.docker], id="image")]
@@ -133,19 +133,19 @@ def template(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def create(client: Any, service: Service) -> Iterator[Callable[..., Any]]:
     """Creates sandboxes, which are killed after the test."""
-    made: list[Any] = []
+    created: list[Any] = []
 
     def make(template: str = "base", key: str = KEY, **options: Any) -> Any:
-        made.append(client.create(template, timeout=120, **{**service.options(key), **options}))
-        return made[-1]
+        created.append(client.create(template, timeout=120, **{**service.options(key), **options}))
+        return created[-1]
 
     yield make
-    for each in made:
+    for each in created:
         each.kill()
 
 
 @pytest.fixture
 def sandbox(create: Callable[..., Any], template: str) -> Any:
-    made = create(template, envs={"GREETING": "aye"}, metadata={"run": "7"})
-    eventually(lambda: made.commands.list() == [])  # the image's command ends at once
-    return made
+    created = create(template, envs={"GREETING": "aye"}, metadata={"run": "7"})
+    eventually(lambda: created.commands.list() == [])  # the image's command ends at once
+    return created

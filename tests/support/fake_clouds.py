@@ -163,8 +163,8 @@ class ModalSandbox:
         if not self._machine.there:
             raise MODAL_ERRORS["NotFoundError"]
         self._machine.renewed += args == ("true",)
-        said = self._machine.begin(*args).communicate()[0].decode()
-        return SimpleNamespace(wait=lambda: 0, stdout=SimpleNamespace(read=lambda: said))
+        output = self._machine.begin(*args).communicate()[0].decode()
+        return SimpleNamespace(wait=lambda: 0, stdout=SimpleNamespace(read=lambda: output))
 
     def poll(self) -> int | None:
         return None if self._machine.there else 137
@@ -195,6 +195,6 @@ CLIENTS: Final[dict[str, dict[str, Any]]] = {
 
 def module(name: str) -> ModuleType:
     """Return a fake client as a module."""
-    found = ModuleType(name)
-    vars(found).update(CLIENTS[name], exception=SimpleNamespace(Error=ModalError, **MODAL_ERRORS))
-    return found
+    fake_module = ModuleType(name)
+    vars(fake_module).update(CLIENTS[name], exception=SimpleNamespace(Error=ModalError, **MODAL_ERRORS))
+    return fake_module

@@ -18,7 +18,7 @@ class FakeEngine:
         self.host = f"unix://{path}"
         self.containers: dict[str, dict[str, str]] = {}
         self.removed: list[str] = []
-        self.asked = threading.Event()
+        self.request_received = threading.Event()
         self.may_create = threading.Event()
         self.may_create.set()
 
@@ -26,7 +26,7 @@ class FakeEngine:
         parts = urlsplit(target)
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
         if (method, parts.path) == ("POST", "/containers/create"):
-            self.asked.set()
+            self.request_received.set()
             self.may_create.wait(60)
             self.containers[query["name"]] = json.loads(body)["Labels"]
             return 201, {"Id": query["name"]}

@@ -19,7 +19,6 @@ class FakeHub:
     refuses: bool = False
     files: dict[str, bytes] = field(default_factory=dict)
     created: list[dict[str, Any]] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
 
 
 @contextmanager
@@ -48,15 +47,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         hub, path = self.held, self.path.partition("?")[0]
-        hub.asked.append(f"POST {path}")
         if self.headers.get("Authorization") != f"Bearer {hub.token}":
             self._answer(401, {"error": "Invalid username or password."})
         elif hub.refuses:
             self._answer(403, {"error": "You don't have the rights to create a space under this namespace"})
         elif path == "/api/repos/create":
             hub.created.append(json.loads(body))
-            said = hub.created[-1]
-            self._answer(200, {"url": f"{hub.url}/spaces/{said['organization']}/{said['name']}"})
+            space = hub.created[-1]
+            self._answer(200, {"url": f"{hub.url}/spaces/{space['organization']}/{space['name']}"})
         elif path == "/api/validate-yaml":
             self._answer(200, {"errors": [], "warnings": []})
         elif path.endswith("/preupload/main"):
@@ -70,7 +68,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         hub, path = self.held, self.path.partition("?")[0]
-        hub.asked.append(f"GET {path}")
         if "/tree/main" in path:
             blank = "0" * 40
             files = [
@@ -87,11 +84,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _commit(self, body: bytes) -> None:
         for line in body.splitlines():
-            said = json.loads(line)
-            if said["key"] == "file":
-                self.held.files[said["value"]["path"]] = base64.b64decode(said["value"]["content"])
-            elif said["key"] == "deletedFile":
-                self.held.files.pop(said["value"]["path"], None)
+            entry = json.loads(line)
+            if entry["key"] == "file":
+                self.held.files[entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+            elif entry["key"] == "deletedFile":
+                self.held.files.pop(entry["value"]["path"], None)
         url = f"{self.held.url}/spaces/me/dice/commit/{'1' * 40}"
         self._answer(200, {"success": True, "commitOid": "1" * 40, "commitUrl": url})
 

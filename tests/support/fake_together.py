@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 TOKEN = "tgp_v1_a-token-of-the-fake"
-PATIENCE_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 
 RUNNER = """
 import ast, contextlib, io, json, sys, traceback
@@ -184,8 +184,8 @@ def _handler(fake: FakeTogether) -> type[BaseHTTPRequestHandler]:
 
         def _let_in(self, method: str, path: str, body: Any) -> bool:
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                said = f"invalid key {self.headers.get('Authorization')}"  # a service may be careless
-                self._send(Fail(401, body=json.dumps({"error": said}).encode()))
+                message = f"invalid key {self.headers.get('Authorization')}"  # a service may be careless
+                self._send(Fail(401, body=json.dumps({"error": message}).encode()))
                 return False
             if self.path != path:
                 self._send(Fail(404))
@@ -202,7 +202,7 @@ def _handler(fake: FakeTogether) -> type[BaseHTTPRequestHandler]:
                 result()
             if fail.how == "hang":
                 fake.hanging.set()
-                fake.over.wait(PATIENCE_S)
+                fake.over.wait(WAIT_TIMEOUT_S)
             if fail.how in ("hang", "close"):
                 self._cut()
                 return
@@ -251,6 +251,6 @@ def fake_together() -> Iterator[FakeTogether]:
         fake.over.set()
         server.shutdown()
         server.server_close()
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
         thread.join(deadline - time.monotonic())
         fake.expire()

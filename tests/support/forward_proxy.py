@@ -13,13 +13,13 @@ VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "socks_proxy"
 
 
 @contextmanager
-def answering(answer: Any) -> Iterator[tuple[int, list[str]]]:
+def recording_proxy(answer: Any) -> Iterator[tuple[int, list[str]]]:
     """Yield its port and the request targets: a path if it was used as the origin, a URL if as a proxy."""
-    asked: list[str] = []
+    request_targets: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            request_targets.append(self.path)
             body = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
@@ -33,7 +33,7 @@ def answering(answer: Any) -> Iterator[tuple[int, list[str]]]:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            yield server.server_port, asked
+            yield server.server_port, request_targets
         finally:
             server.shutdown()
             thread.join()

@@ -10,9 +10,9 @@ LOWEST = 10_000
 def free_ports(count: int) -> range:
     """Return consecutive free ports."""
     # From this port on, the kernel assigns ports to outgoing connections.
-    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    lowest_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
-        first = random.randrange(LOWEST, given - count)
+        first = random.randrange(LOWEST, lowest_ephemeral - count)
         ports = range(first, first + count)
         if all(map(_is_free, ports)):
             return ports

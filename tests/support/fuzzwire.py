@@ -52,12 +52,12 @@ def frame(
 
 
 def apply(mask: bytes, payload: bytes) -> bytes:
-    whole = (mask * (len(payload) // 4 + 1))[: len(payload)]
-    return (int.from_bytes(payload) ^ int.from_bytes(whole)).to_bytes(len(payload))
+    repeated_mask = (mask * (len(payload) // 4 + 1))[: len(payload)]
+    return (int.from_bytes(payload) ^ int.from_bytes(repeated_mask)).to_bytes(len(payload))
 
 
 @dataclass
-class Heard:
+class ReceivedFrames:
     """The frames that a server has sent on one connection.
 
     Attributes:
@@ -95,7 +95,7 @@ class RawClient:
             head += part
         self.head, _, rest = head.partition(b"\r\n\r\n")
         assert self.head.startswith(b"HTTP/1.1 101 "), self.head
-        self.heard = Heard(rest=rest)
+        self.heard = ReceivedFrames(rest=rest)
         self._taken = 0
         self._parse()
 
@@ -121,7 +121,7 @@ class RawClient:
         self._taken += 1
         return self.heard.frames[self._taken - 1]
 
-    def to_the_end(self) -> Heard:
+    def to_the_end(self) -> ReceivedFrames:
         """Read until the server closes the connection."""
         while self._read():
             pass

@@ -26,9 +26,9 @@ class Player:
         return self.thread.run(self.env.reset_async, task=task)
 
     def step(self, action: HarborAction) -> HarborObservation:
-        seen = self.thread.run(self.env.step_async, action)
-        assert isinstance(seen, HarborObservation)
-        return seen
+        observation = self.thread.run(self.env.step_async, action)
+        assert isinstance(observation, HarborObservation)
+        return observation
 
     def run(self, command: str) -> HarborObservation:
         return self.step(Run(command=command))

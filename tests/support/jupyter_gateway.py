@@ -18,7 +18,7 @@ from missing import missing
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-the-gateway"
-PATIENCE_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 HOW_TO = "python3.11 scripts/bootstrap.py jupyter makes it, ./scripts/test --all does so too"
 
 
@@ -40,9 +40,11 @@ def jupyter_gateway(*options: str) -> Iterator[str]:
     require_gateway()
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryFile() as output:
         port = free_port()
-        kept = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        kept = {
-            name: value for name, value in kept.items() if not name.startswith(("PYTHON", "JUPYTER", "KG_"))
+        variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        variables = {
+            name: value
+            for name, value in variables.items()
+            if not name.startswith(("PYTHON", "JUPYTER", "KG_"))
         }
         process = subprocess.Popen(
             [
@@ -55,7 +57,8 @@ def jupyter_gateway(*options: str) -> Iterator[str]:
                 *options,
             ],
             cwd=home,
-            env=kept | {"HOME": home, "TMPDIR": home, "KG_AUTH_TOKEN": TOKEN, "PYTHONWARNINGS": "ignore"},
+            env=variables
+            | {"HOME": home, "TMPDIR": home, "KG_AUTH_TOKEN": TOKEN, "PYTHONWARNINGS": "ignore"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -77,7 +80,7 @@ def jupyter_gateway(*options: str) -> Iterator[str]:
 def _await_answer(url: str, process: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url + "/api/kernelspecs", headers={"Authorization": f"token {TOKEN}"})
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
             with opener.open(request, timeout=5):

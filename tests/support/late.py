@@ -5,9 +5,9 @@ import time
 
 from solo import app as app
 
-PATIENCE_S = 30.0
+WAIT_TIMEOUT_S = 30.0
 
-_deadline = time.monotonic() + PATIENCE_S
+_deadline = time.monotonic() + WAIT_TIMEOUT_S
 while os.path.exists(os.environ["LATE_WHILE"]):
     assert time.monotonic() < _deadline, "expected the file to be removed by now"
     time.sleep(0.01)

@@ -10,7 +10,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 HANDSHAKE = "legacy"
 STATELESS = "2026-07-28"
-PATIENCE_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 
 
 @asynccontextmanager
@@ -22,10 +22,10 @@ async def host(
     **options: Any,
 ) -> AsyncIterator[Client]:
     async with httpx2.AsyncClient(
-        headers=headers or {}, timeout=PATIENCE_S, trust_env=False, verify=False
+        headers=headers or {}, timeout=WAIT_TIMEOUT_S, trust_env=False, verify=False
     ) as http:
         transport = streamable_http_client(f"http://{address}{path}", http_client=http)
-        async with Client(transport, mode=mode, read_timeout_seconds=PATIENCE_S, **options) as client:
+        async with Client(transport, mode=mode, read_timeout_seconds=WAIT_TIMEOUT_S, **options) as client:
             yield client
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-START_S = 60
-STOP_S = 30
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 30
 
 
 def require_own_engine() -> None:
@@ -54,7 +54,7 @@ class OwnEngine:
                 stderr=log,
                 start_new_session=True,
             )
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + START_TIMEOUT_S
         while self.docker("version", check=False).returncode != 0:
             assert self._process.poll() is None, (home / "log").read_text()[-3000:]
             assert time.monotonic() < deadline, (home / "log").read_text()[-3000:]
@@ -66,7 +66,7 @@ class OwnEngine:
         if process is not None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(STOP_S)
+                process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -77,7 +77,7 @@ class OwnEngine:
         environ = {name: value for name, value in os.environ.items() if name != "DOCKER_HOST"}
         with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE, env=environ) as save:
             self.docker("load", stdin=save.stdout)
-            assert save.wait(STOP_S) == 0
+            assert save.wait(STOP_TIMEOUT_S) == 0
 
     def docker(
         self, *words: str, check: bool = True, stdin: object = None

@@ -12,8 +12,8 @@ from typing import Any
 from openenv_core.providers.docker import DockerEngine
 from openenv_core.providers.docker.sweeper import LABEL
 
-PATIENCE_S = 60
-GONE_S = 60
+WAIT_TIMEOUT_S = 60
+REMOVAL_TIMEOUT_S = 60
 """Time limit for the removal of a container after its owner's death."""
 
 OWNER = """
@@ -28,7 +28,7 @@ helper = companion.ensure(DockerEngine.find().address)
 print(json.dumps([provider.container.id, helper.pid]), flush=True)
 if how == "fork":
     if os.fork() == 0:
-        time.sleep(600)  # beyond GONE_S
+        time.sleep(600)  # beyond REMOVAL_TIMEOUT_S
         os._exit(0)
 if how == "a fork ends":
     if (pid := os.fork()) == 0:
@@ -47,7 +47,7 @@ time.sleep(100)
 """
 
 
-def eventually(condition: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+def eventually(condition: Callable[[], object], within_s: float = WAIT_TIMEOUT_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"did not happen within {within_s:g} s"
@@ -66,7 +66,7 @@ class Owning:
     def line(self) -> str:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, self.process.communicate(timeout=PATIENCE_S)[1]
+        assert line, self.process.communicate(timeout=WAIT_TIMEOUT_S)[1]
         return line
 
 

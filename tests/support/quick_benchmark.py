@@ -22,6 +22,6 @@ def quick_benchmark(name: str, folder: Path, *words: str, timeout_s: float = 110
         timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr + done.stdout
-    found = json.loads(out.read_text())
-    assert found["notes"] == []
-    return found
+    report = json.loads(out.read_text())
+    assert report["notes"] == []
+    return report

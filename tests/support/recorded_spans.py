@@ -53,12 +53,12 @@ def collector() -> Iterator[tuple[str, list[Recorded]]]:
             # Other libraries in these processes, such as Monarch, send theirs too.
             ours = ExportTraceServiceRequest.FromString(body if self.path == "/v1/traces" else b"")
             for sent in ours.resource_spans:
-                told = {one.key: one.value.string_value for one in sent.resource.attributes}
+                resource_attributes = {one.key: one.value.string_value for one in sent.resource.attributes}
                 scopes = (scope for scope in sent.scope_spans if scope.scope.name == "ropewalk")
                 for span in (span for scope in scopes for span in scope.spans):
                     ids = span.trace_id, span.span_id, span.parent_span_id
                     times = span.start_time_unix_nano, span.end_time_unix_nano
-                    taken.append(Recorded(*ids, span.name, *times, told["service.name"]))
+                    taken.append(Recorded(*ids, span.name, *times, resource_attributes["service.name"]))
             self.send_response(200)
             self.end_headers()
 

@@ -17,8 +17,8 @@ from missing import missing
 
 PROGRAM = "docker-registry"
 HOW_TO = f"get it: apt-get install {PROGRAM} (Debian and its kin)"
-INSTALL_S = 300
-START_S = 30
+INSTALL_TIMEOUT_S = 300
+START_TIMEOUT_S = 30
 
 USER, PASSWORD = "rope", "walk"
 # Output of `htpasswd -nbB rope walk`.
@@ -34,9 +34,9 @@ class Registry:
 
 def program() -> str:
     """Return the server's program; installs it if possible, else skips the test."""
-    found = shutil.which(PROGRAM, path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin")
-    if found is not None:
-        return found
+    path = shutil.which(PROGRAM, path=f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin")
+    if path is not None:
+        return path
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         message = f"needs {PROGRAM}; {HOW_TO}"
         missing(message)
@@ -44,14 +44,14 @@ def program() -> str:
     surroundings = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", PROGRAM]):
         done = subprocess.run(
-            command, env=surroundings, capture_output=True, text=True, timeout=INSTALL_S, check=False
+            command, env=surroundings, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False
         )
-    found = shutil.which(PROGRAM)
-    if found is None:
+    path = shutil.which(PROGRAM)
+    if path is None:
         message = f"needs {PROGRAM}, which could not be installed ({done.stderr[-500:]}); {HOW_TO}"
         missing(message)
-    assert found is not None
-    return found
+    assert path is not None
+    return path
 
 
 @contextmanager
@@ -80,7 +80,7 @@ def running_registry(folder: Path, *, password: bool = False, read_only: bool = 
 
 
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + START_S
+    end = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < end:
         if process.poll() is not None:
             break

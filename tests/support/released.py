@@ -28,7 +28,7 @@ NAME = "walk_env"
 """Name of the scaffold."""
 
 # Importing a released package takes up to ten seconds on an idle machine.
-PATIENCE_S = 200
+WAIT_TIMEOUT_S = 200
 
 HOW_TO = "python3.11 scripts/bootstrap.py released-VERSION makes each of them, ./scripts/test --all makes all"
 
@@ -52,10 +52,10 @@ def environment(**variables: str) -> dict[str, str]:
 def scaffold(version: str, folder: Path) -> Path:
     """Create an environment with a release's own `init`, and return its folder."""
     command = [str(python(version).parent / "openenv"), "init", NAME, "--output-dir", str(folder)]
-    done = finished(*command, env=environment(), cwd=folder, timeout_s=PATIENCE_S)
-    found = [path.parent.parent for path in folder.rglob("server/app.py")]
-    assert len(found) == 1, done.stdout + done.stderr
-    return found[0]
+    done = finished(*command, env=environment(), cwd=folder, timeout_s=WAIT_TIMEOUT_S)
+    folders = [path.parent.parent for path in folder.rglob("server/app.py")]
+    assert len(folders) == 1, done.stdout + done.stderr
+    return folders[0]
 
 
 def borrowed(version: str, folder: Path) -> Path:
@@ -123,7 +123,7 @@ def _serving(command: Sequence[str], cwd: Path, variables: Mapping[str, str]) ->
 
 
 def _healthy(url: str, process: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
             if exchange(url, "GET", "/health", patience_s=5)[0] == 200:
@@ -167,7 +167,7 @@ def drive(version: str | None, driver: str, *arguments: str, plan: Any = None, c
         input=json.dumps(plan),
         env=variables,
         cwd=cwd,
-        timeout_s=PATIENCE_S,
+        timeout_s=WAIT_TIMEOUT_S,
     )
     assert done.returncode == 0, f"{driver} with {version or 'our own client'}:\n{done.stdout}\n{done.stderr}"
     return json.loads(done.stdout.splitlines()[-1])

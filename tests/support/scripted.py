@@ -1,12 +1,18 @@
 """A WebSocket server with a test's own handler."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import Server, ServerConnection, serve
+
+
+def url_of(server: asyncio.Server | Server) -> str:
+    """Return the URL of a server on loopback."""
+    return f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
 
 
 @asynccontextmanager
 async def scripted(handler: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
     async with serve(handler, "127.0.0.1", 0, compression=None) as server:
-        yield f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}"
+        yield url_of(server)

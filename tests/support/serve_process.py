@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 SUPPORT = str(Path(__file__).parent)
-PATIENCE_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 
 
 class ServeProcess:
@@ -58,7 +58,7 @@ class ServeProcess:
         return self.request("GET", path, None, **headers)
 
     def request(self, method: str, path: str, body: Any, **headers: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_TIMEOUT_S)
         try:
             named = {name.replace("_", "-"): value for name, value in headers.items()}
             connection.request(method, path, None if body is None else json.dumps(body), named)
@@ -68,12 +68,12 @@ class ServeProcess:
             connection.close()
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_S)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_TIMEOUT_S)
 
     def ended(self) -> int:
         """Wait for the end; return the exit status."""
-        status = self.process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
+        status = self.process.wait(WAIT_TIMEOUT_S)
+        self._reader.join(WAIT_TIMEOUT_S)
         return status
 
     def _read(self) -> None:
@@ -129,7 +129,7 @@ def _answers(server: ServeProcess) -> bool:
 
 
 def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, "expected it to come about by now"
         time.sleep(0.01)
@@ -144,7 +144,7 @@ def gone(process: psutil.Process | int) -> bool:
         return True
 
 
-def refusal(
+def run_refused_server(
     *words: str, app: str = "counter:app", pass_fds: tuple[int, ...] = (), **environ: str
 ) -> tuple[int, str]:
     """Run `ropewalk serve` where it refuses to start; return its exit status and output."""
@@ -157,7 +157,7 @@ def refusal(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=PATIENCE_S,
+        timeout=WAIT_TIMEOUT_S,
         pass_fds=pass_fds,
     )
     return done.returncode, done.stdout

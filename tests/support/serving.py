@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from servers.app import EnvironmentApp
 from servers.hosting import SETTINGS
 
-PATIENCE_S = 60
+WAIT_TIMEOUT_S = 60
 
 
 class _Prompt(uvicorn.Server):
@@ -59,13 +59,20 @@ async def socket_to(
 
 async def ask(connection: ClientConnection, frame: Any) -> Any:
     await connection.send(frame if isinstance(frame, str | bytes) else json.dumps(frame))
-    return json.loads(await asyncio.wait_for(connection.recv(), PATIENCE_S))
+    return json.loads(await asyncio.wait_for(connection.recv(), WAIT_TIMEOUT_S))
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while not condition():  # noqa: ASYNC110 - conditions have no event
             await asyncio.sleep(0.005)
+
+
+def http_client(address: str, **options: Any) -> httpx.AsyncClient:
+    """Return a client for plain HTTP; loading the certificates would take longer than a request."""
+    return httpx.AsyncClient(
+        base_url=f"http://{address}", trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False, **options
+    )
 
 
 async def request(
@@ -74,13 +81,7 @@ async def request(
     """Send a plain HTTP request; a body other than text or bytes is sent as JSON."""
     content = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
     headers = {"content-type": "application/json", **(headers or {})}
-    async with httpx.AsyncClient(
-        base_url=f"http://{address}",
-        trust_env=False,
-        timeout=PATIENCE_S,
-        headers=headers,
-        verify=False,  # plain HTTP; loading the certificates takes longer than a request
-    ) as http:
+    async with http_client(address, headers=headers) as http:
         return await http.request(method, path, content=content)
 
 
@@ -92,15 +93,15 @@ async def rpc(address: str, method: str, params: Any = None, **headers: str) -> 
     return reply.json()
 
 
-async def opened(address: str, **headers: str) -> str:
+async def open_session(address: str, **headers: str) -> str:
     """Open a standing session; return its id."""
     reply = await rpc(address, "openenv/session/create", **headers)
     return str(reply["result"]["session_id"])
 
 
-async def closing_of(connection: ClientConnection) -> int:
+async def wait_close_code(connection: ClientConnection) -> int:
     """Wait until the server closes the connection; return the close code. A frame before that fails the test."""
     with pytest.raises(ConnectionClosed) as closed:
-        await asyncio.wait_for(connection.recv(), PATIENCE_S)
+        await asyncio.wait_for(connection.recv(), WAIT_TIMEOUT_S)
     assert closed.value.rcvd is not None
     return closed.value.rcvd.code

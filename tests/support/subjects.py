@@ -132,8 +132,8 @@ def run(subject: Subject, wanted: Iterable[Check]) -> CheckReport:
 
 
 def result_of(check: str, subject: Subject) -> Result:
-    (found,) = [one for one in checks() if one.name == check]
-    return run_check(subject, found)
+    (matching,) = [one for one in checks() if one.name == check]
+    return run_check(subject, matching)
 
 
 def look(check: str, app: Any, folder: Path | None = None, **limits: Any) -> Result:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import psutil
 
-PATIENCE_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 _STYLE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -43,13 +43,13 @@ class TerminalProcess:
 
     def until(self, text: str) -> str:
         """Wait for a text after the previously awaited one; return the output up to its end."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
         while (at := self.shown.find(text, self._read_to)) < 0:
             if not self._more(deadline):
                 raise AssertionError(f"expected {text!r}, got: {self.shown[self._read_to :]}")
-        found = self.shown[self._read_to : at + len(text)]
+        matched = self.shown[self._read_to : at + len(text)]
         self._read_to = at + len(text)
-        return found
+        return matched
 
     def type(self, text: str) -> None:
         """Type a line."""
@@ -69,16 +69,16 @@ class TerminalProcess:
 
     def ended(self) -> int:
         """Read the output to its end; return the exit status."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
         while self._more(deadline):
             pass
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(WAIT_TIMEOUT_S)
 
     def _until_it_sleeps(self) -> None:
         if sys.platform != "linux":
             return  # the state is not available
         process = psutil.Process(self.process.pid)  # its state is that of the main thread
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_TIMEOUT_S
         while (state := process.status()) != psutil.STATUS_SLEEPING:
             if time.monotonic() > deadline:
                 raise AssertionError(f"expected a process that waits, got one that is {state}: {self.shown}")

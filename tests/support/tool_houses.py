@@ -40,15 +40,15 @@ async def playing(house: SharedState, **options: Any) -> AsyncIterator[McpToolsE
 
 
 async def call(env: McpToolsEnvironment, tool: str, **arguments: Any) -> CallToolObservation:
-    seen = await env.step_async(CallToolAction(tool_name=tool, arguments=arguments))
-    assert isinstance(seen, CallToolObservation)
-    return seen
+    observation = await env.step_async(CallToolAction(tool_name=tool, arguments=arguments))
+    assert isinstance(observation, CallToolObservation)
+    return observation
 
 
 async def names(env: McpToolsEnvironment) -> list[str]:
-    seen = await env.step_async(ListToolsAction())
-    assert isinstance(seen, ListToolsObservation)
-    return [tool.name for tool in seen.tools]
+    observation = await env.step_async(ListToolsAction())
+    assert isinstance(observation, ListToolsObservation)
+    return [tool.name for tool in observation.tools]
 
 
 def kind(seen: CallToolObservation) -> str | None:

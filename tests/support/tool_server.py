@@ -57,7 +57,7 @@ def text(words: str, **more: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": words}], **more}
 
 
-def call(name: str, given: dict[str, Any]) -> dict[str, Any] | None:
+def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     if name not in TOOLS:
         return text(f"MCP error -32602: Tool {name} not found", isError=True)
     match name:
@@ -65,47 +65,52 @@ def call(name: str, given: dict[str, Any]) -> dict[str, Any] | None:
             state["count"] += 1
             return text(str(state["count"]), structuredContent={"result": state["count"]})
         case "about":
-            told = {"pid": os.getpid(), "cwd": os.getcwd(), "environ": dict(os.environ), "argv": sys.argv[1:]}
-            return text(json.dumps(told), structuredContent=told)
+            description = {
+                "pid": os.getpid(),
+                "cwd": os.getcwd(),
+                "environ": dict(os.environ),
+                "argv": sys.argv[1:],
+            }
+            return text(json.dumps(description), structuredContent=description)
         case "heard":
             return text(json.dumps(heard), structuredContent={"result": heard})
         case "die":
             sys.stderr.write("I am dying\n")
             sys.stderr.flush()
-            os._exit(int(given["code"]))
+            os._exit(int(arguments["code"]))
         case "hang":  # other messages are handled meanwhile
             return None
         case "wedge":  # no other message is handled meanwhile
-            time.sleep(given["seconds"])
+            time.sleep(arguments["seconds"])
             return text("awake")
         case "big":
-            return text("x" * int(given["size"]))
+            return text("x" * int(arguments["size"]))
         case "many":
-            return text("", structuredContent={"many": [[]] * int(given["size"])})
+            return text("", structuredContent={"many": [[]] * int(arguments["size"])})
         case "garbage":
-            sys.stdout.write(given["line"] + "\n")
+            sys.stdout.write(arguments["line"] + "\n")
             sys.stdout.flush()
             return None
         case "chatter":
-            sys.stdout.write(given["line"] + "\n")
+            sys.stdout.write(arguments["line"] + "\n")
             return text("said it")
         case "fail":
-            return text(given["text"], isError=True)
+            return text(arguments["text"], isError=True)
         case "spawn":
             child = subprocess.Popen(["setsid", "sleep", "600"], stdin=subprocess.DEVNULL)
             return text(str(child.pid))
         case "add" | "remove" | "quietly_remove":
             if name == "add":
-                TOOLS[given["name"]] = tool(given["name"], text=TEXT)
+                TOOLS[arguments["name"]] = tool(arguments["name"], text=TEXT)
             else:
-                TOOLS.pop(given["name"])
+                TOOLS.pop(arguments["name"])
             if name != "quietly_remove":
                 say({"method": "notifications/tools/list_changed"})
             return text("done")
         case "blocks":
             image = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
             return {"content": [{"type": "text", "text": "one"}, image]}
-    return text(given.get("text", "done"))
+    return text(arguments.get("text", "done"))
 
 
 def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:

@@ -54,8 +54,8 @@ class ToolBox(ToolEnvironment[State]):
 
     def close(self) -> None:
         self.living.discard(self)
-        if told := os.environ.get("TOOLBOX_CLOSED"):
-            Path(told).touch()
+        if closed_path := os.environ.get("TOOLBOX_CLOSED"):
+            Path(closed_path).touch()
 
     @tool
     def bump(self, by: int = 1) -> int:
@@ -162,7 +162,7 @@ class ToolBox(ToolEnvironment[State]):
         return [tone for tone in ("dry", "drunk", "sweet") if tone.startswith(typed)]
 
 
-def boxes(cap: int = 8, **settings: Any) -> EnvironmentApp:
+def toolbox_app(cap: int = 8, **settings: Any) -> EnvironmentApp:
     """Return an app of tool boxes with its own settings."""
     app = create_app(ToolBox, ToolAction, ToolObservation, env_name="toolbox", max_concurrent_envs=cap)
     app.configure(replace(ServerSettings(), **settings))

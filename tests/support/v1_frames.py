@@ -20,7 +20,7 @@ def _validator(part: str) -> Any:
 REQUEST, ANSWER = _validator("request"), _validator("answer")
 
 
-def hold(validator: Any, frame: str | bytes) -> None:
+def validate_frame(validator: Any, frame: str | bytes) -> None:
     """Raise an error if a frame does not match the schema."""
     header, arrays = decode_frame(frame)
     if arrays:
@@ -29,37 +29,37 @@ def hold(validator: Any, frame: str | bytes) -> None:
 
 
 @pytest.fixture
-def held_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def validated_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many frames were held: [requests that the server has taken, answers]."""
-    held = [0, 0]
+    counts = [0, 0]
     read, send, send_rest = Links.read, Link.send, LinkConversation._send_rest
     answer_eagerly = Link.answer_eagerly
 
     def checked_read(self: Links, frame: str | bytes) -> Any:
         request = read(self, frame)
-        hold(REQUEST, frame)
-        held[0] += 1
+        validate_frame(REQUEST, frame)
+        counts[0] += 1
         return request
 
     def checked_answer(self: Link, frame: str) -> bool:
         answered = answer_eagerly(self, frame)
         if answered:  # or else it is read like any other
-            hold(REQUEST, frame)
-            held[0] += 1
+            validate_frame(REQUEST, frame)
+            counts[0] += 1
         return answered
 
     def checked_send(self: Link, frame: str | bytes) -> None:
-        hold(ANSWER, frame)
-        held[1] += 1
+        validate_frame(ANSWER, frame)
+        counts[1] += 1
         send(self, frame)
 
     def checked_rest(self: LinkConversation, sent: int, first: str | None = None) -> Any:
         if first is not None:  # the answer to a resume, which is no frame of the link's
-            hold(ANSWER, first)
+            validate_frame(ANSWER, first)
         return send_rest(self, sent, first)
 
     monkeypatch.setattr(Links, "read", checked_read)
     monkeypatch.setattr(Link, "answer_eagerly", checked_answer)
     monkeypatch.setattr(Link, "send", checked_send)
     monkeypatch.setattr(LinkConversation, "_send_rest", checked_rest)
-    return held
+    return counts

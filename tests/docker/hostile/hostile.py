@@ -1,4 +1,4 @@
-"""An environment that does what no environment should. For containers only: it takes what it can get."""
+"""An environment that tries what no environment should. Only for containers."""
 
 import contextlib
 import os
@@ -25,7 +25,7 @@ class Outcome(Observation):
 
 
 class Hostile(Environment[Attempt, Outcome, State]):
-    """Each step tries something and tells how far it came."""
+    """Each step tries something and reports the result."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 

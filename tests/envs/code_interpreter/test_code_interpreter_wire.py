@@ -9,8 +9,8 @@ from typing import Any
 import psutil
 import pytest
 from mcp_hosts import HANDSHAKE, host, text_of
-from serve_process import ServeProcess, refusal, serve
-from serving import PATIENCE_S, opened, serving
+from serve_process import ServeProcess, run_refused_server, serve
+from serving import WAIT_TIMEOUT_S, open_session, serving
 
 from envs.code_interpreter_env import CodeInterpreterEnv, CodeInterpreterObservation, Execute
 from envs.code_interpreter_env.server.app import app
@@ -72,7 +72,7 @@ def raw(server: ServeProcess) -> Iterator[Any]:
 
 
 async def test_an_official_client_runs_code_sees_figures_and_gives_up(server: ServeProcess) -> None:
-    path = f"/mcp/{await opened(server.address)}"
+    path = f"/mcp/{await open_session(server.address)}"
     started = asyncio.Event()
 
     async def progress(*_: Any) -> None:
@@ -88,9 +88,9 @@ async def test_an_official_client_runs_code_sees_figures_and_gives_up(server: Se
         assert "ZeroDivisionError" in text_of(failed)
         endless = {"code": "while True: pass"}
         call = asyncio.create_task(client.call_tool("run_python", endless, progress_callback=progress))
-        await asyncio.wait_for(started.wait(), PATIENCE_S)
+        await asyncio.wait_for(started.wait(), WAIT_TIMEOUT_S)
         call.cancel()
-        await asyncio.wait([call], timeout=PATIENCE_S)
+        await asyncio.wait([call], timeout=WAIT_TIMEOUT_S)
         after = await client.call_tool("run_python", {"code": "kept"})
         assert text_of(after) == "1"
 
@@ -144,7 +144,7 @@ def test_task_routes_reveal_nothing_hidden(server: ServeProcess) -> None:
 def test_beyond_loopback_weak_walls_are_refused_unless_they_are_named() -> None:
     weak = {**ENVIRON, "CODE_INTERPRETER_STRONGEST_ISOLATION": "process"}
     beyond = ("--host", "0.0.0.0", "--insecure")
-    status, output = refusal(*beyond, "--port", "0", app=APP, **weak)
+    status, output = run_refused_server(*beyond, "--port", "0", app=APP, **weak)
     assert status == 2
     assert "set CODE_INTERPRETER_MINIMUM_ISOLATION=process" in output
     assert "Traceback" not in output
@@ -152,7 +152,7 @@ def test_beyond_loopback_weak_walls_are_refused_unless_they_are_named() -> None:
         seen = server.request("POST", "/step", {"action": {"type": "execute", "code": "1"}})[1]
         assert seen["observation"]["isolation"] == "process"
         assert "Isolation: process." in server.get("/metadata")[1]["description"]
-    status, output = refusal(app=APP, **ENVIRON, CODE_INTERPRETER_TIMEOUT_S="soon")
+    status, output = run_refused_server(app=APP, **ENVIRON, CODE_INTERPRETER_TIMEOUT_S="soon")
     assert (status, "CODE_INTERPRETER_TIMEOUT_S" in output, "Traceback" in output) == (2, True, False)
 
 
@@ -213,7 +213,7 @@ async def test_killed_zygote_is_infrastructure_failure_and_the_next_episode_work
         for process in before:
             process.kill()
         for client in (env, released):
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
                 while not (
                     failure := infrastructure_failure(told := await client.step({"code": "print(x)"}))
                 ):

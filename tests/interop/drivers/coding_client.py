@@ -22,14 +22,14 @@ sys.path.insert(0, str(Path(folder).parent))
 coding = importlib.import_module(Path(folder).name)
 
 
-async def told(value):
+async def resolve(value):
     return await value if inspect.iscoroutine(value) else value
 
 
 async def ask(client, name, given):
     try:
         if name == "state":
-            state = await told(client.state())
+            state = await resolve(client.state())
             return {
                 "kind": type(state).__name__,
                 "named": bool(state.episode_id),
@@ -37,7 +37,7 @@ async def ask(client, name, given):
                 "last_exit_code": state.last_exit_code,
             }
         action = coding.CodeAction(code=given) if name == "code" else None
-        result = await told(client.reset(**given) if action is None else client.step(action))
+        result = await resolve(client.reset(**given) if action is None else client.step(action))
         return {
             "kind": type(result.observation).__name__,
             "observation": result.observation.model_dump(),
@@ -52,12 +52,12 @@ async def play(plan, face):
     client = coding.CodingEnv(base_url=url)
     if face == "sync":
         client = client.sync()
-    await told(client.connect())
+    await resolve(client.connect())
     outcomes = []
     for operation in plan:
         ((name, given),) = operation.items()
         outcomes.append(await ask(client, name, given))
-    await told(client.close())
+    await resolve(client.close())
     return outcomes
 
 

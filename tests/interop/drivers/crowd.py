@@ -14,7 +14,7 @@ from openenv.core.generic_client import GenericEnvClient
 url, clients, hold_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 
 
-async def told(value):
+async def resolve(value):
     return await value if inspect.isawaitable(value) else value
 
 
@@ -22,16 +22,16 @@ async def play():
     began = time.monotonic()
     client = GenericEnvClient(base_url=url)
     try:
-        await told(client.connect())
+        await resolve(client.connect())
         opened_s = time.monotonic() - began
-        await told(client.reset(seed=1))
+        await resolve(client.reset(seed=1))
         await asyncio.sleep(hold_s)
-        total = (await told(client.step({"amount": 1}))).observation["total"]
+        total = (await resolve(client.step({"amount": 1}))).observation["total"]
         return {"total": total, "after_s": opened_s}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}", "after_s": time.monotonic() - began}
     finally:
-        await told(client.close())
+        await resolve(client.close())
 
 
 async def main():

@@ -17,7 +17,7 @@ MOST = 50
 url, face = sys.argv[1:]
 
 
-async def told(value):
+async def resolve(value):
     return await value if inspect.isawaitable(value) else value
 
 
@@ -34,7 +34,7 @@ async def play(plan):
         if face == "sync":
             client = client.sync()
         try:
-            await told(client.connect())
+            await resolve(client.connect())
         except Exception as error:
             outcome.append(failure(error))
             continue
@@ -47,15 +47,15 @@ async def play(plan):
                 if got.get("done") or got.get("error"):
                     break
     for client in clients:
-        await told(client.close())
+        await resolve(client.close())
     return outcomes
 
 
 async def ask(client, name, given):
     try:
         if name == "state":
-            return await told(client.state())
-        result = await told(client.reset(**given) if name == "reset" else client.step(given))
+            return await resolve(client.state())
+        result = await resolve(client.reset(**given) if name == "reset" else client.step(given))
         return {"observation": result.observation, "reward": result.reward, "done": result.done}
     except Exception as error:
         return failure(error)

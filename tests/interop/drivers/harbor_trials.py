@@ -23,10 +23,10 @@ from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfi
 from harbor.trial.trial import Trial
 
 IMAGE = "python:3.11-slim"
-PATIENCE_S = 300
+WAIT_TIMEOUT_S = 300
 
 
-async def docker(*words: str, timeout_s: float = PATIENCE_S, check: bool = True) -> ExecResult:
+async def docker(*words: str, timeout_s: float = WAIT_TIMEOUT_S, check: bool = True) -> ExecResult:
     process = await asyncio.create_subprocess_exec(
         "docker", *words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -89,7 +89,7 @@ class PlainDocker(BaseEnvironment):
         words += ["--workdir", cwd] if cwd else []
         words += [word for name, value in (env or {}).items() for word in ("--env", f"{name}={value}")]
         words += [self.container, "bash", "-c", command]
-        return await docker("exec", *words, timeout_s=timeout_sec or PATIENCE_S, check=False)
+        return await docker("exec", *words, timeout_s=timeout_sec or WAIT_TIMEOUT_S, check=False)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         await docker("cp", str(source_path), f"{self.container}:{target_path}")

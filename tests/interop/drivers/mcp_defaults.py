@@ -9,7 +9,7 @@ from typing import Any
 PLANS: dict[str, Any] = {"shop": ("search_products", {"text": "e"}), "sqlite": ("list_tables", {})}
 
 
-def listed(answer: Any, name: str) -> list[Any]:
+def items_of(answer: Any, name: str) -> list[Any]:
     """fastmcp gives a list, mcp a result that has it."""
     return list(getattr(answer, name, answer))
 
@@ -18,11 +18,11 @@ async def main(package: str, url: str, name: str) -> dict[str, Any]:
     client = importlib.import_module(package).Client
     tool, arguments = PLANS[name]
     async with client(url) as host:
-        tools = [one.name for one in listed(await host.list_tools(), "tools")]
+        tools = [one.name for one in items_of(await host.list_tools(), "tools")]
         called = await host.call_tool(tool, arguments)
-        (resource,) = listed(await host.list_resources(), "resources")
-        read = listed(await host.read_resource(resource.uri), "contents")
-        (prompt,) = listed(await host.list_prompts(), "prompts")
+        (resource,) = items_of(await host.list_resources(), "resources")
+        read = items_of(await host.read_resource(resource.uri), "contents")
+        (prompt,) = items_of(await host.list_prompts(), "prompts")
         given = {one.name: "1" for one in prompt.arguments or ()}
         messages = (await host.get_prompt(prompt.name, given)).messages
         return {

@@ -19,23 +19,23 @@ package = importlib.import_module(Path(folder).name)
 Client = getattr(package, package.__all__[0])
 
 
-async def told(value):
+async def resolve(value):
     return await value if inspect.isawaitable(value) else value
 
 
 async def ask(client, name, given):
     try:
         if name == "reset":
-            result = await told(client.reset(**given))
+            result = await resolve(client.reset(**given))
             return {"done": result.done, "reward": result.reward}
         if name == "list":
-            tools = await told(client.list_tools())
+            tools = await resolve(client.list_tools())
             return [[tool.name, tool.description, sorted(tool.input_schema["properties"])] for tool in tools]
         if name == "call":
-            return await told(client.call_tool(given[0], **given[1]))
+            return await resolve(client.call_tool(given[0], **given[1]))
         if name == "has":
-            return await told(client.has_tool(given))
-        state = await told(client.state())
+            return await resolve(client.has_tool(given))
+        state = await resolve(client.state())
         return {"episode_id": state.episode_id, "step_count": state.step_count}
     except Exception as error:
         return {"error": isinstance(error, RuntimeError), "text": str(error)}
@@ -45,9 +45,9 @@ async def play(url, face, plan):
     client = Client(base_url=url)
     if face == "sync":
         client = client.sync()
-    await told(client.connect())
+    await resolve(client.connect())
     outcomes = [await ask(client, *operation) for step in plan for operation in step.items()]
-    await told(client.close())
+    await resolve(client.close())
     return outcomes
 
 

@@ -143,7 +143,7 @@ def test_written_file_makes_no_requests(tab: Tab, file: str) -> None:
     tab.go_offline()
     show(tab, file)
     tab.press("j", "s", "c", "x", "o", "t")
-    assert [urlsplit(address).scheme for address in tab.asked] == ["file"]
+    assert [urlsplit(address).scheme for address in tab.requested_urls] == ["file"]
     refused = tab.evaluate("fetch('http://127.0.0.1:9/').then(() => 'sent', () => 'refused')")
     assert refused == "refused"
     assert any("Content Security Policy" in error for error in tab.errors)
@@ -172,7 +172,7 @@ def test_served_page_takes_new_rollouts_in(tab: Tab, tmp_path: Path) -> None:
         tab.press("r")
         tab.wait_for("document.querySelector('#count').textContent === '7 of 7 trajectories'")
         assert where(tab) == "Step 3, group 2, sibling 1"
-        assert {urlsplit(address).netloc for address in tab.asked} == {urlsplit(url).netloc}
+        assert {urlsplit(address).netloc for address in tab.requested_urls} == {urlsplit(url).netloc}
 
 
 @pytest.mark.slow

@@ -25,21 +25,21 @@ def main() -> int:
     parser.add_argument("--together", type=int, default=1, help="attacks at a time")
     parser.add_argument("--quick", action="store_true", help="without those that take long")
     parser.add_argument("--json", action="store_true", help="one JSON object in one line")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        summary = asyncio.run(_run(told))
+        summary = asyncio.run(_run(arguments))
     except SandboxUnavailableError as error:
         sys.stderr.write(f"{error}\n")
         return CANNOT
-    sys.stdout.write(json.dumps(summary, indent=None if told.json else 1) + "\n")
+    sys.stdout.write(json.dumps(summary, indent=None if arguments.json else 1) + "\n")
     return 1 if summary["failures"] else 0
 
 
-async def _run(told: argparse.Namespace) -> dict[str, Any]:
-    attacks = selected(told.level, slow=not told.quick, pattern=told.pattern)
-    async with Sandbox(SandboxConfig(strongest=told.level, minimum=told.level)) as sandbox:
+async def _run(arguments: argparse.Namespace) -> dict[str, Any]:
+    attacks = selected(arguments.level, slow=not arguments.quick, pattern=arguments.pattern)
+    async with Sandbox(SandboxConfig(strongest=arguments.level, minimum=arguments.level)) as sandbox:
         began = time.perf_counter()
-        report = await play(sandbox, attacks, together=told.together, thorough=not told.quick)
+        report = await play(sandbox, attacks, together=arguments.together, thorough=not arguments.quick)
     slowest = sorted(report.outcomes, key=lambda each: -each.took_s)[:10]
     return {
         "isolation": str(report.isolation),

@@ -18,9 +18,9 @@ async def tracebacks(stage: Stage) -> None:
     ):
         done = await stage.session.execute(code, timeout_s=20.0)
         stage.executions.append(done)
-        told = "".join(done.error.traceback) if done.error else ""
+        traceback_text = "".join(done.error.traceback) if done.error else ""
         for path in stage.host["ours"]:
-            if path in told:
+            if path in traceback_text:
                 stage.breaches.append(f"the traceback of {code!r} names {path}")
 
 

@@ -38,8 +38,8 @@ class Report:
     @property
     def failures(self) -> list[str]:
         """What was not contained, in words."""
-        found = [f"{each.attack.title}: {breach}" for each in self.outcomes for breach in each.breaches]
-        return [*found, *self.left, *self.felt.wrong]
+        breaches = [f"{each.attack.title}: {breach}" for each in self.outcomes for breach in each.breaches]
+        return [*breaches, *self.left, *self.felt.wrong]
 
 
 async def play(
@@ -130,10 +130,10 @@ async def _attack(stage: Stage, attack: Attack, *, thorough: bool) -> None:
 
 
 def _judge(stage: Stage, attack: Attack, done: Execution, *, last: bool) -> None:
-    said = _everything(done)
-    if MARK in said:
-        stage.breaches += [line for line in said.splitlines() if line.startswith(MARK)][:5]
-    if SECRET in said:
+    output = _everything(done)
+    if MARK in output:
+        stage.breaches += [line for line in output.splitlines() if line.startswith(MARK)][:5]
+    if SECRET in output:
         stage.breaches.append("the secret came out")
     if done.status not in attack.ends and (last or done.status != "ok"):
         error = done.error and f"{done.error.ename}: {done.error.evalue[:300]}"
@@ -143,9 +143,11 @@ def _judge(stage: Stage, attack: Attack, done: Execution, *, last: bool) -> None
     limits = stage.session.limits
     if max(len(done.stdout), len(done.stderr)) > limits.output_bytes:
         stage.breaches.append("more output was kept than the limit says")
-    shown = len(done.result or "") + sum(len(text) for each in done.outputs for text in each.data.values())
-    if shown > 2 * limits.outputs_bytes + (1 << 20):
-        stage.breaches.append(f"{shown} characters were shown")
+    shown_chars = len(done.result or "") + sum(
+        len(text) for each in done.outputs for text in each.data.values()
+    )
+    if shown_chars > 2 * limits.outputs_bytes + (1 << 20):
+        stage.breaches.append(f"{shown_chars} characters were shown")
     if len("".join(done.error.traceback) if done.error else "") > (1 << 19):
         stage.breaches.append("the traceback is not cut")
 
@@ -169,14 +171,14 @@ async def _aftermath(stage: Stage, attack: Attack) -> None:
 
 def _settled(sandbox: Sandbox) -> dict[int, str]:
     """What was killed takes a moment to be buried."""
-    found = descendants(sandbox.zygote_pid)
+    running_pids = descendants(sandbox.zygote_pid)
     for _ in range(50):
         time.sleep(0.05)
         now = descendants(sandbox.zygote_pid)
-        if len(now) >= len(found):
+        if len(now) >= len(running_pids):
             return now
-        found = now
-    return found
+        running_pids = now
+    return running_pids
 
 
 def _left_in(sandbox: Sandbox) -> list[str]:

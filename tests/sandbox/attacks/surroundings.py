@@ -104,11 +104,11 @@ class Surroundings:
 
     def damage(self) -> list[str]:
         """Return what has happened to all this since the start, in words. Blocks for a moment."""
-        found, now = list(self._visitors), self._state()
+        damages, now = list(self._visitors), self._state()
         for name, before in self._before.items():
             if now[name] != before:
-                found.append(f"{name} was {before}, is {now[name]}")
-        return found
+                damages.append(f"{name} was {before}, is {now[name]}")
+        return damages
 
     def _secret_files(self) -> list[str]:
         home = os.path.expanduser("~")
@@ -131,8 +131,14 @@ class Surroundings:
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for path in sorted(self._folder.rglob("*")):
-            told = path.lstat()
-            state[path.name] = (told.st_mode, told.st_uid, told.st_size, told.st_mtime_ns, told.st_nlink)
+            status = path.lstat()
+            state[path.name] = (
+                status.st_mode,
+                status.st_uid,
+                status.st_size,
+                status.st_mtime_ns,
+                status.st_nlink,
+            )
         state["content"] = (self._folder / "writable").read_text()
         state["names"] = sorted(str(path) for path in self._folder.rglob("*"))
         assert self._victim is not None
@@ -208,11 +214,11 @@ def descendants(of: int | None) -> dict[int, str]:
             with contextlib.suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 parents[int(entry.name)] = (int(fields[1]), fields[0])
-    found: dict[int, str] = {}
+    commands: dict[int, str] = {}
     grown = True
     while grown:
         grown = False
         for pid, (parent, state) in parents.items():
-            if pid not in found and (parent == of or parent in found):
-                found[pid], grown = state, True
-    return found
+            if pid not in commands and (parent == of or parent in commands):
+                commands[pid], grown = state, True
+    return commands

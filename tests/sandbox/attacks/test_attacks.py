@@ -29,8 +29,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LEVELS = (Isolation.NAMESPACES, Isolation.LSM)
 WEAK = (Isolation.SECCOMP, Isolation.PROCESS)
 TOGETHER = 12
-BAR_S = 0.1
-CALM_S = 0.03
+LATENCY_BAR_S = 0.1
+CALM_LIMIT_S = 0.03
 """Beyond this without any attack, the machine has other things to do, and no bar says anything about the sandbox."""
 
 HERE = Path(__file__).resolve().parent
@@ -42,7 +42,7 @@ HARDENED = (
 )
 
 
-async def test_catalogue_is_large_and_its_titles_are_unique() -> None:
+async def test_catalogue_is_large_and_has_unique_titles() -> None:
     titles = [attack.title for attack in CATALOGUE]
     assert len(titles) == len(set(titles)) >= 193
     assert len({attack.category for attack in CATALOGUE}) == len(CATEGORIES) == 14
@@ -78,7 +78,7 @@ FORKING = """
     """
 
 
-async def test_sessions_that_may_fork_may_do_nothing_else(sandbox: Sandbox) -> None:
+async def test_sessions_that_may_fork_gain_nothing_else(sandbox: Sandbox) -> None:
     attack = attacks_held_at(STRONG)
     programs = "import subprocess\nsubprocess.run([sys.executable, '-I', '-S', '-c', ''], check=True)"
     attacks = [
@@ -89,7 +89,7 @@ async def test_sessions_that_may_fork_may_do_nothing_else(sandbox: Sandbox) -> N
 
 
 @pytest.mark.slow
-async def test_calls_by_number_change_nothing_outside(sandbox: Sandbox) -> None:
+async def test_system_calls_by_number_change_nothing_outside(sandbox: Sandbox) -> None:
     swept = await sweep(sandbox, PATTERNS[::4])
     assert swept.breaches == []
     assert swept.calls == (LAST + 1) * 3
@@ -97,52 +97,52 @@ async def test_calls_by_number_change_nothing_outside(sandbox: Sandbox) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-async def test_calls_by_number_with_all_patterns(sandbox: Sandbox) -> None:
+async def test_system_calls_by_number_with_all_argument_patterns(sandbox: Sandbox) -> None:
     assert (await sweep(sandbox)).breaches == []
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-async def test_all_attacks_one_by_one_slow_nobody_else(sandbox: Sandbox) -> None:
+async def test_all_attacks_slow_no_other_session(sandbox: Sandbox) -> None:
     calm = await play(sandbox, [], thorough=True, at_least_s=3.0)
     report = await play(sandbox, selected(sandbox.isolation, slow=True), thorough=True)
     assert report.failures == []
-    if max(calm.felt.p99_s.values()) > CALM_S:
+    if max(calm.felt.p99_s.values()) > CALM_LIMIT_S:
         pytest.skip(f"this machine is too busy to say what others would feel: {report.felt.p99_s}")
-    assert max(report.felt.p99_s.values()) < BAR_S, report.felt.p99_s
+    assert max(report.felt.p99_s.values()) < LATENCY_BAR_S, report.felt.p99_s
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("sandbox", WEAK, indirect=True)
-async def test_what_weak_levels_contain(sandbox: Sandbox) -> None:
+async def test_weak_levels_contain_what_they_promise(sandbox: Sandbox) -> None:
     attacks = selected(sandbox.isolation, slow=True)
     report = await play(sandbox, attacks, together=TOGETHER, thorough=True)
     assert report.failures == []
 
 
 async def catalogue_by(*command: str, level: Isolation, user: int | None, together: int) -> None:
-    """Play the whole catalogue in a process of its own, and expect that nothing got through."""
+    """Play the whole catalogue in a separate process; nothing may get through."""
     arguments = ("--level", str(level), "--together", str(together), "--json")
-    ran = await asyncio.to_thread(
+    completed = await asyncio.to_thread(
         subprocess.run, [*command, *arguments], cwd=HERE.parents[2], capture_output=True, text=True
     )
-    if ran.returncode == CANNOT:
-        missing(f"the level {level} cannot be had by user {user} here: {ran.stderr}")
-    assert ran.stdout, ran.stderr
-    told = json.loads(ran.stdout)
-    assert told["isolation"] == str(level)
-    assert told["uid"] != 0
-    assert user in (None, told["uid"])
-    assert told["failures"] == []
-    assert told["attacks"] >= 180
+    if completed.returncode == CANNOT:
+        missing(f"the level {level} cannot be had by user {user} here: {completed.stderr}")
+    assert completed.stdout, completed.stderr
+    report = json.loads(completed.stdout)
+    assert report["isolation"] == str(level)
+    assert report["uid"] != 0
+    assert user in (None, report["uid"])
+    assert report["failures"] == []
+    assert report["attacks"] >= 180
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user, which root alone can")
 @pytest.mark.parametrize("level", LEVELS)
-async def test_attacks_as_an_ordinary_user(level: Isolation) -> None:
+async def test_attacks_as_an_unprivileged_user_are_contained(level: Isolation) -> None:
     program = (sys.executable, "-m", "tests.sandbox.attacks.ordinary")
     await catalogue_by(*program, level=level, user=None, together=TOGETHER)
 
@@ -150,7 +150,7 @@ async def test_attacks_as_an_ordinary_user(level: Isolation) -> None:
 @pytest.mark.docker
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-async def test_attacks_in_a_hardened_container(interpreter_image: str) -> None:
+async def test_attacks_in_a_hardened_container_are_contained(interpreter_image: str) -> None:
     docker = shutil.which("docker")
     if docker is None:
         pytest.skip("needs the docker command line")

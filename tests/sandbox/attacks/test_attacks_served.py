@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[3]
 HOST = {"calls": {}, "isolation": "", "deep": 100}
 CATEGORIES = ("cpu", "output", "memory", "channel")
 TOGETHER = 4
-BAR_S = 0.1
-CALM_S = 0.03
+LATENCY_BAR_S = 0.1
+CALM_LIMIT_S = 0.03
 """Beyond this without any attack, the machine has other things to do, and no bar says anything about the server."""
 
 CHOSEN = [
@@ -36,12 +36,12 @@ CHOSEN = [
 
 @contextmanager
 def asking_for_health(server: ServeProcess) -> Iterator[list[tuple[int, float]]]:
-    """Statuses of /health and the seconds that they took, asked for all the time."""
+    """Poll /health continuously; collect the statuses and the seconds they took."""
     answers: list[tuple[int, float]] = []
-    over = threading.Event()
+    finished = threading.Event()
 
     def ask() -> None:
-        while not over.wait(0.02):
+        while not finished.wait(0.02):
             began = time.perf_counter()
             status, _ = server.get("/health")
             answers.append((status, time.perf_counter() - began))
@@ -51,7 +51,7 @@ def asking_for_health(server: ServeProcess) -> Iterator[list[tuple[int, float]]]
         try:
             yield answers
         finally:
-            over.set()
+            finished.set()
         asking.result()
 
 
@@ -60,10 +60,10 @@ def p99_s(answers: list[tuple[int, float]]) -> float:
 
 
 def is_calm(server: ServeProcess) -> bool:
-    """Whether /health is answered at once where nobody attacks."""
+    """Whether /health is answered at once without an attack."""
     with asking_for_health(server) as answers:
         time.sleep(3.0)
-    return p99_s(answers) <= CALM_S and os.getloadavg()[0] <= 3 * (os.cpu_count() or 1)
+    return p99_s(answers) <= CALM_LIMIT_S and os.getloadavg()[0] <= 3 * (os.cpu_count() or 1)
 
 
 def attacked(server: ServeProcess, attack: Attack) -> list[str]:
@@ -71,8 +71,8 @@ def attacked(server: ServeProcess, attack: Attack) -> list[str]:
     with CodeInterpreterEnv(base_url=f"http://{server.address}").sync() as client:
         client.reset(limits=limits)
         timeout_s = min(1.0, attack.timeout_s)
-        told = [client.execute(with_tools(cell, HOST), timeout_s=timeout_s) for cell in attack.cells]
-    return [each.observation.status for each in told]
+        results = [client.execute(with_tools(cell, HOST), timeout_s=timeout_s) for cell in attack.cells]
+    return [each.observation.status for each in results]
 
 
 @pytest.mark.soak
@@ -94,4 +94,4 @@ def test_health_answers_during_attacks() -> None:
     with serve(**options) as fresh:  # what attacks have done to the other is no excuse for it
         if not (calm and is_calm(fresh)):
             pytest.skip(f"this machine is too busy to say what /health would take: {p99_s(answers)} s")
-    assert p99_s(answers) < BAR_S
+    assert p99_s(answers) < LATENCY_BAR_S

@@ -1,4 +1,4 @@
-"""What tests of the kernel's parts share: forks for what cannot be taken back, and interpreters for other users."""
+"""Helpers of the kernel tests: forks for what cannot be undone, and interpreters for other users."""
 
 import contextlib
 import json
@@ -12,15 +12,15 @@ import pytest
 
 
 def in_fork(function: Callable[[], Any]) -> Any:
-    """What the function returned, as JSON carries it; an exception's text where it raised."""
+    """Run a function in a fork; return its result through JSON, or the text of its exception."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            said = json.dumps(function())
+            output = json.dumps(function())
         except BaseException as error:
-            said = json.dumps(f"{type(error).__name__}: {error}")
-        os.write(write, said.encode())
+            output = json.dumps(f"{type(error).__name__}: {error}")
+        os.write(write, output.encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
@@ -40,7 +40,7 @@ def outcome(function: Callable[[], object]) -> str:
 
 
 def open_python(uid: int | None) -> str:
-    """An interpreter that a user may run, and which is no virtual environment: that may lie anywhere."""
+    """Return an interpreter outside of virtual environments that a user may execute."""
     for path in (str(sys._base_executable), "/usr/bin/python3"):  # type: ignore[attr-defined]
         command = [path, "-I", "-c", "import sys; raise SystemExit(sys.version_info < (3, 11))"]
         with contextlib.suppress(OSError):

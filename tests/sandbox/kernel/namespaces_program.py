@@ -1,4 +1,4 @@
-"""Run by path in an interpreter of its own: leaves the machine's namespaces, opens two sessions, tells what it saw.
+"""Run by path in a separate interpreter: enters namespaces, opens two sessions, reports what it saw.
 
 Prints one JSON object.
 """
@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-told: dict[str, Any] = json.loads(sys.argv[1])
-sys.path.insert(0, told["sandbox"])
+settings: dict[str, Any] = json.loads(sys.argv[1])
+sys.path.insert(0, settings["sandbox"])
 
 from kernel import identity, libc, limits, namespaces  # noqa: E402
 
-PRIVILEGED: bool = told["privileged"]
+PRIVILEGED: bool = settings["privileged"]
 
 
 def outcome(function: Callable[[], object]) -> str:
@@ -59,12 +59,12 @@ def in_child(function: Callable[[], Any], fork: Callable[[], int] = os.fork) -> 
             os.write(end, json.dumps(repr(error)).encode())
         os._exit(0)
     os.close(end)
-    said = b""
+    output = b""
     while part := os.read(read, 65536):
-        said += part
+        output += part
     os.close(read)
     os.waitpid(pid, 0)
-    return json.loads(said or b'"nothing"')
+    return json.loads(output or b'"nothing"')
 
 
 def many_files() -> None:
@@ -86,22 +86,22 @@ def inside(uid: int) -> dict[str, Any]:
         "root": sorted(os.listdir("/")),
         "dev": sorted(os.listdir("/dev")),
         "proc": sorted(os.listdir("/proc")),
-        "shown": outcome(lambda: read(told["shown"])),
-        "unseen": outcome(lambda: read(told["unseen"])),
-        "hidden_directory": os.listdir(told["hidden_directory"]),
-        "hidden_file": read(told["hidden_file"]),
-        "link": os.readlink(told["link"]),
+        "shown": outcome(lambda: read(settings["shown"])),
+        "unseen": outcome(lambda: read(settings["unseen"])),
+        "hidden_directory": os.listdir(settings["hidden_directory"]),
+        "hidden_file": read(settings["hidden_file"]),
+        "link": os.readlink(settings["link"]),
         "tmp": os.path.realpath("/tmp"),
-        "through_link": outcome(lambda: read(told["link"] + "/module.py")),
+        "through_link": outcome(lambda: read(settings["link"] + "/module.py")),
         "write": outcome(lambda: write("file")),
         "write_tmp": outcome(lambda: write("/tmp/file")),
         "write_null": outcome(lambda: write("/dev/null")),
         "read_random": outcome(read_device),
         "meminfo": read("/proc/meminfo")[:8],
-        "write_shown": outcome(lambda: write(told["shown"])),
-        "chmod_shown": outcome(lambda: os.chmod(told["shown"], 0o777)),
-        "write_beside_shown": outcome(lambda: write(told["shown"] + ".new")),
-        "write_mounted": outcome(lambda: write(told["mounted"] + "/file")),
+        "write_shown": outcome(lambda: write(settings["shown"])),
+        "chmod_shown": outcome(lambda: os.chmod(settings["shown"], 0o777)),
+        "write_beside_shown": outcome(lambda: write(settings["shown"] + ".new")),
+        "write_mounted": outcome(lambda: write(settings["mounted"] + "/file")),
         "write_root": outcome(lambda: write("/file")),
         "write_dev": outcome(lambda: write("/dev/file")),
         "unmount": outcome(lambda: libc.call("umount2", b"/workspace", 2)),
@@ -109,8 +109,8 @@ def inside(uid: int) -> dict[str, Any]:
         "mount": outcome(lambda: libc.call("mount", b"t", b"/workspace", b"tmpfs", 0, None)),
         "chroot": outcome(lambda: os.chroot("/workspace")),
         "hostname": outcome(lambda: libc.call("sethostname", b"x", 1)),
-        "kill_others": outcome(lambda: os.kill(told["server_pid"], 0)),
-        "too_much": outcome(lambda: write("big", bytes(told["size_bytes"] + 1))),
+        "kill_others": outcome(lambda: os.kill(settings["server_pid"], 0)),
+        "too_much": outcome(lambda: write("big", bytes(settings["size_bytes"] + 1))),
         "too_many": outcome(many_files),
         "capabilities": identity.effective_capabilities(),
     }
@@ -123,7 +123,7 @@ def interfaces() -> list[str]:
 
 
 def session(uid: int, gid: int, proc: int) -> Any:
-    namespaces.settle_session(PRIVILEGED, uid, gid, told["size_bytes"], told["inodes"], proc=proc)
+    namespaces.settle_session(PRIVILEGED, uid, gid, settings["size_bytes"], settings["inodes"], proc=proc)
     return {"proc_closed": outcome(lambda: os.fstat(proc)), "interfaces": interfaces(), **inside(uid)}
 
 
@@ -135,7 +135,9 @@ def zygote() -> dict[str, Any]:
     proc = namespaces.open_proc()
     own = (os.getuid(), os.getgid())
     ids = [(identity.session_uid(slot),) * 2 for slot in (7, 8)] if PRIVILEGED else [own, own]
-    namespaces.build_root(told["paths"], (told["hidden_directory"], told["hidden_file"], "/not/there"))
+    namespaces.build_root(
+        settings["paths"], (settings["hidden_directory"], settings["hidden_file"], "/not/there")
+    )
     base = limits.footprint(proc)
     sessions = [
         in_child(lambda pair=pair: in_child(lambda: session(*pair, proc)), fork_session) for pair in ids

@@ -1,4 +1,4 @@
-"""Control groups: real ones where this machine lets us make any, and files that look like version 2."""
+"""Control groups: real ones where this machine allows them, and files that imitate version 2."""
 
 import mmap
 import os
@@ -30,7 +30,7 @@ def directories(maker: CgroupMaker) -> list[Path]:
 
 
 @NEEDS_GROUPS
-def test_shared_memory_counts_and_its_taker_is_killed(maker: CgroupMaker) -> None:
+def test_shared_memory_counts_and_its_user_is_killed(maker: CgroupMaker) -> None:
     group = maker.make("oom", 32 << 20, 16)
     doors = group.open_join_files()
     pid = os.fork()
@@ -50,7 +50,7 @@ def test_shared_memory_counts_and_its_taker_is_killed(maker: CgroupMaker) -> Non
 
 
 @NEEDS_GROUPS
-def test_processes_are_counted(maker: CgroupMaker) -> None:
+def test_process_limit_of_a_group_holds(maker: CgroupMaker) -> None:
     group = maker.make("pids", 64 << 20, 3)
 
     def inside() -> int:
@@ -75,7 +75,7 @@ def test_processes_are_counted(maker: CgroupMaker) -> None:
 
 
 @NEEDS_GROUPS
-def test_all_of_a_group_are_killed_and_then_it_goes(maker: CgroupMaker) -> None:
+def test_killed_group_is_removed(maker: CgroupMaker) -> None:
     group = maker.make("kill", 64 << 20, 16)
     code = "import os, time; os.fork(); os.fork(); print(flush=True); time.sleep(60)"
     with subprocess.Popen(
@@ -116,7 +116,7 @@ def test_groups_of_dead_owners_are_swept(maker: CgroupMaker) -> None:
 
 
 @NEEDS_GROUPS
-def test_a_group_that_cannot_be_made_leaves_nothing(maker: CgroupMaker) -> None:
+def test_failed_creation_leaves_no_group(maker: CgroupMaker) -> None:
     with pytest.raises(OSError, match=r"pids\.max"):
         maker.make("wrong", 64 << 20, -5)
     assert directories(maker) == []
@@ -126,7 +126,7 @@ def test_a_group_that_cannot_be_made_leaves_nothing(maker: CgroupMaker) -> None:
     assert two.remove()
 
 
-def test_fake_group_of_somebody_else_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_group_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("secrets.token_hex", lambda _: "0" * 8)
     memory, pids = tmp_path / "memory", tmp_path / "pids"
     theirs = pids / f"ropewalk-{os.getpid()}-00000000-same"
@@ -147,23 +147,23 @@ def fake_group(directory: Path, handed_down: str) -> None:
     (directory / "cgroup.subtree_control").write_text(handed_down)
 
 
-def test_fake_version_2_is_found_beside_a_group_that_was_handed_down(tmp_path: Path) -> None:
+def test_version_2_is_found_beside_a_delegated_group(tmp_path: Path) -> None:
     fake_group(tmp_path, "cpu memory pids")
     fake_group(tmp_path / "ours", "")
     (tmp_path / "ours" / "cgroup.subtree_control").chmod(0o400)
-    found = cgroups._version_2({"": ("/", tmp_path)}, {"": "/ours"})
+    groups = cgroups._version_2({"": ("/", tmp_path)}, {"": "/ours"})
     # A real group refuses the write that this fake one takes, and then its parent is asked.
-    assert found is not None
-    assert found.version == 2
-    assert set(found.parents) == {"memory", "pids"}
+    assert groups is not None
+    assert groups.version == 2
+    assert set(groups.parents) == {"memory", "pids"}
 
 
-def test_fake_version_2_without_controllers_is_none(tmp_path: Path) -> None:
+def test_version_2_without_controllers_is_not_used(tmp_path: Path) -> None:
     assert cgroups._version_2({}, {"": "/"}) is None
     assert cgroups._version_2({"": ("/", tmp_path)}, {"": "/gone"}) is None
 
 
-def test_fake_version_2_tells_of_an_oom_kill(tmp_path: Path) -> None:
+def test_version_2_reports_an_oom_kill(tmp_path: Path) -> None:
     group = cgroups.Cgroup({"memory": tmp_path, "pids": tmp_path})
     assert group.count_oom_kills() == 0
     (tmp_path / "memory.events").write_text("low 0\noom 1\noom_kill 0\noom_group_kill 0\n")
@@ -172,14 +172,14 @@ def test_fake_version_2_tells_of_an_oom_kill(tmp_path: Path) -> None:
     assert group.count_oom_kills() > 0
 
 
-def test_a_part_of_a_hierarchy_may_be_mounted() -> None:
+def test_partially_mounted_hierarchy_is_found() -> None:
     mounted = ("/docker/abc", Path("/sys/fs/cgroup/memory"))
     assert cgroups._own_directory(mounted, "/docker/abc/x") == Path("/sys/fs/cgroup/memory/x")
     assert cgroups._own_directory(mounted, "/docker/abc") == Path("/sys/fs/cgroup/memory")
     assert cgroups._own_directory(mounted, "/elsewhere") == Path("/sys/fs/cgroup/memory")
 
 
-def test_where_there_is_nothing_to_read_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_mounts_give_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> dict[str, tuple[str, Path]]:
         raise FileNotFoundError("/proc/self/mountinfo")
 

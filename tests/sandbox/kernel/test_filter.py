@@ -1,4 +1,4 @@
-"""Filters, run by a simulator on both architectures: every call number, and the rules on arguments."""
+"""Seccomp filters, run by a simulator on both architectures: every call number, and rules on arguments."""
 
 import errno
 from collections.abc import Iterator
@@ -59,8 +59,8 @@ timer_create timerfd_create umount2 unshare userfaultfd vhangup vmsplice
 
 @pytest.fixture(params=[X86_64, AARCH64], ids=lambda architecture: architecture.name)
 def architecture(request: pytest.FixtureRequest) -> SyscallTable:
-    found: SyscallTable = request.param
-    return found
+    table: SyscallTable = request.param
+    return table
 
 
 @pytest.fixture(params=POLICIES)
@@ -84,7 +84,7 @@ def run(policy: SeccompPolicy, architecture: SyscallTable) -> Filter:
 
 
 def expected_verdicts(policy: SeccompPolicy, architecture: SyscallTable) -> Iterator[tuple[int, int]]:
-    """What is expected of every number in reach, where no arguments decide."""
+    """Yield the expected verdict of every number whose verdict does not depend on arguments."""
     names = {number: name for name, number in architecture.numbers.items()}
     allowed = set(PLAIN)
     if policy.allow_subprocess:
@@ -115,19 +115,21 @@ def test_every_number_gets_the_verdict_of_the_policy(
     code = assemble(policy, architecture)
     for number, expected in expected_verdicts(policy, architecture):
         # Whatever the arguments are: they must not even be looked at.
-        ran = bpf.run(code, architecture.audit, number, *(~0,) * 6)
-        assert (number, ran.verdict) == (number, expected)
-        assert ran.loads == {0, 4}, f"call {number} would miss the kernel's bitmap of constant verdicts"
+        result = bpf.run(code, architecture.audit, number, *(~0,) * 6)
+        assert (number, result.verdict) == (number, expected)
+        assert result.loads == {0, 4}, f"call {number} would miss the kernel's bitmap of constant verdicts"
 
 
-def test_what_no_session_may_do(run: Filter) -> None:
+def test_forbidden_calls_are_refused_by_every_policy(run: Filter) -> None:
     for name in set(NEVER.split()) & run.architecture.numbers.keys():
         for arguments in ((0,) * 6, (1,) * 6, (PID,) * 6, (~0,) * 6):
             assert run(name, *arguments) in (EPERM, ENOSYS), name
     assert set(NEVER.split()) <= set(X86_64.numbers)
 
 
-def test_numbers_from_elsewhere(policy: SeccompPolicy, architecture: SyscallTable) -> None:
+def test_foreign_architectures_and_numbers_are_refused(
+    policy: SeccompPolicy, architecture: SyscallTable
+) -> None:
     code = assemble(policy, architecture)
     for audit in {X86_64.audit, AARCH64.audit, 0x40000003, 0} - {architecture.audit}:
         assert bpf.run(code, audit, architecture.numbers["read"]).verdict == KILL
@@ -137,7 +139,7 @@ def test_numbers_from_elsewhere(policy: SeccompPolicy, architecture: SyscallTabl
     assert bpf.run(code, architecture.audit, 0x3FFFFFFF).verdict == ENOSYS
 
 
-def test_the_code_is_what_the_kernel_takes(policy: SeccompPolicy, architecture: SyscallTable) -> None:
+def test_code_is_valid_for_the_kernel(policy: SeccompPolicy, architecture: SyscallTable) -> None:
     code = bpf.instructions(assemble(policy, architecture))
     assert len(code) < 600  # a tree over ranges, and no chain over numbers
     for at, (op, true, false, operand) in enumerate(code):
@@ -154,7 +156,7 @@ FORK = 0x1200011
 SPAWN = 0x4111  # what posix_spawn passes
 
 
-def test_threads_and_only_threads(architecture: SyscallTable) -> None:
+def test_clone_allows_threads_only(architecture: SyscallTable) -> None:
     run = Filter(SeccompPolicy(PID), architecture)
     assert run("clone", THREAD) == run("clone", MUSL_THREAD) == ALLOW
     for flags in (FORK, SPAWN, 17, 0, THREAD & ~0x10000, THREAD & ~0x100, 0x10000):
@@ -164,7 +166,7 @@ def test_threads_and_only_threads(architecture: SyscallTable) -> None:
 
 
 @pytest.mark.parametrize("name", ["subprocess", "fork"])
-def test_forks_without_namespaces(architecture: SyscallTable, name: str) -> None:
+def test_clone_allows_forks_without_namespaces(architecture: SyscallTable, name: str) -> None:
     run = Filter(POLICIES[name], architecture)
     for flags in (FORK, SPAWN, 17, THREAD):
         assert run("clone", flags) == ALLOW
@@ -175,7 +177,7 @@ def test_forks_without_namespaces(architecture: SyscallTable, name: str) -> None
     assert run("execve") == (ALLOW if name == "subprocess" else EPERM)
 
 
-def test_signals_stay_at_home(architecture: SyscallTable) -> None:
+def test_signals_reach_only_the_own_process(architecture: SyscallTable) -> None:
     run = Filter(SeccompPolicy(PID), architecture)
     assert run("kill", PID, 9) == run("kill", 0, 9) == run("tgkill", PID, 5000, 9) == ALLOW
     assert run("tkill", PID, 9) == ALLOW
@@ -189,7 +191,9 @@ def test_signals_stay_at_home(architecture: SyscallTable) -> None:
     assert run("kill", (1 << 32) | PID, 9) == ALLOW
 
 
-def test_other_processes_keep_their_settings(policy: SeccompPolicy, architecture: SyscallTable) -> None:
+def test_settings_of_other_processes_cannot_be_changed(
+    policy: SeccompPolicy, architecture: SyscallTable
+) -> None:
     run = Filter(policy, architecture)
     own = [0] if policy.pid is None else [0, PID]
     for target in (0, 1, PID, PID + 1, -1):
@@ -201,7 +205,7 @@ def test_other_processes_keep_their_settings(policy: SeccompPolicy, architecture
         assert run("setpriority", 2, target, 5) == EPERM  # all of a user
 
 
-def test_prctl_only_what_is_harmless(run: Filter) -> None:
+def test_prctl_allows_harmless_options_only(run: Filter) -> None:
     for option in (15, 16, 3, 39, 0x53564D41):
         assert run("prctl", option) == ALLOW
     for option in (1, 4, 8, 10, 14, 22, 24, 26, 28, 35, 36, 41, 47, 53, 59, 62, 65, 0x59616D61, ~0):
@@ -209,7 +213,7 @@ def test_prctl_only_what_is_harmless(run: Filter) -> None:
     assert run("prctl", (1 << 32) | 4) == EPERM
 
 
-def test_descriptors_only_what_is_harmless(run: Filter) -> None:
+def test_ioctl_and_fcntl_allow_harmless_requests_only(run: Filter) -> None:
     for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451):
         assert run("ioctl", 1, request) == run("ioctl", 1, request | 1 << 32) == ALLOW
     # TIOCSTI, TIOCSCTTY, TIOCLINUX, FIOASYNC, FIOSETOWN, SIOCSPGRP, FICLONE, FS_IOC_SETFLAGS, LOOP_CTL, KVM
@@ -222,7 +226,7 @@ def test_descriptors_only_what_is_harmless(run: Filter) -> None:
         assert run("fcntl", 1, command) == EPERM, command
 
 
-def test_sockets_only_in_connected_pairs(run: Filter) -> None:
+def test_only_connected_socket_pairs_are_allowed(run: Filter) -> None:
     for kind in (1, 5, 1 | 0x800, 1 | 0x80000, 5 | 0x80800):
         assert run("socketpair", 1, kind, 0) == ALLOW
     # Datagrams could be sent on from a pair to any name; other families have pairs too (TIPC).
@@ -246,7 +250,7 @@ def test_sockets_only_in_connected_pairs(run: Filter) -> None:
         assert run("setsockopt", 3, level, option) == EPERM
 
 
-def test_messages_without_tricks(run: Filter) -> None:
+def test_messages_allow_harmless_flags_only(run: Filter) -> None:
     places = {"sendto": 3, "recvfrom": 3, "recvmsg": 2}
     for name, place in places.items():
         before = (0,) * place
@@ -270,26 +274,26 @@ def test_futexes_without_priority_inheritance(run: Filter) -> None:
         assert run("futex", 0, operation) == run("futex", 0, operation | 128) == ENOSYS
 
 
-def test_memory_advice_is_about_ones_own(run: Filter) -> None:
+def test_madvise_allows_harmless_advice_only(run: Filter) -> None:
     assert run("madvise", 0, 4096, 4) == run("madvise", 0, 4096, 8) == run("madvise", 0, 4096, 14) == ALLOW
     for advice in (12, 21, 25, 100, 101, 102, ~0):
         assert run("madvise", 0, 4096, advice) == EPERM
 
 
-def test_attributes_of_files_need_a_uid_of_ones_own(architecture: SyscallTable) -> None:
+def test_changing_file_attributes_needs_an_own_uid(architecture: SyscallTable) -> None:
     for name in ATTRIBUTES & architecture.numbers.keys():
         assert Filter(POLICIES["plain"], architecture)(name) == EPERM
         assert Filter(POLICIES["own_uid"], architecture)(name) == ALLOW
 
 
-def test_calls_that_libc_has_a_fallback_for_are_absent_and_not_refused(run: Filter) -> None:
+def test_calls_with_a_libc_fallback_are_enosys(run: Filter) -> None:
     for name in ("clone3", "fchmodat2", "futex_waitv", "mseal", "statmount"):
         assert run(name) == ENOSYS
     for name in ("setxattr", "listxattr", "fgetxattr"):
         assert run(name) == 0x50000 | errno.EOPNOTSUPP
 
 
-def test_filters_of_two_sessions_differ_in_the_pid_alone(architecture: SyscallTable) -> None:
+def test_filters_of_two_sessions_differ_only_in_the_pid(architecture: SyscallTable) -> None:
     mine, other = (bpf.instructions(assemble(SeccompPolicy(pid), architecture)) for pid in (PID, PID + 1))
     differences = [(one, two) for one, two in zip(mine, other, strict=True) if one != two]
     # kill, tkill, tgkill, prlimit64, sched_setaffinity, setpriority
@@ -297,7 +301,7 @@ def test_filters_of_two_sessions_differ_in_the_pid_alone(architecture: SyscallTa
     assert {(one[:3] == two[:3], one[3], two[3]) for one, two in differences} == {(True, PID, PID + 1)}
 
 
-def test_a_tree_that_is_too_long_for_short_jumps() -> None:
+def test_long_tree_uses_long_jumps() -> None:
     rule = when(one_of(0, tuple(range(40))))
     verdicts: dict[int, Verdict] = {number: rule if number % 2 else ALLOW for number in range(60)}
     code = program(X86_64.audit, None, decide(verdicts, ENOSYS, 60))
@@ -308,7 +312,7 @@ def test_a_tree_that_is_too_long_for_short_jumps() -> None:
             assert verdict == (expected if number < 60 else ENOSYS)
 
 
-def test_a_filter_that_is_too_long_for_the_kernel_is_refused_here() -> None:
+def test_filter_over_the_kernel_limit_is_refused() -> None:
     verdicts: dict[int, Verdict] = {number: when(one_of(0, tuple(range(200)))) for number in range(40)}
     with pytest.raises(ValueError, match="4096"):
         program(X86_64.audit, None, decide(verdicts, ENOSYS, 40))

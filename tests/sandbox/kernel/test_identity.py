@@ -1,4 +1,4 @@
-"""Becoming somebody else, giving capabilities away, and other calls about a process itself."""
+"""Changing the user, dropping capabilities, and other calls about the own process."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ NEEDS_ROOT = pytest.mark.skipif(identity.session_uid(0) is None, reason="needs t
 
 
 @NEEDS_ROOT
-def test_a_dropped_identity_is_dropped_for_good() -> None:
+def test_dropped_identity_cannot_be_regained() -> None:
     uid = identity.session_uid(41)
     assert uid is not None
 
@@ -49,7 +49,7 @@ def test_a_dropped_identity_is_dropped_for_good() -> None:
 
 
 @NEEDS_ROOT
-def test_root_without_capabilities_is_no_root() -> None:
+def test_root_without_capabilities_has_no_power() -> None:
     def inside() -> list[object]:
         identity.drop_capabilities()
         return [identity.effective_capabilities(), os.getuid(), outcome(lambda: os.setuid(5))]
@@ -57,7 +57,7 @@ def test_root_without_capabilities_is_no_root() -> None:
     assert in_fork(inside) == [0, 0, "PermissionError"]
 
 
-def test_whoever_may_not_is_told_which_step() -> None:
+def test_failed_step_is_named_without_privileges() -> None:
     def inside() -> str:
         identity.drop_capabilities()
         identity.drop_to(12345, 12345)
@@ -77,7 +77,7 @@ def test_whoever_may_not_is_told_which_step() -> None:
         ((), [None, None]),
     ],
 )
-def test_session_uids_lie_in_what_is_mapped(
+def test_session_uids_are_mapped(
     monkeypatch: pytest.MonkeyPatch, ranges: tuple[tuple[int, int], ...], expected: list[int | None]
 ) -> None:
     monkeypatch.setattr(identity, "mapped_ranges", lambda path: ranges)
@@ -86,7 +86,7 @@ def test_session_uids_lie_in_what_is_mapped(
     assert len({identity.session_uid(slot) for slot in range(1000)}) == (1000 if expected[0] else 1)
 
 
-def test_errors_name_their_step() -> None:
+def test_errors_name_the_failed_step() -> None:
     with pytest.raises(OSError, match=r"the step: Bad file descriptor") as caught:
         libc.call("close", 999_999, step="the step")
     assert caught.value.errno == 9
@@ -106,10 +106,10 @@ def test_descriptors_beyond_the_limit_are_closed_too() -> None:
     assert in_fork(inside) == ["done", "OSError", "done"]
 
 
-def test_sigchld_comes_for_deaths_and_not_for_pauses() -> None:
+def test_sigchld_arrives_for_exits_not_for_stops() -> None:
     def signals_of_a_child(deaths_alone: bool) -> int:
-        heard: list[object] = []
-        signal.signal(signal.SIGCHLD, lambda *_: heard.append(1))
+        signals: list[object] = []
+        signal.signal(signal.SIGCHLD, lambda *_: signals.append(1))
         if deaths_alone:
             libc.receive_only_sigchld()
         child = os.fork()
@@ -119,7 +119,7 @@ def test_sigchld_comes_for_deaths_and_not_for_pauses() -> None:
         os.waitpid(child, os.WUNTRACED)
         os.kill(child, signal.SIGCONT)
         os.waitpid(child, 0)
-        return len(heard)
+        return len(signals)
 
     assert in_fork(lambda: signals_of_a_child(True)) == 1
     assert in_fork(lambda: signals_of_a_child(False)) > 1

@@ -1,4 +1,4 @@
-"""Resource limits, against what they are to stop."""
+"""Resource limits, against what they should stop."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ from openenv_core.sandbox.kernel import identity, limits
 
 
 @pytest.mark.skipif(identity.session_uid(0) is None, reason="needs the right to change uids")
-def test_processes_and_threads() -> None:
+def test_process_limit_counts_processes_and_threads() -> None:
     users = identity.UserLeases()  # users that no sandbox on this machine has
     (slot, uid), (other_slot, other) = users.acquire(), users.acquire()
     assert uid is not None
@@ -39,7 +39,7 @@ def test_processes_and_threads() -> None:
     users.release(other_slot)
 
 
-def test_tasks_that_cannot_be_looked_at_are_not_left_out() -> None:
+def test_unreadable_tasks_are_counted() -> None:
     def inside() -> list[str]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
         taken: list[int] = []
@@ -53,17 +53,17 @@ def test_tasks_that_cannot_be_looked_at_are_not_left_out() -> None:
     assert in_fork(inside) == ["OSError", "OSError"]
 
 
-def test_a_footprint_by_a_descriptor_of_proc() -> None:
+def test_footprint_is_read_through_a_proc_descriptor() -> None:
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
     try:
         assert in_fork(lambda: vars(limits.footprint(proc)) == vars(limits.footprint()))
     finally:
         os.close(proc)
-    found = limits.footprint()
-    assert found.address_space > found.data > 1 << 20
+    footprint = limits.footprint()
+    assert footprint.address_space > footprint.data > 1 << 20
 
 
-def test_threads_share_one_arena() -> None:
+def test_threads_share_one_malloc_arena() -> None:
     def inside() -> int:
         limits.one_arena()
         before = limits.footprint().address_space

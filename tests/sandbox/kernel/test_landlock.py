@@ -1,4 +1,4 @@
-"""Landlock: what a rule opens, and that nothing else is open."""
+"""Landlock: what a rule allows, and that nothing else is allowed."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ ABI = landlock.abi()
 pytestmark = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
 
 
-def tried(path: Path, flags: int) -> str:
+def try_open(path: Path, flags: int) -> str:
     return outcome(lambda: os.close(os.open(path, flags, 0o600)))
 
 
@@ -28,10 +28,10 @@ def tree(tmp_path: Path) -> Path:
 
 
 ACTIONS: dict[str, Callable[[Path], str]] = {
-    "read": lambda place: tried(place / "file", os.O_RDONLY),
-    "write": lambda place: tried(place / "file", os.O_WRONLY),
+    "read": lambda place: try_open(place / "file", os.O_RDONLY),
+    "write": lambda place: try_open(place / "file", os.O_WRONLY),
     "truncate": lambda place: outcome(lambda: os.truncate(place / "file", 0)),
-    "make": lambda place: tried(place / "new", os.O_WRONLY | os.O_CREAT),
+    "make": lambda place: try_open(place / "new", os.O_WRONLY | os.O_CREAT),
     "list": lambda place: outcome(lambda: os.listdir(place)),
     "remove": lambda place: outcome(lambda: os.unlink(place / "file")),
     "pipe": lambda place: outcome(lambda: os.mkfifo(place / "pipe")),
@@ -50,7 +50,7 @@ def restrict(readable: list[str], writable: list[str], *, execute: bool = False)
 
 
 @pytest.mark.skipif(ABI < landlock.TRUNCATION_SINCE, reason="truncation is not covered")
-def test_only_what_the_rules_name(tree: Path) -> None:
+def test_only_paths_of_the_rules_are_accessible(tree: Path) -> None:
     def inside() -> dict[str, dict[str, str]]:
         assert restrict([str(tree / "open")], [str(tree / "work")]) == ABI
         return {name: {action: ACTIONS[action](tree / name) for action in ACTIONS} for name in EXPECTED}
@@ -59,16 +59,16 @@ def test_only_what_the_rules_name(tree: Path) -> None:
     assert (tree / "shut" / "file").read_text() == (tree / "open" / "file").read_text() == "text"
 
 
-def test_a_rule_for_one_file_opens_that_file(tree: Path) -> None:
+def test_rule_for_a_file_opens_that_file(tree: Path) -> None:
     def inside() -> list[str]:
         restrict([str(tree / "open" / "file")], [str(tree / "work" / "file")])
         names = ("open/file", "work/file")
-        return [tried(tree / name, flags) for name in names for flags in (os.O_RDONLY, os.O_RDWR)]
+        return [try_open(tree / name, flags) for name in names for flags in (os.O_RDONLY, os.O_RDWR)]
 
     assert in_fork(inside) == ["done", "PermissionError", "done", "done"]
 
 
-def test_programs_run_only_when_told() -> None:
+def test_programs_run_only_where_allowed() -> None:
     program = "/bin/true"
 
     def inside(execute: bool) -> int:
@@ -87,7 +87,7 @@ def test_programs_run_only_when_told() -> None:
 
 
 @pytest.mark.skipif(ABI < landlock.SIGNALS_SINCE, reason="signals are not covered")
-def test_signals_and_sockets_stay_inside() -> None:
+def test_signals_and_abstract_sockets_stay_inside() -> None:
     parent = os.getpid()
     with socket.socket() as listening, socket.socket(socket.AF_UNIX) as abstract:
         listening.bind(("127.0.0.1", 0))
@@ -110,7 +110,7 @@ def test_signals_and_sockets_stay_inside() -> None:
         assert in_fork(inside) == [refused, "done", refused, refused, refused]
 
 
-def test_a_missing_path_is_named() -> None:
+def test_missing_path_is_named() -> None:
     assert "/not/there" in in_fork(lambda: landlock.restrict((), ["/not/there"]))
 
 
@@ -120,7 +120,7 @@ def test_rights_grow_with_the_version() -> None:
 
 
 @pytest.mark.parametrize("version", range(1, 8))
-def test_every_version_up_to_this_kernel_s_works(
+def test_every_abi_version_of_this_kernel_works(
     tree: Path, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if version > ABI:
@@ -129,6 +129,6 @@ def test_every_version_up_to_this_kernel_s_works(
 
     def inside() -> list[str]:
         restrict([str(tree / "open")], [str(tree / "work")])
-        return [tried(tree / name / "file", os.O_WRONLY) for name in ("shut", "open", "work")]
+        return [try_open(tree / name / "file", os.O_WRONLY) for name in ("shut", "open", "work")]
 
     assert in_fork(inside) == ["PermissionError", "PermissionError", "done"]

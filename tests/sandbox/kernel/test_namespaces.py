@@ -1,4 +1,4 @@
-"""Namespaces and the root of bind mounts, for real: as root, as an ordinary user, and where they are denied."""
+"""Real namespaces and bind mounts: as root, as an unprivileged user, and where they are denied."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SOMEBODY = 65_123
 # Beneath /tmp, which is a link into the workspace where nothing of the view lies beneath it; and elsewhere.
 @pytest.fixture(scope="module", params=["/var/tmp", "/tmp"])
 def place(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """What the new root shows and hides, below a home that is private to its owner."""
+    """Files that the new root shows and hides, below a private home."""
     with tempfile.TemporaryDirectory(dir=request.param) as name:
         base = Path(name)
         sandbox = base / "home" / "sandbox"
@@ -51,7 +51,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[Path]:
                 subprocess.run(["umount", below], check=True)
 
 
-def told(place: Path, *, privileged: bool) -> dict[str, Any]:
+def program_settings(place: Path, *, privileged: bool) -> dict[str, Any]:
     sandbox = place / "home" / "sandbox"
     return {
         "sandbox": str(sandbox),
@@ -83,7 +83,7 @@ def told(place: Path, *, privileged: bool) -> dict[str, Any]:
 def start(command: list[str], place: Path, privileged: bool, **options: Any) -> dict[str, Any]:
     program = place / "home" / "sandbox" / PROGRAM.name
     done = subprocess.run(
-        [*command, "-I", "-B", str(program), json.dumps(told(place, privileged=privileged))],
+        [*command, "-I", "-B", str(program), json.dumps(program_settings(place, privileged=privileged))],
         env={},
         capture_output=True,
         text=True,
@@ -92,12 +92,12 @@ def start(command: list[str], place: Path, privileged: bool, **options: Any) -> 
         **options,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def owned_by(place: Path, uid: int) -> None:
-    """The place belongs to one user, and its home to nobody else."""
+    """Give the place to one user, and make its home private."""
     place.chmod(0o755)
     home = place / "home"
     for path in (home, *home.rglob("*")):
@@ -106,22 +106,22 @@ def owned_by(place: Path, uid: int) -> None:
     home.chmod(0o700)
 
 
-def expect(found: dict[str, Any], place: Path, uids: list[int]) -> None:
-    assert "refused" not in found, found
-    assert found["pid"] == 1
-    assert found["footprint"] > 1 << 20
+def assert_isolated(report: dict[str, Any], place: Path, uids: list[int]) -> None:
+    assert "refused" not in report, report
+    assert report["pid"] == 1
+    assert report["footprint"] > 1 << 20
     beneath_tmp = any(Path(path).is_relative_to("/tmp") for path in (sys.base_prefix, place))
-    for seen, uid in zip(found["sessions"], uids, strict=True):
-        assert isinstance(seen, dict), seen
-        seen = dict(seen)
-        root = set(seen.pop("root"))
+    for session_report, uid in zip(report["sessions"], uids, strict=True):
+        assert isinstance(session_report, dict), session_report
+        session_report = dict(session_report)
+        root = set(session_report.pop("root"))
         assert {"dev", "proc", "tmp", "usr", "workspace"} <= root
         assert root.isdisjoint(
             {"home", "root", "sys", "run", "var", "opt", "srv", "boot", ".old", ".empty"}
             - {path.strip("/").split("/")[0] for path in (sys.base_prefix, str(place))}
         )
-        assert set(seen.pop("dev")) <= {"null", "zero", "full", "random", "urandom"}
-        assert seen == {
+        assert set(session_report.pop("dev")) <= {"null", "zero", "full", "random", "urandom"}
+        assert session_report == {
             "pid": 2,
             "uid": uid,
             "left_behind": [".tmp"],
@@ -159,27 +159,27 @@ def expect(found: dict[str, Any], place: Path, uids: list[int]) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
-def test_as_root(place: Path) -> None:
+def test_namespaces_as_root(place: Path) -> None:
     owned_by(place, 0)
-    found = start([open_python(None)], place, privileged=True)
-    if "refused" in found:
-        pytest.skip(f"this root may not unshare: {found['refused']}")
+    report = start([open_python(None)], place, privileged=True)
+    if "refused" in report:
+        pytest.skip(f"this root may not unshare: {report['refused']}")
     first, second = session_uid(7), session_uid(8)
     assert first is not None
     assert second is not None
-    expect(found, place, [first, second])
+    assert_isolated(report, place, [first, second])
 
 
-def test_as_an_ordinary_user(place: Path) -> None:
+def test_namespaces_as_an_unprivileged_user(place: Path) -> None:
     uid = SOMEBODY if os.getuid() == 0 else None
     owned_by(place, SOMEBODY)
     options: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
-    found = start([open_python(uid)], place, privileged=False, **options)
-    if "refused" in found:
-        pytest.skip(f"this machine gives no user namespaces to ordinary users: {found['refused']}")
-    assert found.pop("still_not_dumpable")
+    report = start([open_python(uid)], place, privileged=False, **options)
+    if "refused" in report:
+        pytest.skip(f"this machine gives no user namespaces to ordinary users: {report['refused']}")
+    assert report.pop("still_not_dumpable")
     own = os.getuid() if uid is None else uid
-    expect(found, place, [own, own])
+    assert_isolated(report, place, [own, own])
 
 
 # As in a container: no capability, and a filter on unshare.
@@ -201,11 +201,11 @@ print(json.dumps(said))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to be without its rights")
-def test_where_it_is_denied_it_says_so(place: Path) -> None:
+def test_denied_namespaces_are_reported(place: Path) -> None:
     owned_by(place, SOMEBODY)
     command = [open_python(SOMEBODY), "-I", "-B", "-c", DENIED, str(place / "home" / "sandbox")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert [number for number, _ in said] == [1, 1]
-    assert all("unshare" in text for _, text in said)
+    report = json.loads(done.stdout)
+    assert [number for number, _ in report] == [1, 1]
+    assert all("unshare" in text for _, text in report)

@@ -1,4 +1,4 @@
-"""The tables of system calls against numbers that are known from elsewhere."""
+"""The tables of system calls against numbers known from other sources."""
 
 import re
 from pathlib import Path
@@ -24,21 +24,21 @@ SHARED = (
 
 
 @pytest.mark.parametrize("architecture", [X86_64, AARCH64], ids=lambda architecture: architecture.name)
-def test_known_numbers(architecture: SyscallTable) -> None:
-    words = f"{KNOWN[architecture]} {SHARED}".split()
-    known = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+def test_known_numbers_are_right(architecture: SyscallTable) -> None:
+    expected_numbers = f"{KNOWN[architecture]} {SHARED}".split()
+    known = dict(zip(expected_numbers[::2], map(int, expected_numbers[1::2]), strict=True))
     assert {name: architecture.numbers.get(name) for name in known} == known
     assert len(set(architecture.numbers.values())) == len(architecture.numbers)
     assert architecture.last == 469
 
 
-def test_the_generic_table_has_none_of_the_calls_that_it_left_behind() -> None:
+def test_generic_table_lacks_the_legacy_calls() -> None:
     older = {"open", "stat", "fork", "vfork", "pipe", "poll", "select", "dup2", "chmod", "arch_prctl"}
     assert older <= X86_64.numbers.keys()
     assert older.isdisjoint(AARCH64.numbers)
 
 
-def test_gaps_stay_gaps() -> None:
+def test_unassigned_numbers_stay_unassigned() -> None:
     assert not {*range(295, 424), *range(244, 260)} & set(AARCH64.numbers.values())
     assert not {*range(336, 424)} & set(X86_64.numbers.values())
 
@@ -47,7 +47,7 @@ HEADERS = [Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), Path("/usr/inc
 
 
 @pytest.mark.skipif(not any(map(Path.exists, HEADERS)), reason="no kernel headers for x86-64 installed here")
-def test_x86_64_against_the_headers_of_this_machine() -> None:
+def test_x86_64_matches_the_headers_of_this_machine() -> None:
     text = next(path for path in HEADERS if path.exists()).read_text()
     headers = {name: int(number) for name, number in re.findall(r"#define __NR_(\w+) (\d+)", text)}
     assert len(headers) > 300

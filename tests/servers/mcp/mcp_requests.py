@@ -1,10 +1,12 @@
 """Raw requests of standard MCP clients, for what official clients never send."""
 
+import asyncio
 from typing import Any
 
 import httpx
+from mcp.client.client import Client
 from mcp_hosts import STATELESS, host
-from serving import opened, request
+from serving import WAIT_TIMEOUT_S, open_session, request
 
 from servers.app import EnvironmentApp
 from servers.mcp.engine import McpEngine
@@ -29,9 +31,21 @@ async def greet(address: str, path: str = "/mcp", **headers: str) -> httpx.Respo
 
 
 async def connected(address: str, era: str, **options: Any) -> Any:
-    """Return a client with a session: of the handshake's making, or opened before where the wire is stateless."""
-    path = f"/mcp/{await opened(address)}" if era == STATELESS else "/mcp"
+    """Return a client with a session, opened by the handshake, or beforehand for stateless clients."""
+    path = f"/mcp/{await open_session(address)}" if era == STATELESS else "/mcp"
     return host(address, path, era, **options)
+
+
+async def start_call(client: Client, tool: str, **arguments: Any) -> "asyncio.Task[Any]":
+    """Start a call of a tool that reports progress; return its task once the tool runs."""
+    started = asyncio.Event()
+
+    async def progress(*_: Any) -> None:
+        started.set()
+
+    call = asyncio.create_task(client.call_tool(tool, arguments, progress_callback=progress))
+    await asyncio.wait_for(started.wait(), WAIT_TIMEOUT_S)
+    return call
 
 
 def tool_call(tool: str, **arguments: Any) -> dict[str, Any]:
@@ -40,7 +54,7 @@ def tool_call(tool: str, **arguments: Any) -> dict[str, Any]:
 
 
 def engine_of(app: EnvironmentApp) -> McpEngine:
-    """Return what speaks standard MCP for an app, which is loaded with the first request for it."""
+    """Return the MCP engine of an app, which is loaded with the first standard request."""
     loading = app._ensure_built().mcp._loading
     assert loading is not None
     engine: McpEngine = loading.result()

@@ -1,4 +1,4 @@
-"""Calls as official clients make them: results, failures, progress, questions, and calls that are given up."""
+"""Calls by official clients: results, failures, progress, requests to the client, cancellation."""
 
 import asyncio
 import gc
@@ -12,9 +12,9 @@ import pytest
 from mcp.client.client import Client
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
-from mcp_requests import connected
-from serving import eventually, opened, rpc, serving
-from toolbox import ToolBox, boxes
+from mcp_requests import connected, start_call
+from serving import eventually, open_session, rpc, serving
+from toolbox import ToolBox, toolbox_app
 
 from openenv_core import EpisodeOverError
 from openenv_core.tools import (
@@ -41,8 +41,8 @@ def era(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def test_results_in_every_form(era: str) -> None:
-    async with serving(boxes()) as address, await connected(address, era) as client:
+async def test_tool_results_have_every_content_form(era: str) -> None:
+    async with serving(toolbox_app()) as address, await connected(address, era) as client:
         where = await client.call_tool("where")
         assert where.structured_content is not None
         assert not where.is_error
@@ -60,10 +60,10 @@ async def test_results_in_every_form(era: str) -> None:
 
 
 @pytest.mark.soak
-async def test_ten_megabytes_pass_and_more_than_anybody_could_take_is_a_failure(
+async def test_result_of_ten_megabytes_passes_and_one_over_the_limit_is_an_error(
     era: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(boxes()) as address, await connected(address, era) as client:
+    async with serving(toolbox_app()) as address, await connected(address, era) as client:
         assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
         monkeypatch.setattr("servers.mcp.handlers.MAX_RESULT_CHARS", 1000)
         assert not (await client.call_tool("long", {"size": 1000})).is_error
@@ -72,7 +72,7 @@ async def test_ten_megabytes_pass_and_more_than_anybody_could_take_is_a_failure(
         assert "at most 1000" in text_of(failed)
 
 
-WAIT_S = 60.0
+WAIT_TIMEOUT_S = 60.0
 
 
 class Ending(ToolBox):
@@ -81,7 +81,7 @@ class Ending(ToolBox):
             raise EpisodeOverError("the episode is over; reset")
 
 
-async def test_an_episode_that_is_over_is_no_failure_of_the_protocol() -> None:
+async def test_call_after_the_episode_is_a_tool_error_not_a_protocol_error() -> None:
     app = create_app(Ending, ToolAction, ToolObservation, max_concurrent_envs=4)
     async with serving(app) as address, host(address) as client:
         assert text_of(await client.call_tool("bump")) == "1"
@@ -92,12 +92,12 @@ async def test_an_episode_that_is_over_is_no_failure_of_the_protocol() -> None:
 
 
 @pytest.mark.soak
-async def test_a_call_whose_session_ends_before_it_waits_leaves_nothing() -> None:
+async def test_call_whose_session_closes_before_it_awaits_leaves_nothing_behind() -> None:
     ended = threading.Event()
 
     class Late(ToolBox):
         def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-            ended.wait(WAIT_S)
+            ended.wait(WAIT_TIMEOUT_S)
 
         @tool
         async def long(self) -> str:
@@ -117,14 +117,14 @@ async def test_a_call_whose_session_ends_before_it_waits_leaves_nothing() -> Non
 
 
 @stateless_first
-async def test_tools_that_only_an_instance_knows(era: str) -> None:
+async def test_tools_of_an_instance_are_listed(era: str) -> None:
     class Growing(ToolBox):
         def list_tools(self) -> Sequence[ToolSpec]:
             return [*super().list_tools(), ToolSpec(name=f"episode_{self.episode}")]
 
     app = create_app(Growing, ToolAction, ToolObservation, max_concurrent_envs=4)
-    made = create_app(lambda: Growing(), ToolAction, ToolObservation, max_concurrent_envs=4)
-    for served in (app, made):
+    app_of_factory = create_app(lambda: Growing(), ToolAction, ToolObservation, max_concurrent_envs=4)
+    for served in (app, app_of_factory):
         async with serving(served) as address, host(address, mode=era) as client:
             last = (await client.list_tools()).tools[-1].name
             assert last == ("episode_0" if era == STATELESS else "episode_1")
@@ -132,8 +132,8 @@ async def test_tools_that_only_an_instance_knows(era: str) -> None:
 
 
 @handshake_first
-async def test_resources_prompts_and_completions(era: str) -> None:
-    async with serving(boxes()) as address, await connected(address, era) as client:
+async def test_resources_prompts_and_completions_are_served(era: str) -> None:
+    async with serving(toolbox_app()) as address, await connected(address, era) as client:
         assert [str(one.uri) for one in (await client.list_resources()).resources] == ["notes:all"]
         (template,) = (await client.list_resource_templates()).resource_templates
         assert template.uri_template == "notes://{title}"
@@ -148,46 +148,42 @@ async def test_resources_prompts_and_completions(era: str) -> None:
         for name, arguments in (("other", {}), ("sum_up", {})):
             with pytest.raises(MCPError):
                 await client.get_prompt(name, arguments)
-        found = await client.complete(types.PromptReference(name="sum_up"), {"name": "tone", "value": "d"})
-        assert found.completion.values == ["dry", "drunk"]
+        completions = await client.complete(
+            types.PromptReference(name="sum_up"), {"name": "tone", "value": "d"}
+        )
+        assert completions.completion.values == ["dry", "drunk"]
 
 
-async def test_progress_and_log_come_before_the_result(era: str) -> None:
-    heard: list[Any] = []
+async def test_progress_and_log_arrive_before_the_result(era: str) -> None:
+    messages: list[Any] = []
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
-        heard.append((done, total, message))
+        messages.append((done, total, message))
 
     async def log(params: types.LoggingMessageNotificationParams) -> None:
-        heard.append(params.data)
+        messages.append(params.data)
 
     options: dict[str, Any] = {"logging_callback": log}
     if era == STATELESS:
         options["log_level"] = "info"
-    async with serving(boxes()) as address, await connected(address, era, **options) as client:
+    async with serving(toolbox_app()) as address, await connected(address, era, **options) as client:
         result = await client.call_tool("wait", {"seconds": 0}, progress_callback=progress)
         assert text_of(result) == "waited"
-        await eventually(lambda: len(heard) == 2)
-    assert heard == [(1, 2, "half"), {"waiting": 0}]
+        await eventually(lambda: len(messages) == 2)
+    assert messages == [(1, 2, "half"), {"waiting": 0}]
 
 
 async def abort(client: Client, tool: str, name: str) -> None:
-    """Begin a call, and cancel it once it runs."""
-    begun = asyncio.Event()
-
-    async def progress(*_: Any) -> None:
-        begun.set()
-
-    call = asyncio.create_task(client.call_tool(tool, {"name": name}, progress_callback=progress))
-    await asyncio.wait_for(begun.wait(), 60)
+    """Start a call, and cancel it once it runs."""
+    call = await start_call(client, tool, name=name)
     call.cancel()
     await asyncio.wait([call], timeout=60)
     await eventually(lambda: name in ToolBox.cancelled)
 
 
 @pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.soak)])
-async def test_a_call_that_is_given_up_ends_and_its_session_lives(era: str, tool: str) -> None:
-    app = boxes()
+async def test_cancelled_call_ends_and_its_session_stays(era: str, tool: str) -> None:
+    app = toolbox_app()
     async with serving(app) as address, await connected(address, era) as client:
         await client.call_tool("bump", {"by": 4})
         await abort(client, tool, f"{tool} {era}")
@@ -197,14 +193,14 @@ async def test_a_call_that_is_given_up_ends_and_its_session_lives(era: str, tool
 
 @handshake_first
 @pytest.mark.parametrize("tool", ["wait", pytest.param("work", marks=pytest.mark.soak)])
-async def test_a_tool_that_hangs_ends_its_session_and_no_other(era: str, tool: str) -> None:
-    app = boxes(step_timeout_s=0.4)
+async def test_hanging_tool_ends_only_its_own_session(era: str, tool: str) -> None:
+    app = toolbox_app(step_timeout_s=1.0)
     async with (
         serving(app) as address,
         await connected(address, era) as other,
         await connected(address, era) as client,
     ):
-        with pytest.raises(MCPError, match=r"within 0\.4 s"):
+        with pytest.raises(MCPError, match="within 1 s"):
             await client.call_tool(tool, {"seconds": 3})
         with pytest.raises(MCPError):
             await client.call_tool("bump")
@@ -222,9 +218,9 @@ async def think(_: Any, params: types.CreateMessageRequestParams) -> types.Creat
     )
 
 
-async def test_a_tool_asks_its_caller_back(era: str) -> None:
+async def test_tool_sends_requests_to_its_client(era: str) -> None:
     async with (
-        serving(boxes()) as address,
+        serving(toolbox_app()) as address,
         await connected(address, era, elicitation_callback=answer, sampling_callback=think) as client,
     ):
         assert text_of(await client.call_tool("greet")) == "hello Who and And"
@@ -232,8 +228,8 @@ async def test_a_tool_asks_its_caller_back(era: str) -> None:
 
 
 @stateless_first
-async def test_a_caller_that_cannot_be_asked_is_not(era: str) -> None:
-    async with serving(boxes()) as address, await connected(address, era) as client:
+async def test_client_without_the_capability_gets_no_requests(era: str) -> None:
+    async with serving(toolbox_app()) as address, await connected(address, era) as client:
         assert text_of(await client.call_tool("think")) == "nobody thinks"
         if era == HANDSHAKE:
             assert (await client.call_tool("greet")).is_error
@@ -243,13 +239,13 @@ async def test_a_caller_that_cannot_be_asked_is_not(era: str) -> None:
             assert refused.value.error.data == {"requiredCapabilities": {"elicitation": {}}}
 
 
-async def test_the_state_of_a_call_is_bound_to_its_session_tool_and_arguments() -> None:
-    async with serving(boxes()) as address:
-        mine, other = await opened(address), await opened(address)
+async def test_request_state_is_bound_to_session_tool_and_arguments() -> None:
+    async with serving(toolbox_app()) as address:
+        mine, other = await open_session(address), await open_session(address)
 
         async def call(handle: str, state: str | None = None, **changed: Any) -> Any:
             responses = changed.pop("responses", {"who": {"action": "accept", "content": {"name": "Ann"}}})
-            asked = {
+            parameters = {
                 "name": "greet",
                 "request_state": state,
                 "input_responses": state and responses,
@@ -257,7 +253,7 @@ async def test_the_state_of_a_call_is_bound_to_its_session_tool_and_arguments() 
             }
             async with host(address, f"/mcp/{handle}", STATELESS, elicitation_callback=answer) as client:
                 try:
-                    return await client.session.call_tool(**asked, allow_input_required=True)
+                    return await client.session.call_tool(**parameters, allow_input_required=True)
                 except MCPError as error:
                     return error.error
 
@@ -280,21 +276,21 @@ async def test_the_state_of_a_call_is_bound_to_its_session_tool_and_arguments() 
         assert text_of(await call(mine, third.request_state)) == "hello Ann and Ann"
 
 
-async def test_changes_are_told_to_those_who_listen() -> None:
-    heard: list[str] = []
+async def test_change_notifications_reach_listening_clients() -> None:
+    methods: list[str] = []
 
     async def listen(message: Any) -> None:
         if isinstance(message, types.ServerNotification.__args__):  # type: ignore[attr-defined]
-            heard.append(message.method)
+            methods.append(message.method)
 
-    app = boxes()
+    app = toolbox_app()
     async with serving(app) as address, host(address, message_handler=listen) as client:
         (session,) = app.sessions.standing
-        told = client.server_capabilities
-        assert told.tools is not None
-        assert told.tools.list_changed
-        assert told.resources is not None
-        assert told.resources.subscribe
+        server_capabilities = client.server_capabilities
+        assert server_capabilities.tools is not None
+        assert server_capabilities.tools.list_changed
+        assert server_capabilities.resources is not None
+        assert server_capabilities.resources.subscribe
         await client.list_tools()
         await eventually(lambda: session.listeners == 1)  # the stream of GET
         await client.list_tools()
@@ -302,19 +298,19 @@ async def test_changes_are_told_to_those_who_listen() -> None:
             await client.subscribe_resource("notes://first")
         await client.call_tool("note", {"title": "first", "text": "a"})
         await client.call_tool("note", {"title": "second", "text": "b"})
-        await eventually(lambda: len(heard) == 3)
+        await eventually(lambda: len(methods) == 3)
         with pytest.warns(MCPDeprecationWarning):
             await client.unsubscribe_resource("notes://first")
         await client.call_tool("note", {"title": "first", "text": "c"})
         await client.call_tool("note", {"title": "third", "text": "d"})
-        await eventually(lambda: len(heard) == 5)
+        await eventually(lambda: len(methods) == 5)
     changed = ["notifications/resources/list_changed", "notifications/tools/list_changed"]
-    assert heard == ["notifications/resources/updated", *changed, *changed]
+    assert methods == ["notifications/resources/updated", *changed, *changed]
 
 
-async def test_changes_are_told_on_the_stateless_wire() -> None:
-    async with serving(boxes()) as address:
-        handle = await opened(address)
+async def test_change_notifications_reach_stateless_listeners() -> None:
+    async with serving(toolbox_app()) as address:
+        handle = await open_session(address)
         async with (
             host(address, f"/mcp/{handle}", STATELESS) as client,
             client.listen(tools_list_changed=True, resource_subscriptions=["notes://first"]) as events,
@@ -323,13 +319,13 @@ async def test_changes_are_told_on_the_stateless_wire() -> None:
                 params = {"name": "note", "arguments": {"title": title, "text": "x"}, "session_id": handle}
                 await client.call_tool("note", {"title": title, "text": "x"})
                 assert (await rpc(address, "tools/call", params))["result"]["is_error"] is False
-            seen = []
+            event_names = []
             async with asyncio.timeout(60):
                 async for event in events:
-                    seen.append(type(event).__name__)
-                    if len(seen) == 2:
+                    event_names.append(type(event).__name__)
+                    if len(event_names) == 2:
                         break
-    assert seen == ["ResourceUpdated", "ToolsListChanged"]
+    assert event_names == ["ResourceUpdated", "ToolsListChanged"]
 
 
 HALF = "half of a pair: \ud800"
@@ -360,12 +356,12 @@ class Odd(ToolBox):
 
 
 @handshake_first
-async def test_halves_of_pairs_are_told_otherwise(era: str) -> None:
+async def test_lone_surrogates_are_replaced_in_every_reply(era: str) -> None:
     app = create_app(Odd, ToolAction, ToolObservation, max_concurrent_envs=4)
-    seen: list[Any] = []
+    progress_events: list[Any] = []
 
     async def progress(done: float, _: float | None, message: str | None) -> None:
-        seen.append((done, message))
+        progress_events.append((done, message))
 
     async with serving(app) as address, await connected(address, era) as client, asyncio.timeout(30):
         assert "a pair: ?" in text_of(await client.call_tool("bump"))
@@ -374,4 +370,4 @@ async def test_halves_of_pairs_are_told_otherwise(era: str) -> None:
             await client.read_resource("odd:none")
         assert "a pair: ?" in str(await client.get_prompt("say"))
         assert text_of(await client.call_tool("told", progress_callback=progress)) == "said"
-    assert seen == [(1, "half of a pair: ?")]
+    assert progress_events == [(1, "half of a pair: ?")]

@@ -1,4 +1,4 @@
-"""Servers that stop, and sessions that end, while standard clients are in the middle of something."""
+"""Servers that stop and sessions that end while standard clients are active."""
 
 import asyncio
 import json
@@ -11,9 +11,18 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, engine_of, greet, tool_call
 from serve_process import serve
-from serving import PATIENCE_S, eventually, opened, request, rpc, serving, socket_to
+from serving import (
+    WAIT_TIMEOUT_S,
+    eventually,
+    http_client,
+    open_session,
+    request,
+    rpc,
+    serving,
+    socket_to,
+)
 from test_mcp_calls import abort
-from toolbox import boxes
+from toolbox import toolbox_app
 
 from servers.app import EnvironmentApp
 from servers.mcp.engine import MAX_CONNECTIONS, _Connection
@@ -21,13 +30,11 @@ from servers.mcp.engine import MAX_CONNECTIONS, _Connection
 
 @pytest.mark.soak
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_a_server_that_stops_lets_calls_end_and_closes_streams(workers: int) -> None:
-    words = ["--workers", str(workers)] if workers > 1 else []
-    with serve(*words, app="toolbox:app") as server:
-        async with httpx.AsyncClient(
-            base_url=f"http://{server.address}", trust_env=False, timeout=PATIENCE_S, verify=False
-        ) as http:
-            listening, begun = asyncio.Event(), asyncio.Event()
+async def test_stopping_server_finishes_calls_and_closes_streams(workers: int) -> None:
+    options = ["--workers", str(workers)] if workers > 1 else []
+    with serve(*options, app="toolbox:app") as server:
+        async with http_client(server.address) as http:
+            listening, started = asyncio.Event(), asyncio.Event()
 
             async def listen(head: dict[str, str]) -> None:
                 async with http.stream("GET", "/mcp", headers=head) as stream:
@@ -39,18 +46,18 @@ async def test_a_server_that_stops_lets_calls_end_and_closes_streams(workers: in
                 body = tool_call("wait", seconds=1.5)
                 async with http.stream("POST", "/mcp", json=body, headers=head) as reply:
                     async for part in reply.aiter_text():
-                        begun.set()
+                        started.set()
                         text += part
                 return text
 
             greeted = await http.post("/mcp", json=HELLO, headers=STREAMS)
             head = STREAMS | {"mcp-session-id": greeted.headers["mcp-session-id"]}
             both = asyncio.gather(listen(head), wait(head))
-            await asyncio.wait_for(asyncio.gather(listening.wait(), begun.wait()), PATIENCE_S)
+            await asyncio.wait_for(asyncio.gather(listening.wait(), started.wait()), WAIT_TIMEOUT_S)
             server.process.send_signal(signal.SIGTERM)
-            _, told = await both
-            assert '"text":"waited"' in told
-        assert await asyncio.to_thread(server.process.wait, PATIENCE_S) == 0
+            _, reply_text = await both
+            assert '"text":"waited"' in reply_text
+        assert await asyncio.to_thread(server.process.wait, WAIT_TIMEOUT_S) == 0
         assert "Traceback" not in server.output
 
 
@@ -66,10 +73,10 @@ def nothing_left(app: EnvironmentApp) -> bool:
 
 
 @pytest.mark.parametrize("late", [True, pytest.param(False, marks=pytest.mark.soak)])
-async def test_a_session_that_ends_during_a_handshake_leaves_nothing(
+async def test_session_dropped_during_the_handshake_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, late: bool
 ) -> None:
-    app = boxes()
+    app = toolbox_app()
     loop = asyncio.get_running_loop()
 
     class Doomed(_Connection):
@@ -84,22 +91,20 @@ async def test_a_session_that_ends_during_a_handshake_leaves_nothing(
     async with serving(app) as address:
         await greet(address)
         await eventually(lambda: nothing_left(app))
-        await greet(address, f"/mcp/{await opened(address)}")
+        await greet(address, f"/mcp/{await open_session(address)}")
         await eventually(lambda: nothing_left(app))
 
 
 @pytest.mark.soak
-async def test_handshakes_at_once_do_not_get_around_the_bound_of_a_session() -> None:
-    app = boxes()
+async def test_concurrent_handshakes_keep_the_connection_limit_of_a_session() -> None:
+    app = toolbox_app()
     async with serving(app) as address:
-        handle = await opened(address)
-        async with httpx.AsyncClient(
-            base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, verify=False
-        ) as http:
-            asked = [
+        handle = await open_session(address)
+        async with http_client(address) as http:
+            requests = [
                 http.post(f"/mcp/{handle}", json=HELLO, headers=STREAMS) for _ in range(2 * MAX_CONNECTIONS)
             ]
-            statuses = {reply.status_code for reply in await asyncio.gather(*asked)}
+            statuses = {reply.status_code for reply in await asyncio.gather(*requests)}
             assert statuses <= {200, 503}
             (connections,) = engine_of(app)._connections.values()
             assert len(connections) == MAX_CONNECTIONS
@@ -107,13 +112,11 @@ async def test_handshakes_at_once_do_not_get_around_the_bound_of_a_session() -> 
         await eventually(lambda: nothing_left(app))
 
 
-async def test_a_client_that_closes_its_session_has_its_calls_answered() -> None:
-    app = boxes()
+async def test_closing_a_session_answers_its_waiting_calls() -> None:
+    app = toolbox_app()
     async with (
         serving(app) as address,
-        httpx.AsyncClient(
-            base_url=f"http://{address}", trust_env=False, timeout=PATIENCE_S, verify=False
-        ) as http,
+        http_client(address) as http,
     ):
         greeted = await http.post("/mcp", json=HELLO, headers=STREAMS)
         head = STREAMS | {"mcp-session-id": greeted.headers["mcp-session-id"]}
@@ -128,8 +131,8 @@ async def test_a_client_that_closes_its_session_has_its_calls_answered() -> None
 
 
 @pytest.mark.parametrize("tool", ["work", pytest.param("wait", marks=pytest.mark.soak)])
-async def test_a_call_in_the_session_of_a_socket_that_is_given_up_ends_alone(tool: str) -> None:
-    app = boxes()
+async def test_cancelled_call_in_a_socket_session_leaves_the_session_open(tool: str) -> None:
+    app = toolbox_app()
     async with serving(app) as address, socket_to(address, path="/mcp") as socket:
         await socket.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}))
         handle = json.loads(await socket.recv())["result"]["session_id"]
@@ -140,10 +143,10 @@ async def test_a_call_in_the_session_of_a_socket_that_is_given_up_ends_alone(too
             assert session.runner._closing is None
 
 
-async def test_a_connection_that_leaves_a_session_it_shares_is_not_told_of_its_changes() -> None:
-    app = boxes()
+async def test_closed_connection_gets_no_notifications_of_its_shared_session() -> None:
+    app = toolbox_app()
     async with serving(app) as address:
-        handle = await opened(address)
+        handle = await open_session(address)
         shared = (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"]
         hub = engine_of(app)._hubs[app.sessions.find("", handle)]
         assert len(hub.peers) == 1
@@ -153,24 +156,24 @@ async def test_a_connection_that_leaves_a_session_it_shares_is_not_told_of_its_c
         assert not app.sessions.find("", handle).over
 
 
-async def test_what_a_client_says_of_itself_has_bounds() -> None:
-    async with serving(boxes()) as address:
+async def test_client_info_and_subscriptions_have_size_limits() -> None:
+    async with serving(toolbox_app()) as address:
         long = {"params": {**HELLO["params"], "more": "x" * 300_000}}
         reply = await request(address, "POST", "/mcp", HELLO | long, STREAMS)
         assert reply.status_code == 413
         mine, other = [(await greet(address)).headers["mcp-session-id"] for _ in range(2)]
         head = STREAMS | {"mcp-session-id": mine}
-        for length, told in ((300_000, "subscriptions"), (1000, "result")):
+        for length, expected in ((300_000, "subscriptions"), (1000, "result")):
             params = {"uri": "notes://" + "x" * length}
             body = {"jsonrpc": "2.0", "id": 1, "method": "resources/subscribe", "params": params}
-            assert told in (await request(address, "POST", "/mcp", body, head)).text
+            assert expected in (await request(address, "POST", "/mcp", body, head)).text
         for named, status in ((mine, 200), (other, 404)):
             both = head | {"X-OpenEnv-Session": named}
             assert (await request(address, "POST", "/mcp", LISTING, both)).status_code == status
 
 
-def test_an_app_whose_lifespan_nobody_runs_answers_on_one_loop_after_the_other() -> None:
-    app = boxes()
+def test_app_without_lifespan_answers_on_successive_event_loops() -> None:
+    app = toolbox_app()
 
     async def ask() -> int:
         transport = httpx.ASGITransport(app=app)
@@ -180,10 +183,10 @@ def test_an_app_whose_lifespan_nobody_runs_answers_on_one_loop_after_the_other()
     assert [asyncio.run(ask()) for _ in range(2)] == [200, 200]
 
 
-async def test_a_wire_that_does_not_start_is_told_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_start_of_the_transport_is_answered_with_500(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(manager: StreamableHTTPSessionManager) -> None:
         raise RuntimeError("no wire")
 
     monkeypatch.setattr(StreamableHTTPSessionManager, "run", broken)
-    async with serving(boxes()) as address:
-        assert (await asyncio.wait_for(greet(address, "/mcp"), PATIENCE_S)).status_code == 500
+    async with serving(toolbox_app()) as address:
+        assert (await asyncio.wait_for(greet(address, "/mcp"), WAIT_TIMEOUT_S)).status_code == 500

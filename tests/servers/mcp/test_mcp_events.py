@@ -1,4 +1,4 @@
-"""A stream that is cut, and the client who comes back for the rest of it."""
+"""Broken streams, resumed by their client."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ from typing import ClassVar
 import httpx
 import pytest
 from mcp_requests import STREAMS, engine_of, greet, tool_call
-from serving import PATIENCE_S, eventually, serving
-from toolbox import ToolBox, boxes
+from serving import WAIT_TIMEOUT_S, eventually, serving
+from toolbox import ToolBox, toolbox_app
 
 from openenv_core.tools import ToolAction, ToolContext, ToolObservation, tool
 from servers import create_app
@@ -26,23 +26,23 @@ async def events(reply: httpx.Response) -> AsyncIterator[tuple[str, str]]:
         text += part
         while "\r\n\r\n" in text:
             event, _, text = text.partition("\r\n\r\n")
-            if found := re.search(r"^id: (\d+)", event):
-                yield found[1], event.rpartition("data: ")[2].partition("\r\n")[0]
+            if id_match := re.search(r"^id: (\d+)", event):
+                yield id_match[1], event.rpartition("data: ")[2].partition("\r\n")[0]
 
 
 @pytest.mark.parametrize("seconds", [0, 0.3])
-async def test_who_comes_back_gets_the_rest_and_nobody_else(seconds: float) -> None:
-    async with serving(boxes()) as address:
+async def test_resumed_stream_yields_the_rest_to_its_owner_only(seconds: float) -> None:
+    async with serving(toolbox_app()) as address:
         url = f"http://{address}/mcp"
         ids = [(await greet(address)).headers["mcp-session-id"] for _ in range(2)]
         mine, other = ({**STREAMS, **VERSION, "mcp-session-id": one} for one in ids)
-        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S) as http:
             async with http.stream(
                 "POST", url, json=tool_call("wait", seconds=seconds), headers=mine
             ) as reply:
-                seen = events(reply)
-                first, nothing = await anext(seen)
-                last, progress = await anext(seen)
+                stream_events = events(reply)
+                first, nothing = await anext(stream_events)
+                last, progress = await anext(stream_events)
                 assert nothing == ""  # only a number to come back with
                 assert json.loads(progress)["method"] == "notifications/progress"
             async with http.stream("GET", url, headers={**mine, "last-event-id": last}) as reply:
@@ -60,7 +60,7 @@ async def test_who_comes_back_gets_the_rest_and_nobody_else(seconds: float) -> N
 
 
 class Vast(ToolBox):
-    """Says more than is kept, once it is let go."""
+    """Replies with more than is stored, once its event is set."""
 
     go: ClassVar[asyncio.Event]
 
@@ -72,30 +72,30 @@ class Vast(ToolBox):
         return "x" * MAX_WEIGHT
 
 
-async def test_who_comes_back_for_a_reply_that_is_too_long_to_be_kept_is_told_so() -> None:
+async def test_resuming_for_a_reply_too_large_to_keep_gets_an_error() -> None:
     Vast.go = asyncio.Event()
     app = create_app(Vast, ToolAction, ToolObservation, env_name="vast")
     async with serving(app) as address:
         url = f"http://{address}/mcp"
         mine = {**STREAMS, **VERSION, "mcp-session-id": (await greet(address)).headers["mcp-session-id"]}
-        async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE_S, verify=False) as http:
+        async with httpx.AsyncClient(trust_env=False, timeout=WAIT_TIMEOUT_S, verify=False) as http:
             async with http.stream("POST", url, json=tool_call("say_all"), headers=mine) as reply:
-                seen = events(reply)
-                await anext(seen)
-                last, _ = await anext(seen)
+                stream_events = events(reply)
+                await anext(stream_events)
+                last, _ = await anext(stream_events)
             ((link,),) = [one.values() for one in engine_of(app)._connections.values()]
             before = link.events._last
             Vast.go.set()
             await eventually(lambda: link.events._last > before)
             back = {**mine, "last-event-id": last}
-            async with asyncio.timeout(PATIENCE_S), http.stream("GET", url, headers=back) as reply:
+            async with asyncio.timeout(WAIT_TIMEOUT_S), http.stream("GET", url, headers=back) as reply:
                 rest = [json.loads(data) async for _, data in _to_the_end(reply) if data]
     assert rest[-1]["id"] == 9
     assert "make the call again" in rest[-1]["error"]["message"]
 
 
 async def _to_the_end(reply: httpx.Response) -> AsyncIterator[tuple[str, str]]:
-    """Yield events up to the one that answers; the SDK keeps a stream open that it has resumed."""
+    """Yield events up to the reply; the SDK keeps a resumed stream open."""
     async for event_id, data in events(reply):
         yield event_id, data
         if data and json.loads(data).keys() & {"result", "error"}:

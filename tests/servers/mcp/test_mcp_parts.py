@@ -1,4 +1,4 @@
-"""Parts of the MCP server by themselves: what is kept of streams, sent between rounds, written and read."""
+"""Parts of the MCP server: recent events, the outbox, replies, multi-round requests, stdin."""
 
 import asyncio
 import os
@@ -30,70 +30,76 @@ def answer(text: str) -> JSONRPCResponse:
     return JSONRPCResponse(jsonrpc="2.0", id=1, result={"content": [{"type": "text", "text": text}]})
 
 
-async def test_what_is_kept_has_bounds() -> None:
-    kept = RecentEvents(HeldEvents())
+async def test_recent_events_of_a_connection_are_bounded() -> None:
+    recent = RecentEvents(HeldEvents())
     for number in range(MAX_EVENTS + 1):
-        await kept.store_event(
+        await recent.store_event(
             "a", JSONRPCNotification(jsonrpc="2.0", method="m", params={"progress": number})
         )
-    assert kept.after("1") is None
-    assert (found := kept.after("2")) is not None
-    assert len(found[1]) == MAX_EVENTS - 1
+    assert recent.after("1") is None
+    assert (retained := recent.after("2")) is not None
+    assert len(retained[1]) == MAX_EVENTS - 1
     vast = JSONRPCNotification(jsonrpc="2.0", method="m", params={"text": "x" * MAX_WEIGHT})
     start, place, reply = (
-        await kept.store_event("e", None),
-        await kept.store_event("e", vast),
-        await kept.store_event("e", answer("x" * MAX_WEIGHT)),
+        await recent.store_event("e", None),
+        await recent.store_event("e", vast),
+        await recent.store_event("e", answer("x" * MAX_WEIGHT)),
     )
-    found = kept.after(start)
-    assert found is not None
-    told = [(str(event.number), type(event.message)) for event in found[1]]
-    assert told == [(place, type(None)), (reply, JSONRPCError)]  # heavier than all that may be: their places
-    one, other = await kept.store_event("b", answer("1")), await kept.store_event("d", answer("2"))
-    assert kept.after(one) == ("b", [])
-    assert kept.after(other) == ("d", [])
-    heavy = [await kept.store_event("c", answer("x" * (MAX_WEIGHT // 3))) for _ in range(3)]
-    assert kept.after(one) is None
-    assert kept.after(heavy[0]) is None
-    assert kept.after(heavy[1]) is not None
+    retained = recent.after(start)
+    assert retained is not None
+    event_kinds = [(str(event.number), type(event.message)) for event in retained[1]]
+    assert event_kinds == [
+        (place, type(None)),
+        (reply, JSONRPCError),
+    ]  # heavier than all that may be: their places
+    one, other = await recent.store_event("b", answer("1")), await recent.store_event("d", answer("2"))
+    assert recent.after(one) == ("b", [])
+    assert recent.after(other) == ("d", [])
+    heavy = [await recent.store_event("c", answer("x" * (MAX_WEIGHT // 3))) for _ in range(3)]
+    assert recent.after(one) is None
+    assert recent.after(heavy[0]) is None
+    assert recent.after(heavy[1]) is not None
 
 
-async def test_who_waits_for_whatever_comes_is_known_as_long_as_it_has_missed_nothing() -> None:
-    kept = RecentEvents(HeldEvents())
+async def test_get_stream_can_resume_until_it_has_missed_an_event() -> None:
+    recent = RecentEvents(HeldEvents())
     note = JSONRPCNotification(jsonrpc="2.0", method="m", params={})
-    older, last = await kept.store_event(GET_STREAM_KEY, note), await kept.store_event(GET_STREAM_KEY, note)
+    older, last = (
+        await recent.store_event(GET_STREAM_KEY, note),
+        await recent.store_event(GET_STREAM_KEY, note),
+    )
     for _ in range(MAX_EVENTS):
-        await kept.store_event("a call", note)
-    assert kept.after(last) == (GET_STREAM_KEY, [])
-    assert kept.after(older) is None
-    assert (found := await kept.store_event(GET_STREAM_KEY, note))
-    assert kept.after(last) is None
-    assert kept.after(found) == (GET_STREAM_KEY, [])
+        await recent.store_event("a call", note)
+    assert recent.after(last) == (GET_STREAM_KEY, [])
+    assert recent.after(older) is None
+    assert (newest := await recent.store_event(GET_STREAM_KEY, note))
+    assert recent.after(last) is None
+    assert recent.after(newest) == (GET_STREAM_KEY, [])
 
 
-async def test_what_is_kept_of_all_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_recent_events_of_all_connections_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("servers.mcp.events.MAX_TOTAL_WEIGHT", 102_000)
     held = HeldEvents()
-    kept = [RecentEvents(held) for _ in range(4)]
-    for one in (kept[0], kept[1], kept[2], kept[0], kept[3]):
-        await one.store_event("s", answer("x" * (20_000 if one is kept[0] else 30_000)))
+    stores = [RecentEvents(held) for _ in range(4)]
+    for one in (stores[0], stores[1], stores[2], stores[0], stores[3]):
+        await one.store_event("s", answer("x" * (20_000 if one is stores[0] else 30_000)))
     # The second was told nothing for longest.
-    assert [bool(one.weight) for one in kept] == [True, False, True, True]
-    kept[3].clear()
-    await kept[1].store_event("s", answer("x" * 30_000))
-    assert [bool(one.weight) for one in kept] == [True, True, True, False]
-    await kept[1].store_event("n" * 90_000, answer("x"))  # what a client calls its streams weighs too
-    assert [bool(one.weight) for one in kept] == [False, False, False, False]
+    assert [bool(one.weight) for one in stores] == [True, False, True, True]
+    stores[3].clear()
+    await stores[1].store_event("s", answer("x" * 30_000))
+    assert [bool(one.weight) for one in stores] == [True, True, True, False]
+    await stores[1].store_event("n" * 90_000, answer("x"))  # what a client calls its streams weighs too
+    assert [bool(one.weight) for one in stores] == [False, False, False, False]
     assert held._weight == 0
 
 
 # What is told, and how replies are sent
 
 
-async def test_a_thread_that_tells_without_end_fills_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outbox_stays_bounded_under_a_flood_from_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     outbox = Outbox()
-    told: list[int] = []
+    delivered: list[int] = []
     woken: list[Any] = []
     wake = loop.call_soon_threadsafe
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *args: (woken.append(args), wake(*args)))
@@ -102,7 +108,7 @@ async def test_a_thread_that_tells_without_end_fills_nothing(monkeypatch: pytest
         for number in range(5000):
 
             async def message(number: int = number) -> None:
-                told.append(number)
+                delivered.append(number)
 
             outbox.put(message)
 
@@ -111,21 +117,21 @@ async def test_a_thread_that_tells_without_end_fills_nothing(monkeypatch: pytest
     thread.join()  # the loop has no time meanwhile
     await outbox.flush()
     assert len(woken) == 1
-    assert told == list(range(5000))[-MAX_WAITING:]
+    assert delivered == list(range(5000))[-MAX_WAITING:]
     thread = threading.Thread(target=tell)
     thread.start()
     while thread.is_alive() or outbox._waiting:  # noqa: ASYNC110 - what is waited for knows no event
         await asyncio.sleep(0)
     await outbox.flush()
-    assert told[-1] == 4999
+    assert delivered[-1] == 4999
 
 
 async def sent(*messages: JSONRPCMessage | None) -> tuple[list[Any], list[bytes]]:
-    """Send a stream of the SDK's through `Replies`; return what became of it, and what it was."""
-    told: list[Any] = []
+    """Send a stream of the SDK through `Replies`; return the messages sent, and the original parts."""
+    messages_sent: list[Any] = []
 
     async def send(message: Any) -> None:
-        told.append(message)
+        messages_sent.append(message)
 
     events = RecentEvents(HeldEvents())
     replies = Replies(send, events, lambda _: None, answers=True)
@@ -139,7 +145,7 @@ async def sent(*messages: JSONRPCMessage | None) -> tuple[list[Any], list[bytes]
         parts.append(b"id: " + number + b"\r\n" + kind + b"\r\ndata: " + data + b"\r\n\r\n")
         await replies({"type": "http.response.body", "body": parts[-1], "more_body": True})
     await replies({"type": "http.response.body", "body": b"", "more_body": False})
-    return told, parts
+    return messages_sent, parts
 
 
 REPLIES = (
@@ -148,7 +154,7 @@ REPLIES = (
 )
 
 
-async def test_a_reply_that_comes_first_is_sent_as_json() -> None:
+async def test_reply_without_earlier_messages_is_sent_as_json() -> None:
     for reply in REPLIES:
         data = reply.model_dump_json(by_alias=True, exclude_unset=True).encode()
         for messages in ((None, reply), (reply,)):
@@ -161,7 +167,7 @@ async def test_a_reply_that_comes_first_is_sent_as_json() -> None:
             assert [body["body"] for body in bodies] == [data]
 
 
-async def test_what_is_told_or_asked_first_is_sent_as_a_stream() -> None:
+async def test_notification_or_request_before_the_reply_makes_it_a_stream() -> None:
     note = JSONRPCNotification(jsonrpc="2.0", method="m", params={"data": {"result": 1}})
     question = JSONRPCRequest(jsonrpc="2.0", id=1, method="elicitation/create", params={})
     for other in (note, question):
@@ -186,7 +192,7 @@ def both() -> dict[str, Request]:
     return {"name": NAME, "thought": THOUGHT}
 
 
-def test_what_is_missing_is_asked_again_and_what_came_is_kept() -> None:
+def test_missing_answers_are_requested_again_and_given_ones_are_kept() -> None:
     first = _AnswerRounds(None, None)
     assert first.answers(both()) is None
     assert list(first.result()["inputRequests"]) == ["name", "thought"]
@@ -198,13 +204,13 @@ def test_what_is_missing_is_asked_again_and_what_came_is_kept() -> None:
     assert not third.open
 
 
-def test_answers_of_another_kind_are_none() -> None:
+def test_answers_of_the_wrong_kind_are_ignored() -> None:
     for wrong in (FOUR, 5, None, [], {"action": "perhaps"}):
         rounds = _AnswerRounds(None, {"name": wrong})
         assert rounds.answers({"name": NAME}) is None
 
 
-def test_one_name_may_be_used_for_one_question_after_the_other() -> None:
+def test_name_can_be_reused_for_successive_questions() -> None:
     bob = ANN | {"content": {"name": "Bob"}}
     first = _AnswerRounds(None, {"name": ANN})
     assert first.answers({"name": NAME}) == {"name": ANN}
@@ -214,7 +220,7 @@ def test_one_name_may_be_used_for_one_question_after_the_other() -> None:
     assert second.answers({"name": NAME}) == {"name": bob}
 
 
-def test_a_tool_that_asks_something_else_this_time_is_answered_anew() -> None:
+def test_different_question_in_a_later_round_is_asked_again() -> None:
     first = _AnswerRounds(None, {"name": ANN})
     first.answers({"name": NAME})
     first.answers({"thought": THOUGHT})
@@ -233,17 +239,17 @@ def reader() -> threading.Thread:
     return found
 
 
-async def test_lines_are_read_ahead_up_to_a_bound_and_in_order() -> None:
+async def test_lines_are_read_ahead_in_order_up_to_a_limit() -> None:
     reading, writing = os.pipe()
     lines = _Lines(reading, 100)
     thread = reader()
     sent = [f"{number}\n" for number in range(3 * MAX_READ_AHEAD)]
     os.write(writing, "".join(sent).encode())
     os.close(writing)
-    seen = []
+    received = []
     async for line in lines:
         assert lines._lines.qsize() <= MAX_READ_AHEAD
-        seen.append(line)
-    assert seen == sent
+        received.append(line)
+    assert received == sent
     thread.join(60)
     lines._file.close()

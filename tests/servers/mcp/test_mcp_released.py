@@ -1,4 +1,4 @@
-"""The released dialect of tools on /mcp and on sockets, and a server that leaves the SDK alone until it is asked."""
+"""The released dialect of tools on /mcp and on sockets; the SDK is imported only when needed."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from mcp_hosts import HANDSHAKE, host, text_of
-from serving import ask, eventually, opened, request, rpc, serving, socket_to
-from toolbox import ToolBox, boxes
+from serving import ask, eventually, open_session, request, rpc, serving, socket_to
+from toolbox import ToolBox, toolbox_app
 
 from openenv_core import Environment, Observation, State
 from openenv_core.tools import (
@@ -27,8 +27,8 @@ from servers import create_app
 ROOT = Path(__file__).parents[3]
 
 
-async def test_tools_in_the_released_shape() -> None:
-    async with serving(boxes()) as address:
+async def test_tools_have_the_released_shape() -> None:
+    async with serving(toolbox_app()) as address:
         listed = (await rpc(address, "tools/list"))["result"]["tools"]
         assert listed[0] == {
             "name": "bump",
@@ -39,7 +39,7 @@ async def test_tools_in_the_released_shape() -> None:
                 "additionalProperties": False,
             },
         }
-        handle = await opened(address)
+        handle = await open_session(address)
         for total in (2, 4):
             params = {"name": "bump", "arguments": {"by": 2}, "session_id": handle}
             assert (await rpc(address, "tools/call", params))["result"] == {
@@ -51,8 +51,8 @@ async def test_tools_in_the_released_shape() -> None:
             }
 
 
-async def test_failures_in_the_released_shape() -> None:
-    async with serving(boxes()) as address:
+async def test_errors_have_the_released_shape() -> None:
+    async with serving(toolbox_app()) as address:
         for params, code, kind in (
             ({"name": "fail"}, -32603, "execution_error"),
             ({"name": "nothing"}, -32603, "tool_not_found"),
@@ -66,9 +66,9 @@ async def test_failures_in_the_released_shape() -> None:
             assert error["data"] == (None if kind is None else {"error_type": kind}), params
 
 
-async def test_sockets_call_tools_in_their_own_session() -> None:
+async def test_sockets_call_tools_in_their_own_sessions() -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "bump"}}
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         async with socket_to(address, path="/mcp") as socket:
             assert [(await ask(socket, call))["result"]["data"] for _ in range(2)] == [1, 2]
         async with socket_to(address) as socket:
@@ -77,7 +77,7 @@ async def test_sockets_call_tools_in_their_own_session() -> None:
 
 
 class Older(Environment[Any, Any, State]):
-    """Has tools the way that folders had them before they could be declared."""
+    """Has tools as step actions, as folders had before tools could be declared."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -105,11 +105,11 @@ class Older(Environment[Any, Any, State]):
         return CallToolObservation(tool_name="count", result=result)
 
 
-async def test_tools_that_are_actions_of_the_step() -> None:
+async def test_tools_declared_as_step_actions_are_served() -> None:
     app = create_app(Older, CallToolAction, CallToolObservation, max_concurrent_envs=4)
     async with serving(app) as address:
         assert (await rpc(address, "tools/list"))["result"]["tools"][0]["name"] == "count"
-        handle = await opened(address)
+        handle = await open_session(address)
         params = {"name": "count", "session_id": handle}
         assert (await rpc(address, "tools/call", params))["result"]["data"] == 1
         assert (await rpc(address, "tools/call", params | {"name": "x"}))["error"]["code"] == -32603
@@ -120,8 +120,8 @@ async def test_tools_that_are_actions_of_the_step() -> None:
             assert result.structured_content == {"result": 2}
 
 
-async def test_requests_that_are_not_standard_are_answered_in_the_released_way() -> None:
-    async with serving(boxes()) as address:
+async def test_nonstandard_requests_get_the_released_answers() -> None:
+    async with serving(toolbox_app()) as address:
         for method in ("GET", "DELETE"):
             assert (await request(address, method, "/mcp")).status_code == 405
         assert (await rpc(address, "resources/list"))["error"]["code"] == -32601
@@ -132,10 +132,10 @@ SCRIPT = """
 import asyncio, json, sys
 sys.path[:0] = [{root!r}, {support!r}]
 from serving import ask, request, rpc, serving, socket_to
-from toolbox import boxes
+from toolbox import toolbox_app
 
 async def main():
-    async with serving(boxes()) as address:
+    async with serving(toolbox_app()) as address:
         async with socket_to(address) as socket:
             await ask(socket, {{"type": "reset", "data": {{}}}})
         await rpc(address, "tools/call", {{"name": "bump"}})
@@ -151,7 +151,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
-def test_the_sdk_is_imported_with_the_first_standard_request_and_named_where_it_is_missing() -> None:
+def test_sdk_is_imported_at_the_first_standard_request_and_named_if_missing() -> None:
     script = SCRIPT.format(root=str(ROOT), support=str(ROOT / "tests" / "support"))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
@@ -163,8 +163,8 @@ def test_the_sdk_is_imported_with_the_first_standard_request_and_named_where_it_
         assert "ropewalk[mcp]" in body["error"]["message"]
 
 
-async def test_a_caller_that_leaves_takes_along_what_stood_for_its_call_alone() -> None:
-    app = boxes(cap=1)
+async def test_disconnect_closes_the_session_opened_for_one_call() -> None:
+    app = toolbox_app(cap=1)
     async with serving(app) as address:
         call = asyncio.create_task(rpc(address, "tools/call", {"name": "wait"}))
         await eventually(lambda: app.sessions.active == 1)
@@ -174,10 +174,10 @@ async def test_a_caller_that_leaves_takes_along_what_stood_for_its_call_alone() 
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_caller_that_leaves_a_standing_session_leaves_its_call_there() -> None:
-    app = boxes()
+async def test_disconnect_does_not_cancel_a_call_in_a_standing_session() -> None:
+    app = toolbox_app()
     async with serving(app) as address:
-        handle = await opened(address)
+        handle = await open_session(address)
         wait = {"name": "wait", "arguments": {"seconds": 0.3, "name": "left to itself"}, "session_id": handle}
         call = asyncio.create_task(rpc(address, "tools/call", wait))
         await eventually(lambda: app.sessions.find("", handle).busy)

@@ -1,18 +1,17 @@
-"""Which session a standard request is answered by, whose it is, and when it ends."""
+"""Sessions of standard MCP requests: which one answers, who owns it, when it ends."""
 
 import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 from counter import Add, Count, Counter
 from fastapi import FastAPI
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import STATELESS, host, text_of
 from mcp_requests import HELLO, LISTING, STREAMS, greet
-from serving import eventually, opened, request, rpc, serving
-from toolbox import ToolBox, boxes
+from serving import eventually, http_client, open_session, request, rpc, serving
+from toolbox import ToolBox, toolbox_app
 
 from openenv_core.tools import ToolAction, ToolObservation
 from servers import create_app
@@ -26,29 +25,29 @@ def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-async def test_the_handshake_opens_a_session_and_its_end_closes_it() -> None:
-    app = boxes()
+async def test_handshake_opens_a_session_and_disconnect_closes_it() -> None:
+    app = toolbox_app()
     before = set(ToolBox.living)
     async with serving(app) as address:
         async with host(address) as client:
             assert text_of(await client.call_tool("bump", {"by": 3})) == "3"
             assert text_of(await client.call_tool("bump")) == "4"
             (session,) = app.sessions.standing
-            told = await client.call_tool("where")
-            assert told.structured_content is not None
-            assert told.structured_content["episode"] == 1
+            result = await client.call_tool("where")
+            assert result.structured_content is not None
+            assert result.structured_content["episode"] == 1
             assert client.server_info.name == "toolbox"
         await eventually(lambda: session.over and not ToolBox.living - before)
         assert app.sessions.active == 0
 
 
-async def test_who_names_no_session_is_asked_to_begin_a_connection() -> None:
-    app = boxes()
+async def test_auto_mode_uses_the_handshake_without_a_session_id() -> None:
+    app = toolbox_app()
     async with serving(app) as address:
         async with host(address, mode="auto") as client:
             assert client.protocol_version == "2025-11-25"
             assert text_of(await client.call_tool("bump")) == "1"
-        handle = await opened(address)
+        handle = await open_session(address)
         for path, headers in ((f"/mcp/{handle}", {}), ("/mcp", {"X-OpenEnv-Session": handle})):
             async with host(address, path, "auto", headers) as client:
                 assert client.protocol_version == STATELESS
@@ -58,10 +57,10 @@ async def test_who_names_no_session_is_asked_to_begin_a_connection() -> None:
         ] == 3
 
 
-async def test_clients_of_both_kinds_do_not_meet_in_a_session_that_is_not_theirs() -> None:
-    app = boxes()
+async def test_handshake_and_stateless_clients_keep_separate_sessions() -> None:
+    app = toolbox_app()
     async with serving(app) as address, host(address) as one, host(address) as two:
-        handle = await opened(address)
+        handle = await open_session(address)
         async with host(address, mode=STATELESS, headers={"X-OpenEnv-Session": handle}) as three:
             for client, by in ((one, 1), (two, 10), (three, 100)):
                 await client.call_tool("bump", {"by": by})
@@ -69,10 +68,10 @@ async def test_clients_of_both_kinds_do_not_meet_in_a_session_that_is_not_theirs
     assert sums == ["1", "10", "100"]
 
 
-async def test_several_connections_share_the_session_of_a_handle_and_leave_it() -> None:
-    app = boxes()
+async def test_connections_share_the_session_of_a_handle_and_leave_it_open() -> None:
+    app = toolbox_app()
     async with serving(app) as address:
-        handle = await opened(address)
+        handle = await open_session(address)
         async with host(address, f"/mcp/{handle}") as one, host(address, f"/mcp/{handle}") as two:
             await one.call_tool("bump")
             assert text_of(await two.call_tool("bump")) == "2"
@@ -81,8 +80,8 @@ async def test_several_connections_share_the_session_of_a_handle_and_leave_it() 
         assert (await rpc(address, "openenv/session/close", {"session_id": handle}))["result"]["closed"]
 
 
-async def test_the_stateless_wire_lists_without_a_session_and_does_nothing_else() -> None:
-    app = boxes()
+async def test_stateless_client_without_a_session_can_only_list() -> None:
+    app = toolbox_app()
     async with serving(app) as address, host(address, mode=STATELESS) as client:
         assert "bump" in [tool.name for tool in (await client.list_tools()).tools]
         assert len((await client.list_prompts()).prompts) == 1
@@ -96,8 +95,8 @@ async def test_the_stateless_wire_lists_without_a_session_and_does_nothing_else(
         assert app.sessions.active == 0
 
 
-async def test_a_header_that_names_no_session_is_refused() -> None:
-    async with serving(boxes()) as address:
+async def test_invalid_session_header_is_refused() -> None:
+    async with serving(toolbox_app()) as address:
         for header in ("new", "a b"):
             head = STREAMS | {"X-OpenEnv-Session": header, "mcp-protocol-version": STATELESS}
             reply = await request(address, "POST", "/mcp", LISTING, head)
@@ -105,10 +104,10 @@ async def test_a_header_that_names_no_session_is_refused() -> None:
             assert reply.json()["id"] == 2
 
 
-async def test_a_connection_is_not_taken_for_one_of_another_session() -> None:
-    async with serving(boxes()) as address:
+async def test_connection_id_is_not_accepted_for_another_session() -> None:
+    async with serving(toolbox_app()) as address:
         mine = (await greet(address)).headers["mcp-session-id"]
-        other = await opened(address)
+        other = await open_session(address)
         head = STREAMS | {"mcp-session-id": mine}
         assert (await request(address, "POST", f"/mcp/{mine}", LISTING, head)).status_code == 200
         assert (await request(address, "POST", f"/mcp/{other}", LISTING, head)).status_code == 404
@@ -119,8 +118,8 @@ async def test_a_connection_is_not_taken_for_one_of_another_session() -> None:
 
 
 @pytest.mark.soak
-async def test_those_who_open_one_session_at_once_reset_it_once() -> None:
-    app = boxes()
+async def test_concurrent_openings_of_one_session_reset_it_once() -> None:
+    app = toolbox_app()
     async with serving(app) as address:
         heads = await asyncio.gather(*(greet(address, **{"X-OpenEnv-Session": "ours"}) for _ in range(4)))
         links = {reply.headers["mcp-session-id"] for reply in heads}
@@ -134,22 +133,22 @@ async def test_those_who_open_one_session_at_once_reset_it_once() -> None:
 
 
 @pytest.mark.soak
-async def test_a_full_session_lets_go_of_the_connection_that_was_used_least_lately() -> None:
-    async with serving(boxes()) as address:
-        handle = await opened(address)
+async def test_full_session_drops_its_least_recently_used_connection() -> None:
+    async with serving(toolbox_app()) as address:
+        handle = await open_session(address)
         links = [
             (await greet(address, f"/mcp/{handle}")).headers["mcp-session-id"]
             for _ in range(MAX_CONNECTIONS + 1)
         ]
-        found = [
+        statuses = [
             (await request(address, "POST", "/mcp", LISTING, STREAMS | {"mcp-session-id": link})).status_code
             for link in (links[0], links[1], links[-1])
         ]
-    assert found == [404, 200, 200]
+    assert statuses == [404, 200, 200]
 
 
-async def test_another_token_finds_nothing() -> None:
-    app = boxes(tokens=(ALICE, BOB))
+async def test_session_of_another_token_is_not_found() -> None:
+    app = toolbox_app(tokens=(ALICE, BOB))
     async with serving(app) as address:
         mine = (await greet(address, authorization=f"Bearer {ALICE}")).headers["mcp-session-id"]
         head = STREAMS | bearer(BOB)
@@ -167,8 +166,8 @@ async def test_another_token_finds_nothing() -> None:
         assert app.sessions.active == 0
 
 
-async def test_the_cap_holds_and_a_slot_comes_back() -> None:
-    app = boxes(cap=1, max_wait_s=0.0)
+async def test_session_cap_holds_and_a_closed_session_frees_its_slot() -> None:
+    app = toolbox_app(cap=1, max_wait_s=0.0)
     async with serving(app) as address:
         first = await greet(address)
         refused = await greet(address)
@@ -183,7 +182,7 @@ async def test_the_cap_holds_and_a_slot_comes_back() -> None:
         assert (await greet(address)).status_code == 200
 
 
-async def test_a_handshake_that_fails_leaves_no_session() -> None:
+async def test_failed_handshake_leaves_no_session() -> None:
     class Stubborn(ToolBox):
         def reset(self, seed: int | None = None) -> Any:
             raise RuntimeError("no game today")
@@ -192,7 +191,7 @@ async def test_a_handshake_that_fails_leaves_no_session() -> None:
         async def reset(self, seed: int | None = None) -> Any:
             await asyncio.sleep(3600)
 
-    async with serving(app := boxes()) as address:
+    async with serving(app := toolbox_app()) as address:
         bad = HELLO | {"params": {"protocolVersion": "2025-11-25"}}
         reply = await request(address, "POST", "/mcp", bad, STREAMS)
         assert json.loads(reply.text.rpartition("data: ")[2])["error"]["code"] == -32602
@@ -214,11 +213,11 @@ async def test_a_handshake_that_fails_leaves_no_session() -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_not(
+async def test_idle_session_ends_unless_a_stream_is_open(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.05)  # a lower limit is heeded at once
-    app = boxes(idle_timeout_s=600)
+    app = toolbox_app(idle_timeout_s=600)
     async with serving(app) as address:
         async with host(address):
             (listened,) = app.sessions.standing
@@ -233,16 +232,16 @@ async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_
 
 
 @pytest.mark.soak
-async def test_a_client_that_drops_its_connections_holds_nothing_for_ever(
+async def test_session_ends_after_its_client_drops_all_connections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.05)  # a lower limit is heeded at once
-    app = boxes(idle_timeout_s=600)
+    app = toolbox_app(idle_timeout_s=600)
     async with serving(app) as address:
         link = (await greet(address)).headers["mcp-session-id"]
         head = STREAMS | {"mcp-session-id": link}
         async with (
-            httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+            http_client(address) as http,
             http.stream("GET", "/mcp", headers=head) as stream,
         ):
             assert stream.status_code == 200
@@ -252,8 +251,8 @@ async def test_a_client_that_drops_its_connections_holds_nothing_for_ever(
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_a_session_that_ends_takes_its_connections_along() -> None:
-    app = boxes()
+async def test_closing_a_session_closes_its_connections() -> None:
+    app = toolbox_app()
     async with serving(app) as address, host(address) as client:
         (session,) = app.sessions.standing
         await eventually(lambda: session.listeners == 1)
@@ -263,13 +262,13 @@ async def test_a_session_that_ends_takes_its_connections_along() -> None:
         await eventually(lambda: session.listeners == 0)
 
 
-async def test_a_server_that_stops_ends_streams_and_sessions() -> None:
-    app = boxes(drain_s=2)
+async def test_draining_ends_streams_and_sessions() -> None:
+    app = toolbox_app(drain_s=2)
     before = set(ToolBox.living)
     async with serving(app) as address:
         link = (await greet(address)).headers["mcp-session-id"]
         async with (
-            httpx.AsyncClient(base_url=f"http://{address}", trust_env=False) as http,
+            http_client(address) as http,
             http.stream("GET", "/mcp", headers=STREAMS | {"mcp-session-id": link}) as stream,
         ):
             await app.drain(2)
@@ -279,7 +278,7 @@ async def test_a_server_that_stops_ends_streams_and_sessions() -> None:
     assert "the SDK's connections" not in {task.get_name() for task in asyncio.all_tasks()}
 
 
-async def test_an_environment_without_tools_says_so() -> None:
+async def test_environment_without_tools_is_answered_with_404() -> None:
     app = create_app(Counter, Add, Count)
     async with serving(app) as address:
         reply = await greet(address)
@@ -288,8 +287,8 @@ async def test_an_environment_without_tools_says_so() -> None:
 
 
 @pytest.mark.soak
-async def test_an_app_speaks_mcp_in_production_when_it_is_served_again_and_below_another() -> None:
-    app = boxes(mode="production")
+async def test_app_serves_mcp_in_production_mode_repeatedly_and_mounted() -> None:
+    app = toolbox_app(mode="production")
     for _ in range(2):
         async with serving(app) as address, host(address) as client:
             assert text_of(await client.call_tool("bump")) == "1"

@@ -1,4 +1,4 @@
-"""`ropewalk mcp` as desktop hosts start it: a child process, whose standard streams are the wire."""
+"""`ropewalk mcp` as a child process of a desktop host, over its standard streams."""
 
 import asyncio
 import json
@@ -13,21 +13,12 @@ import pytest
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_hosts import HANDSHAKE, STATELESS, text_of
+from mcp_requests import HELLO
 
 SUPPORT = str(Path(__file__).parents[2] / "support")
 ROOT = str(Path(__file__).parents[3])
 START = ["-m", "openenv_core.cli", "mcp"]
-PATIENCE_S = 30
-HELLO = {
-    "jsonrpc": "2.0",
-    "id": 1,
-    "method": "initialize",
-    "params": {
-        "protocolVersion": "2025-11-25",
-        "capabilities": {},
-        "clientInfo": {"name": "t", "version": "1"},
-    },
-}
+WAIT_TIMEOUT_S = 30
 
 
 def environ(**more: str) -> dict[str, str]:
@@ -35,7 +26,7 @@ def environ(**more: str) -> dict[str, str]:
 
 
 class Host:
-    """A host that writes its lines by hand."""
+    """An MCP host that writes raw lines."""
 
     def __init__(self, *words: str, app: str = "toolbox:app", **more: str) -> None:
         self.process = subprocess.Popen(
@@ -55,8 +46,8 @@ class Host:
 
     def hear(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        heard: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return heard
+        message: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return message
 
     def begin(self) -> None:
         self.say(HELLO)
@@ -68,20 +59,20 @@ class Host:
         self.say({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params})
 
     def ended(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        out, err = self.process.communicate(timeout=WAIT_TIMEOUT_S)
         return self.process.returncode, out, err
 
 
 @pytest.mark.parametrize(
     "era", [pytest.param(HANDSHAKE, marks=pytest.mark.slow), pytest.param(STATELESS, marks=pytest.mark.soak)]
 )
-async def test_a_host_plays_one_session(era: str, tmp_path: Path) -> None:
+async def test_host_plays_one_session(era: str, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     size = 10_000_000 if era == STATELESS else 100_000
-    seen: list[float] = []
+    progress_values: list[float] = []
 
     async def progress(done: float, *_: Any) -> None:
-        seen.append(done)
+        progress_values.append(done)
 
     parameters = StdioServerParameters(
         command=sys.executable,
@@ -97,14 +88,14 @@ async def test_a_host_plays_one_session(era: str, tmp_path: Path) -> None:
                 == "waited"
             )
             assert len(text_of(await client.call_tool("long", {"size": size}))) == size
-    assert seen == [1]
+    assert progress_values == [1]
     assert closed.exists()
     assert (tmp_path / "log").read_text() == "an environment prints what it likes\n"
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM, None])
-async def test_the_end_closes_the_environment_in_the_middle_of_a_call(
+async def test_end_of_the_host_closes_the_environment_during_a_call(
     sign: signal.Signals | None, tmp_path: Path
 ) -> None:
     host = Host(TOOLBOX_CLOSED=str(tmp_path / "closed"))
@@ -121,7 +112,7 @@ async def test_the_end_closes_the_environment_in_the_middle_of_a_call(
 
 
 @pytest.mark.soak
-def test_a_call_that_hangs_is_told_and_ends_the_process() -> None:
+def test_hanging_call_is_reported_and_ends_the_process() -> None:
     host = Host("--step-timeout", "0.5")
     host.begin()
     host.call("wait")
@@ -134,7 +125,7 @@ def test_a_call_that_hangs_is_told_and_ends_the_process() -> None:
 
 
 @pytest.mark.soak
-def test_what_is_no_json_and_what_is_too_long_harms_nobody() -> None:
+def test_invalid_and_oversized_lines_are_skipped() -> None:
     host = Host(ROPEWALK_MAX_BODY_BYTES="10000")
     host.begin()
     assert host.process.stdin is not None
@@ -146,15 +137,15 @@ def test_what_is_no_json_and_what_is_too_long_harms_nobody() -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("app", "words", "told"),
+    ("app", "options", "expected"),
     [
         ("counter:app", (), "which offers none"),
         ("nothing:app", (), "Could not import"),
         ("toolbox:app", ("--option", "seed"), "expected --option NAME=VALUE"),
     ],
 )
-def test_what_cannot_be_served_is_said(app: str, words: tuple[str, ...], told: str) -> None:
-    status, out, err = Host(*words, app=app).ended()
+def test_unusable_target_or_option_is_reported(app: str, options: tuple[str, ...], expected: str) -> None:
+    status, out, err = Host(*options, app=app).ended()
     assert status == 2
     assert out == ""
-    assert told in err
+    assert expected in err

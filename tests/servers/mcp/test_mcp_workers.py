@@ -1,4 +1,4 @@
-"""Standard MCP with two worker processes: whichever of them a request reaches, its session is found."""
+"""Standard MCP with two worker processes: any worker finds the session of a request."""
 
 import asyncio
 import os
@@ -10,15 +10,14 @@ import psutil
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
+from mcp_requests import LISTING, STREAMS, start_call
 from serve_process import ServeProcess, serve
-from serving import opened, request
+from serving import open_session, request
 
 from servers.fleet.forwarder import worker_of
 
 # Fleets of real processes, one of them killed.
 pytestmark = pytest.mark.soak
-
-STREAMS = {"accept": "application/json, text/event-stream"}
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +27,11 @@ def fleet() -> Iterator[ServeProcess]:
 
 
 async def play(address: str, number: int, era: str) -> None:
-    path = f"/mcp/{await opened(address)}" if era == STATELESS else "/mcp"
-    seen: list[float] = []
+    path = f"/mcp/{await open_session(address)}" if era == STATELESS else "/mcp"
+    progress_values: list[float] = []
 
     async def progress(done: float, *_: Any) -> None:
-        seen.append(done)
+        progress_values.append(done)
 
     async with host(address, path, era) as client:
         for turn in range(3):
@@ -40,11 +39,11 @@ async def play(address: str, number: int, era: str) -> None:
         assert (
             text_of(await client.call_tool("wait", {"seconds": 0.2}, progress_callback=progress)) == "waited"
         )
-    assert seen == [1]
+    assert progress_values == [1]
 
 
 @pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
-async def test_no_session_is_lost_and_none_is_mixed_up(fleet: ServeProcess, era: str) -> None:
+async def test_concurrent_sessions_over_two_workers_stay_separate(fleet: ServeProcess, era: str) -> None:
     await asyncio.gather(*(play(fleet.address, number + 1, era) for number in range(12)))
 
 
@@ -56,17 +55,11 @@ async def test_ten_megabytes_pass_between_workers(fleet: ServeProcess, era: str)
             assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
 
 
-async def test_calls_are_given_up_and_sessions_are_closed_between_workers(fleet: ServeProcess) -> None:
+async def test_cancelled_calls_free_their_sessions_across_workers(fleet: ServeProcess) -> None:
     async def abort(era: str) -> None:
-        path = f"/mcp/{await opened(fleet.address)}" if era == STATELESS else "/mcp"
-        begun = asyncio.Event()
-
-        async def progress(*_: Any) -> None:
-            begun.set()
-
+        path = f"/mcp/{await open_session(fleet.address)}" if era == STATELESS else "/mcp"
         async with host(fleet.address, path, era) as client:
-            call = asyncio.create_task(client.call_tool("wait", progress_callback=progress))
-            await asyncio.wait_for(begun.wait(), 60)
+            call = await start_call(client, "wait")
             call.cancel()
             await asyncio.wait([call])
             assert text_of(await client.call_tool("bump")) == "1"  # or it would wait for the call
@@ -74,9 +67,9 @@ async def test_calls_are_given_up_and_sessions_are_closed_between_workers(fleet:
     await asyncio.gather(*(abort(era) for era in (HANDSHAKE, STATELESS) for _ in range(4)))
 
 
-async def test_changes_reach_a_stream_that_another_worker_holds(fleet: ServeProcess) -> None:
+async def test_change_notifications_reach_a_stream_at_another_worker(fleet: ServeProcess) -> None:
     for _ in range(4):
-        handle = await opened(fleet.address)
+        handle = await open_session(fleet.address)
         async with (
             host(fleet.address, f"/mcp/{handle}", STATELESS) as client,
             client.listen(tools_list_changed=True) as events,
@@ -88,7 +81,7 @@ async def test_changes_reach_a_stream_that_another_worker_holds(fleet: ServeProc
                     break
 
 
-async def test_a_worker_that_dies_takes_its_sessions_alone() -> None:
+async def test_killed_worker_loses_only_its_own_sessions() -> None:
     with serve("--workers", "2", app="toolbox:app") as server:
         names = [next(n for i in range(100) if worker_of(n := f"id-{i}", 2) == number) for number in range(2)]
         async with (
@@ -96,20 +89,13 @@ async def test_a_worker_that_dies_takes_its_sessions_alone() -> None:
             host(server.address, mode=HANDSHAKE, headers={"X-OpenEnv-Session": names[1]}) as two,
         ):
             await one.call_tool("bump")
-            begun = asyncio.Event()
-
-            async def progress(*_: Any) -> None:
-                begun.set()
-
-            call = asyncio.create_task(one.call_tool("wait", progress_callback=progress))
-            await asyncio.wait_for(begun.wait(), 60)
+            call = await start_call(one, "wait")
             (killed,) = (w for w in psutil.Process(server.process.pid).children() if _index(w) == 0)
             os.kill(killed.pid, signal.SIGKILL)
             with pytest.raises(MCPError):
                 await asyncio.wait_for(call, 60)
             assert text_of(await two.call_tool("bump")) == "1"
-        listing = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-        reply = await request(server.address, "POST", "/mcp", listing, STREAMS | {"mcp-session-id": names[0]})
+        reply = await request(server.address, "POST", "/mcp", LISTING, STREAMS | {"mcp-session-id": names[0]})
         assert reply.status_code in (404, 502)
 
 

@@ -1,4 +1,4 @@
-"""E2B's released clients, unchanged, on `ropewalk sandboxes`: each of its faces, processes and containers."""
+"""E2B's released clients, unchanged, on `ropewalk sandboxes`: sync and async, processes and containers."""
 
 import base64
 import io
@@ -23,7 +23,7 @@ with suppress(ImportError):  # the fixture `client` says so
 # ---- sandboxes
 
 
-def test_a_sandbox_is_told_of_listed_and_killed(
+def test_sandbox_is_described_listed_and_killed(
     client: Any, service: Service, sandbox: Any, template: str
 ) -> None:
     info = sandbox.get_info()
@@ -42,11 +42,11 @@ def test_a_sandbox_is_told_of_listed_and_killed(
         sandbox.commands.run("true")
 
 
-def test_lists_are_filtered_and_come_in_pages(
+def test_sandbox_lists_are_filtered_and_paginated(
     client: Any, service: Service, create: Callable[..., Any]
 ) -> None:
     run = uuid4().hex
-    made = [create(metadata={"run": run, "odd & even": str(n % 2)}).sandbox_id for n in range(5)]
+    sandbox_ids = [create(metadata={"run": run, "odd & even": str(n % 2)}).sandbox_id for n in range(5)]
 
     def listed(metadata: dict[str, str], **options: Any) -> list[list[str]]:
         query = e2b.SandboxQuery(metadata={"run": run, **metadata})
@@ -55,16 +55,18 @@ def test_lists_are_filtered_and_come_in_pages(
             found.append([each.sandbox_id for each in pages.next_items()])
         return found
 
-    assert listed({}) == [made]
-    assert listed({}, limit=2) == [made[:2], made[2:4], made[4:]]
-    assert listed({}, order="desc", limit=4) == [made[:0:-1], made[:1]]
-    assert listed({"odd & even": "1"}) == [made[1::2]]
+    assert listed({}) == [sandbox_ids]
+    assert listed({}, limit=2) == [sandbox_ids[:2], sandbox_ids[2:4], sandbox_ids[4:]]
+    assert listed({}, order="desc", limit=4) == [sandbox_ids[:0:-1], sandbox_ids[:1]]
+    assert listed({"odd & even": "1"}) == [sandbox_ids[1::2]]
     assert listed({"odd & even": "2"}) == [[]]
     paused = e2b.SandboxQuery(metadata={"run": run}, state=[e2b.SandboxState.PAUSED])
     assert client.list(query=paused, **service.options()).next_items() == []
 
 
-def test_time_is_given_and_runs_out(client: Any, service: Service, create: Callable[..., Any]) -> None:
+def test_timeout_can_be_extended_and_expires(
+    client: Any, service: Service, create: Callable[..., Any]
+) -> None:
     sandbox = create()
     sandbox.set_timeout(600)
     left = sandbox.get_info().end_at.timestamp() - time.time()
@@ -91,13 +93,15 @@ def test_a_pause_keeps_processes_and_memory(client: Any, service: Service, sandb
         again.pause(mode="filesystem")
 
 
-def test_what_runs_out_of_time_may_be_paused(create: Callable[..., Any]) -> None:
+def test_expired_sandbox_can_be_paused_instead(create: Callable[..., Any]) -> None:
     sandbox = create(lifecycle={"on_timeout": "pause"})
     sandbox.set_timeout(0)
     eventually(lambda: sandbox.get_info().state == e2b.SandboxState.PAUSED)
 
 
-def test_keys_never_meet(client: Any, service: Service, create: Callable[..., Any]) -> None:
+def test_keys_cannot_reach_each_others_sandboxes(
+    client: Any, service: Service, create: Callable[..., Any]
+) -> None:
     mine, other = create(), service.options(OTHER)
     with pytest.raises(e2b.SandboxNotFoundException):
         client.connect(mine.sandbox_id, **other)
@@ -119,7 +123,7 @@ def test_keys_never_meet(client: Any, service: Service, create: Callable[..., An
 
 
 @pytest.mark.parametrize(
-    ("template", "options", "status", "said"),
+    ("template", "options", "status", "expected"),
     [
         ("no-such-template", {}, 404, "no-such-template"),
         pytest.param("python:no-such-tag", {}, 404, "no-such-tag", marks=pytest.mark.docker),
@@ -129,18 +133,18 @@ def test_keys_never_meet(client: Any, service: Service, create: Callable[..., An
         ("base", {"lifecycle": {"on_timeout": {"action": "pause", "mode": "filesystem"}}}, 400, "filesystem"),
     ],
 )
-def test_what_cannot_be_had_is_refused(
+def test_unsupported_options_are_refused(
     request: pytest.FixtureRequest,
     client: Any,
     service: Service,
     template: str,
     options: dict[str, Any],
     status: int,
-    said: str,
+    expected: str,
 ) -> None:
     if "tag" in template:
         request.getfixturevalue("engine")
-    with pytest.raises(e2b.SandboxException, match=said) as refused:
+    with pytest.raises(e2b.SandboxException, match=expected) as refused:
         client.create(template, **{**service.options(), **options})
     assert refused.value.status_code == status
 
@@ -148,7 +152,7 @@ def test_what_cannot_be_had_is_refused(
 # ---- commands
 
 
-def test_commands_tell_what_they_print_and_how_they_end(sandbox: Any) -> None:
+def test_commands_return_output_and_exit_code(sandbox: Any) -> None:
     printed: list[str] = []
     done = sandbox.commands.run(
         "echo $GREETING $MORE; pwd; echo wrong >&2",
@@ -169,7 +173,7 @@ def test_commands_tell_what_they_print_and_how_they_end(sandbox: Any) -> None:
         sandbox.commands.run("true", user="nobody-here")
 
 
-def test_a_command_has_its_time(sandbox: Any) -> None:
+def test_command_ends_at_its_timeout(sandbox: Any) -> None:
     with pytest.raises(e2b.TimeoutException):
         sandbox.commands.run("sleep 600", timeout=0.5)
     eventually(lambda: sandbox.commands.list() == [])
@@ -178,8 +182,12 @@ def test_a_command_has_its_time(sandbox: Any) -> None:
 def test_commands_run_in_the_background(sandbox: Any) -> None:
     eventually(lambda: sandbox.commands.list() == [])  # an image's own command has ended
     running = sandbox.commands.run("cat; echo over; exit 5", background=True, stdin=True)
-    (told,) = sandbox.commands.list()
-    assert (told.pid, told.cmd, told.args[-1]) == (running.pid, "/bin/bash", "cat; echo over; exit 5")
+    (command,) = sandbox.commands.list()
+    assert (command.pid, command.cmd, command.args[-1]) == (
+        running.pid,
+        "/bin/bash",
+        "cat; echo over; exit 5",
+    )
     joined = sandbox.commands.connect(running.pid)
     running.send_stdin("one\n")
     sandbox.commands.send_stdin(running.pid, b"two\n")
@@ -193,7 +201,7 @@ def test_commands_run_in_the_background(sandbox: Any) -> None:
             gone(running.pid)
 
 
-def test_commands_are_killed_and_left_alone(sandbox: Any) -> None:
+def test_commands_can_be_killed_and_outlive_a_disconnect(sandbox: Any) -> None:
     eventually(lambda: sandbox.commands.list() == [])  # an image's own command has ended
     running = sandbox.commands.run("echo begun; exec sleep 600", background=True)
     running.disconnect()
@@ -206,7 +214,7 @@ def test_commands_are_killed_and_left_alone(sandbox: Any) -> None:
     assert not sandbox.commands.kill(running.pid)
 
 
-def test_what_nobody_reads_goes_on(sandbox: Any) -> None:
+def test_command_with_unread_output_keeps_running(sandbox: Any) -> None:
     running = sandbox.commands.run("head -c 3000000 /dev/zero; touch done", background=True)
     eventually(lambda: sandbox.files.exists("done"))  # its reader has taken nothing yet
     assert len(running.wait().stdout) == 3_000_000
@@ -215,7 +223,7 @@ def test_what_nobody_reads_goes_on(sandbox: Any) -> None:
 
 
 @pytest.mark.parametrize("client", ["sync"], indirect=True)
-def test_input_streams(client: Any, create: Callable[..., Any]) -> None:
+def test_stdin_can_be_streamed(client: Any, create: Callable[..., Any]) -> None:
     sandbox = create()
     running = sandbox.commands.run("wc -c", background=True, stdin=True)
     sandbox.commands.stream_input(running.pid, [b"x" * 1_500_000, "y" * 10])
@@ -226,7 +234,7 @@ def test_input_streams(client: Any, create: Callable[..., Any]) -> None:
 # ---- files
 
 
-def test_files_are_written_read_listed_moved_removed(sandbox: Any) -> None:
+def test_files_are_written_read_listed_moved_and_removed(sandbox: Any) -> None:
     files = sandbox.files
     wrote = files.write("deep/down/a.txt", "früh")
     assert (wrote.name, wrote.type.value) == ("a.txt", "file")
@@ -235,8 +243,8 @@ def test_files_are_written_read_listed_moved_removed(sandbox: Any) -> None:
     big = bytes(range(256)) * 10_000
     assert len(files.write_files([{"path": "b", "data": big}, {"path": 'odd "name" é', "data": b""}])) == 2
     assert (bytes(files.read("b", format="bytes")), files.read('odd "name" é')) == (big, "")
-    told = files.get_info("b")
-    assert (told.size, told.type.value, told.permissions, told.symlink_target) == (
+    info = files.get_info("b")
+    assert (info.size, info.type.value, info.permissions, info.symlink_target) == (
         len(big),
         "file",
         "rw-r--r--",
@@ -254,7 +262,7 @@ def test_files_are_written_read_listed_moved_removed(sandbox: Any) -> None:
     assert not files.exists("made")
 
 
-def test_files_that_cannot_be_had(service: Service, sandbox: Any) -> None:
+def test_invalid_file_operations_are_refused(service: Service, sandbox: Any) -> None:
     files = sandbox.files
     files.write("plain", "x")
     for act in (files.read, files.list, files.get_info, lambda path: files.rename(path, "y")):
@@ -278,7 +286,7 @@ def test_files_that_cannot_be_had(service: Service, sandbox: Any) -> None:
     assert sandbox.commands.run("echo lives").stdout == "lives\n"
 
 
-def test_files_stream(create: Callable[..., Any]) -> None:
+def test_file_contents_can_be_streamed(create: Callable[..., Any]) -> None:
     sandbox = create()
     data = bytes(range(256)) * 12_000
     sandbox.files.write("a", io.BytesIO(data))
@@ -292,7 +300,7 @@ def test_files_stream(create: Callable[..., Any]) -> None:
         sandbox.files.write("c", io.BytesIO(b"\0" * (80 << 20)))
 
 
-def test_links_to_files(service: Service, create: Callable[..., Any]) -> None:
+def test_signed_links_to_files_work_and_expire(service: Service, create: Callable[..., Any]) -> None:
     sandbox = create()
     sandbox.files.write("note", "for whoever has the link")
     url = sandbox.download_url("note", use_signature_expiration=60)
@@ -318,7 +326,7 @@ def test_folders_are_watched(client: Any, sandbox: Any, recursive: bool) -> None
     else:
         handle = sandbox.files.watch_dir("seen", events.append, recursive=recursive)
 
-    def look() -> list[tuple[str, str]]:
+    def read_events() -> list[tuple[str, str]]:
         if isinstance(client, type):
             events.extend(handle.get_new_events())
         else:
@@ -327,14 +335,14 @@ def test_folders_are_watched(client: Any, sandbox: Any, recursive: bool) -> None
 
     sandbox.files.write("seen/a", "1")
     sandbox.files.write("seen/below/b", "1")
-    eventually(lambda: ("create", "a") in look())
+    eventually(lambda: ("create", "a") in read_events())
     sandbox.files.write("seen/a", "22")
-    eventually(lambda: ("write", "a") in look())
+    eventually(lambda: ("write", "a") in read_events())
     sandbox.files.rename("seen/a", "seen/c")
-    eventually(lambda: {("rename", "a"), ("create", "c")} <= set(look()))
+    eventually(lambda: {("rename", "a"), ("create", "c")} <= set(read_events()))
     sandbox.files.remove("seen/c")
-    eventually(lambda: ("remove", "c") in look())
-    assert (("create", "below/b") in look()) == recursive
+    eventually(lambda: ("remove", "c") in read_events())
+    assert (("create", "below/b") in read_events()) == recursive
     handle.stop()
     with pytest.raises(e2b.FileNotFoundException):
         sandbox.files.watch_dir("nowhere", *([] if isinstance(client, type) else [print]))
@@ -375,28 +383,28 @@ def test_cells_keep_state_and_show_results(sandbox: Any) -> None:
 
 
 @pytest.mark.soak
-def test_figures_are_pictures(create: Callable[..., Any]) -> None:
+def test_figures_come_back_as_pictures(create: Callable[..., Any]) -> None:
     code = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()\nplt.plot([2, 1])\n'over'"
     done = create().run_code(code, timeout=120)
     assert (done.error, done.text) == (None, "'over'")
     assert [base64.b64decode(each.png)[:4] for each in done.results if each.png] == [b"\x89PNG"] * 2
 
 
-def test_output_comes_while_code_runs(sandbox: Any) -> None:
+def test_output_arrives_while_code_runs(sandbox: Any) -> None:
     came: list[str] = []
     sandbox.files.write("gate", "")
 
-    def heard(message: Any) -> None:
+    def record(message: Any) -> None:
         came.append(message.line)
 
     code = "import os, time\nprint('begun', flush=True)\nwhile os.path.exists('gate'): time.sleep(0.01)\ndisplay(1)"
     running = sandbox.commands.run("sleep 1; rm gate", background=True)
-    done = sandbox.run_code(code, on_stdout=heard, timeout=60)
+    done = sandbox.run_code(code, on_stdout=record, timeout=60)
     assert (came, [each.text for each in done.results]) == (["begun\n"], ["1"])
     running.wait()
 
 
-def test_contexts_are_apart(sandbox: Any) -> None:
+def test_code_contexts_have_separate_state(sandbox: Any) -> None:
     sandbox.files.make_dir("elsewhere")
     one, two = sandbox.create_code_context(), sandbox.create_code_context(cwd="elsewhere")
     sandbox.run_code("x = 1", context=one)
@@ -414,14 +422,14 @@ def test_contexts_are_apart(sandbox: Any) -> None:
 
 
 @pytest.mark.parametrize("code", ["while True: pass", "import time; time.sleep(600)"])
-def test_code_has_its_time_and_keeps_its_state(sandbox: Any, code: str) -> None:
+def test_code_timeout_keeps_the_state(sandbox: Any, code: str) -> None:
     sandbox.run_code("kept = 42")
     with pytest.raises(e2b.TimeoutException):
         sandbox.run_code(code, timeout=1)
     assert sandbox.run_code("kept", timeout=60).text == "42"
 
 
-def test_what_cannot_be_run_costs_no_state(service: Service, sandbox: Any) -> None:
+def test_invalid_executions_keep_the_state(service: Service, sandbox: Any) -> None:
     sandbox.run_code("kept = 42")
     assert sandbox.run_code("1", envs={"A=B": "x"}).error.name == "ValueError"
     headers = {
@@ -434,7 +442,7 @@ def test_what_cannot_be_run_costs_no_state(service: Service, sandbox: Any) -> No
     assert sandbox.run_code("kept").text == "42"
 
 
-def test_an_interpreter_that_is_lost_is_told_and_replaced(sandbox: Any) -> None:
+def test_lost_interpreter_is_reported_and_replaced(sandbox: Any) -> None:
     sandbox.run_code("kept = 1")
     done = sandbox.run_code("print('last words', flush=True); import os; os._exit(3)")
     assert (done.error.name, "".join(done.logs.stdout)) == ("InterpreterLost", "last words\n")
@@ -453,7 +461,7 @@ sync_only = pytest.mark.parametrize("client", ["sync"], indirect=True)
 
 
 @sync_only
-def test_forks_go_on_apart_from_where_they_were(
+def test_forks_continue_independently_from_the_forked_state(
     client: Any, service: Service, create: Callable[..., Any]
 ) -> None:
     sandbox = create(envs={"GREETING": "aye"}, metadata={"run": "7"})
@@ -500,7 +508,7 @@ def test_forks_go_on_apart_from_where_they_were(
 
 
 @sync_only
-def test_snapshots_are_what_sandboxes_are_made_from(
+def test_sandboxes_are_created_from_snapshots(
     client: Any, service: Service, create: Callable[..., Any]
 ) -> None:
     sandbox = create()
@@ -508,10 +516,10 @@ def test_snapshots_are_what_sandboxes_are_made_from(
     snapshot = sandbox.create_snapshot(name="mine")
     sandbox.run_code("x = 2; open('file', 'w').write('now')")
     sandbox.kill()
-    made = [create(snapshot.snapshot_id, metadata={"n": str(n)}) for n in range(2)]
-    made[0].run_code("x = 3")
-    assert [each.run_code("x, open('file').read()").text for each in made] == ["(3, 'then')", "(1, 'then')"]
-    assert [each.get_info().metadata for each in made] == [{"n": "0"}, {"n": "1"}]
+    copies = [create(snapshot.snapshot_id, metadata={"n": str(n)}) for n in range(2)]
+    copies[0].run_code("x = 3")
+    assert [each.run_code("x, open('file').read()").text for each in copies] == ["(3, 'then')", "(1, 'then')"]
+    assert [each.get_info().metadata for each in copies] == [{"n": "0"}, {"n": "1"}]
 
     def listed(**query: str) -> list[str]:
         return [each.snapshot_id for each in client.list_snapshots(**query, **service.options()).next_items()]
@@ -524,13 +532,15 @@ def test_snapshots_are_what_sandboxes_are_made_from(
     assert not client.delete_snapshot(snapshot.snapshot_id, **service.options(OTHER))
     assert client.delete_snapshot(snapshot.snapshot_id, **service.options())
     assert not client.delete_snapshot(snapshot.snapshot_id, **service.options())
-    assert made[1].run_code("x").text == "1"
+    assert copies[1].run_code("x").text == "1"
 
 
 @sync_only
-def test_what_cannot_be_copied_is_refused(client: Any, service: Service, create: Callable[..., Any]) -> None:
-    def refused(status: int, said: str, act: Callable[[], Any]) -> None:
-        with pytest.raises(e2b.SandboxException, match=said) as error:
+def test_fork_is_refused_where_the_state_cannot_be_copied(
+    client: Any, service: Service, create: Callable[..., Any]
+) -> None:
+    def refused(status: int, expected: str, act: Callable[[], Any]) -> None:
+        with pytest.raises(e2b.SandboxException, match=expected) as error:
             act()
         assert error.value.status_code == status
 
@@ -546,10 +556,12 @@ def test_what_cannot_be_copied_is_refused(client: Any, service: Service, create:
     sandbox.pause()
     refused(409, "paused", sandbox.fork)
     sandbox = client.connect(sandbox.sandbox_id, **service.options())
-    runs = threading.Thread(target=sandbox.run_code, args=("open('begun', 'w'); import time; time.sleep(3)",))
+    code = "import os, time; open('begun', 'w')\nwhile not os.path.exists('go'): time.sleep(0.05)"
+    runs = threading.Thread(target=sandbox.run_code, args=(code,))
     runs.start()
     eventually(lambda: sandbox.files.exists("begun"))
     refused(409, "runs no code", sandbox.fork)
+    sandbox.files.write("go", "")
     runs.join()
     (fork,) = sandbox.fork()
     refused(400, "end them first", sandbox.pause)
@@ -560,14 +572,14 @@ def test_what_cannot_be_copied_is_refused(client: Any, service: Service, create:
 # ---- extensions, and ports inside
 
 
-def test_isolation_is_told_in_answers(service: Service, sandbox: Any, template: str) -> None:
+def test_isolation_level_is_reported(service: Service, sandbox: Any, template: str) -> None:
     headers = {"X-API-Key": service.options()["api_key"]}
-    told = httpx.get(f"{service.url}/sandboxes/{sandbox.sandbox_id}", headers=headers).json()
-    assert told["isolation"] in (["namespaces", "lsm"] if template == "base" else ["container"])
+    description = httpx.get(f"{service.url}/sandboxes/{sandbox.sandbox_id}", headers=headers).json()
+    assert description["isolation"] in (["namespaces", "lsm"] if template == "base" else ["container"])
 
 
 @pytest.mark.docker
-def test_servers_inside_are_reached_through_the_one_port(
+def test_servers_inside_are_reached_through_the_api_port(
     service: Service, create: Callable[..., Any], engine: object
 ) -> None:
     sandbox = create(IMAGE, allow_internet_access=False)

@@ -1,4 +1,4 @@
-"""What a sandbox's agent may do to the service, how attacks fare, and what is left when the service is killed."""
+"""Hostile agents of sandboxes, contained attacks, and what stays after a kill of the service."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from unittest.mock import AsyncMock
 import httpx
 import psutil
 import pytest
-from e2b_service import IMAGE, KEY, PATIENCE_S, Service, eventually, running
+from e2b_service import IMAGE, KEY, WAIT_TIMEOUT_S, Service, eventually, running_service
 from sandbox_levels import sandbox_at
 from serving import eventually as until
 from slim_server import command
@@ -53,8 +53,8 @@ from attacks.surroundings import SECRET, Surroundings
 
 
 @asynccontextmanager
-async def forged() -> AsyncIterator[tuple[Guest, socket.socket]]:
-    """A guest, and the end that its agent would have."""
+async def guest_with_fake_agent() -> AsyncIterator[tuple[Guest, socket.socket]]:
+    """Yield a guest, and the socket that its agent would have."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=ours)
@@ -78,29 +78,29 @@ async def forged() -> AsyncIterator[tuple[Guest, socket.socket]]:
         pack({"hello": 1}),
     ],
 )
-async def test_what_is_no_frame_ends_the_sandbox(frame: bytes) -> None:
-    async with forged() as (guest, agent), guest.subscribed("p1") as output:
-        asked = asyncio.create_task(guest.ask("stat", path="x"))
+async def test_invalid_frame_from_the_agent_ends_the_sandbox(frame: bytes) -> None:
+    async with guest_with_fake_agent() as (guest, agent), guest.subscribed("p1") as output:
+        request = asyncio.create_task(guest.ask("stat", path="x"))
         await asyncio.sleep(0)
         agent.send(frame)
-        with pytest.raises(GuestError, match="was not found") as told:
-            await asyncio.wait_for(asked, PATIENCE_S)
-        assert told.value.code == "unavailable"
+        with pytest.raises(GuestError, match="was not found") as error:
+            await asyncio.wait_for(request, WAIT_TIMEOUT_S)
+        assert error.value.code == "unavailable"
         assert "invalid frame" in await guest.gone
-        came = await output.take(PATIENCE_S)
+        came = await output.take(WAIT_TIMEOUT_S)
         assert came is not None
         assert came[0]["lost"]
 
 
-async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_output_flood_from_the_agent_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guests, "MAX_BUFFERED", 1 << 20)
     monkeypatch.setattr(guests, "MAX_UNREAD", 1 << 20)
     loop = asyncio.get_running_loop()
-    async with forged() as (guest, agent), guest.subscribed("p1") as output:
+    async with guest_with_fake_agent() as (guest, agent), guest.subscribed("p1") as output:
         for _ in range(40):  # whatever the window says
             await loop.sock_sendall(agent, pack({"stream": "p1", "pipe": "stdout"}, b"x" * 50_000))
         await loop.sock_sendall(agent, pack({"stream": "p1", "end": 0}))
-        while (came := await output.take(PATIENCE_S)) is not None and not came[0].get("lost"):
+        while (came := await output.take(WAIT_TIMEOUT_S)) is not None and not came[0].get("lost"):
             pass
         assert came is not None
         assert "not read in time" in came[0]["status"]
@@ -111,8 +111,8 @@ async def test_a_flood_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "does not read" in await guest.gone
 
 
-async def test_a_slow_upload_ends_with_its_sandbox() -> None:
-    async with forged() as (guest, agent):
+async def test_upload_ends_with_its_sandbox() -> None:
+    async with guest_with_fake_agent() as (guest, agent):
 
         async def pieces() -> AsyncIterator[bytes]:
             yield b"x"
@@ -143,7 +143,7 @@ async def test_a_command_that_was_killed_at_its_deadline_has_timed_out_however_l
     end: int, status: str
 ) -> None:
     loop = asyncio.get_running_loop()
-    async with forged() as (guest, agent):
+    async with guest_with_fake_agent() as (guest, agent):
         events = envd._start(guest, {"process": {"cmd": "sleep"}}, 0.05)
         first = asyncio.create_task(anext(events))
         start = await request(agent, "start")
@@ -153,9 +153,9 @@ async def test_a_command_that_was_killed_at_its_deadline_has_timed_out_however_l
         await request(agent, "signal")
         await loop.sock_sendall(agent, pack({"stream": start["stream"], "end": end, "status": status}))
         if "killed" in status:
-            with pytest.raises(GuestError) as told:
+            with pytest.raises(GuestError) as error:
                 await next_one
-            assert told.value.code == "deadline_exceeded"
+            assert error.value.code == "deadline_exceeded"
         else:  # it had ended before
             assert (await next_one)["event"]["end"]["status"] == status
 
@@ -248,7 +248,7 @@ async def test_a_sandbox_without_a_channel_is_closed(monkeypatch: pytest.MonkeyP
 
 
 async def asked_of_agent(path: str, body: bytes, ask: Any) -> int:
-    """Return the status of a request, whose client leaves after it."""
+    """Return the status of a request whose client disconnects after it."""
     guest = SimpleNamespace(user="user", ask=ask)
     app = Starlette(routes=envd.routes(lambda _: SimpleNamespace(guest=guest)))  # type: ignore[arg-type, return-value]
     app.add_exception_handler(ApiError, _on_api_error)
@@ -265,19 +265,19 @@ async def asked_of_agent(path: str, body: bytes, ask: Any) -> int:
             statuses.append(message["status"])
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         await app(scope, receive, send)
     return statuses[0]
 
 
-async def test_input_that_is_not_read_is_given_up_with_its_client() -> None:
+async def test_unread_input_is_dropped_when_its_client_leaves() -> None:
     ask = AsyncMock(side_effect=GuestError("resource_exhausted", "its pipe is full"))
     body = b'{"process": {"pid": 7}, "input": {"stdin": "eA=="}}'
     assert await asked_of_agent("/process.Process/SendInput", body, ask) == CLIENT_LEFT
     assert ask.await_count > 0
 
 
-async def test_streamed_input_that_is_not_read_is_given_up_after_a_time(
+async def test_unread_streamed_input_is_dropped_after_a_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(envd, "UNREAD_INPUT_TIMEOUT_S", 0.1)
@@ -296,11 +296,11 @@ async def test_streamed_input_that_is_not_read_is_given_up_after_a_time(
         ("/filesystem.Filesystem/ListDir", b'{"path": "/", "depth": 1e999}'),
     ],
 )
-async def test_what_is_no_request_of_e2b_s_is_refused(path: str, body: bytes) -> None:
+async def test_malformed_requests_are_refused(path: str, body: bytes) -> None:
     assert await asked_of_agent(path, body, AsyncMock()) == 400
 
 
-async def test_who_leaves_before_his_turn_keeps_nobody_from_it() -> None:
+async def test_client_that_leaves_before_its_turn_releases_the_lock() -> None:
     guest = SimpleNamespace(ask=AsyncMock(return_value=({"cwd": "/"}, b"")))
     record: Any = SimpleNamespace(guest=guest, contexts={}, making=asyncio.Lock())
     app = Starlette(routes=interpreter.routes(lambda _: record, None))  # type: ignore[arg-type]
@@ -313,13 +313,13 @@ async def test_who_leaves_before_his_turn_keeps_nobody_from_it() -> None:
         await asyncio.sleep(0)  # as where what was sent before is not read
 
     scope = {"type": "http", "method": "POST", "path": "/execute", "headers": [], "query_string": b""}
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         await app(scope, receive, send)
     _, turn = record.contexts["default"]
     assert not turn.locked()
 
 
-def test_images_are_admitted_by_their_patterns() -> None:
+def test_images_are_allowed_by_pattern() -> None:
     limits = SandboxLimits(images=("my-env:*", "host:5000/team/*", "exact:1"))
     for name in ("my-env", "my-env:2", "host:5000/team/tool", "exact:1"):
         assert limits.image(name) == (name if ":" in name.rpartition("/")[2] else f"{name}:latest")
@@ -337,9 +337,9 @@ def test_images_are_admitted_by_their_patterns() -> None:
     assert SandboxLimits(images=("*",)).image("any@sha256:00") == "any@sha256:00"
 
 
-async def test_who_has_a_sandbox_go_on_while_it_is_paused_has_it_run() -> None:
+async def test_resume_during_a_pause_leaves_the_sandbox_running() -> None:
     class Engine:
-        """Takes its time, and refuses what is so already."""
+        """Yields once per call, and refuses to freeze or thaw twice."""
 
         frozen = False
 
@@ -357,18 +357,18 @@ async def test_who_has_a_sandbox_go_on_while_it_is_paused_has_it_run() -> None:
     assert (engine.frozen, record.paused) == (False, False)
 
 
-async def test_a_start_that_is_cancelled_removes_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go, removed = threading.Event(), threading.Event(), threading.Event()
+async def test_cancelled_start_removes_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, go, removed = threading.Event(), threading.Event(), threading.Event()
 
     def slow(*_: Any, **__: Any) -> Any:
-        begun.set()
-        assert go.wait(PATIENCE_S)
+        started.set()
+        assert go.wait(WAIT_TIMEOUT_S)
         return SimpleNamespace(id="one", remove=removed.set)
 
     monkeypatch.setattr(machines, "start_container", slow)
     monkeypatch.setattr(DockerEngine, "find", lambda: SimpleNamespace(find_image=lambda _: None))
     starting = asyncio.create_task(ContainerMachine.start("image", ContainerOptions()))
-    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    await asyncio.to_thread(started.wait, WAIT_TIMEOUT_S)
     starting.cancel()
     go.set()
     with pytest.raises(asyncio.CancelledError):
@@ -376,12 +376,12 @@ async def test_a_start_that_is_cancelled_removes_its_container(monkeypatch: pyte
     assert removed.is_set()
 
 
-async def test_an_image_s_own_command_begins_with_the_sandbox_s_variables() -> None:
+async def test_image_command_starts_with_the_variables_of_the_sandbox() -> None:
     guest, container = AsyncMock(Guest), SimpleNamespace(options=ContainerOptions())
     machine: Any = ContainerMachine(guest, None, container, {"Cmd": ["serve", "all"]})  # type: ignore[arg-type] - a fake
     await machine.begin({"GREETING": "aye"})
-    (_, set_first, _), (op, words, fields) = guest.method_calls
-    assert (set_first[0], op, words) == ({"GREETING": "aye"}, "ask", ("start",))
+    (_, set_first, _), (op, arguments, fields) = guest.method_calls
+    assert (set_first[0], op, arguments) == ({"GREETING": "aye"}, "ask", ("start",))
     assert (fields["cmd"], fields["args"]) == ("serve", ["all"])
 
 
@@ -389,27 +389,27 @@ async def test_an_image_s_own_command_begins_with_the_sandbox_s_variables() -> N
 
 
 @pytest.mark.parametrize("level", [Isolation.NAMESPACES, Isolation.LSM])
-async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
+async def test_forks_work_and_end_at_each_isolation_level(level: Isolation) -> None:
     limits = Limits(disk_bytes=8 << 20, file_bytes=8 << 20)
 
-    async def ran(machine: Machine, code: str) -> str:
+    async def run_code(machine: Machine, code: str) -> str:
         async with machine.guest.subscribed("c") as output:
             await machine.guest.ask("run", name="c", code=code, envs={})
-            said = ""
-            while (came := await output.take(PATIENCE_S)) is not None and "end" not in came[0]:
-                said += came[1].decode()
+            output_text = ""
+            while (came := await output.take(WAIT_TIMEOUT_S)) is not None and "end" not in came[0]:
+                output_text += came[1].decode()
             assert came is not None
-            return said
+            return output_text
 
     async with sandbox_at(level) as sandbox:
         before = descendants(sandbox.zygote_pid or 0)
         machine = await ProcessMachine.start(sandbox, limits)
-        await machine.guest.wait_ready({}, PATIENCE_S)
+        await machine.guest.wait_ready({}, WAIT_TIMEOUT_S)
         await machine.guest.ask("context", name="c", cwd="")
-        await ran(machine, "x = 1; open('file', 'w').write('y' * 3_000_000)")
+        await run_code(machine, "x = 1; open('file', 'w').write('y' * 3_000_000)")
         fork = await machine.fork(["c"])
-        await fork.guest.wait_ready({}, PATIENCE_S)
-        assert "3000001" in await ran(fork, "x + len(open('file').read())")
+        await fork.guest.wait_ready({}, WAIT_TIMEOUT_S)
+        assert "3000001" in await run_code(fork, "x + len(open('file').read())")
         with pytest.raises(GuestError, match="not copied") as refused:  # the disk is shared
             await machine.fork(["c"])
         assert refused.value.code == "resource_exhausted"
@@ -420,13 +420,13 @@ async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
         assert refused.value.status == 409
         pids = descendants(sandbox.zygote_pid or 0) - before
         await machine.close()
-        assert "42" in await ran(fork, "6 * 7")
+        assert "42" in await run_code(fork, "6 * 7")
         # Whoever writes where nothing is to come from ends what is his, and nothing else.
         other = await ProcessMachine.start(sandbox, limits)
-        await other.guest.wait_ready({}, PATIENCE_S)
+        await other.guest.wait_ready({}, WAIT_TIMEOUT_S)
         with suppress(GuestError):  # it may end before it answers
             await fork.guest.ask("run", name="c", code="import os; os.write(4, bytes(8))", envs={})
-        await asyncio.wait_for(asyncio.shield(fork.guest.gone), PATIENCE_S)
+        await asyncio.wait_for(asyncio.shield(fork.guest.gone), WAIT_TIMEOUT_S)
         await fork.close()
         await other.guest.ask("stat", path=".")
         await other.close()
@@ -435,19 +435,19 @@ async def test_forks_are_had_and_ended_at_each_level(level: Isolation) -> None:
 
 
 @pytest.mark.slow
-async def test_forks_that_have_ended_take_no_place_and_those_that_live_collect_their_garbage() -> None:
+async def test_ended_forks_free_their_processes_and_live_forks_survive_garbage_collection() -> None:
     async with sandbox_at(Isolation.NAMESPACES) as sandbox:
         machine = await ProcessMachine.start(sandbox, Limits(processes=6))
         try:
-            await machine.guest.wait_ready({}, PATIENCE_S)
+            await machine.guest.wait_ready({}, WAIT_TIMEOUT_S)
             for _ in range(6):
                 fork = await machine.fork([])
-                await fork.guest.wait_ready({}, PATIENCE_S)
+                await fork.guest.wait_ready({}, WAIT_TIMEOUT_S)
                 await fork.close()
             await machine.guest.ask("context", name="c", cwd="")
             fork = await machine.fork(["c"])
             try:
-                await fork.guest.wait_ready({}, PATIENCE_S)
+                await fork.guest.wait_ready({}, WAIT_TIMEOUT_S)
                 making = "import os\nfor number in range(900): os.makedirs(f'many/{number}')"
                 await fork.guest.ask("run", name="c", code=making, envs={})
                 for _ in range(20):  # each holds so much at once that the agent's collector runs
@@ -482,22 +482,24 @@ async def test_attacks_are_contained(service: Service, attacks: list[Any]) -> No
     from e2b_code_interpreter import AsyncSandbox
 
     zygote = eventually(psutil.Process(service.process.pid).children)[0].pid  # it comes after the address
-    found: dict[str, list[str]] = {}
+    breaches: dict[str, list[str]] = {}
     async with Surroundings() as around:
         host = {**around.host(zygote), "supervisor": service.process.pid, "isolation": "namespaces"}
         # Over descriptor 4 an interpreter gets those of its forks; what may be done with it is tested above.
         host["channels"] = [4]
         for attack in attacks:
             sandbox = await AsyncSandbox.create("base", timeout=120, **service.options())
-            said = ""
+            output = ""
             for cell in attack.cells:
                 with suppress(Exception):  # its time is over, or the sandbox has ended
                     done = await sandbox.run_code(with_tools(cell, host), timeout=20)
-                    said += "".join(done.logs.stdout + done.logs.stderr) + str(done.error)
+                    output += "".join(done.logs.stdout + done.logs.stderr) + str(done.error)
             await sandbox.kill()
-            if MARK in said or SECRET in said:
-                found[attack.title] = [line for line in said.splitlines() if MARK in line or SECRET in line]
-        assert found == {}
+            if MARK in output or SECRET in output:
+                breaches[attack.title] = [
+                    line for line in output.splitlines() if MARK in line or SECRET in line
+                ]
+        assert breaches == {}
         assert await asyncio.to_thread(around.damage) == []
     assert (await asyncio.to_thread(httpx.get, service.url + "/health")).json() == {"status": "healthy"}
 
@@ -510,21 +512,21 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive(pids: set[int]) -> set[int]:
-    found = set()
+    running_pids = set()
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.add(pid)
-    return found
+                running_pids.add(pid)
+    return running_pids
 
 
 @pytest.mark.docker
 @pytest.mark.interop
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL], ids=lambda each: each.name)
-def test_nothing_is_left_of_a_service_that_ends(engine: DockerEngine, tmp_path: Path, signum: int) -> None:
+def test_ended_service_leaves_nothing_behind(engine: DockerEngine, tmp_path: Path, signum: int) -> None:
     from e2b_code_interpreter import Sandbox
 
-    with running(tmp_path, "--image", "python:*") as service:
+    with running_service(tmp_path, "--image", "python:*") as service:
         for template in ("base", IMAGE):
             sandbox = Sandbox.create(template, **service.options())
             sandbox.commands.run("sleep 600 & exec sleep 600", background=True)
@@ -535,13 +537,13 @@ def test_nothing_is_left_of_a_service_that_ends(engine: DockerEngine, tmp_path: 
         mine = f"-{service.process.pid}-"
 
         def containers() -> list[str]:
-            found = engine.list_labelled("ropewalk.owner")
-            return [each["Id"] for each in found if mine in each["Labels"]["ropewalk.owner"]]
+            labelled = engine.list_labelled("ropewalk.owner")
+            return [each["Id"] for each in labelled if mine in each["Labels"]["ropewalk.owner"]]
 
         assert len(pids) > 5
         assert len(containers()) == 1
         service.process.send_signal(signum)
-        assert service.process.wait(PATIENCE_S) == (0 if signum == signal.SIGTERM else -signum)
+        assert service.process.wait(WAIT_TIMEOUT_S) == (0 if signum == signal.SIGTERM else -signum)
         eventually(lambda: not alive(pids))
         eventually(lambda: not containers())
         assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
@@ -549,25 +551,25 @@ def test_nothing_is_left_of_a_service_that_ends(engine: DockerEngine, tmp_path: 
 
 @pytest.mark.docker
 async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None:
-    warm, made = WarmContainers(1), list[ContainerMachine]()
+    warm, machines_taken = WarmContainers(1), list[ContainerMachine]()
     options = ContainerOptions(memory="512m", network="bridge", read_only=False, tmpfs=())
 
     async def take(image: str = IMAGE, **fields: Any) -> tuple[ContainerMachine, ContainerMachine]:
-        """Return what is handed out, and what waits from then on."""
-        made.append(await warm.take(image, options.model_copy(update=fields)))
+        """Return the machine handed out, and the one that waits from then on."""
+        machines_taken.append(await warm.take(image, options.model_copy(update=fields)))
         assert warm._filling is not None
         await warm._filling
-        return made[-1], warm._ready[0][1]
+        return machines_taken[-1], warm._ready[0][1]
 
     _, waits = await take()
     second, waits_then = await take()
     assert second is waits
-    assert waits_then not in made
+    assert waits_then not in machines_taken
     # One of another kind is no substitute, and takes the place of the one that waits.
     third, of_its_kind = await take(network="none")
     assert (third in (waits, waits_then), waits_then.guest.gone.done()) == (False, True)
     await asyncio.to_thread(of_its_kind._container.remove)
-    await asyncio.wait_for(asyncio.shield(of_its_kind.guest.gone), PATIENCE_S)
+    await asyncio.wait_for(asyncio.shield(of_its_kind.guest.gone), WAIT_TIMEOUT_S)
     fourth, left = await take(network="none")
     assert fourth is not of_its_kind
     # Nor is one of an image that was built again.
@@ -577,16 +579,16 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
         _, old = await take("ropewalk-test-warm:latest")
         engine.call("POST", "/commit", query={"container": fourth._container.id, **named}, body={})
         new, waiting = await take("ropewalk-test-warm:latest")
-        told = await asyncio.to_thread(engine.inspect, new._container.id)
-        assert told["Image"] == engine.call("GET", "/images/ropewalk-test-warm:latest/json")["Id"]
+        inspected = await asyncio.to_thread(engine.inspect, new._container.id)
+        assert inspected["Image"] == engine.call("GET", "/images/ropewalk-test-warm:latest/json")["Id"]
         assert (old in (new, waiting), old.guest.gone.done()) == (False, True)
-        assert len({each._container.id for each in made}) == 6
+        assert len({each._container.id for each in machines_taken}) == 6
     finally:
-        for machine in made:
+        for machine in machines_taken:
             await machine.close()
         await warm.close()
         engine.call("DELETE", "/images/ropewalk-test-warm:latest", query={"force": "true"})
-    ids = {each._container.id for each in (*made, waits_then, of_its_kind, left)}
+    ids = {each._container.id for each in (*machines_taken, waits_then, of_its_kind, left)}
     assert not ids & {each["Id"] for each in engine.list_labelled("ropewalk.owner")}
 
 
@@ -595,7 +597,7 @@ async def test_warm_containers_are_handed_out_once(engine: DockerEngine) -> None
 
 @pytest.mark.docker
 @pytest.mark.interop
-def test_a_server_runs_in_a_sandbox_for_as_long_as_its_owner(
+def test_server_in_a_sandbox_lives_as_long_as_its_owner(
     engine: DockerEngine, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openenv_core.providers.remote.RENEWALS", 20)
@@ -620,15 +622,15 @@ def test_a_server_runs_in_a_sandbox_for_as_long_as_its_owner(
         assert remote.sandbox_id != first
         headers = {"X-API-Key": KEY}
         one = f"{service.url}/sandboxes/{remote.sandbox_id}"
-        begun = httpx.get(one, headers=headers).json()["endAt"]
-        eventually(lambda: httpx.get(one, headers=headers).json()["endAt"] > begun)
+        first_end = httpx.get(one, headers=headers).json()["endAt"]
+        eventually(lambda: httpx.get(one, headers=headers).json()["endAt"] > first_end)
         httpx.delete(one, headers=headers)
         eventually(lambda: not remote.alive)
         eventually(lambda: "is gone" in remote.output())
 
 
 @pytest.mark.interop
-def test_a_provider_says_what_is_wrong(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_reports_what_is_wrong(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SandboxRefusedError, match="no-such-template") as refused:
         RemoteSandboxProvider("no-such-template", **service.options()).start()
     assert refused.value.status == 404
