@@ -128,7 +128,7 @@ async def test_upload_ends_with_its_sandbox() -> None:
 async def request(agent: socket.socket, op: str) -> dict[str, Any]:
     """The next request of this kind that an agent gets."""
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while True:
             head, size = FRAME.unpack(await loop.sock_recv(agent, FRAME.size))
             header: dict[str, Any] = json.loads(await loop.sock_recv(agent, head + size))
@@ -161,7 +161,7 @@ async def test_a_command_that_was_killed_at_its_deadline_has_timed_out_however_l
 
 
 async def test_a_command_whose_client_leaves_during_its_start_has_a_deadline() -> None:
-    async with forged() as (guest, agent):
+    async with guest_with_fake_agent() as (guest, agent):
         events = envd._start(guest, {"process": {"cmd": "sleep"}}, 0.05)
         first = asyncio.create_task(anext(events))
         start = await request(agent, "start")
@@ -174,7 +174,7 @@ async def test_a_cell_that_writes_faster_than_is_read_is_interrupted_before_the_
 ) -> None:
     monkeypatch.setattr(guests, "MAX_BUFFERED", 1000)
     loop, turn = asyncio.get_running_loop(), asyncio.Lock()
-    async with forged() as (guest, agent):
+    async with guest_with_fake_agent() as (guest, agent):
         record: Any = SimpleNamespace(guest=guest, id="id")
         table: Any = SimpleNamespace(spawn=lambda work, _: asyncio.create_task(work))
         lines = interpreter._run(record, table, "c", turn, "code", {})
@@ -188,7 +188,7 @@ async def test_a_cell_that_writes_faster_than_is_read_is_interrupted_before_the_
         assert (await request(agent, "interrupt"))["name"] == "c"
         assert turn.locked()
         await loop.sock_sendall(agent, pack({"stream": "c", "end": 0}))
-        async with asyncio.timeout(PATIENCE_S), turn:
+        async with asyncio.timeout(WAIT_TIMEOUT_S), turn:
             pass
 
 
@@ -215,7 +215,7 @@ class _Session:
 
 
 async def test_a_pause_waits_for_a_fork_and_a_fork_for_no_pause() -> None:
-    async with forged() as (guest, _):
+    async with guest_with_fake_agent() as (guest, _):
         session: Any = _Session()
         machine = ProcessMachine(guest, session, None)
         forking = asyncio.create_task(machine.fork([]))
