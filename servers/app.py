@@ -249,7 +249,7 @@ class EnvironmentApp(FastAPI):
         path = path_of(scope)
         metrics = parts.sessions.metrics
         if metrics.enabled and scope["type"] == "http" and path.startswith(_SESSION_PATHS):
-            receive, send = metrics.http(receive, send)
+            receive, send = metrics.wrap_http(receive, send)
         if scope["type"] == "websocket" and path in parts.routes_of_sockets:
             await parts.routes_of_sockets[path](scope, receive, send)
         elif scope["type"] == "http" and path.startswith(MCP_PATH):

@@ -17,7 +17,7 @@ from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short
 from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, end, keep
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, cancel_task, keep
 from servers.mcp.context import KEY, RequestOrigin
 from servers.mcp.events import RETRY_MS, HeldEvents, RecentEvents
 from servers.mcp.handlers import Handlers, make_server
@@ -147,7 +147,7 @@ class McpEngine:
         tasks = [connection.task for connection in connections if connection.task is not None]
         if self._manager is not None:
             tasks.append(self._manager)
-        await asyncio.gather(*(end(task) for task in tasks))
+        await asyncio.gather(*(cancel_task(task) for task in tasks))
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request; McpRequestRefusedError if it is refused before the SDK sees it."""
@@ -212,7 +212,7 @@ class McpEngine:
                     connection is None
                     or not connection.established
                     or connection.peer.refused
-                    or session.over
+                    or session.ended
                 ):
                     if connection is not None:
                         self._close_connection(connection)
@@ -229,7 +229,7 @@ class McpEngine:
         if (
             connection is None
             or not connection.established
-            or connection.session.over
+            or connection.session.ended
             or named - {connection.session.id}
         ):
             text = "expected the mcp-session-id of a connection, got none of this caller's"
@@ -301,7 +301,7 @@ class McpEngine:
             )
         except RefusalError as refusal:
             raise McpRequestRefusedError.of(refusal) from None
-        if session.used:  # another request has opened it meanwhile
+        if session.was_used:  # another request has opened it meanwhile
             return session, False
         try:
             await self._reset(session)  # marks it as used before the first await
@@ -325,11 +325,11 @@ class McpEngine:
         hub = self._hubs.get(session)
         if hub is None:
             hub = Hub()
-            if session.over:  # `on_over` would never be called
+            if session.ended:  # `on_end` would never be called
                 hub.close()
             else:
                 self._hubs[session] = hub
-                session.on_over = lambda: self._close_session(session)
+                session.on_end = lambda: self._close_session(session)
         return hub
 
     def _close_session(self, session: EnvironmentSession) -> None:
@@ -407,7 +407,7 @@ class McpEngine:
         connection.peer.close()
         await _wait_at_most(connection.transport.terminate(), CLOSE_TIMEOUT_S)
         if connection.task is not None:
-            await end(connection.task)
+            await cancel_task(connection.task)
         connection.events.clear()
 
 
@@ -434,4 +434,4 @@ def _hold_session(session: EnvironmentSession) -> Iterator[None]:
         yield
     finally:
         session.listeners -= 1
-        session.last_use = asyncio.get_running_loop().time()
+        session.last_used_at = asyncio.get_running_loop().time()

@@ -129,7 +129,7 @@ class Handlers:
         _refuse_cursor(params)
 
         async def work(runner: EnvironmentRunner) -> Any:
-            return await runner.call(method) if runner.has(method) else []
+            return await runner.call(method) if runner.has_method(method) else []
 
         declared = self._tooling.list_declared(method)
         return {
@@ -172,7 +172,7 @@ class Handlers:
     async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
         """Answer resources/read."""
         contents, _ = await self._call(
-            ctx, lambda runner, context: runner.begin("read_resource", str(params.uri), context)
+            ctx, lambda runner, context: runner.start_method("read_resource", str(params.uri), context)
         )
         return contents if isinstance(contents, dict) else {"contents": contents}
 
@@ -180,7 +180,7 @@ class Handlers:
         """Answer prompts/get."""
         arguments = params.arguments or {}
         prompt, _ = await self._call(
-            ctx, lambda runner, context: runner.begin("get_prompt", params.name, arguments, context)
+            ctx, lambda runner, context: runner.start_method("get_prompt", params.name, arguments, context)
         )
         if isinstance(prompt, dict):
             return prompt
@@ -192,7 +192,7 @@ class Handlers:
         ref = params.ref.model_dump(mode="json", by_alias=True, exclude_none=True)
         argument = params.argument.model_dump(mode="json", by_alias=True, exclude_none=True)
         result, _ = await self._call(
-            ctx, lambda runner, context: runner.begin("complete", ref, argument, context)
+            ctx, lambda runner, context: runner.start_method("complete", ref, argument, context)
         )
         completion: dict[str, Any] = {
             "values": result.values,

@@ -106,7 +106,7 @@ class JsonRpc:
 
     async def _create(self, caller: Caller, _: _Params) -> Any:
         if caller.session is not None:
-            return {"session_id": self._sessions.hand_out(caller.session)}
+            return {"session_id": self._sessions.assign_id(caller.session)}
         return {"session_id": (await self._sessions.open(caller.owner, wait_s=caller.wait_s)).id}
 
     async def _close(self, caller: Caller, params: _Params) -> Any:

@@ -82,7 +82,7 @@ class ProcessMachine:
 
     async def freeze(self, *, frozen: bool) -> None:
         """Pause or resume all its processes; GuestError if it has forks: their processes cannot be told apart."""
-        if self._session.related:
+        if self._session.has_relatives:
             raise GuestError(
                 "failed_precondition",
                 "expected a sandbox without forks or snapshots, got one with some; end them first",
@@ -110,7 +110,7 @@ class ProcessMachine:
     async def close(self) -> None:
         """End its processes and remove its files."""
         await self.guest.close()
-        if self._session.related:  # its agent ends what it has started once the channel is closed
+        if self._session.has_relatives:  # its agent ends what it has started once the channel is closed
             await asyncio.wait([self._serving], timeout=END_TIMEOUT_S)
         self._serving.cancel()
         await asyncio.gather(self._serving, return_exceptions=True)

@@ -120,7 +120,7 @@ async def test_a_client_that_closes_its_session_has_its_calls_answered() -> None
         bodies = [tool_call("wait", seconds=60) | {"id": number} for number in range(4)]
         calls = [asyncio.create_task(http.post("/mcp", json=body, headers=head)) for body in bodies]
         (session,) = app.sessions.standing
-        await eventually(lambda: session._waiting == 3)
+        await eventually(lambda: session._waiting_calls == 3)
         assert (await http.delete("/mcp", headers=head)).status_code == 200
         for reply in await asyncio.gather(*calls):
             assert "Unknown session_id" in reply.text
@@ -150,7 +150,7 @@ async def test_a_connection_that_leaves_a_session_it_shares_is_not_told_of_its_c
         head = STREAMS | {"mcp-session-id": shared}
         assert (await request(address, "DELETE", "/mcp", None, head)).status_code == 200
         await eventually(lambda: not hub.peers)
-        assert not app.sessions.find("", handle).over
+        assert not app.sessions.find("", handle).ended
 
 
 async def test_what_a_client_says_of_itself_has_bounds() -> None:

@@ -38,7 +38,7 @@ async def test_the_handshake_opens_a_session_and_its_end_closes_it() -> None:
             assert told.structured_content is not None
             assert told.structured_content["episode"] == 1
             assert client.server_info.name == "toolbox"
-        await eventually(lambda: session.over and not ToolBox.living - before)
+        await eventually(lambda: session.ended and not ToolBox.living - before)
         assert app.sessions.active == 0
 
 
@@ -77,7 +77,7 @@ async def test_several_connections_share_the_session_of_a_handle_and_leave_it() 
             await one.call_tool("bump")
             assert text_of(await two.call_tool("bump")) == "2"
         (session,) = app.sessions.standing
-        assert not session.over
+        assert not session.ended
         assert (await rpc(address, "openenv/session/close", {"session_id": handle}))["result"]["closed"]
 
 
@@ -224,11 +224,11 @@ async def test_a_session_that_nobody_uses_ends_and_one_with_an_open_stream_does_
             (listened,) = app.sessions.standing
             await eventually(lambda: listened.listeners == 1)  # the stream of GET
             unused = (await greet(address)).headers["mcp-session-id"]
-            app.sessions._idle_s = 0.2  # from when both stand, however long that took
+            app.sessions._idle_timeout_s = 0.2  # from when both stand, however long that took
             await eventually(lambda: app.sessions.standing == [listened])
             reply = await request(address, "GET", "/mcp", None, STREAMS | {"mcp-session-id": unused})
             assert reply.status_code == 404
-            assert not listened.over
+            assert not listened.ended
         await eventually(lambda: app.sessions.active == 0)
 
 
@@ -248,7 +248,7 @@ async def test_a_client_that_drops_its_connections_holds_nothing_for_ever(
             assert stream.status_code == 200
             (session,) = app.sessions.standing
             await eventually(lambda: session.listeners == 1)
-            app.sessions._idle_s = 0.2  # from when the stream stands, however long that took
+            app.sessions._idle_timeout_s = 0.2  # from when the stream stands, however long that took
         await eventually(lambda: app.sessions.active == 0)
 
 
