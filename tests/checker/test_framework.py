@@ -173,12 +173,12 @@ class Everything(BaseModel):
 @pytest.mark.parametrize("modest", [True, False])
 def test_what_is_drawn_follows_the_schema_and_the_seed(modest: bool) -> None:
     schema = Everything.model_json_schema()
-    drawn = sample(schema, 40, 1, modest=modest)
+    drawn = sample(schema, 40, 1, keep_small=modest)
     assert len(drawn) == 40
     for value in drawn:
         Everything.model_validate_json(json.dumps(value))
-    assert drawn == sample(schema, 40, 1, modest=modest)
-    assert drawn != sample(schema, 40, 2, modest=modest)
+    assert drawn == sample(schema, 40, 1, keep_small=modest)
+    assert drawn != sample(schema, 40, 2, keep_small=modest)
     assert any("metadata" in value for value in drawn) is not modest
 
 

@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
 def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
     """Bases under a name of these tests, made from a source that nobody edits meanwhile."""
     kept = tmp_path_factory.mktemp("kept")
-    placed = installed.place(kept)
+    placed = installed.copy_package(kept)
 
     def place(folder: Path) -> installed.PlacedPackage:
         shutil.copytree(kept, folder, dirs_exist_ok=True)
@@ -78,7 +78,7 @@ def test_a_base_is_made_once_and_again_when_its_parts_change(
     capsys.readouterr()
     assert base.ensure(api, base.Variant.RUNTIME) == runtime
     assert capsys.readouterr().err == ""
-    place = installed.place
+    place = installed.copy_package
 
     def with_more(folder: Path) -> installed.PlacedPackage:
         placed = place(folder)

@@ -31,7 +31,7 @@ def test_a_source_tree_becomes_the_same_wheel_each_time_and_stays_as_it_is(tmp_p
     made = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        placed = installed.place(tmp_path / name)
+        placed = installed.copy_package(tmp_path / name)
         wheel = tmp_path / name / placed.requirement
         made.append(wheel.read_bytes())
         needed = {line.split(">")[0].split("=")[0].split("<")[0] for line in placed.dependencies}
@@ -97,13 +97,13 @@ def test_what_came_from_a_folder_is_made_from_it_again(
     there = Elsewhere(tmp_path / "site", source)
     monkeypatch.setattr(installed, "distribution", lambda _: there.distribution)
     (tmp_path / "made").mkdir()
-    placed = installed.place(tmp_path / "made")
+    placed = installed.copy_package(tmp_path / "made")
     assert placed.requirement == "./ropewalk-9.9-py3-none-any.whl"
     assert placed.dependencies == ("pydantic>=2.9", "fastapi>=0.115")
     shutil.rmtree(source)
     (tmp_path / "none").mkdir()
     with pytest.raises(ConfigurationError, match="reinstall Ropewalk from a source that exists"):
-        installed.place(tmp_path / "none")
+        installed.copy_package(tmp_path / "none")
 
 
 @pytest.mark.usefixtures("no_tree")
@@ -111,7 +111,7 @@ def test_what_came_from_an_index_comes_from_it_again(tmp_path: Path, monkeypatch
     there = Elsewhere(tmp_path / "site")
     monkeypatch.setattr(installed, "distribution", lambda _: there.distribution)
     (tmp_path / "made").mkdir()
-    assert installed.place(tmp_path / "made") == installed.PlacedPackage(
+    assert installed.copy_package(tmp_path / "made") == installed.PlacedPackage(
         "ropewalk==9.8", ("pydantic>=2.9", "fastapi>=0.115", "tomli; python_version < '3.11'")
     )
     assert list((tmp_path / "made").iterdir()) == []
