@@ -248,11 +248,11 @@ class ServerPool(Generic[MemberT]):
             member = self._keeper.take(deadline, timeout_s, stopping)
             lease = PoolLease(member, self._keeper.give_back, self)
             try:
-                fine = healthy(member, LEND_HEALTH_TIMEOUT_S)
+                is_healthy = healthy(member, LEND_HEALTH_TIMEOUT_S)
             except BaseException:
                 lease.close()
                 raise
-            if fine:
+            if is_healthy:
                 return lease
             lease.close()  # it has died since the last health check
 

@@ -241,7 +241,7 @@ async def test_files_are_all_seen_by_looks_at_the_same_time(tmp_path: Path) -> N
         (place / name).touch()
     folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     workspace = Workspace(folder, Limits(), None, bounded=False, path=str(place))
-    first = workspace._walk(everything=True)
+    first = workspace._walk(include_all=True)
     seen = [next(first)[0]]
     assert {info.path for info in workspace.list()} == names
     seen += [path for path, _ in first]
@@ -287,8 +287,8 @@ def test_a_handler_of_the_code_s_own_survives_an_interrupt_at_any_moment(
     def handle(*_: object) -> None:
         raise SystemExit
 
-    monkeypatch.setattr(interrupts, "_install", install)
-    monkeypatch.setattr(interrupts, "_installed", lambda _: installed[0])
+    monkeypatch.setattr(interrupts, "_set_handler", install)
+    monkeypatch.setattr(interrupts, "_get_handler", lambda _: installed[0])
     theirs = interrupts.Interrupts()
     theirs.install()
     theirs.begin()

@@ -27,9 +27,9 @@ from openenv_core.sandbox.inside.interpreter import (
     FILE_PIECE,
     MAX_DESCRIPTORS,
     Furnish,
-    arrange,
     interpret,
     pack,
+    place_descriptors,
     receive,
 )
 
@@ -83,7 +83,7 @@ class _Pipes:
 
     def __init__(self, agent: "Agent", stream: str, pipes: dict[int, str]) -> None:
         self._agent, self._stream, self._pipes = agent, stream, pipes
-        self._owed = 0
+        self._uncredited = 0
         agent.pipes[stream] = self
         for descriptor in pipes:
             os.set_blocking(descriptor, False)
@@ -91,8 +91,8 @@ class _Pipes:
 
     def acknowledge(self, size: int) -> None:
         """Note that the client has received some bytes."""
-        before, self._owed = self._owed, max(0, self._owed - size)
-        if before >= WINDOW > self._owed:
+        before, self._uncredited = self._uncredited, max(0, self._uncredited - size)
+        if before >= WINDOW > self._uncredited:
             for descriptor in self._pipes:
                 self._agent.watch(descriptor, self._read)
 
@@ -120,8 +120,8 @@ class _Pipes:
             self._drop(descriptor)
             return False
         self._agent.send({"stream": self._stream, "pipe": self._pipes[descriptor]}, data)
-        self._owed += len(data)
-        if self._owed >= WINDOW:
+        self._uncredited += len(data)
+        if self._uncredited >= WINDOW:
             for each in self._pipes:
                 self._agent.unwatch(each)
         return True
@@ -208,7 +208,7 @@ class _Life(NamedTuple):
     control: socket.socket
     stdout: int
     stderr: int
-    ours: bool
+    is_child: bool
     """Whether it is a child of the agent, which can be waited for."""
 
 
@@ -238,7 +238,7 @@ class _Context:
             self._signal(signal.SIGKILL)
 
     def restart(self) -> None:
-        self.ended(self.kill())
+        self.on_exit(self.kill())
 
     def kill(self) -> int:
         """Kill the process, and return its exit code."""
@@ -246,16 +246,16 @@ class _Context:
             os.kill(self._life.process, signal.SIGKILL)
         return (
             os.waitstatus_to_exitcode(os.waitpid(self._life.process, 0)[1])
-            if self._life.ours
+            if self._life.is_child
             else -signal.SIGKILL
         )
 
     def reap(self) -> None:
         """Reap the process if it has ended."""
-        if self._life.ours:
+        if self._life.is_child:
             process, status = os.waitpid(self._life.process, os.WNOHANG)
             if process:
-                self.ended(os.waitstatus_to_exitcode(status))
+                self.on_exit(os.waitstatus_to_exitcode(status))
 
     def fork(self, home: str, folder: str) -> int:
         """Fork the interpreter; return the copy's process id. The copy takes the next descriptors the host sends."""
@@ -271,7 +271,7 @@ class _Context:
         finally:
             control.settimeout(None)
 
-    def ended(self, code: int) -> None:
+    def on_exit(self, code: int) -> None:
         """Report the end of the process to the running cell's client, if any, and start another process."""
         if self._running:
             self.pipes.drain()
@@ -292,7 +292,7 @@ class _Context:
         try:
             os.kill(self._life.process, number)
         except ProcessLookupError:  # not a child, which would exist until it is waited for
-            self.ended(-signal.SIGKILL)
+            self.on_exit(-signal.SIGKILL)
 
     def _done(self) -> None:
         self._running, self._kill_at = False, None
@@ -311,7 +311,7 @@ class _Context:
             try:
                 nothing = os.open(os.devnull, os.O_RDONLY)  # in a container, stdin is the host's channel
                 host = [] if self._agent.host is None else [self._agent.host.fileno()]
-                arrange([nothing, to_stdout, to_stderr, theirs.fileno(), *host])
+                place_descriptors([nothing, to_stdout, to_stderr, theirs.fileno(), *host])
                 os.chdir(self.cwd)
                 interpret(socket.socket(fileno=3), self._agent.furnish)
             finally:
@@ -319,7 +319,7 @@ class _Context:
         theirs.close()
         os.close(to_stdout)
         os.close(to_stderr)
-        return _Life(process, control, stdout, stderr, ours=True)
+        return _Life(process, control, stdout, stderr, is_child=True)
 
     def _on_answer(self, _: int) -> None:
         try:
@@ -328,8 +328,8 @@ class _Context:
             # The code has closed or corrupted the channel, so the interpreter cannot be used any more.
             self._agent.unwatch(self._life.control.fileno())
             self._signal(signal.SIGKILL)
-            if not self._life.ours:
-                self.ended(-signal.SIGKILL)
+            if not self._life.is_child:
+                self.on_exit(-signal.SIGKILL)
             return
         self.pipes.drain()
         if "end" in header:
@@ -343,17 +343,17 @@ class _Watcher:
 
     def __init__(self, agent: "Agent", name: str, path: str, recursive: bool, held: bool) -> None:
         self._agent, self._name, self._path, self._recursive = agent, name, path, recursive
-        self._held: list[tuple[str, str]] | None = [] if held else None
-        self._seen = self._snapshot()
+        self._held_events: list[tuple[str, str]] | None = [] if held else None
+        self._last_snapshot = self._snapshot()
 
     def take(self) -> list[tuple[str, str]]:
         """Return the events since the last call."""
-        events, self._held = (self._held or []), []
+        events, self._held_events = (self._held_events or []), []
         return events
 
     def tick(self) -> None:
-        now, before = self._snapshot(), self._seen
-        self._seen = now
+        now, before = self._snapshot(), self._last_snapshot
+        self._last_snapshot = now
         gone = {before[name][0]: name for name in before.keys() - now.keys()}
         events = []
         for name in sorted(now):
@@ -366,8 +366,8 @@ class _Watcher:
             elif now[name][2] != before[name][2]:
                 events.append(("CHMOD", name))
         events += [("REMOVE", name) for name in sorted(gone.values())]
-        if self._held is not None:
-            self._held = [*self._held, *events][-MAX_ENTRIES:]
+        if self._held_events is not None:
+            self._held_events = [*self._held_events, *events][-MAX_ENTRIES:]
             return
         for begin in range(0, len(events), _EVENTS):
             self._agent.send({"stream": self._name, "events": events[begin : begin + _EVENTS]})
@@ -584,21 +584,21 @@ class Agent:
         """In the copy: release the original's resources, and serve the copy's channel."""
         try:
             self._selector.close()  # garbage-collected later, it would close a reused descriptor number
-            control, stdout, stderr, channel, *leads = [
+            control, stdout, stderr, channel, *context_fds = [
                 fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 5) for each in descriptors
             ]
             nothing = os.open(os.devnull, os.O_RDONLY)
-            arrange([nothing, stdout, stderr, control, channel], leads)
+            place_descriptors([nothing, stdout, stderr, control, channel], context_fds)
             home, self._home = self._home, folder
             self._reads = self._writes = 4
             self._clear()
             self.furnish(folder)
-            for (name, cwd, process), (lead, out, err) in zip(
-                contexts, zip(*[iter(leads)] * 3, strict=True), strict=True
+            for (name, cwd, process), (control_fd, out, err) in zip(
+                contexts, zip(*[iter(context_fds)] * 3, strict=True), strict=True
             ):
                 if cwd == home or cwd.startswith(home + "/"):
                     cwd = folder + cwd[len(home) :]
-                life = _Life(process, socket.socket(fileno=lead), out, err, ours=False)
+                life = _Life(process, socket.socket(fileno=control_fd), out, err, is_child=False)
                 self._contexts[name] = _Context(self, name, cwd, life)
             os.write(3, FORKED)
             self.serve()
