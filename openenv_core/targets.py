@@ -87,7 +87,7 @@ def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
     if resolved_kind is TargetKind.PATH:
         path, attribute = split_path(text)
         if not path.exists():
-            raise ConfigurationError(f"expected a folder or file at {text}, got none; check the path")
+            raise ConfigurationError(f"there is no folder or file at {text}; check the path")
         rest = f":{attribute}" if attribute else ""
         return Target(resolved_kind, f"{path.resolve()}{rest}", _enclosing_folder(path))
     if resolved_kind is TargetKind.MODULE:
@@ -233,7 +233,7 @@ def exposed_port(image: str) -> int:
         config = DockerEngine.find().call("GET", f"/images/{image}/json").get("Config") or {}
     except EngineRefusedError as error:
         raise ImageNotFoundError(
-            f"expected an image {image!r} in the local engine, got none; `ropewalk build PATH` makes one"
+            f"the local engine has no image {image!r}; `ropewalk build PATH` makes one"
         ) from error
     ports = [
         int(port)
@@ -366,8 +366,7 @@ def load_app(target: str) -> AppDescription:
     point = next(iter(entry_points(group=APPS)), None)
     if point is None:
         raise ConfigurationError(
-            f"expected an installed package that offers the entry point {APPS}, got none; "
-            "pip install 'ropewalk[server]'"
+            f"no installed package offers the entry point {APPS}; pip install 'ropewalk[server]'"
         )
     with installed_with("server", "the server's packages"):
         load = point.load()

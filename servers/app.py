@@ -398,7 +398,7 @@ def create_app(
     settings = ServerSettings.from_environment(os.environ)
     if concurrency_config is not None:
         if max_concurrent_envs is not None:
-            raise ConfigurationError("expected max_concurrent_envs or concurrency_config, got both")
+            raise ConfigurationError("both max_concurrent_envs and concurrency_config are given; give one")
         max_concurrent_envs = concurrency_config.max_concurrent_envs
         if concurrency_config.session_timeout is not None:
             settings = replace(settings, idle_timeout_s=concurrency_config.session_timeout)

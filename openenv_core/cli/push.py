@@ -93,7 +93,7 @@ def _push_space(arguments: argparse.Namespace) -> int:
     from openenv_core.images.space import check_name, stage, upload
 
     if arguments.registry is not None:
-        raise ConfigurationError("expected --registry or --space, got both; push twice")
+        raise ConfigurationError("both --registry and --space are given; push twice")
     if len(arguments.targets) != 1:
         raise ConfigurationError(f"expected one folder for a Space, got {len(arguments.targets)}")
     check_name(arguments.space)

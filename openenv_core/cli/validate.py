@@ -89,9 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(format_list(checks)))
         return _PASSED
     if arguments.target is None:
-        raise ConfigurationError(
-            "expected what to look at, got nothing; `ropewalk validate .` is this folder"
-        )
+        raise ConfigurationError("no target is given; `ropewalk validate .` is this folder")
     _require_packages()
     junit = None if arguments.junit is None else _read_report_path(arguments.junit)
     console = Console(sys.stdout, len(checks))

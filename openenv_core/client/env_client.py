@@ -114,7 +114,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         queue_timeout_s: float = 1800.0,
     ) -> None:
         if base_url is None and provider is None:
-            raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
+            raise ConfigurationError("neither base_url nor provider is given; pass the server's URL")
         self._client_settings = {name: value for name, value in locals().items() if name not in _NOT_SHARED}
         super().__init__()
         self._urls = validate_urls(base_url)
@@ -244,7 +244,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         if self._conversation is not None:
             raise ConfigurationError(
-                "expected sync() before the client connects, got it after; make a new client"
+                "the client has connected, and sync() comes before that; make a new client"
             )
         return SyncEnvClient(self)
 
@@ -768,9 +768,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def __await__(self) -> Generator[Any, None, EnvClient[ActT, ObsT, StateT]]:
         if self._thread is not None:
-            raise ConfigurationError(
-                "expected await before a client's first use, got it after; make a new one"
-            )
+            raise ConfigurationError("the client was used, and await comes before that; make a new one")
         return self._client.__aenter__().__await__()
 
     def __getattr__(self, name: str) -> Any:

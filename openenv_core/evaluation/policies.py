@@ -64,7 +64,7 @@ class RandomPolicy:
             sampler = Sampler(schema, source)
             return lambda observation: sampler.draw()
         if not tools:
-            raise PolicyError("expected an environment of tools to list some for a random policy, got none")
+            raise PolicyError("the environment lists no tools for the random policy to call")
         samplers = {
             str(tool["name"]): Sampler(tool.get("input_schema") or tool.get("inputSchema") or {}, source)
             for tool in tools

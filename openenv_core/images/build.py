@@ -100,7 +100,7 @@ def plan(
     arguments = dict(build_args or {})
     if base_image is not None:
         if BASE_ARG in arguments:
-            raise ConfigurationError(f"expected --base or --build-arg {BASE_ARG}=..., got both; leave one")
+            raise ConfigurationError(f"both --base and --build-arg {BASE_ARG}=... are given; leave one out")
         if not dockerfile.takes_base:
             raise ConfigurationError(
                 f"expected a Dockerfile that stands on its ARG {BASE_ARG}, which --base gives a value, got "
@@ -200,7 +200,7 @@ def read_build_args(arguments: Sequence[str]) -> dict[str, str]:
 
 def _dockerfile_of(folder: Path, file: str | None) -> str:
     if not folder.is_dir():
-        raise ConfigurationError(f"expected an environment's folder at {folder}, got none; check the path")
+        raise ConfigurationError(f"there is no environment's folder at {folder}; check the path")
     if file is not None:
         path = (folder / file).resolve()
         if not path.is_file() or not path.is_relative_to(folder.resolve()):

@@ -235,7 +235,7 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
     except HFValidationError as error:
         raise ConfigurationError(f"expected a name that the hub allows, got {space!r}: {error}") from error
     except LocalTokenNotFoundError as error:
-        raise NotAllowedError(f"expected a token of the hub, got none; {_LOGIN}") from error
+        raise NotAllowedError(f"there is no token of the hub; {_LOGIN}") from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         text = f"expected the hub to take {space}, got {status}: {error.server_message or error}"

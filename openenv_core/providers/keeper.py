@@ -237,7 +237,7 @@ class PoolKeeper(Generic[MemberT]):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise PoolClosedError("expected an open pool, got one that was closed; make a new one")
+            raise PoolClosedError("the pool is closed; make a new one")
 
     def _require_thread(self) -> None:
         dead = self._dead

@@ -66,7 +66,7 @@ class PoolLease(Generic[MemberT]):
             PoolError: The lease was closed; the port may belong to another container now.
         """
         if self.closed:
-            raise PoolError("expected the lease's container, got one that was given back; take another lease")
+            raise PoolError("the lease's container was given back; take another lease")
         return self._container
 
     @property

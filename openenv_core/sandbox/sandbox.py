@@ -75,7 +75,7 @@ class Sandbox:
             SandboxClosedError: The sandbox was not started.
         """
         if self._isolation is None:
-            raise SandboxClosedError("expected a running sandbox, got one that was not started; start it")
+            raise SandboxClosedError("the sandbox was not started; start it")
         return self._isolation
 
     @property
@@ -180,9 +180,7 @@ class Sandbox:
                 raise
         except OSError as error:  # no process, descriptor or disk space left
             if self._closed:  # the folder of all sessions is removed with the sandbox
-                raise SandboxClosedError(
-                    "expected an open sandbox, got one that was closed meanwhile"
-                ) from error
+                raise SandboxClosedError("the sandbox was closed meanwhile") from error
             raise SandboxUnavailableError(f"expected an interpreter, got none: {error}") from error
 
     async def _ensure_zygote(self) -> Zygote:
@@ -195,7 +193,7 @@ class Sandbox:
                 self._deaths += 1
                 await self._boot_zygote()
         if self._closed or self._zygote is None:
-            raise SandboxClosedError("expected an open sandbox, got one that was closed; make another")
+            raise SandboxClosedError("the sandbox is closed; make another")
         return self._zygote
 
     async def _boot_zygote(self) -> None:
@@ -373,7 +371,7 @@ class SandboxSession:
         """
         worker, workspace = self._worker, self._workspace
         if worker is None or workspace is None or not worker.alive:
-            raise SandboxUnavailableError("expected a running sandbox, got one that has ended")
+            raise SandboxUnavailableError("the sandbox has ended")
         copy = await asyncio.to_thread(partial(workspace.branch, fill=False))
         try:
             forked = await worker.fork_agent(channel, contexts, partial(request_copy, copy.inside))
@@ -468,9 +466,7 @@ class SandboxSession:
         workspace = await self._open_workspace("")
         worker = self._worker
         if worker is None or not self._snapshot:
-            raise ConfigurationError(
-                "expected a session that keeps snapshots, got one without; open it with snapshot=True"
-            )
+            raise ConfigurationError("the session keeps no snapshots; open it with snapshot=True")
         while count:
             copies = await asyncio.to_thread(_copy, workspace, min(count, MAX_BRANCHES_PER_REQUEST))
             try:
@@ -565,7 +561,7 @@ class SandboxSession:
 
     async def _ensure_interpreter(self) -> Workspace:
         if self._closed:
-            raise SandboxClosedError("expected an open session, got one that was closed; open another")
+            raise SandboxClosedError("the session is closed; open another")
         if self._worker is not None and not self._worker.alive:
             if (own := self._worker.describe_own_exit()) is not None:
                 raise _InterpreterExitedError(
@@ -585,7 +581,7 @@ class SandboxSession:
             forked = await self._sandbox._fork_interpreter(self.limits, snapshot=self._snapshot)
             if self._closed:
                 await asyncio.shield(_close_all(*forked))  # type: ignore[unreachable]  # another task has closed it
-                raise SandboxClosedError("expected an open session, got one that was closed while it started")
+                raise SandboxClosedError("the session was closed while it started")
             self._worker, self._workspace = forked
         return self._workspace
 

@@ -218,7 +218,7 @@ class Zygote:
             if not exited.done():
                 exited.set_result(Exit(zygote=True))
             if isinstance(error, OSError):
-                raise SandboxUnavailableError("expected a running zygote, got one that has ended") from None
+                raise SandboxUnavailableError("the zygote has ended") from None
             raise
 
     async def close(self) -> None:

@@ -372,9 +372,7 @@ async def _run_in_task(call: Callable[[], Any]) -> Any:
     except asyncio.CancelledError:
         if count_cancellations() > cancellations:
             raise
-        reason = (
-            "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
-        )
+        reason = "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
         raise ToolFailedError(reason) from None
     finally:
         task.cancel()

@@ -92,7 +92,7 @@ class McpObjectSession:
         """
         with self._lock:
             if self._closed:
-                raise ClientClosedError("expected an open environment, got a tool call after close()")
+                raise ClientClosedError("the environment is closed; no more tools can be called")
             if self._thread is None:
                 self._thread = LoopThread()
         return self._thread.submit(self._call_client, work)
@@ -146,7 +146,7 @@ class McpObjectSession:
         if self._closed:
             return ClientClosedError("expected an open environment, got its close() during a tool call")
         return ToolFailedError(
-            "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
+            "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
         )
 
     def _restart_after(self, error: BaseException) -> ToolFailedError:

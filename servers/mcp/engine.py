@@ -155,7 +155,7 @@ class McpEngine:
         if not self._tooling.possible:
             raise _no_tools()
         if request.in_path is not None and request.in_header not in (None, request.in_path):
-            text = "expected one session, got one in the path and another in the header X-OpenEnv-Session"
+            text = "the path names one session, the header X-OpenEnv-Session another; name one"
             raise McpRequestRefusedError.invalid(text)
         if request.method == INITIALIZE and len(exchange.body) > _MAX_HELLO_BYTES:
             text = f"expected a handshake of at most {_MAX_HELLO_BYTES} bytes, got {len(exchange.body)}"
@@ -168,7 +168,7 @@ class McpEngine:
             await self._initialize(exchange)
         else:
             text = (
-                "expected the header mcp-session-id of a connection, got none; begin with initialize, or send "
+                "the header mcp-session-id is missing; begin with initialize, or send "
                 f"mcp-protocol-version: {MODERN_PROTOCOL_VERSIONS[-1]}"
             )
             raise McpRequestRefusedError.invalid(text)
@@ -232,7 +232,7 @@ class McpEngine:
             or connection.session.ended
             or named - {connection.session.id}
         ):
-            text = "expected the mcp-session-id of a connection, got none of this caller's"
+            text = "the mcp-session-id names no connection of this caller"
             raise McpRequestRefusedError.invalid(text, 404)
         if (
             request.http == "GET"
@@ -355,7 +355,7 @@ class McpEngine:
                 and not candidate.owns
             ]
             if not unused:
-                text = "expected a session with room for another connection, got one that is full; try again later"
+                text = "the session has as many connections as it may have; try again later"
                 raise McpRequestRefusedError(503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text))
             self._close_connection(min(unused, key=lambda candidate: candidate.last_use))
         connection = _Connection(session, owns=owns, held_events=self._held)
@@ -412,7 +412,7 @@ class McpEngine:
 
 
 def _no_tools() -> McpRequestRefusedError:
-    text = "expected an environment with tools, got one that offers none; it is served on /ws and plain HTTP"
+    text = "the environment offers no tools; it is served on /ws and plain HTTP"
     return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text))
 
 

@@ -88,7 +88,7 @@ def _translate(ctx: Ctx, error: BaseException) -> MCPError:
 def _no_handle() -> MCPError:
     """Return the error for a request of the stateless wire that names no session."""
     text = (
-        f"expected a session for this request, got none, and no other client's session is used; {HANDLES}; a client "
+        f"the request names no session, and no other client's session is used; {HANDLES}; a client "
         "that begins with initialize has its own session"
     )
     return MCPError(types.INVALID_PARAMS, text)
@@ -234,7 +234,7 @@ class Handlers:
     def _subscriptions(self, ctx: Ctx) -> set[str]:
         peer = self.origin(ctx).peer
         if peer is None:
-            raise MCPError(types.METHOD_NOT_FOUND, "expected subscriptions/listen, got a subscription")
+            raise MCPError(types.METHOD_NOT_FOUND, "subscribe with subscriptions/listen instead")
         return peer.subscriptions
 
     async def _run_lookup(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
@@ -292,7 +292,7 @@ class Handlers:
 
 def _refuse_cursor(params: types.PaginatedRequestParams) -> None:
     if params.cursor is not None:
-        raise MCPError(types.INVALID_PARAMS, "expected no cursor, got one; every list comes whole")
+        raise MCPError(types.INVALID_PARAMS, "a cursor is not accepted; every list comes whole")
 
 
 def _check_subscriptions(uris: Sequence[str]) -> None:

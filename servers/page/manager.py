@@ -175,7 +175,7 @@ class WebInterfaceManager:
     def _require_visit(self) -> _Visit:
         visit = self._visits.get(self._key())
         if visit is None or visit.session.ended:
-            raise RuntimeError("expected a session, got none; call reset_environment first")
+            raise RuntimeError("there is no session; call reset_environment first")
         return visit
 
     async def _open_visit(self) -> _Visit:

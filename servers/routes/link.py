@@ -355,7 +355,7 @@ class Link:
     def _resume(self, head: wire.ResumeRequest) -> None:
         """Attach this link's socket to the link that a client resumes."""
         if self.last_id >= 0 or self.conversation is None:
-            raise RefusalError(VALIDATION_ERROR, "expected resume as the first request of a connection")
+            raise RefusalError(VALIDATION_ERROR, "resume must be the first request of a connection")
         link = self._links.find(self.owner, head)
         conversation, self.conversation = self.conversation, None
         conversation.resume(link, head)
@@ -473,7 +473,7 @@ class Link:
     async def _open(self, head: wire.OpenRequest) -> None:
         if self._session_id is not None:
             if self.batch.opened_count or head.count > 1:
-                text = "expected to open one session, that which the address names; use another connection for more"
+                text = "the address names the one session of this connection; use another connection for more"
                 raise RefusalError(VALIDATION_ERROR, text)
             session = await self._attached.enter_async_context(
                 self._sessions.attach(self.owner, self._session_id)
@@ -667,7 +667,7 @@ class Links:
         if link is None or not authorized or link.owner != owner or not link.can_resume(request.read):
             raise RefusalError(
                 SESSION_ERROR,
-                "expected a session of yours that is open, or broke off within its lease, got none; open a new one",
+                "no session of yours with this id is open or within its lease; open a new one",
             )
         return link
 

@@ -611,7 +611,7 @@ class FrameDialect:
             if request is None:
                 if not isinstance(text, str):
                     raise RefusalError(
-                        INVALID_JSON, "expected a text frame that holds a JSON object, got a binary frame"
+                        INVALID_JSON, "the frame is binary; send a text frame that holds a JSON object"
                     )
                 request = self._decoder.frame(text)
             kind = type(request)
@@ -695,7 +695,7 @@ class RpcDialect:
         """Return the response to a frame."""
         if not isinstance(text, str):
             fault = JsonRpcFaultError(
-                jsonrpc.PARSE_ERROR, "expected a text frame that holds a request, got a binary frame"
+                jsonrpc.PARSE_ERROR, "the frame is binary; send a text frame that holds a request"
             )
             return self._rpc.fault(None, fault).decode()
         return (await self._rpc.answer_text(text, Caller(session.owner, session))).decode()

@@ -85,7 +85,7 @@ class ProcessMachine:
         if self._session.has_relatives:
             raise GuestError(
                 "failed_precondition",
-                "expected a sandbox without forks or snapshots, got one with some; end them first",
+                "the sandbox has forks or snapshots; end them first",
             )
         self._session.freeze(frozen=frozen)
 
@@ -199,7 +199,7 @@ class ContainerMachine:
         """Raise a GuestError: containers cannot be forked."""
         raise GuestError(
             "unimplemented",
-            "expected a process sandbox, got a container: an engine copies files, but no memory",
+            "a container cannot be forked: an engine copies files, but no memory; use a process sandbox",
         )
 
     async def close(self) -> None:

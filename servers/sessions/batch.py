@@ -232,7 +232,7 @@ class SessionBatch:
         """Return members by number, or all for None. RefusalError: There are none, or not all of these."""
         members, opened_count = self.members, self.opened_count
         if not opened_count:
-            raise RefusalError(SESSION_ERROR, "expected sessions, got none; send a request `open` first")
+            raise RefusalError(SESSION_ERROR, "the connection has no sessions; send a request `open` first")
         if numbers is None:
             return [*members.values()]
         if max(numbers) >= opened_count or len(set(numbers)) < len(numbers):

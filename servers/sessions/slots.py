@@ -136,11 +136,11 @@ class FullError(RefusalError):
     def __init__(
         self, resource: str, in_use: int, cap: int, count: int = 1, *, is_own_limit: bool = False
     ) -> None:
-        self._resource = f"a free {resource}" if count == 1 else f"{count} times a free {resource}"
+        self._problem = f"no free {resource}" if count == 1 else f"no {count} free slots for a {resource}"
         self._usage = f"{in_use} of {cap} in use"
         super().__init__(
             CAPACITY_REACHED,
-            f"expected {self._resource}, got {self._usage}; try again later",
+            f"{self._problem}: {self._usage}; try again later",
             {"active_sessions": in_use, "max_sessions": cap},
         )
         self.is_own_limit = is_own_limit
@@ -149,8 +149,8 @@ class FullError(RefusalError):
     def add_wait(self, waited_s: float, place: int, estimate_s: float | None) -> "FullError":
         """Add how long the request has waited, its place and the estimated wait; return the error itself."""
         within = f" within {waited_s:.3g} s" if waited_s >= 0.1 else ""
-        got = f"{self._usage}, and place {place} in the queue"
-        self.message = f"expected {self._resource}{within}, got {got}; try again later"
+        usage = f"{self._usage}, and place {place} in the queue"
+        self.message = f"{self._problem}{within}: {usage}; try again later"
         self.args = (self.message,)
         self.queue = {"place": place, "waited_s": round(waited_s, 3)}
         if estimate_s is not None:

@@ -137,7 +137,7 @@ class UnknownSnapshotError(RefusalError):
     """There is no such snapshot, or another owner has it; the error is the same for both."""
 
     def __init__(self, snapshot: str) -> None:
-        text = f"expected the id of a snapshot that is kept for you, got {short(snapshot)}; take another"
+        text = f"no snapshot {short(snapshot)} is kept for you; take another"
         super().__init__(VALIDATION_ERROR, text)
 
 

@@ -62,9 +62,9 @@ def test_without_the_checker_s_packages_the_extra_is_named(monkeypatch: Any, cap
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "expected what to look at"),
+        ([], "no target is given"),
         (["nosuchenvironment"], "there are:"),
-        (["./nosuch"], "expected a folder or file"),
+        (["./nosuch"], "there is no folder or file"),
         (["/"], "got neither openenv.yaml nor server/app.py there"),
         (["nosuch.module:app"], "Could not import"),
         (["http://127.0.0.1:1"], "start it first"),

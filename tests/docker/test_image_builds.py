@@ -444,6 +444,6 @@ def test_pushes_that_fail_are_failures_and_others_go_on(
     with running_registry(tmp_path / "more") as registry:
         done = push("ropewalk-test-nothing:1", image, "--registry", registry.address)
         assert done.returncode == 1
-        assert "ropewalk-test-nothing:1 here, got none; `ropewalk build` makes it" in done.stderr
+        assert "no image ropewalk-test-nothing:1 here; `ropewalk build` makes it" in done.stderr
         assert "1 of 2 did not arrive" in done.stderr
         assert done.stdout.startswith(f"{registry.address}/{image}  sha256:")

@@ -112,4 +112,4 @@ def test_a_server_is_asked(
     assert found[url]["name"] == "counter"
     assert found[url]["description"] == "Counts up to a limit."
     assert main(["list", url]) == 2
-    assert "expected a server at" in capsys.readouterr().err
+    assert "no server answers at" in capsys.readouterr().err

@@ -65,10 +65,10 @@ async def test_who_waits_for_his_own_cap_holds_nobody_up() -> None:
 async def test_what_cannot_be_and_what_does_not_fit_in_the_queue_is_refused_at_once() -> None:
     queue = queue_of(2, per_owner=1, waiting=1)
     for count in (2, 3):
-        with pytest.raises(FullError, match=f"{count} times a free session"):
+        with pytest.raises(FullError, match=f"no {count} free slots for a session"):
             await queue.enter("a", count).wait_granted()
     held, waits = queue.enter("a"), queue.enter("a")
-    with pytest.raises(FullError, match=r"got 1 of 1 in use, and place 2 in the queue") as full:
+    with pytest.raises(FullError, match=r": 1 of 1 in use, and place 2 in the queue") as full:
         await queue.enter("a").wait_granted()
     assert full.value.extra == {"active_sessions": 1, "max_sessions": 1}
     assert full.value.queue["place"] == 2

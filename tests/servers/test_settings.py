@@ -82,7 +82,7 @@ def test_slots_are_counted_over_all_workers() -> None:
     with pytest.raises(RefusalError, match="of this token, got 3 of 3"):
         other.acquire("a")
     other.acquire("b")
-    with pytest.raises(RefusalError, match="free session, got 4 of 4"):
+    with pytest.raises(RefusalError, match="no free session: 4 of 4"):
         one.acquire("b")
     assert one.active == other.active == 4
     other.release("b")

@@ -144,9 +144,7 @@ class _Feed:
 
     def write(self, data: bytes) -> None:
         if self.closing:
-            raise _RefusedError(
-                "failed_precondition", "expected a standard input that is open, got a closed one"
-            )
+            raise _RefusedError("failed_precondition", "the standard input is closed")
         if len(self._unread) > WINDOW:
             raise _RefusedError("resource_exhausted", "expected it to read its input, which it does not")
         self._unread += data
@@ -543,7 +541,7 @@ class Agent:
     def _op_fork(self, folder: str, contexts: list[str]) -> None:
         """Fork the agent; the copy has the given contexts, its own folder and channel, and no commands."""
         if self.host is None:
-            raise _RefusedError("unimplemented", "expected a sandbox that can be forked, got one that cannot")
+            raise _RefusedError("unimplemented", "the sandbox cannot be forked")
         home = self._home
 
         def ignore_others(below: str, _: list[str]) -> list[str]:
@@ -651,7 +649,7 @@ class Agent:
 
     def _op_input(self, pid: int, blob: bytes) -> None:
         if (feed := self._command(pid).feed) is None:
-            raise _RefusedError("failed_precondition", "expected a command with stdin=True, got one without")
+            raise _RefusedError("failed_precondition", "the command was started without stdin=True")
         feed.write(blob)
 
     def _op_close_stdin(self, pid: int) -> None:
@@ -737,7 +735,7 @@ class Agent:
     def _op_watch(self, name: str, path: str, recursive: bool, held: bool) -> None:
         if len(self._watchers) >= MAX_WATCHERS:
             raise _RefusedError(
-                "resource_exhausted", f"expected at most {MAX_WATCHERS} watchers, got one more; stop one"
+                "resource_exhausted", f"there are {MAX_WATCHERS} watchers, the most allowed; stop one"
             )
         self._watchers[name] = _Watcher(self, name, self._path(path), recursive, held)
 

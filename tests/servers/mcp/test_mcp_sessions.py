@@ -284,7 +284,7 @@ async def test_an_environment_without_tools_says_so() -> None:
     async with serving(app) as address:
         reply = await greet(address)
         assert reply.status_code == 404
-        assert "offers none" in reply.json()["error"]["message"]
+        assert "offers no tools" in reply.json()["error"]["message"]
 
 
 @pytest.mark.soak
