@@ -146,15 +146,15 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name in ("reset", "step", "close"):
-            awaited = f"{name}_async"
-            if not inspect.iscoroutinefunction(getattr(cls, awaited, None)):
+            async_name = f"{name}_async"
+            if not inspect.iscoroutinefunction(getattr(cls, async_name, None)):
                 continue
             if getattr(cls, name) is vars(Environment)[name]:
-                setattr(cls, name, _make_sync_method(awaited))
-            elif inspect.iscoroutinefunction(vars(cls).get(name)) and awaited not in vars(cls):
+                setattr(cls, name, _make_sync_method(async_name))
+            elif inspect.iscoroutinefunction(vars(cls).get(name)) and async_name not in vars(cls):
                 raise ConfigurationError(
-                    f"{cls.__qualname__}.{name} would never be called: its base has {awaited}, which servers prefer; "
-                    f"call the method {awaited}"
+                    f"{cls.__qualname__}.{name} would never be called: its base has {async_name}, which servers "
+                    f"prefer; call the method {async_name}"
                 )
 
     def close(self) -> Awaitable[None] | None:
@@ -168,8 +168,8 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         called once it is no longer needed. Its attribute `nbytes`, if any, is the memory it takes.
         """
         # References to the instance itself must refer to the restored one.
-        stand_in = object()
-        return stand_in, deepcopy(vars(self), {id(self): stand_in})
+        placeholder = object()
+        return placeholder, deepcopy(vars(self), {id(self): placeholder})
 
     def restore(self, state: Any) -> Awaitable[None] | None:
         """Continue from a snapshot of another instance; may be async.
@@ -179,8 +179,8 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         Args:
             state: The value that `snapshot` returned; must not be modified.
         """
-        stand_in, attributes = state
-        vars(self).update(deepcopy(attributes, {id(stand_in): self}))
+        placeholder, attributes = state
+        vars(self).update(deepcopy(attributes, {id(placeholder): self}))
         return None
 
     def get_metadata(self) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
@@ -246,10 +246,10 @@ def _mark_failure(observation: Any, error: LLMError) -> None:
 def _make_sync_method(name: str) -> Callable[..., Any]:
     """Return a method that runs the coroutine method `name` and waits for it."""
 
-    def wait(self: Any, *args: Any, **options: Any) -> Any:
+    def run_sync(self: Any, *args: Any, **options: Any) -> Any:
         from openenv_core.loop_thread import shared_loop  # asyncio, which most environments do without
 
         return shared_loop().run(getattr(self, name), *args, **options)
 
-    wait.__name__, wait.__doc__ = name.removesuffix("_async"), f"Run `{name}`, and wait for it."
-    return wait
+    run_sync.__name__, run_sync.__doc__ = name.removesuffix("_async"), f"Run `{name}`, and wait for it."
+    return run_sync

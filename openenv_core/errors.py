@@ -286,19 +286,19 @@ def installed_with(extra: str, expected: str, *packages: str) -> Iterator[None]:
         ) from error
 
 
-def lazy_names(module: dict[str, Any], places: Mapping[str, str]) -> Callable[[str], Any]:
+def make_lazy_getattr(module: dict[str, Any], modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a module's `__getattr__` that imports names from their modules on first access."""
 
-    def find(name: str) -> Any:
-        if name not in places:
+    def resolve(name: str) -> Any:
+        if name not in modules:
             raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
-        module[name] = value = getattr(import_module(places[name]), name)
+        module[name] = value = getattr(import_module(modules[name]), name)
         return value
 
-    return find
+    return resolve
 
 
-def former_names(module: dict[str, Any], names: Mapping[str, str]) -> Callable[..., Any]:
+def make_former_getattr(module: dict[str, Any], names: Mapping[str, str]) -> Callable[..., Any]:
     """Return a module's `__getattr__` that resolves the names that errors had before 0.2, with a warning.
 
     Args:
@@ -306,17 +306,17 @@ def former_names(module: dict[str, Any], names: Mapping[str, str]) -> Callable[.
         names: Map from old to new names.
 
     Returns:
-        `find(name, stacklevel=2)`. A module that calls it from its own `__getattr__` passes 3, so that the warning
+        `resolve(name, stacklevel=2)`. A module that calls it from its own `__getattr__` passes 3, so that the warning
         points at the caller.
     """
 
-    def find(name: str, stacklevel: int = 2) -> Any:
+    def resolve(name: str, stacklevel: int = 2) -> Any:
         if name not in names:
             raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
         warnings.warn(f"{name} is now called {names[name]}", DeprecationWarning, stacklevel=stacklevel)
         return module[names[name]]
 
-    return find
+    return resolve
 
 
 FORMER_NAMES: Final = {
@@ -341,23 +341,23 @@ FORMER_NAMES: Final = {
     "ValidationFailed": "ValidationFailedError",
 }
 
-__getattr__ = former_names(globals(), FORMER_NAMES)
+__getattr__ = make_former_getattr(globals(), FORMER_NAMES)
 
 
 MAX_FAULTS: Final = 8
 """Maximum number of validation errors in one message."""
 
 
-def describe_faults(error: "ValidationError", whole: str) -> str:
+def describe_faults(error: "ValidationError", root_name: str) -> str:
     """Format pydantic's errors as `field: message; ...`, without the values, which may be secrets.
 
     Args:
         error: The validation error.
-        whole: Name to show for an error that belongs to no field.
+        root_name: Name to show for an error that belongs to no field.
     """
     details = error.errors(include_url=False, include_input=False, include_context=False)
     faults = [
-        f"{'.'.join(map(str, fault['loc'])) or whole}: {fault['msg']}" for fault in details[:MAX_FAULTS]
+        f"{'.'.join(map(str, fault['loc'])) or root_name}: {fault['msg']}" for fault in details[:MAX_FAULTS]
     ]
     if len(details) > MAX_FAULTS:
         faults.append(f"and {len(details) - MAX_FAULTS} more")

@@ -43,32 +43,32 @@ def guard_command(
     grace_s: float,
     lifeline: int = 0,
     status: int = -1,
-    kept: int = -1,
+    inherited_fd: int = -1,
     folder: str = "",
     everything: bool = False,
 ) -> list[str]:
     """Return a command line that runs `command` under a guard; the module's docstring explains the arguments."""
     scope = "all" if everything else "group"
-    options = [str(lifeline), str(status), str(kept), str(grace_s), folder, scope]
+    options = [str(lifeline), str(status), str(inherited_fd), str(grace_s), folder, scope]
     return [sys.executable, "-I", "-S", __file__, *options, *command]
 
 
 def main(arguments: list[str]) -> int:
     """Run the command until it ends, and return its exit status."""
-    lifeline, status, kept = map(int, arguments[:3])
+    lifeline, status, inherited_fd = map(int, arguments[:3])
     grace_s, folder, everything = float(arguments[3]), arguments[4], arguments[5] == "all"
     command = arguments[6:]
     for fd in {lifeline, status} - {-1}:
         os.set_inheritable(fd, False)
     parent = os.getppid()
-    wake = _open_signal_pipe(signal.SIGCHLD, signal.SIGTERM)
+    signal_pipe = _open_signal_pipe(signal.SIGCHLD, signal.SIGTERM)
     for number in (signal.SIGINT, signal.SIGHUP):  # from a terminal: the program decides what to do
         signal.signal(number, signal.SIG_IGN)
     if everything:
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
     child, error = _start(command, without_input=lifeline == 0)
-    if kept >= 0:
-        os.close(kept)
+    if inherited_fd >= 0:
+        os.close(inherited_fd)
     if child is None:
         _report(status, f"failed {error}")
         sys.stderr.write(f"cannot run {command[0]!r}: {os.strerror(error)}\n")
@@ -76,14 +76,14 @@ def main(arguments: list[str]) -> int:
     if lifeline != 0:
         _close_standard_streams()
     _report(status, f"started {child}")
-    code, requested = _watch(child, lifeline, wake, parent)
+    code, requested = _watch(child, lifeline, signal_pipe, parent)
     if code is None:
         term_wait_s = grace_s if requested and lifeline != 0 else 0.0
-        code = _end(child, wake, term_wait_s, grace_s)
-    _kill_rest(child, everything)
+        code = _end(child, signal_pipe, term_wait_s, grace_s)
+    _kill_remaining(child, everything)
     _report(status, f"ended {code}")
     while requested is None and status >= 0:
-        _, requested = _watch(0, lifeline, wake, parent)
+        _, requested = _watch(0, lifeline, signal_pipe, parent)
     if folder and not requested:
         remove_tree(folder)
     return code if code >= 0 else 128 - code
@@ -112,9 +112,9 @@ def remove_tree(root: str) -> None:
                     continue
                 os.chmod(entry.path, 0o700)  # a folder that cannot be written cannot be moved
                 number += 1
-                above = os.path.join(root, f".{mark}-{number}")
-                os.rename(entry.path, above)
-                folders.append(above)
+                moved_path = os.path.join(root, f".{mark}-{number}")
+                os.rename(entry.path, moved_path)
+                folders.append(moved_path)
         if folder != root:
             with suppress(OSError):
                 os.rmdir(folder)
@@ -188,16 +188,16 @@ def _report(status: int, line: str) -> None:
         os.write(status, line.encode() + b"\n")
 
 
-def _watch(child: int, lifeline: int, wake: int, parent: int) -> "tuple[int | None, bool | None]":
+def _watch(child: int, lifeline: int, signal_pipe: int, parent: int) -> "tuple[int | None, bool | None]":
     """Wait for an event; return the child's exit code, if it has ended, and whether the end was requested.
 
     The second is True for a byte on the lifeline or SIGTERM; False if the lifeline ended without a byte or the program
     died; and None if only the child has ended.
     """
     while True:
-        ready = _wait_readable(PARENT_CHECK_INTERVAL_S, lifeline, wake)
-        if wake in ready:
-            os.read(wake, 512)
+        ready = _wait_readable(PARENT_CHECK_INTERVAL_S, lifeline, signal_pipe)
+        if signal_pipe in ready:
+            os.read(signal_pipe, 512)
         code = _reap(child)
         if lifeline in ready:
             return code, bool(os.read(lifeline, 1))
@@ -231,23 +231,23 @@ def _reap(child: int) -> "int | None":
             code = os.waitstatus_to_exitcode(status)
 
 
-def _end(child: int, wake: int, term_wait_s: float, grace_s: float) -> int:
+def _end(child: int, signal_pipe: int, term_wait_s: float, grace_s: float) -> int:
     """End the command: wait `term_wait_s`, if any, after its input was closed, then SIGTERM, then SIGKILL."""
-    if term_wait_s and (code := _wait(child, wake, term_wait_s)) is not None:
+    if term_wait_s and (code := _wait(child, signal_pipe, term_wait_s)) is not None:
         return code
     _signal_group(child, signal.SIGTERM)
-    if (code := _wait(child, wake, grace_s)) is not None:
+    if (code := _wait(child, signal_pipe, grace_s)) is not None:
         return code
     _signal_group(child, signal.SIGKILL)
-    code = _wait(child, wake, KILL_TIMEOUT_S)
+    code = _wait(child, signal_pipe, KILL_TIMEOUT_S)
     return -signal.SIGKILL if code is None else code
 
 
-def _wait(child: int, wake: int, seconds: float) -> "int | None":
+def _wait(child: int, signal_pipe: int, seconds: float) -> "int | None":
     deadline = time.monotonic() + seconds
     while (code := _reap(child)) is None and (left := deadline - time.monotonic()) > 0:
-        if _wait_readable(left, wake):
-            os.read(wake, 512)
+        if _wait_readable(left, signal_pipe):
+            os.read(signal_pipe, 512)
     return code
 
 
@@ -257,16 +257,16 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-def _kill_rest(child: int, everything: bool) -> None:
+def _kill_remaining(child: int, everything: bool) -> None:
     """Kill the rest of the command's group and, with `everything`, its other descendants until none is left."""
     _signal_group(child, signal.SIGKILL)
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while everything and time.monotonic() < deadline:
         _reap(child)
-        left = _descendants()
-        if not left:
+        remaining = _descendants()
+        if not remaining:
             return
-        for pid in left:
+        for pid in remaining:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(POLL_INTERVAL_S)

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError, LLMError
-from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, plain
+from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, to_plain_text
 from openenv_core.tools.specs import openai_tools
 
 REQUEST_TIMEOUT_S: Final = 600.0
@@ -194,7 +194,7 @@ class OpenAIClient(_HostedClient):
         try:
             return answer.choices[0].message
         except (AttributeError, IndexError, TypeError) as error:
-            got = _shown(str(answer), self._key)
+            got = _redact(str(answer), self._key)
             raise LLMError(f"expected a chat completion of {self.base_url}, got {got}") from error
 
 
@@ -256,7 +256,7 @@ def create_llm_client(
     Raises:
         ValueError: There is no such provider.
     """
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "api_key": api_key,
         "system_prompt": system_prompt,
         "temperature": temperature,
@@ -264,12 +264,12 @@ def create_llm_client(
     }
     match provider.lower():
         case "openai":
-            fixed = model.startswith(FIXED_SAMPLING_MODELS)
+            has_fixed_sampling = model.startswith(FIXED_SAMPLING_MODELS)
             return OpenAIClient(
-                "https://api.openai.com", 443, model, use_max_completion_tokens=fixed, **given
+                "https://api.openai.com", 443, model, use_max_completion_tokens=has_fixed_sampling, **options
             )
         case "anthropic":
-            return AnthropicClient("https://api.anthropic.com", 443, model, **given)
+            return AnthropicClient("https://api.anthropic.com", 443, model, **options)
     raise ValueError(f"expected provider to be 'openai' or 'anthropic', got {provider!r}")
 
 
@@ -287,7 +287,7 @@ class AsyncOpenAI:
         names = "endpoint", "api_key"
         try:
             client = EndpointClient(
-                self._url, None, connections=1, longest=MAX_ANSWER_BYTES, key=self._key, names=names
+                self._url, None, connections=1, max_bytes=MAX_ANSWER_BYTES, key=self._key, names=names
             )
             try:
                 async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -308,13 +308,13 @@ def _read(text: bytes, key: str) -> Any:
     try:
         return json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
     except ValueError as error:
-        got = _shown(text.decode(errors="replace"), key)
+        got = _redact(text.decode(errors="replace"), key)
         raise LLMError(f"expected a chat completion, got {got!r}") from error
 
 
-def _shown(text: str, key: str) -> str:
+def _redact(text: str, key: str) -> str:
     """Return the beginning of an answer, with the API key redacted, because a server may echo it."""
-    return plain(text.replace(key.strip(), "***"), 200)
+    return to_plain_text(text.replace(key.strip(), "***"), 200)
 
 
 def _clean_mcp_schema(schema: Any) -> dict[str, Any]:

@@ -152,13 +152,13 @@ class LoopThread:
         self._ready.wait()
         loop = self._loop
         if loop is None or not self._alive():
-            raise ClientClosedError("expected a running thread, got one that has ended; make a new one")
+            raise ClientClosedError("the thread has ended; make a new one")
         coroutine = work(*args, **options)
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, loop)
         except RuntimeError:  # the loop has closed just now
             coroutine.close()
-            raise ClientClosedError("expected a running thread, got one that has ended meanwhile") from None
+            raise ClientClosedError("the thread has ended meanwhile") from None
 
     def stop(self) -> None:
         """Stop the thread and cancel its tasks. Idempotent."""

@@ -129,8 +129,8 @@ def _field(holder: object, name: str) -> Any:
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
-def _one_line(mark: object, otherwise: str) -> str:
-    """Return a mark's text, stripped; "" if it is not set, `otherwise` if it is only True."""
+def _one_line(mark: object, default: str) -> str:
+    """Return a mark's text, stripped; "" if it is not set, `default` if it is only True."""
     if mark is True:
-        return otherwise
+        return default
     return str(mark).strip() if mark else ""

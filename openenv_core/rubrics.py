@@ -162,7 +162,7 @@ class Rubric(ABC):
         rubric = self
         for name in path.split("."):
             if name not in rubric._children:
-                raise KeyError(f"expected a rubric at {path!r}, got none called {name!r}")
+                raise KeyError(f"there is no rubric {name!r} in {path!r}")
             rubric = rubric._children[name]
         return rubric
 

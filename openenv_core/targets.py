@@ -87,7 +87,7 @@ def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
     if resolved_kind is TargetKind.PATH:
         path, attribute = split_path(text)
         if not path.exists():
-            raise ConfigurationError(f"expected a folder or file at {text}, got none; check the path")
+            raise ConfigurationError(f"there is no folder or file at {text}; check the path")
         rest = f":{attribute}" if attribute else ""
         return Target(resolved_kind, f"{path.resolve()}{rest}", _enclosing_folder(path))
     if resolved_kind is TargetKind.MODULE:
@@ -207,10 +207,10 @@ def variables_for(text: str, argument: str) -> dict[str, str]:
         ConfigurationError: It has no openenv.yaml, or one without variables.
     """
     folder = target_of(text).folder
-    listed = (
+    variables = (
         read_keys(folder).get("variables") if folder is not None and (folder / MANIFEST).is_file() else None
     )
-    first = next(iter(listed), None) if isinstance(listed, Mapping | list) else None
+    first = next(iter(variables), None) if isinstance(variables, Mapping | list) else None
     name = first.get("name") if isinstance(first, Mapping) else first
     if not isinstance(name, str):
         raise ConfigurationError(
@@ -233,7 +233,7 @@ def exposed_port(image: str) -> int:
         config = DockerEngine.find().call("GET", f"/images/{image}/json").get("Config") or {}
     except EngineRefusedError as error:
         raise ImageNotFoundError(
-            f"expected an image {image!r} in the local engine, got none; `ropewalk build PATH` makes one"
+            f"the local engine has no image {image!r}; `ropewalk build PATH` makes one"
         ) from error
     ports = [
         int(port)
@@ -262,8 +262,8 @@ def _is_path(text: str) -> bool:
 def split_path(text: str) -> tuple[Path, str]:
     """Split `FILE:ATTRIBUTE` into path and attribute; the attribute is "" if there is none."""
     path = Path(text).expanduser()
-    before, colon, attribute = text.rpartition(":")
-    file = Path(before).expanduser()
+    file_part, colon, attribute = text.rpartition(":")
+    file = Path(file_part).expanduser()
     return (file, attribute) if colon and not path.exists() and file.is_file() else (path, "")
 
 
@@ -280,16 +280,16 @@ def find_module(module: str) -> Path | None:
 
     The working directory is searched before `sys.path`.
     """
-    top, *rest = module.split(".")
-    if not all(name_part.isidentifier() for name_part in (top, *rest)):
+    package, *rest = module.split(".")
+    if not all(name_part.isidentifier() for name_part in (package, *rest)):
         return None
     importlib.invalidate_caches()
-    spec = PathFinder.find_spec(top, [str(Path.cwd()), *sys.path])
+    spec = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
     if spec is None:
         # Editable installs have finders of their own.
         with suppress(ImportError, ValueError):
-            spec = find_spec(top)
-    name = top
+            spec = find_spec(package)
+    name = package
     for name_part in rest:
         if spec is None or spec.submodule_search_locations is None:
             return None
@@ -306,7 +306,7 @@ def package_of(name: str) -> str | None:
     """Return the package of an environment's name, `envs.*` first; None if there is none."""
     short = name.lower().replace("-", "_").removesuffix(_SUFFIX)
     for package in (f"envs.{short}{_SUFFIX}", f"{short}{_SUFFIX}") if short.isidentifier() else ():
-        if (place := find_module(package)) is not None and (place / "server").is_dir():
+        if (folder := find_module(package)) is not None and (folder / "server").is_dir():
             return package
     return None
 
@@ -366,8 +366,7 @@ def load_app(target: str) -> AppDescription:
     point = next(iter(entry_points(group=APPS)), None)
     if point is None:
         raise ConfigurationError(
-            f"expected an installed package that offers the entry point {APPS}, got none; "
-            "pip install 'ropewalk[server]'"
+            f"no installed package offers the entry point {APPS}; pip install 'ropewalk[server]'"
         )
     with installed_with("server", "the server's packages"):
         load = point.load()

@@ -40,14 +40,18 @@ def tracer() -> "Tracer | None":
         ConfigurationError: The variables require a package that is not installed.
     """
     exporters = _first(EXPORTER) or ("otlp" if _first(*_ENDPOINTS) else "")
-    loaded = sys.modules.get("opentelemetry.trace")
-    provided = loaded is not None and not isinstance(loaded.get_tracer_provider(), loaded.ProxyTracerProvider)
-    if exporters == "none" or _first("OTEL_SDK_DISABLED").lower() == "true" or not (exporters or provided):
+    api = sys.modules.get("opentelemetry.trace")
+    has_provider = api is not None and not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)
+    if (
+        exporters == "none"
+        or _first("OTEL_SDK_DISABLED").lower() == "true"
+        or not (exporters or has_provider)
+    ):
         return None
     with installed_with("otel", "OpenTelemetry's SDK, which OTEL_* variables ask for"):
         from opentelemetry import trace
 
-        if not provided:
+        if not has_provider:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -88,11 +92,11 @@ async def flush() -> None:
 @contextmanager
 def traced(name: str, **attributes: str | int | float) -> Iterator[None]:
     """Run the block in a span, if tracing is on. An exception of the block is recorded."""
-    if (made_by := tracer()) is None:
+    if (active_tracer := tracer()) is None:
         yield
         return
-    named = {f"ropewalk.{key}": value for key, value in attributes.items()}
-    with made_by.start_as_current_span(name, attributes=named):
+    span_attributes = {f"ropewalk.{key}": value for key, value in attributes.items()}
+    with active_tracer.start_as_current_span(name, attributes=span_attributes):
         yield
 
 
@@ -119,15 +123,17 @@ class EpisodeSpans:
         """Return an awaitable of a reply's data, run in a span. A reset starts an episode's span; `done` ends it."""
         return work if self._tracer is None else self._request(self._tracer, name, work)
 
-    async def _request(self, made_by: "Tracer", name: str, work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    async def _request(
+        self, active_tracer: "Tracer", name: str, work: Awaitable[dict[str, Any]]
+    ) -> dict[str, Any]:
         from opentelemetry import trace
 
         if name == "reset" or self._episode is None:
             self.end()
-            self._episode = made_by.start_span("episode")
+            self._episode = active_tracer.start_span("episode")
         episode = trace.set_span_in_context(self._episode)
         try:
-            with made_by.start_as_current_span(name, episode, trace.SpanKind.CLIENT) as span:
+            with active_tracer.start_as_current_span(name, episode, trace.SpanKind.CLIENT) as span:
                 data = await work
                 done, reward = data.get("done") is True, data.get("reward")
                 span.set_attribute("ropewalk.done", done)
@@ -169,7 +175,7 @@ def served_span(
     Yields:
         A function that records the text of an error reply.
     """
-    if traceparent is None or (made_by := tracer()) is None:
+    if traceparent is None or (active_tracer := tracer()) is None:
         yield lambda error: None
         return
     from opentelemetry import trace
@@ -179,7 +185,9 @@ def served_span(
     began_ns = time.time_ns() - int(waited_s * 1e9)
     parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
     attributes = {"ropewalk.environment": environment}
-    span = made_by.start_span(f"serve {name}", parent, trace.SpanKind.SERVER, attributes, start_time=began_ns)
+    span = active_tracer.start_span(
+        f"serve {name}", parent, trace.SpanKind.SERVER, attributes, start_time=began_ns
+    )
     runner.spent_s = 0.0
     try:
         with trace.use_span(span):
@@ -188,6 +196,6 @@ def served_span(
         now = time.time_ns()
         if runner.spent_s:
             start = max(began_ns, now - int(runner.spent_s * 1e9))
-            inside = trace.set_span_in_context(span)
-            made_by.start_span(f"environment {name}", inside, start_time=start).end(now)
+            context = trace.set_span_in_context(span)
+            active_tracer.start_span(f"environment {name}", context, start_time=start).end(now)
         span.end(now)

@@ -1,6 +1,6 @@
 """The tree of errors that the bridge raises."""
 
-from openenv_core.errors import former_names
+from openenv_core.errors import make_former_getattr
 
 
 class BridgeError(Exception):
@@ -131,7 +131,7 @@ class StatusError(BridgeError):
     """A run's status cannot be read, or the response is not that of a run."""
 
 
-__getattr__ = former_names(
+__getattr__ = make_former_getattr(
     globals(),
     {
         "EngineFailed": "EngineFailedError",

@@ -249,7 +249,7 @@ class EnvironmentApp(FastAPI):
         path = path_of(scope)
         metrics = parts.sessions.metrics
         if metrics.enabled and scope["type"] == "http" and path.startswith(_SESSION_PATHS):
-            receive, send = metrics.http(receive, send)
+            receive, send = metrics.wrap_http(receive, send)
         if scope["type"] == "websocket" and path in parts.routes_of_sockets:
             await parts.routes_of_sockets[path](scope, receive, send)
         elif scope["type"] == "http" and path.startswith(MCP_PATH):
@@ -398,7 +398,7 @@ def create_app(
     settings = ServerSettings.from_environment(os.environ)
     if concurrency_config is not None:
         if max_concurrent_envs is not None:
-            raise ConfigurationError("expected max_concurrent_envs or concurrency_config, got both")
+            raise ConfigurationError("both max_concurrent_envs and concurrency_config are given; give one")
         max_concurrent_envs = concurrency_config.max_concurrent_envs
         if concurrency_config.session_timeout is not None:
             settings = replace(settings, idle_timeout_s=concurrency_config.session_timeout)

@@ -150,7 +150,7 @@ class Executor:
         self.limit = _MAX_ABANDONED
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether abandoned calls have reached their limit."""
         return self.abandoned >= self.limit
 
@@ -173,11 +173,11 @@ class Executor:
                 if call.outcome is not None:
                     self._reject(call.outcome, pool)
                 elif not self.abort(call, pool, lambda outcome: self._reject(outcome, pool)):
-                    self.end(pool)
+                    self.close_pool(pool)
                 raise
         if succeeded and _is_environment(value):
             return EnvironmentRunner(value, self, pool)
-        self.end(pool)
+        self.close_pool(pool)
         if succeeded:
             raise TypeError(
                 f"expected an environment with reset and step, got {type(value).__name__}; "
@@ -185,12 +185,12 @@ class Executor:
             )
         raise value
 
-    def end(self, pool: ThreadPool) -> None:
+    def close_pool(self, pool: ThreadPool) -> None:
         """Let the threads of a pool end, unless it is the shared one."""
         if pool is not self.pool:
             pool.close()
 
-    def abort(self, call: ThreadCall, pool: ThreadPool, then: Callable[[Outcome], None]) -> bool:
+    def abort(self, call: ThreadCall, pool: ThreadPool, on_end: Callable[[Outcome], None]) -> bool:
         """Abandon a call that has no outcome yet.
 
         An environment's own single thread is not replaced, since the environment has to be closed in it.
@@ -198,7 +198,7 @@ class Executor:
         Args:
             call: The call.
             pool: Its pool.
-            then: Called with the outcome once the call ends, if it occupies a thread.
+            on_end: Called with the outcome once the call ends, if it occupies a thread.
 
         Returns:
             Whether the call occupies a thread.
@@ -208,12 +208,12 @@ class Executor:
 
         def on_outcome(outcome: Outcome) -> None:
             self.abandoned -= 1
-            then(outcome)
+            on_end(outcome)
 
         self.abandoned += 1
         if self.abandoned == self.limit:
             logger.error("%d abandoned calls hold a thread each; new sessions are refused", self.abandoned)
-        call.then = on_outcome
+        call.on_outcome = on_outcome
         return True
 
     def _reject(self, outcome: Outcome, pool: ThreadPool) -> None:
@@ -222,7 +222,7 @@ class Executor:
         if succeeded and _is_environment(value):
             EnvironmentRunner(value, self, pool).discard()
         else:
-            self.end(pool)
+            self.close_pool(pool)
 
 
 class EnvironmentRunner:
@@ -257,36 +257,36 @@ class EnvironmentRunner:
         self,
         options: Mapping[str, Any],
         *,
-        here: bool = False,
+        inline: bool = False,
         resume: Callable[[Outcome], None] | None = None,
     ) -> Observation:
-        """Start an episode, with those options that the environment accepts. `here` and `resume`: see `_run`."""
+        """Start an episode, with those options that the environment accepts. `inline` and `resume`: see `_run`."""
         return await self._run(  # type: ignore[no-any-return]
-            self._reset, options=self.plan.reset_options.accept(options), here=here, resume=resume
+            self._reset, options=self.plan.reset_options.accept(options), inline=inline, resume=resume
         )
 
-    def reset_here(self, options: Mapping[str, Any]) -> Observation | Coroutine[Any, Any, Observation]:
+    def reset_inline(self, options: Mapping[str, Any]) -> Observation | Coroutine[Any, Any, Observation]:
         """Start an episode in the calling thread; return a coroutine to await if the environment's method is async."""
         observation = self._call(self._reset, **self.plan.reset_options.accept(options))
-        return observation if isinstance(observation, Observation) else self._finish(observation, here=True)
+        return observation if isinstance(observation, Observation) else self._finish(observation, inline=True)
 
-    def step_here(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
+    def step_inline(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
         """Apply an action in the calling thread; return a coroutine to await if the environment's method is async."""
         observation = self._call(self._step, action)
-        return observation if isinstance(observation, Observation) else self._finish(observation, here=True)
+        return observation if isinstance(observation, Observation) else self._finish(observation, inline=True)
 
     async def step(
         self,
         action: Action,
         options: Mapping[str, Any] | None = None,
         *,
-        here: bool = False,
+        inline: bool = False,
         resume: Callable[[Outcome], None] | None = None,
     ) -> Observation:
-        """Apply an action. With `here`, in the calling thread and without options; `resume`: see `_run`."""
+        """Apply an action. With `inline`, in the calling thread and without options; `resume`: see `_run`."""
         plan = self.plan
-        if here or (plan.inline and not options):
-            observation = self.step_here(action)
+        if inline or (plan.inline and not options):
+            observation = self.step_inline(action)
             return observation if isinstance(observation, Observation) else await observation
         return await self._run(  # type: ignore[no-any-return]
             self._step,
@@ -296,26 +296,26 @@ class EnvironmentRunner:
             resume=resume,
         )
 
-    async def state(self, *, here: bool = False, resume: Callable[[Outcome], None] | None = None) -> State:
-        """Read the environment's state. `here` and `resume`: see `_run`."""
+    async def state(self, *, inline: bool = False, resume: Callable[[Outcome], None] | None = None) -> State:
+        """Read the environment's state. `inline` and `resume`: see `_run`."""
         return await self._run(  # type: ignore[no-any-return]
-            lambda: self.environment.state, here=here, resume=resume
+            lambda: self.environment.state, inline=inline, resume=resume
         )
 
-    async def call(self, name: str, *args: Any, unclaimed: Callable[[Any], None] | None = None) -> Any:
+    async def call(self, name: str, *args: Any, on_unclaimed: Callable[[Any], None] | None = None) -> Any:
         """Run another method of the environment.
 
         Args:
             name: Name of the method.
             *args: Its arguments.
-            unclaimed: Called on the event loop with the result of a method in a thread whose caller was cancelled.
+            on_unclaimed: Called on the event loop with the result of a method in a thread whose caller was cancelled.
 
         Raises:
             AttributeError: The environment has no such method.
         """
-        return await self._run(getattr(self.environment, name), args, unclaimed=unclaimed)
+        return await self._run(getattr(self.environment, name), args, on_unclaimed=on_unclaimed)
 
-    async def begin(self, name: str, *args: Any) -> Any:
+    async def start_method(self, name: str, *args: Any) -> Any:
         """Call another method of the environment without awaiting its result.
 
         Returns:
@@ -327,11 +327,11 @@ class EnvironmentRunner:
         """
         return await self._run(getattr(self.environment, name), args, finish=False)
 
-    def submit(self, fn: Callable[[], Any], then: Callable[[Outcome], None]) -> ThreadCall:
-        """Run a function in the environment's threads; `then` gets the outcome on the event loop, unless abandoned."""
-        return self._pool.submit(fn, then=then, together=True)
+    def submit(self, fn: Callable[[], Any], on_outcome: Callable[[Outcome], None]) -> ThreadCall:
+        """Run a function in the environment's threads; `on_outcome` is called on the event loop, unless abandoned."""
+        return self._pool.submit(fn, on_outcome=on_outcome, batched=True)
 
-    def drop(self, call: ThreadCall) -> bool:
+    def cancel_unstarted(self, call: ThreadCall) -> bool:
         """Cancel a call if no thread has started it yet; return whether that was so."""
         return not self._pool.abort(call, started=False)
 
@@ -344,7 +344,7 @@ class EnvironmentRunner:
         """Whether the environment has tools to list and call."""
         return is_tool_host(self.environment)
 
-    def has(self, name: str) -> bool:
+    def has_method(self, name: str) -> bool:
         """Whether the environment has a method of that name."""
         return callable(getattr(self.environment, name, None))
 
@@ -367,13 +367,13 @@ class EnvironmentRunner:
 
     async def _close(self) -> None:
         loop = asyncio.get_running_loop()
-        end_own_pool = partial(self._executor.end, self._pool)
+        end_own_pool = partial(self._executor.close_pool, self._pool)
         try:
             # The time limit starts once `close` runs: while it waits for a thread, it does not hang itself.
             async with asyncio.timeout(None) as deadline:
                 await self._run(
                     getattr(self.environment, self.plan.close),
-                    then=end_own_pool,
+                    on_late_end=end_own_pool,
                     on_begin=lambda: deadline.reschedule(loop.time() + CLOSE_TIMEOUT_S),
                 )
         except FATAL:
@@ -388,22 +388,22 @@ class EnvironmentRunner:
         if self._closing is None and self._abandoned is None:
             self._closing = keep(asyncio.create_task(self._close()))
 
-    def on_free(self, then: Callable[[], None]) -> None:
-        """Call `then` when no abandoned call runs and the environment is not closing; possibly at once."""
+    def on_free(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when no abandoned call runs and the environment is not closing; possibly at once."""
         abandoned, closing = self._abandoned, self._closing
         if abandoned is not None:
-            previous = abandoned.then
+            previous = abandoned.on_outcome
 
             def on_outcome(outcome: Outcome) -> None:
                 if previous is not None:
                     previous(outcome)
-                self.on_free(then)
+                self.on_free(callback)
 
-            abandoned.then = on_outcome
+            abandoned.on_outcome = on_outcome
         elif closing is not None and not closing.done():
-            closing.add_done_callback(lambda _: self.on_free(then))
+            closing.add_done_callback(lambda _: self.on_free(callback))
         else:
-            then()
+            callback()
 
     async def _run(
         self,
@@ -413,11 +413,11 @@ class EnvironmentRunner:
         *,
         on_loop: bool | None = None,
         finish: bool = True,
-        here: bool = False,
+        inline: bool = False,
         resume: Callable[[Outcome], None] | None = None,
-        then: Callable[[], None] | None = None,
+        on_late_end: Callable[[], None] | None = None,
         on_begin: Callable[[], None] | None = None,
-        unclaimed: Callable[[Any], None] | None = None,
+        on_unclaimed: Callable[[Any], None] | None = None,
     ) -> Any:
         """Run a method, on the event loop or in a thread, and await its result if that is awaitable.
 
@@ -427,14 +427,14 @@ class EnvironmentRunner:
             options: Its keyword arguments.
             on_loop: Whether to call it on the event loop; by default as its kind and class require.
             finish: Await an awaitable result; otherwise return it.
-            here: Call the method in the calling thread; see `_finish`.
+            inline: Call the method in the calling thread; see `_finish`.
             resume: Resumes this coroutine where it runs outside of a task: called on the event loop with the outcome
                 of the call in a thread, which is the first wait.
-            then: Called when an abandoned call has ended; by default `discard`.
+            on_late_end: Called when an abandoned call has ended; by default `discard`.
             on_begin: Called on the event loop when the method starts, which may be after a wait for a thread.
-            unclaimed: See `call`.
+            on_unclaimed: See `call`.
         """
-        if here:
+        if inline:
             on_loop = True
         elif on_loop is None:
             on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)
@@ -443,26 +443,28 @@ class EnvironmentRunner:
                 on_begin()
             result = self._call(fn, *args, **options)
         else:
-            call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin, then=resume)
+            call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin, on_outcome=resume)
             try:
                 succeeded, result = await (call.waiter if resume is None else call)
             except (asyncio.CancelledError, GeneratorExit):
                 if call.outcome is None:
-                    self._abandon(call, then or self.discard, unclaimed)
+                    self._abandon(call, on_late_end or self.discard, on_unclaimed)
                 else:
-                    _discard_outcome(call.outcome, unclaimed)
+                    _discard_outcome(call.outcome, on_unclaimed)
                 raise
             self.spent_s = call.spent_s
             if not succeeded:
                 raise result
-        here = here or self.plan.inline or resume is not None
+        inline = inline or self.plan.inline or resume is not None
         return (
-            result if not finish or isinstance(result, Observation) else await self._finish(result, here=here)
+            result
+            if not finish or isinstance(result, Observation)
+            else await self._finish(result, inline=inline)
         )
 
     def _call(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
         """Call a method in the calling thread, and measure its time."""
-        began = perf_counter()
+        started_at = perf_counter()
         try:
             return fn(*args, **options)
         except FATAL:
@@ -470,23 +472,23 @@ class EnvironmentRunner:
         except BaseException as error:
             raise contain(error) from error
         finally:
-            self.spent_s = perf_counter() - began
+            self.spent_s = perf_counter() - started_at
 
-    async def _finish(self, result: Any, *, here: bool) -> Any:
+    async def _finish(self, result: Any, *, inline: bool) -> Any:
         """Await a method's result if it is awaitable, and add the time to the method's.
 
-        With `here`, which may be in a thread, this waits once first, so that the caller can resume it on the event
+        With `inline`, which may be in a thread, this waits once first, so that the caller can resume it on the event
         loop (`start_eagerly`).
         """
         if not inspect.isawaitable(result):
             return result
-        if here:
+        if inline:
             try:
                 await asyncio.sleep(0)
             except BaseException:
                 _discard_outcome((True, result))  # it will not be resumed
                 raise
-        before_s, began = self.spent_s, perf_counter()
+        spent_before_s, started_at = self.spent_s, perf_counter()
         try:
             return await result
         except (*FATAL, asyncio.CancelledError):
@@ -494,27 +496,30 @@ class EnvironmentRunner:
         except BaseException as error:
             raise contain(error) from error
         finally:
-            self.spent_s = before_s + perf_counter() - began
+            self.spent_s = spent_before_s + perf_counter() - started_at
 
     def _abandon(
-        self, call: ThreadCall, then: Callable[[], None], unclaimed: Callable[[Any], None] | None = None
+        self,
+        call: ThreadCall,
+        on_late_end: Callable[[], None],
+        on_unclaimed: Callable[[Any], None] | None = None,
     ) -> None:
         def on_outcome(outcome: Outcome) -> None:
             self._abandoned = None
-            _discard_outcome(outcome, unclaimed)
-            then()
+            _discard_outcome(outcome, on_unclaimed)
+            on_late_end()
 
         if self._executor.abort(call, self._pool, on_outcome):
             self._abandoned = call
 
 
-def _discard_outcome(outcome: Outcome, unclaimed: Callable[[Any], None] | None = None) -> None:
-    """Discard the outcome of an abandoned call: close a coroutine, and pass any other result to `unclaimed`."""
+def _discard_outcome(outcome: Outcome, on_unclaimed: Callable[[Any], None] | None = None) -> None:
+    """Discard the outcome of an abandoned call: close a coroutine, and pass any other result to `on_unclaimed`."""
     succeeded, value = outcome
     if inspect.iscoroutine(value):
         value.close()
-    elif succeeded and unclaimed is not None:
-        unclaimed(value)
+    elif succeeded and on_unclaimed is not None:
+        on_unclaimed(value)
 
 
 def start_eagerly(coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
@@ -541,7 +546,7 @@ def keep(task: asyncio.Task[T]) -> asyncio.Task[T]:
     return task
 
 
-async def end(task: asyncio.Task[Any]) -> None:
+async def cancel_task(task: asyncio.Task[Any]) -> None:
     """Cancel a task and wait for its end; log one that ignores the cancellation, and let it run on."""
     task.cancel()
     await asyncio.wait([task], timeout=CLOSE_TIMEOUT_S)

@@ -88,18 +88,18 @@ class SharedCounts:
             file.truncate(workers * SIZE * _NUMBER_BYTES)
             return os.dup(file.fileno())
 
-    def own_row(self) -> list[float]:
+    def read_own_row(self) -> list[float]:
         """Return this worker's row, as published by its predecessor if that died."""
         return self._rows()[self._worker]
 
     def _rows(self) -> list[list[float]]:
         numbers: list[float] = self._memory.tolist()  # type: ignore[assignment]  # doubles, despite the stubs
-        return [numbers[at : at + SIZE] for at in range(0, self._workers * SIZE, SIZE)]
+        return [numbers[offset : offset + SIZE] for offset in range(0, self._workers * SIZE, SIZE)]
 
     def publish(self, values: list[float]) -> list[list[float]]:
         """Write this worker's row; return all rows."""
-        at = self._worker * SIZE
-        self._memory[at : at + SIZE] = memoryview(array("d", values))
+        offset = self._worker * SIZE
+        self._memory[offset : offset + SIZE] = memoryview(array("d", values))
         return self._rows()
 
 
@@ -120,7 +120,7 @@ class _Call(Protocol):
     spent_s: float
 
     @property
-    def reads(self) -> bool: ...
+    def is_read(self) -> bool: ...
     @property
     def outcome(self) -> Any: ...
     @property
@@ -134,13 +134,13 @@ class CallCounts:
         buckets: Number of calls in each bucket of duration.
         seconds: Total time from their frames to their replies.
         environment_s: The part of it spent in the environment.
-        together_s: The part of it that calls of one request waited for each other.
+        batch_wait_s: The part of it that calls of one request waited for each other.
     """
 
-    __slots__ = ("buckets", "environment_s", "seconds", "together_s")
+    __slots__ = ("batch_wait_s", "buckets", "environment_s", "seconds")
 
     def __init__(self, numbers: Sequence[float]) -> None:
-        *buckets, self.seconds, self.environment_s, self.together_s = numbers
+        *buckets, self.seconds, self.environment_s, self.batch_wait_s = numbers
         self.buckets = list(map(int, buckets))
 
     def observe(self, seconds: float, environment_s: float) -> None:
@@ -157,44 +157,60 @@ class CallCounts:
     @property
     def server_s(self) -> float:
         """Seconds that their requests spent outside of the environment."""
-        return self.seconds - self.environment_s - self.together_s
+        return self.seconds - self.environment_s - self.batch_wait_s
 
-    def numbers(self) -> list[float]:
+    def to_numbers(self) -> list[float]:
         """Return all of it."""
-        return [*self.buckets, self.seconds, self.environment_s, self.together_s]
+        return [*self.buckets, self.seconds, self.environment_s, self.batch_wait_s]
 
 
 class Counts:
     """The counters of one worker, or the sums over several.
 
     Args:
-        numbers: A row of numbers as `numbers` returns it.
+        numbers: A row of numbers as `to_numbers` returns it.
 
     Attributes:
         calls: Counts by kind of call: RESET, STEP, TOOL.
-        received: Bytes of requests.
-        sent: Bytes of replies.
-        opened: Sessions opened.
-        admitted: Slots granted.
+        received_bytes: Bytes of requests.
+        sent_bytes: Bytes of replies.
+        opened_sessions: Sessions opened.
+        granted_slots: Slots granted.
         waited_s: Seconds waited for these slots, over all of them.
         errors: Errors sent, by the index of their code in CODES.
     """
 
-    __slots__ = ("admitted", "calls", "errors", "opened", "received", "sent", "waited_s")
+    __slots__ = (
+        "calls",
+        "errors",
+        "granted_slots",
+        "opened_sessions",
+        "received_bytes",
+        "sent_bytes",
+        "waited_s",
+    )
 
     def __init__(self, numbers: Sequence[float]) -> None:
         self.calls = [
             CallCounts(numbers[kind * _CALL_SIZE : (kind + 1) * _CALL_SIZE]) for kind in range(len(CALLS))
         ]
         rest = numbers[len(CALLS) * _CALL_SIZE :]
-        self.received, self.sent, self.opened, self.admitted = map(int, rest[:4])
+        self.received_bytes, self.sent_bytes, self.opened_sessions, self.granted_slots = map(int, rest[:4])
         self.waited_s = rest[4]
         self.errors = list(map(int, rest[5:]))
 
-    def numbers(self) -> list[float]:
+    def to_numbers(self) -> list[float]:
         """Return all of it."""
-        by_call = [number for calls in self.calls for number in calls.numbers()]
-        return [*by_call, self.received, self.sent, self.opened, self.admitted, self.waited_s, *self.errors]
+        by_call = [number for calls in self.calls for number in calls.to_numbers()]
+        return [
+            *by_call,
+            self.received_bytes,
+            self.sent_bytes,
+            self.opened_sessions,
+            self.granted_slots,
+            self.waited_s,
+            *self.errors,
+        ]
 
 
 class ServerMetrics:
@@ -216,67 +232,67 @@ class ServerMetrics:
         self.environment = environment
         self.enabled = enabled
         self._shared = shared
-        self.counts = Counts([0.0] * SIZE if shared is None else shared.own_row())
+        self.counts = Counts([0.0] * SIZE if shared is None else shared.read_own_row())
         self._timer: asyncio.TimerHandle | None = None
 
     # Counting
 
-    def observe_batch(self, calls: Sequence[_Call], seconds: float, in_turn: bool) -> None:
+    def observe_batch(self, calls: Sequence[_Call], seconds: float, sequential: bool) -> None:
         """Count the calls that one frame answers.
 
         Args:
             calls: The calls; failed ones are not counted.
             seconds: Time from the request to that frame.
-            in_turn: Whether the environments ran one after the other, rather than concurrently.
+            sequential: Whether the environments ran one after the other, rather than concurrently.
         """
-        done = [call.spent_s for call in calls if not isinstance(call.outcome, BaseException)]
-        if done and not calls[0].reads:  # all calls of a frame are of one kind
+        durations_s = [call.spent_s for call in calls if not isinstance(call.outcome, BaseException)]
+        if durations_s and not calls[0].is_read:  # all calls of a frame are of one kind
             counts = self.counts.calls[STEP if calls[0].options is None else RESET]
-            count, spent_s = len(done), sum(done)
+            count, spent_s = len(durations_s), sum(durations_s)
             counts.buckets[bisect_left(BUCKETS_S, seconds)] += count
             counts.seconds += count * seconds
             counts.environment_s += spent_s
-            server_s = max(0.0, seconds - (spent_s if in_turn else max(done)))
-            counts.together_s += count * seconds - spent_s - server_s
+            server_s = max(0.0, seconds - (spent_s if sequential else max(durations_s)))
+            counts.batch_wait_s += count * seconds - spent_s - server_s
 
     def count_received(self, frame: str | bytes) -> None:
         """Count the bytes of a request."""
-        self.counts.received += len(frame) if frame.isascii() else size_of(frame)
+        self.counts.received_bytes += len(frame) if frame.isascii() else size_of(frame)
 
     def count_sent(self, frame: str | bytes) -> None:
         """Count the bytes of a reply."""
-        self.counts.sent += len(frame) if frame.isascii() else size_of(frame)
+        self.counts.sent_bytes += len(frame) if frame.isascii() else size_of(frame)
 
     def count_error(self, code: str | int) -> None:
         """Count an error sent to a client."""
         code = str(code)
         self.counts.errors[CODES.index(code if code in CODES else "OTHER")] += 1
 
-    def count_admitted(self, slots: int, waited_s: float) -> None:
+    def count_granted(self, slots: int, waited_s: float) -> None:
         """Count slots granted to a request after a wait of `waited_s` seconds."""
-        self.counts.admitted += slots
+        self.counts.granted_slots += slots
         self.counts.waited_s += slots * waited_s
 
-    def http(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
+    def wrap_http(self, receive: Receive, send: Send) -> tuple[Receive, Send]:
         """Wrap an HTTP request's `receive` and `send` to count its bytes."""
 
-        async def received() -> Message:
+        async def count_and_receive() -> Message:
             message = await receive()
             self.count_received(message.get("body", b""))
             return message
 
-        async def sent(message: Message) -> None:
+        async def count_and_send(message: Message) -> None:
             self.count_sent(message.get("body", b""))
             await send(message)
 
-        return received, sent
+        return count_and_receive, count_and_send
 
     # Publishing and serving
 
     def start(self) -> None:
         """Publish the counters to the other workers, if any, now and at regular intervals."""
         if self.enabled and self._shared is not None:
-            self._shared.publish(self.counts.numbers())
+            self._shared.publish(self.counts.to_numbers())
             self._timer = asyncio.get_running_loop().call_later(PUBLISH_INTERVAL_S, self.start)
 
     def stop(self) -> None:
@@ -285,7 +301,7 @@ class ServerMetrics:
             self._timer.cancel()
             self._timer = None
         if self._shared is not None:
-            self._shared.publish(self.counts.numbers())
+            self._shared.publish(self.counts.to_numbers())
 
     async def serve(self, request: Request) -> Response:
         """Answer GET /metrics with the counters of all workers."""
@@ -307,11 +323,11 @@ class ServerMetrics:
         if self._shared is None:
             rows, total = [self.counts], self.counts
         else:
-            numbers = self._shared.publish(self.counts.numbers())
+            numbers = self._shared.publish(self.counts.to_numbers())
             rows, total = list(map(Counts, numbers)), Counts(list(map(sum, zip(*numbers, strict=True))))
         slots, environment = self.slots, self.environment
 
-        def family(
+        def make_family(
             kind: Any, name: str, text: str, by_label: Mapping[tuple[str, ...], Any], *labels: str
         ) -> Any:
             metric = kind(f"ropewalk_{name}", text, labels=("environment", *labels))
@@ -321,39 +337,43 @@ class ServerMetrics:
                 )
             return metric
 
-        def by_call(value: Callable[[CallCounts], Any]) -> dict[tuple[str, ...], Any]:
+        def label_by_call(value: Callable[[CallCounts], Any]) -> dict[tuple[str, ...], Any]:
             return {(name,): value(calls) for name, calls in zip(CALLS, total.calls, strict=True)}
 
-        def of_workers(values: Iterable[float]) -> dict[tuple[str, ...], float]:
+        def label_by_worker(values: Iterable[float]) -> dict[tuple[str, ...], float]:
             return {(str(number),): value for number, value in enumerate(values)}
 
-        def seconds(calls: CallCounts) -> tuple[list[tuple[str, float]], float]:
+        def to_histogram(calls: CallCounts) -> tuple[list[tuple[str, float]], float]:
             bounds = [*map(str, BUCKETS_S), "+Inf"]
             return list(zip(bounds, accumulate(calls.buckets), strict=True)), calls.seconds
 
         counter, gauge = CounterMetricFamily, GaugeMetricFamily
         text = "Time from the frame of a call to its reply, in the server and the environment."
-        yield family(HistogramMetricFamily, "call_seconds", text, by_call(seconds), "call")
+        yield make_family(HistogramMetricFamily, "call_seconds", text, label_by_call(to_histogram), "call")
         text = "Time of these calls in the environment's methods."
-        by_label = by_call(lambda calls: calls.environment_s)
-        yield family(counter, "environment_seconds", text, by_label, "call")
+        by_label = label_by_call(lambda calls: calls.environment_s)
+        yield make_family(counter, "environment_seconds", text, by_label, "call")
         text = "Time of their requests in the server: reading, validating, waiting for a session or thread, writing."
-        yield family(counter, "server_seconds", text, by_call(lambda calls: calls.server_s), "call")
+        yield make_family(
+            counter, "server_seconds", text, label_by_call(lambda calls: calls.server_s), "call"
+        )
         by_label = {(code,): count for code, count in zip(CODES, total.errors, strict=True)}
-        yield family(counter, "errors", "Errors sent to clients.", by_label, "code")
+        yield make_family(counter, "errors", "Errors sent to clients.", by_label, "code")
         text = "Bytes of requests to sessions: frames, and bodies over HTTP."
-        yield family(counter, "received_bytes", text, {(): total.received})
-        yield family(counter, "sent_bytes", "Bytes of the replies to them.", {(): total.sent})
-        yield family(counter, "sessions_opened", "Sessions opened.", {(): total.opened})
+        yield make_family(counter, "received_bytes", text, {(): total.received_bytes})
+        yield make_family(counter, "sent_bytes", "Bytes of the replies to them.", {(): total.sent_bytes})
+        yield make_family(counter, "sessions_opened", "Sessions opened.", {(): total.opened_sessions})
         text = "Steps answered by each worker process."
-        by_label = of_workers(row.calls[STEP].count for row in rows)
-        yield family(counter, "worker_steps", text, by_label, "worker")
-        yield family(gauge, "slots", "Greatest number of concurrent sessions.", {(): slots.total})
+        by_label = label_by_worker(row.calls[STEP].count for row in rows)
+        yield make_family(counter, "worker_steps", text, by_label, "worker")
+        yield make_family(gauge, "slots", "Greatest number of concurrent sessions.", {(): slots.total})
         text = "Slots in use in each worker process."
-        yield family(gauge, "slots_in_use", text, of_workers(slots.by_worker), "worker")
-        yield family(gauge, "queue_waiting", "Requests that wait for a slot.", {(): slots.waiting})
+        yield make_family(gauge, "slots_in_use", text, label_by_worker(slots.by_worker), "worker")
+        yield make_family(gauge, "queue_waiting", "Requests that wait for a slot.", {(): slots.waiting})
         text = "Time that requests waited for the slots they were granted."
-        yield family(SummaryMetricFamily, "queue_wait_seconds", text, {(): (total.admitted, total.waited_s)})
+        yield make_family(
+            SummaryMetricFamily, "queue_wait_seconds", text, {(): (total.granted_slots, total.waited_s)}
+        )
 
 
 def size_of(text: str | bytes) -> int:

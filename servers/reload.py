@@ -154,7 +154,7 @@ class Reloader:
         command = (sys.executable, "-m", "servers.reload", *self._restart_arguments)
         self._waiting = False
         self._guard = subprocess.Popen(
-            guard_command(command, grace_s=self._grace_s, kept=self._plan.listener),
+            guard_command(command, grace_s=self._grace_s, inherited_fd=self._plan.listener),
             stdin=subprocess.PIPE,
             env={**os.environ, _VARIABLE: self._plan.to_json().decode()},
             pass_fds=(self._plan.listener,),

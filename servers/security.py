@@ -172,12 +172,10 @@ class Guard:
         """Return whether a request has a body; refuse one whose headers already show that it is unacceptable."""
         encodings = [value.strip().lower() for value in headers.get(b"content-encoding", ())]
         if any(value not in (b"", b"identity") for value in encodings):
-            raise HttpRefusalError(
-                415, "expected a body without Content-Encoding, got one; send it uncompressed"
-            )
+            raise HttpRefusalError(415, "a body with Content-Encoding is not accepted; send it uncompressed")
         if b"transfer-encoding" in headers:
             if b"content-length" in headers:
-                raise HttpRefusalError(400, "expected Transfer-Encoding or Content-Length, got both")
+                raise HttpRefusalError(400, "the request has both Transfer-Encoding and Content-Length")
             return True
         lengths = {value.strip() for value in headers.get(b"content-length", ())}
         if not lengths:
@@ -214,7 +212,7 @@ class Guard:
     def _too_large(self) -> HttpRefusalError:
         return HttpRefusalError(
             413,
-            f"expected a body of at most {self._max_body_bytes} bytes, got a larger one; the limit is --max-body "
+            f"the body is larger than {self._max_body_bytes} bytes; the limit is --max-body "
             "(ROPEWALK_MAX_BODY_BYTES)",
         )
 
@@ -341,7 +339,7 @@ class _Origins:
             return
         raise HttpRefusalError(
             403,
-            "expected no Origin, this server's own, or an allowed one, got another; to let a page in, start with "
+            "the Origin is neither this server's own nor an allowed one; to let a page in, start with "
             "--allowed-origin SCHEME://HOST (ROPEWALK_ALLOWED_ORIGINS)",
         )
 

@@ -93,7 +93,7 @@ def _load(target: str) -> Any:
     if path.is_file():
         return _attribute(_from_file(path.resolve(), target), attribute or "app", target)
     if not path.is_dir():
-        raise ConfigurationError(f"expected a folder or file at {target}, got none; {FORMS}")
+        raise ConfigurationError(f"there is no folder or file at {target}; {FORMS}")
     if (app := _app_of(path.resolve())) is None:
         raise ConfigurationError(
             f"expected an environment in the folder {target}, got neither {MANIFEST} nor server/app.py there; "

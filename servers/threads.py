@@ -32,16 +32,16 @@ _GATHERED_CALLS: Final = 64
 _LONG_S: Final = 0.0002
 """Duration in seconds above which a call justifies waking another thread for the next one."""
 
-_TICK_S: Final = 0.001
-_QUICK_TICK_S: Final = 0.004
-_MAX_TICK_S: Final = 0.016
+_CHECK_INTERVAL_S: Final = 0.001
+_QUICK_CHECK_INTERVAL_S: Final = 0.004
+_MAX_CHECK_INTERVAL_S: Final = 0.016
 """Seconds between two checks of the running calls while others wait; doubled after each check without effect."""
 
 _COMPUTING_CORES: Final = 0.5
 """Busy cores above which the process counts as computing, and below which as waiting for something."""
 
-_HELD_S: Final = 0.0005
-_HELD_TOGETHER_S: Final = 0.01
+_HOLD_S: Final = 0.0005
+_BATCHED_HOLD_S: Final = 0.01
 """Seconds that outcomes are held back while their thread runs further short calls, or calls submitted together."""
 
 _IDLE_S: Final = 10.0
@@ -86,22 +86,30 @@ class _Mailbox:
 
     Attributes:
         loop: The event loop.
-        dispatching: Whether `ThreadPool._dispatch` is scheduled.
+        dispatch_scheduled: Whether `ThreadPool._dispatch` is scheduled.
         items: Pending callbacks, each with its argument.
-        alone: Whether at most one call was queued at the last dispatch.
-        ticking: Whether a check of the running calls is scheduled.
-        scheduled: The wall clock and the process's CPU time when it was scheduled.
+        last_was_single: Whether at most one call was queued at the last dispatch.
+        check_scheduled: Whether a check of the running calls is scheduled.
+        check_scheduled_at: The wall clock and the process's CPU time when it was scheduled.
     """
 
-    __slots__ = ("_called", "alone", "dispatching", "items", "loop", "scheduled", "ticking")
+    __slots__ = (
+        "_wakeup_scheduled",
+        "check_scheduled",
+        "check_scheduled_at",
+        "dispatch_scheduled",
+        "items",
+        "last_was_single",
+        "loop",
+    )
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.dispatching = self.ticking = False
-        self.alone = True
-        self.scheduled = (0.0, 0.0)
+        self.dispatch_scheduled = self.check_scheduled = False
+        self.last_was_single = True
+        self.check_scheduled_at = (0.0, 0.0)
         self.items: deque[tuple[Callable[[Any], None], Any]] = deque()
-        self._called = False
+        self._wakeup_scheduled = False
 
     def post(self, fn: Callable[[Any], None], value: Any) -> None:
         """Add a callback, to run after `notify` or at the next check; from any thread."""
@@ -109,14 +117,14 @@ class _Mailbox:
 
     def notify(self) -> None:
         """Wake the event loop if callbacks are pending; from any thread."""
-        if self.items and not self._called:  # an earlier wake-up still to come runs these too
-            self._called = True
+        if self.items and not self._wakeup_scheduled:  # an earlier wake-up still to come runs these too
+            self._wakeup_scheduled = True
             with suppress(RuntimeError):  # a closed loop: nothing waits for the outcomes any more
-                self.loop.call_soon_threadsafe(self.empty)
+                self.loop.call_soon_threadsafe(self.run_callbacks)
 
-    def empty(self) -> None:
+    def run_callbacks(self) -> None:
         """Run the pending callbacks; on the event loop."""
-        self._called = False
+        self._wakeup_scheduled = False
         items = self.items
         try:
             while items:
@@ -132,9 +140,9 @@ class ThreadCall:
     Attributes:
         mailbox: Delivers its outcome.
         outcome: The outcome, once delivered; set on the event loop only.
-        then: Called on the event loop with the outcome, instead of setting `waiter`. Set it only while there is no
-            outcome: a cancelled awaiter resumes a little later, and the outcome may be delivered in between.
-        together: Whether it is one of many submitted together, so that its outcome may wait for theirs.
+        on_outcome: Called on the event loop with the outcome, instead of setting `waiter`. Set it only while there is
+            no outcome: a cancelled awaiter resumes a little later, and the outcome may be delivered in between.
+        batched: Whether it is one of many submitted together, so that its outcome may wait for theirs.
         spent_s: Seconds that it ran; set before the outcome.
         started: Whether a thread has started it; guarded by the pool's lock, like the next two.
         thread: The thread that runs it.
@@ -143,7 +151,7 @@ class ThreadCall:
 
     __slots__ = (
         *("_fn", "_on_begin", "_result", "started", "abandoned", "mailbox", "outcome", "spent_s"),
-        *("then", "thread", "together", "waiter"),
+        *("on_outcome", "thread", "batched", "waiter"),
     )
 
     def __init__(
@@ -151,22 +159,22 @@ class ThreadCall:
         mailbox: _Mailbox,
         fn: Callable[[], Any],
         on_begin: Callable[[], None] | None,
-        then: Callable[[Outcome], None] | None,
-        together: bool,
+        on_outcome: Callable[[Outcome], None] | None,
+        batched: bool,
     ) -> None:
         self.mailbox = mailbox
-        self.together = together
+        self.batched = batched
         self._fn = fn
         self._on_begin = on_begin
-        if then is None:
+        if on_outcome is None:
             self.waiter: asyncio.Future[Outcome] = mailbox.loop.create_future()
         self.outcome: Outcome | None = None
-        self.then = then
+        self.on_outcome = on_outcome
         self.thread: _Thread | None = None
         self.started = self.abandoned = False
 
     def __await__(self) -> Generator[None, None, Outcome]:
-        """Wait for the outcome outside of a task: `then` has to resume the awaiting coroutine."""
+        """Wait for the outcome outside of a task: `on_outcome` has to resume the awaiting coroutine."""
         yield
         assert self.outcome is not None
         return self.outcome
@@ -189,8 +197,8 @@ class ThreadCall:
 
     def _deliver(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        if self.then is not None:
-            self.then(outcome)
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
         elif not self.waiter.done():
             self.waiter.set_result(outcome)
 
@@ -200,18 +208,18 @@ class _Thread(threading.Thread):
 
     Attributes:
         call: The call that it runs, if any.
-        began: When that call started.
-        notified: When it last woke the event loop to deliver outcomes.
-        wake: Lock that is held while the thread is idle.
+        call_started_at: When that call started.
+        notified_at: When it last woke the event loop to deliver outcomes.
+        wake_lock: Lock that is held while the thread is idle.
     """
 
     def __init__(self, pool: "ThreadPool", name: str) -> None:
         super().__init__(name=name, daemon=True)
         self._pool = pool
         self.call: ThreadCall | None = None
-        self.began = self.notified = 0.0
-        self.wake = threading.Lock()
-        self.wake.acquire()
+        self.call_started_at = self.notified_at = 0.0
+        self.wake_lock = threading.Lock()
+        self.wake_lock.acquire()
 
     def run(self) -> None:
         while (call := self._pool.next_call(self)) is not None:
@@ -239,12 +247,12 @@ class ThreadPool:
         # Guarded by the lock:
         self._threads = 0
         self._started = 0
-        self._idle: list[_Thread] = []
-        self._draining: set[_Thread] = set()  # at work, and not known to be in a long call
-        self._finished = 0  # calls since the last check
+        self._idle_threads: list[_Thread] = []
+        self._draining_threads: set[_Thread] = set()  # at work, and not known to be in a long call
+        self._finished_count = 0  # calls since the last check
         self._long_calls = 0  # length of the current run of long calls
-        self._quick = False  # at the last check, most calls were short
-        self._waits = True  # at the last check, long calls waited for something
+        self._calls_are_short = False  # at the last check, most calls were short
+        self._long_calls_wait = True  # at the last check, long calls waited for something
         self._closed = False
         self._start_failed = False
 
@@ -252,28 +260,28 @@ class ThreadPool:
         self,
         fn: Callable[[], Any],
         on_begin: Callable[[], None] | None = None,
-        then: Callable[[Outcome], None] | None = None,
-        together: bool = False,
+        on_outcome: Callable[[Outcome], None] | None = None,
+        batched: bool = False,
     ) -> ThreadCall:
         """Queue a call, from a running event loop.
 
         Args:
             fn: The function to call.
             on_begin: Called on the event loop once a thread has started the call.
-            then: Called on the event loop with the outcome; if None, await the call's `waiter`.
-            together: Whether other calls are submitted with it, whose outcomes its own may wait for.
+            on_outcome: Called on the event loop with the outcome; if None, await the call's `waiter`.
+            batched: Whether other calls are submitted with it, whose outcomes its own may wait for.
         """
         loop = asyncio.get_running_loop()
         mailbox = self._mailbox
         if mailbox is None or mailbox.loop is not loop:
             mailbox = self._mailbox = _Mailbox(loop)
-        call = ThreadCall(mailbox, fn, on_begin, then, together)
+        call = ThreadCall(mailbox, fn, on_begin, on_outcome, batched)
         self._closed = False
         self._queue.append(call)
-        if mailbox.alone and not self._draining:
+        if mailbox.last_was_single and not self._draining_threads:
             self._dispatch(mailbox, 1)
-        elif not mailbox.dispatching:
-            mailbox.dispatching = True
+        elif not mailbox.dispatch_scheduled:
+            mailbox.dispatch_scheduled = True
             loop.call_soon(self._dispatch, mailbox, 0)
         return call
 
@@ -296,9 +304,9 @@ class ThreadPool:
                 return True
             call.abandoned = True
             self._threads -= 1
-            self._draining.discard(call.thread)
-            woken = [] if self._draining else self._activate(1, MAX_COMPUTING)
-        self._wake(woken)
+            self._draining_threads.discard(call.thread)
+            to_wake = [] if self._draining_threads else self._activate(1, MAX_COMPUTING)
+        self._wake(to_wake)
         return True
 
     def close(self) -> None:
@@ -308,54 +316,54 @@ class ThreadPool:
         """
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for thread in idle:
-            thread.wake.release()
+            idle_threads, self._idle_threads = self._idle_threads, []
+        for thread in idle_threads:
+            thread.wake_lock.release()
 
     def next_call(self, thread: _Thread) -> ThreadCall | None:
         """Finish a thread's call and return its next one, or None if the thread is to end; called by the threads."""
-        done, thread.call = thread.call, None
+        finished_call, thread.call = thread.call, None
         now = time.monotonic()
-        spent_s = now - thread.began
-        long = spent_s > _LONG_S
-        if done is not None:
-            done.post(spent_s)
-            held_s = _HELD_TOGETHER_S if done.together else 0 if long else _HELD_S
-            if now - thread.notified > held_s:
-                thread.notified = now
-                done.mailbox.notify()
+        spent_s = now - thread.call_started_at
+        is_long = spent_s > _LONG_S
+        if finished_call is not None:
+            finished_call.post(spent_s)
+            hold_s = _BATCHED_HOLD_S if finished_call.batched else 0 if is_long else _HOLD_S
+            if now - thread.notified_at > hold_s:
+                thread.notified_at = now
+                finished_call.mailbox.notify()
         while True:
             with self._lock:
-                if done is not None:
-                    done.thread = None
-                    self._finished += 1
-                    self._long_calls = self._long_calls + 1 if long else 0
-                if ends := done is not None and done.abandoned:
+                if finished_call is not None:
+                    finished_call.thread = None
+                    self._finished_count += 1
+                    self._long_calls = self._long_calls + 1 if is_long else 0
+                if must_end := finished_call is not None and finished_call.abandoned:
                     pass
                 elif (call := self._pop_call()) is not None:
                     call.started = True
                     # Not `now`: this thread may have been idle since its previous call.
-                    call.thread, thread.call, thread.began = thread, call, time.monotonic()
-                    self._draining.add(thread)
+                    call.thread, thread.call, thread.call_started_at = thread, call, time.monotonic()
+                    self._draining_threads.add(thread)
                     return call
                 else:
-                    self._draining.discard(thread)
-                    if ends := self._closed:
+                    self._draining_threads.discard(thread)
+                    if must_end := self._closed:
                         self._threads -= 1
                     else:
-                        self._idle.append(thread)
-            if done is not None:
-                done.mailbox.notify()
-            if ends:
+                        self._idle_threads.append(thread)
+            if finished_call is not None:
+                finished_call.mailbox.notify()
+            if must_end:
                 return None
-            done = None
-            if not thread.wake.acquire(timeout=self._idle_s):
+            finished_call = None
+            if not thread.wake_lock.acquire(timeout=self._idle_s):
                 with self._lock:
-                    if thread in self._idle:
-                        self._idle.remove(thread)
+                    if thread in self._idle_threads:
+                        self._idle_threads.remove(thread)
                         self._threads -= 1
                         return None
-                thread.wake.acquire()  # it was woken just as its wait timed out
+                thread.wake_lock.acquire()  # it was woken just as its wait timed out
 
     def _pop_call(self) -> ThreadCall | None:
         """Pop the first call that is not abandoned; called under the lock."""
@@ -366,43 +374,50 @@ class ThreadPool:
 
     def _dispatch(self, mailbox: _Mailbox, queued_before: int) -> None:
         """Wake a thread if none is at work, or one per call if calls take long; first wait for calls to stop coming."""
-        waiting = len(self._queue)
-        if queued_before < waiting < _GATHERED_CALLS:
-            mailbox.loop.call_soon(self._dispatch, mailbox, waiting)
+        queued = len(self._queue)
+        if queued_before < queued < _GATHERED_CALLS:
+            mailbox.loop.call_soon(self._dispatch, mailbox, queued)
             return
-        mailbox.dispatching = False
-        mailbox.alone = waiting < 2
+        mailbox.dispatch_scheduled = False
+        mailbox.last_was_single = queued < 2
         with self._lock:
-            long = self._long_calls > 1
-            wanted = waiting if long and self._waits else 0 if self._draining else 1
-            woken = self._activate(wanted, MAX_COMPUTING)
-            remaining = len(self._queue) - len(woken)
-            if not mailbox.ticking:
-                self._finished = 0
-        self._wake(woken)
+            calls_are_long = self._long_calls > 1
+            count = queued if calls_are_long and self._long_calls_wait else 0 if self._draining_threads else 1
+            to_wake = self._activate(count, MAX_COMPUTING)
+            remaining_count = len(self._queue) - len(to_wake)
+            if not mailbox.check_scheduled:
+                self._finished_count = 0
+        self._wake(to_wake)
         # Of two threads woken, one may run both calls, and hold the first outcome back while it runs the second.
-        if (remaining > 0 or len(woken) > 1 or mailbox.items or not self._draining) and not mailbox.ticking:
-            self._tick_later(mailbox, _QUICK_TICK_S if self._quick and not long else _TICK_S)
+        if (
+            remaining_count > 0 or len(to_wake) > 1 or mailbox.items or not self._draining_threads
+        ) and not mailbox.check_scheduled:
+            self._schedule_check(
+                mailbox,
+                _QUICK_CHECK_INTERVAL_S
+                if self._calls_are_short and not calls_are_long
+                else _CHECK_INTERVAL_S,
+            )
 
-    def _activate(self, wanted: int, limit: int) -> list[_Thread]:
-        """Return up to `wanted` threads to wake, one per queued call, with at most `limit` at work; under the lock."""
-        room = min(limit, self.size) - (self._threads - len(self._idle))
-        woken = []
-        for _ in range(min(wanted, room, len(self._queue))):
-            if self._idle:
-                thread = self._idle.pop()
+    def _activate(self, count: int, limit: int) -> list[_Thread]:
+        """Return up to `count` threads to wake, one per queued call, with at most `limit` at work; under the lock."""
+        free_count = min(limit, self.size) - (self._threads - len(self._idle_threads))
+        to_wake = []
+        for _ in range(min(count, free_count, len(self._queue))):
+            if self._idle_threads:
+                thread = self._idle_threads.pop()
             else:
                 self._threads += 1
                 self._started += 1
                 thread = _Thread(self, f"{self._name}-{self._started}")
-            self._draining.add(thread)
-            woken.append(thread)
-        return woken
+            self._draining_threads.add(thread)
+            to_wake.append(thread)
+        return to_wake
 
     def _wake(self, threads: Iterable[_Thread]) -> None:
         for thread in threads:
             if thread.ident is not None:
-                thread.wake.release()
+                thread.wake_lock.release()
                 continue
             try:
                 thread.start()
@@ -410,42 +425,53 @@ class ThreadPool:
             except RuntimeError as error:
                 with self._lock:
                     self._threads -= 1
-                    self._draining.discard(thread)
+                    self._draining_threads.discard(thread)
                 if not self._start_failed:  # logged once; each check tries again
                     self._start_failed = True
                     logger.error(
                         "cannot start a thread beside %d others: %s; calls wait", self._threads, error
                     )
 
-    def _tick_later(self, mailbox: _Mailbox, pause_s: float) -> None:
-        mailbox.ticking = True
-        mailbox.scheduled = (time.monotonic(), time.process_time())
-        mailbox.loop.call_later(pause_s, self._tick, mailbox, pause_s)
+    def _schedule_check(self, mailbox: _Mailbox, pause_s: float) -> None:
+        mailbox.check_scheduled = True
+        mailbox.check_scheduled_at = (time.monotonic(), time.process_time())
+        mailbox.loop.call_later(pause_s, self._check_calls, mailbox, pause_s)
 
-    def _tick(self, mailbox: _Mailbox, pause_s: float) -> None:
+    def _check_calls(self, mailbox: _Mailbox, pause_s: float) -> None:
         """Wake more threads for calls that wait behind long ones, twice as many each time while that helps."""
-        mailbox.ticking = False
-        mailbox.empty()  # deliver outcomes held back by a thread that is now in a long call
-        now, (began, cpu) = time.monotonic(), mailbox.scheduled
-        cores = (time.process_time() - cpu) / max(now - began, 1e-9)
-        more = 0
-        woken: list[_Thread] = []
+        mailbox.check_scheduled = False
+        mailbox.run_callbacks()  # deliver outcomes held back by a thread that is now in a long call
+        now, (scheduled_at, cpu) = time.monotonic(), mailbox.check_scheduled_at
+        cores = (time.process_time() - cpu) / max(now - scheduled_at, 1e-9)
+        wake_count = 0
+        to_wake: list[_Thread] = []
         with self._lock:
-            at_work = self._threads - len(self._idle)
-            quick = self._quick = self._finished * _LONG_S > (now - began) * at_work
-            self._waits = not quick and cores < _COMPUTING_CORES
-            self._finished = 0
+            busy_count = self._threads - len(self._idle_threads)
+            calls_are_short = self._calls_are_short = (
+                self._finished_count * _LONG_S > (now - scheduled_at) * busy_count
+            )
+            self._long_calls_wait = not calls_are_short and cores < _COMPUTING_CORES
+            self._finished_count = 0
             if not self._queue:
-                mailbox.loop.call_soon(mailbox.empty)  # deliver outcomes posted since
+                mailbox.loop.call_soon(mailbox.run_callbacks)  # deliver outcomes posted since
                 return
-            self._draining -= {
+            self._draining_threads -= {
                 thread
-                for thread in self._draining
-                if thread.call is not None and now - thread.began > _LONG_S
+                for thread in self._draining_threads
+                if thread.call is not None and now - thread.call_started_at > _LONG_S
             }
-            if not self._draining and not quick:  # if quick, a thread only lacked a core for a moment
+            if (
+                not self._draining_threads and not calls_are_short
+            ):  # if quick, a thread only lacked a core for a moment
                 # One at a time if computing threads already share the cores.
-                more = max(1, at_work) if self._waits or cores > _COMPUTING_CORES * at_work else 1
-                woken = self._activate(more, self.size if self._waits else MAX_COMPUTING)
-        self._tick_later(mailbox, _TICK_S if woken and more > 1 else min(2 * pause_s, _MAX_TICK_S))
-        self._wake(woken)
+                wake_count = (
+                    max(1, busy_count)
+                    if self._long_calls_wait or cores > _COMPUTING_CORES * busy_count
+                    else 1
+                )
+                to_wake = self._activate(wake_count, self.size if self._long_calls_wait else MAX_COMPUTING)
+        self._schedule_check(
+            mailbox,
+            _CHECK_INTERVAL_S if to_wake and wake_count > 1 else min(2 * pause_s, _MAX_CHECK_INTERVAL_S),
+        )
+        self._wake(to_wake)

@@ -92,14 +92,14 @@ class Tooling:
     async def begin(
         self, runner: EnvironmentRunner, name: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult | Awaitable[ToolResult]:
-        """Call a tool; the result may be an awaitable, as of `EnvironmentRunner.begin`.
+        """Call a tool; the result may be an awaitable, as of `EnvironmentRunner.start_method`.
 
         Raises:
             NoToolsError: The environment has no tools.
             Exception: Whatever the environment raised, apart from errors in the result.
         """
         if runner.is_tool_host:
-            return await runner.begin("call_tool", name, arguments, context)  # type: ignore[no-any-return]
+            return await runner.start_method("call_tool", name, arguments, context)  # type: ignore[no-any-return]
         self._check(runner)
         call = _step(runner, CallToolAction(tool_name=name, arguments=dict(arguments)))
         return call if runner.plan.step_async else await call

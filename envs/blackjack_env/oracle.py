@@ -125,23 +125,23 @@ def _settle_stand(total: int, dealer: int) -> _Ending:
 @cache
 def _standing_natural(dealer: int, rules: Rules) -> _Ending:
     """Return the outcome of standing on a natural against an upcard."""
-    plain = _settle_stand(21, dealer)
+    ending = _settle_stand(21, dealer)
     if rules.sab:
         push = {1: CARDS[10], 10: CARDS[1]}.get(dealer, 0.0)
         return _Ending(1.0 - push, push, loss=0.0, mean=1.0 - push, square=1.0 - push)
     if rules.natural:
-        return plain._replace(mean=1.5 * plain.win, square=2.25 * plain.win)
-    return plain
+        return ending._replace(mean=1.5 * ending.win, square=2.25 * ending.win)
+    return ending
 
 
-def _low(state: DecisionState) -> int:
+def _minimum_total(state: DecisionState) -> int:
     return state.total - 10 if state.usable_ace else state.total
 
 
 @cache
 def successors(state: DecisionState) -> tuple[tuple[tuple[DecisionState, float], ...], float]:
     """Return the states that can follow a hit with their probabilities, and the probability of a bust."""
-    reached: dict[DecisionState, float] = {}
+    successor_chances: dict[DecisionState, float] = {}
     bust = 0.0
     for card, probability in CARDS.items():
         total, soft = _add_card(state.total, state.usable_ace, card)
@@ -149,8 +149,8 @@ def successors(state: DecisionState) -> tuple[tuple[tuple[DecisionState, float],
             bust += probability
         else:
             after = DecisionState(total, soft, state.dealer)
-            reached[after] = reached.get(after, 0.0) + probability
-    return tuple(reached.items()), bust
+            successor_chances[after] = successor_chances.get(after, 0.0) + probability
+    return tuple(successor_chances.items()), bust
 
 
 @cache
@@ -166,7 +166,7 @@ def deal_distribution() -> Mapping[DecisionState, float]:
     return MappingProxyType(dealt)
 
 
-STATES_BY_LOW_SUM = tuple(sorted(DECISION_STATES, key=_low))
+STATES_BY_LOW_SUM = tuple(sorted(DECISION_STATES, key=_minimum_total))
 """The decision states, ordered so that a hit always leads to a later one."""
 
 
@@ -237,8 +237,8 @@ def action_values() -> Mapping[DecisionState, ActionValues]:
     """
     values: dict[DecisionState, ActionValues] = {}
     for state in reversed(STATES_BY_LOW_SUM):
-        reached, bust = successors(state)
-        hit = math.fsum([-bust, *(p * max(values[after]) for after, p in reached)])
+        successor_chances, bust = successors(state)
+        hit = math.fsum([-bust, *(p * max(values[after]) for after, p in successor_chances)])
         values[state] = ActionValues(stand=_settle_stand(state.total, state.dealer).mean, hit=hit)
     return MappingProxyType(values)
 
@@ -316,9 +316,9 @@ def evaluate(policy: Policy, *, rules: Rules = DEFAULT_RULES, illegal_return: fl
         endings.append(((visit_probability - dealt) * stand, _settle_stand(state.total, state.dealer)))
         hit = visit_probability * chances.get("hit", 0.0)
         if hit > 0.0:
-            reached, bust = successors(state)
+            successor_chances, bust = successors(state)
             endings.append((hit * bust, _BUST))
-            for after, probability in reached:
+            for after, probability in successor_chances:
                 visits[after] = visits.get(after, 0.0) + hit * probability
     win, push, loss, mean, square = (
         math.fsum(chance * ending[i] for chance, ending in endings) for i in range(5)

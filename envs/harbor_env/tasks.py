@@ -202,7 +202,7 @@ class HarborTask:
         sources = (*artifact_paths, ARTIFACTS) if self.separate else (workdir, *artifact_paths, ARTIFACTS)
         paths = [posixpath.normpath(path) for path in sources]
         for path in paths:
-            if path == "/" or any(_overlap(path, own) for own in _RESERVED):
+            if path == "/" or any(_overlap(path, reserved) for reserved in _RESERVED):
                 raise InvalidTaskError(
                     f"{self.folder / TASK}: expected a working folder and artifacts apart from /, "
                     f"{', '.join(_RESERVED)}, got {path}; set [environment] workdir, or WORKDIR in its image"
@@ -296,22 +296,22 @@ class HarborTasks(IndexedTasks):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.place = place = Path(path).expanduser().resolve()
-        folders = {name: place / name for name in SPLITS if (place / name).is_dir()}
-        if (place / TASK).is_file() or not folders:
-            folders = {"train": place}
+        self.place = root = Path(path).expanduser().resolve()
+        folders = {name: root / name for name in SPLITS if (root / name).is_dir()}
+        if (root / TASK).is_file() or not folders:
+            folders = {"train": root}
         self._tasks = {name: _read_all(folder) for name, folder in folders.items()}
         self._tasks = {name: tasks for name, tasks in self._tasks.items() if tasks}
         if not self._tasks:
-            reason = "which holds none" if place.is_dir() else "which is no folder"
+            reason = "which holds none" if root.is_dir() else "which is no folder"
             raise ConfigurationError(
-                f"expected a folder of Harbor tasks, each a folder with {TASK}, got {place}, {reason}; "
+                f"expected a folder of Harbor tasks, each a folder with {TASK}, got {root}, {reason}; "
                 "name the one that holds them: ropewalk serve harbor PATH"
             )
         ids = [task.id for tasks in self._tasks.values() for task in tasks]
         if duplicates := sorted({task_id for task_id in ids if ids.count(task_id) > 1}):
             raise InvalidTaskError(
-                f"{place}: expected tasks of different names, got {', '.join(duplicates)} twice"
+                f"{root}: expected tasks of different names, got {', '.join(duplicates)} twice"
             )
 
     @property

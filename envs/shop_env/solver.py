@@ -79,9 +79,9 @@ def _compile_patterns() -> tuple[tuple[Kind, "re.Pattern[str]"], ...]:
             parts = _SLOT.split(phrasing)
             regex = "".join(
                 (f"(?P<{piece}>{refs})" if piece == "REF" else f"(?P<{piece}>.+?)")
-                if place % 2
+                if index % 2
                 else re.escape(piece)
-                for place, piece in enumerate(parts)
+                for index, piece in enumerate(parts)
             )
             # Ignore case: a sentence may begin with the reference to the order.
             patterns.append((kind, re.compile(regex, re.IGNORECASE)))
@@ -137,7 +137,7 @@ class DeskUser(ToolUser):
     def reason(self, request: int) -> str:
         """Ask for the reason of a return."""
         answer = self.ask("reason", request)
-        return next((reason for mark, reason in _FAULTY.items() if mark in answer), "changed_mind")
+        return next((reason for word, reason in _FAULTY.items() if word in answer), "changed_mind")
 
     def prefers_refund(self, request: int) -> bool:
         """Ask for the fallback; return whether the customer prefers a refund to keeping the item."""
@@ -198,11 +198,11 @@ class _Handler:
             return Outcome("refused", "already_done")
         reason = self._desk.reason(request.number)
         grounds = [self._find_refusal(line, order, reason) for line in lines]
-        accepted = [line for line, ground in zip(lines, grounds, strict=True) if ground is None]
+        accepted_lines = [line for line, ground in zip(lines, grounds, strict=True) if ground is None]
         against = next((ground for ground in grounds if ground), None)
-        if not accepted:
+        if not accepted_lines:
             return Outcome("refused", against or "none")
-        cents = self._send_back(order, accepted, reason)
+        cents = self._send_back(order, accepted_lines, reason)
         if cents > self._refund_limit:
             self._desk.use("escalate", order_id=order["order_id"], reason="over_limit")
             return Outcome("escalated", "over_limit")

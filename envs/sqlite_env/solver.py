@@ -267,8 +267,8 @@ def _compile_pattern(phrasing: str) -> "re.Pattern[str]":
     """Return a pattern that matches a phrasing with filled slots; a slot that occurs twice has the same value."""
     seen_slots: set[str] = set()
     parts = []
-    for place, piece in enumerate(_SLOT.split(phrasing)):
-        if place % 2 == 0:
+    for index, piece in enumerate(_SLOT.split(phrasing)):
+        if index % 2 == 0:
             parts.append(re.escape(piece))
         elif piece in seen_slots:
             parts.append(f"(?P={piece})")

@@ -82,7 +82,7 @@ class ServedEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
         result = self._client.reset(**reset_options)
-        return self._observation.read(result.observation), _info_of(result)
+        return self._observation.read(result.observation), _make_info(result)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take an action; see `gymnasium.Env.step`.
@@ -94,7 +94,7 @@ class ServedEnv(gymnasium.Env[Any, Any]):
         result = self._client.step(self._action.write(action))
         if (failure := result.infrastructure_error) is not None:
             raise EnvironmentFailureError(f"the episode does not count: {failure}")
-        info = _info_of(result)
+        info = _make_info(result)
         return (
             self._observation.read(result.observation),
             float(result.reward or 0.0),
@@ -105,7 +105,7 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
     def render(self) -> Any:
         """Return an image of the episode's current state, uint8 [height, width, 3]; None without a render mode."""
-        return None if self.render_mode is None else picture_of(self._client.state())
+        return None if self.render_mode is None else find_picture(self._client.state())
 
     def close(self) -> None:
         """End the session, and the server if this object started it. Idempotent."""
@@ -115,7 +115,7 @@ class ServedEnv(gymnasium.Env[Any, Any]):
         return self
 
 
-def picture_of(state: Mapping[str, Any]) -> Any:
+def find_picture(state: Mapping[str, Any]) -> Any:
     """Return the rendered image in a state, uint8 [height, width, 3].
 
     Raises:
@@ -252,5 +252,5 @@ def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float6
     return spaces.Box(lowest if low is None else low, highest if high is None else high, (), dtype)
 
 
-def _info_of(result: StepResult[Any]) -> dict[str, Any]:
+def _make_info(result: StepResult[Any]) -> dict[str, Any]:
     return {**(result.metadata or {}), **(result.observation.get("info") or {})}

@@ -63,13 +63,13 @@ def describe_space(space: Space[Any]) -> dict[str, Any]:
     raise ConfigurationError(f"a space of type {kind} cannot cross the wire; wrap the environment")
 
 
-def read_space(described: Mapping[str, Any]) -> Space[Any]:
+def read_space(data: Mapping[str, Any]) -> Space[Any]:
     """Return the space of a JSON description.
 
     Raises:
         ConfigurationError: The description is invalid.
     """
-    spec = dict(described)
+    spec = dict(data)
     kind = spec.pop("type", None)
     try:
         match kind:
@@ -97,10 +97,8 @@ def read_space(described: Mapping[str, Any]) -> Space[Any]:
             case "Sequence":
                 return spaces.Sequence(read_space(spec["space"]), stack=spec["stack"])
     except (KeyError, TypeError, ValueError, AssertionError) as error:
-        raise ConfigurationError(
-            f"this describes no space of Gymnasium: {described!r:.300}: {error}"
-        ) from error
-    raise ConfigurationError(f"this describes no space of Gymnasium's: {described!r:.300}")
+        raise ConfigurationError(f"this describes no space of Gymnasium: {data!r:.300}: {error}") from error
+    raise ConfigurationError(f"this describes no space of Gymnasium's: {data!r:.300}")
 
 
 def write_value(space: Space[Any], value: Any) -> Any:

@@ -141,10 +141,10 @@ class TRLEnvironments:
         ]:
             context = [[*rollout.prompt_ids, *rollout.completion_ids] for rollout in live]
             answers, logprobs = trainer._generate_single_turn(context, None, {}, 1)
-            logprobs_each = logprobs or [None] * len(live)
+            logprobs_by_rollout = logprobs or [None] * len(live)
             calls = [
                 partial(rollout.execute, *inputs)
-                for rollout, *inputs in zip(live, answers, logprobs_each, strict=True)
+                for rollout, *inputs in zip(live, answers, logprobs_by_rollout, strict=True)
             ]
             shared_loop().run(_run_concurrently, calls)
         return {
@@ -199,7 +199,7 @@ class _Factory:
     options: frozenset[str]
 
     def __call__(self) -> "_TRLEnvironment":
-        return _class_of(self)()
+        return _make_class(self)()
 
     def episode(self) -> TextEpisode:
         return TextEpisode(
@@ -229,8 +229,8 @@ class _Group:
             self._run_length += 1
             return
         self._last, self._size, self._run_length = options, self._run_length, 1
-        first = instance._index + 1
-        for member in self.members[first : first + self._size - 1]:
+        start = instance._index + 1
+        for member in self.members[start : start + self._size - 1]:
             if (sibling := member()) is not None and sibling._scored:
                 sibling._prefetch(options)
 
@@ -301,23 +301,27 @@ class _Rollout:
     async def start(self) -> None:
         """Reset the environment, and append its tools and first observation to the prompt."""
         observation = await self.episode.reset(**self.options)
-        *history, last = ({"role": message["role"], "content": message["content"]} for message in self.prompt)
-        parts = (last["content"], self.episode.instructions, observation)
+        *history, question = (
+            {"role": message["role"], "content": message["content"]} for message in self.prompt
+        )
+        parts = (question["content"], self.episode.instructions, observation)
         text = "\n\n".join(section for section in parts if section)
-        self.prompt_ids = self._tokenize([*history, {**last, "content": text}], answer=True)
+        self.prompt_ids = self._tokenize([*history, {**question, "content": text}], answer=True)
 
     async def execute(self, answer: list[int], logprobs: list[float] | None) -> None:
         """Execute the policy's message and append the environment's reply."""
-        room = self.trainer.max_completion_length - len(self.completion_ids)
-        self._add(answer[:room], 1, logprobs)
+        max_tokens = self.trainer.max_completion_length - len(self.completion_ids)
+        self._add(answer[:max_tokens], 1, logprobs)
         self.turns += 1
-        if len(answer) >= room or answer[-1:] != [self.trainer._tokenizer.eos_token_id]:
+        if len(answer) >= max_tokens or answer[-1:] != [self.trainer._tokenizer.eos_token_id]:
             self.active = False  # the message was cut off, so its call is not known
             return
         reply = await self.episode.answer(self.trainer._tokenizer.decode(answer, skip_special_tokens=True))
         reply_ids = self._reply_tokens(reply)
         self.active = (
-            not self.episode.done and self.episode.failure is None and len(answer) + len(reply_ids) < room
+            not self.episode.done
+            and self.episode.failure is None
+            and len(answer) + len(reply_ids) < max_tokens
         )
         if self.active:
             self._add(reply_ids, 0)
@@ -329,16 +333,16 @@ class _Rollout:
 
     def _reply_tokens(self, text: str) -> list[int]:
         """Return the tokens between the end of an answer and the start of the next one."""
-        question, end = {"role": "user", "content": "?"}, self.trainer._tokenizer.eos_token_id
+        question, end_id = {"role": "user", "content": "?"}, self.trainer._tokenizer.eos_token_id
         chat = [question, {"role": "assistant", "content": "!"}, {"role": "user", "content": text}]
         ids = self._tokenize(chat, answer=True)
-        ends = [place for place, token in enumerate(ids) if token == end]
-        answer = self._tokenize([question]).count(end)  # index of the answer's end among all ends
-        if len(ends) <= answer:
+        end_positions = [position for position, token in enumerate(ids) if token == end_id]
+        answer = self._tokenize([question]).count(end_id)  # index of the answer's end among all ends
+        if len(end_positions) <= answer:
             raise ConfigurationError(
                 "the chat template does not end an answer with the tokenizer's eos_token"
             )
-        return ids[ends[answer] + 1 :]
+        return ids[end_positions[answer] + 1 :]
 
     def _tokenize(self, chat: Sequence[Mapping[str, Any]], *, answer: bool = False) -> list[int]:
         trainer = self.trainer
@@ -366,7 +370,7 @@ def environment_reward(
 
 
 @cache
-def _class_of(factory: _Factory) -> type[_TRLEnvironment]:
+def _make_class(factory: _Factory) -> type[_TRLEnvironment]:
     """Return the class of a factory's environments; each has its own, as TRL looks for tools on the class."""
     episode = factory.episode()
 

@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from openenv_core.adapters.episode import fetch_schema
-from openenv_core.adapters.gymnasium import Fields, picture_of
+from openenv_core.adapters.gymnasium import Fields, find_picture
 from openenv_core.client import GenericEnvClient
 from openenv_core.client.conversation import BatchReply
 from openenv_core.client.vector import VectorClient
@@ -73,9 +73,9 @@ class MembersFailedError(ClientError):
 
     def __init__(self, errors: Mapping[int, OpenEnvError], steps: VectorSteps) -> None:
         number, first = next(iter(errors.items()))
-        more = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
+        others = f", and {len(errors) - 1} more" if len(errors) > 1 else ""
         super().__init__(
-            f"environment {number} of the vector failed: {first}{more}; see `errors` and `steps`"
+            f"environment {number} of the vector failed: {first}{others}; see `errors` and `steps`"
         )
         self.errors = dict(errors)
         self.steps = steps
@@ -229,7 +229,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             for data in reply.fields.get("errors", {}).values():
                 raise server_error(data)
             states |= zip(reply.fields["members"], reply.fields["rows"], strict=True)
-        return tuple(picture_of(states[member]) for member in self._all_members)
+        return tuple(find_picture(states[member]) for member in self._all_members)
 
     def close_extras(self, **_: Any) -> None:
         """End the sessions, and the server if this object started it."""
@@ -253,8 +253,8 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             batches = {fields.single: actions} if fields.single else actions
             columns = {name: columns_of(layout, batches[name], arrays) for name, layout in layouts.items()}
             return {"actions": columns, **options}
-        each = iterate(batch_space(fields.space, len(members)), actions)
-        return {"actions": [fields.write(action) for action in each], **options}
+        actions_iter = iterate(batch_space(fields.space, len(members)), actions)
+        return {"actions": [fields.write(action) for action in actions_iter], **options}
 
     def _read(self, replies: Sequence[BatchReply], members: list[int]) -> VectorSteps:
         """Combine replies into the steps of these members; MembersFailedError if some failed."""
@@ -263,7 +263,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         parts = []
         for reply in replies:
             try:
-                parts.append(self._steps_of(reply, errors))
+                parts.append(self._to_steps(reply, errors))
                 for member, info in self._iterate_infos(reply):
                     infos = self._add_info(infos, info, member)
             except (LookupError, TypeError, ValueError) as error:
@@ -276,7 +276,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             raise MembersFailedError(errors, steps)
         return steps
 
-    def _steps_of(self, reply: BatchReply, errors: dict[int, OpenEnvError]) -> VectorSteps:
+    def _to_steps(self, reply: BatchReply, errors: dict[int, OpenEnvError]) -> VectorSteps:
         """Return the steps of one reply, without infos; add failed members to `errors`."""
         fields = reply.fields
         members, rows = fields["members"], fields.get("rows")
@@ -304,9 +304,9 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             observations = self._iterate(self._observations(final, reply.arrays), len(final["members"]))
             rows = final.get("rows") or [{}] * len(final["members"])
             for member, observation, row in zip(final["members"], observations, rows, strict=True):
-                yield member, {"final_obs": observation, "final_info": _info_of(row)}
+                yield member, {"final_obs": observation, "final_info": _make_info(row)}
         for member, row in zip(fields["members"], fields.get("rows", ()), strict="rows" in fields):
-            yield member, _info_of(row)
+            yield member, _make_info(row)
 
     def _observations(self, fields: Mapping[str, Any], arrays: Sequence[Array]) -> Any:
         """Return the observations of a reply as a batch."""
@@ -329,16 +329,16 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             np.zeros(count, np.bool_),
             np.zeros(count, np.bool_),
         )
-        places = {member: place for place, member in enumerate(members)}
+        positions = {member: position for position, member in enumerate(members)}
         for steps in parts:
-            rows = [places[member] for member in steps.members.tolist()]
+            rows = [positions[member] for member in steps.members.tolist()]
             rewards[rows], terminations[rows], truncations[rows] = (
                 steps.rewards,
                 steps.terminations,
                 steps.truncations,
             )
-            for place, observation in zip(rows, self._iterate(steps.observations, len(rows)), strict=True):
-                observations[place] = observation
+            for position, observation in zip(rows, self._iterate(steps.observations, len(rows)), strict=True):
+                observations[position] = observation
         return VectorSteps(
             np.array(members), _make_batch(space, observations), rewards, terminations, truncations, infos
         )
@@ -365,6 +365,6 @@ def _to_numpy(array: Array) -> "NDArray[Any]":
     return np.ndarray(array.shape, array.dtype, array.data)
 
 
-def _info_of(row: Mapping[str, Any]) -> dict[str, Any]:
+def _make_info(row: Mapping[str, Any]) -> dict[str, Any]:
     info = {**(row.get("metadata") or {}), **(row.get("info") or {})}
     return {name: value for name, value in info.items() if name not in (TERMINATED, TRUNCATED)}

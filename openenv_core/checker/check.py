@@ -65,7 +65,7 @@ class Check:
     Attributes:
         name: Its name on the command line and in reports: that of the function without `check_`.
         level: Its level.
-        says: The property, in one sentence.
+        description: The property, in one sentence.
         deadline_s: Seconds after which it is aborted.
         function: Checks a `Subject`. Returns None, or a note that the report shows beside the name; raises
             `CheckError`, `CheckWarnedError` or `NotApplicableError`.
@@ -73,7 +73,7 @@ class Check:
 
     name: str
     level: CheckLevel
-    says: str
+    description: str
     deadline_s: float
     function: Callable[[Any], str | None]
 

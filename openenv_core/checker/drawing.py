@@ -45,14 +45,14 @@ class _UndrawableError(ValueError):
     """No value can be drawn from a schema."""
 
 
-def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool = True) -> list[Any]:
+def sample(schema: Json, count: int, seed: int | random.Random, *, keep_small: bool = True) -> list[Any]:
     """Draw different values that a JSON schema allows; the same ones for the same seed.
 
     Args:
         schema: The schema.
         count: Maximum number of values.
         seed: A seed, or a generator to draw from.
-        modest: Whether to keep numbers, texts and lists small if the schema does not bound them, and to leave out
+        keep_small: Whether to keep numbers, texts and lists small if the schema does not bound them, and to leave out
             `metadata`. Otherwise everything that the schema allows is drawn, often huge and odd values.
 
     Raises:
@@ -61,7 +61,7 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
     """
     jsonschema = import_package("jsonschema")
     validator = jsonschema.Draft202012Validator(schema)
-    sampler = Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), modest)
+    sampler = Sampler(schema, seed if isinstance(seed, random.Random) else random.Random(seed), keep_small)
     samples: dict[str, Any] = {}
     reason = "no drawn value follows it"
     for _ in range(count * TRIES):
@@ -84,10 +84,10 @@ def sample(schema: Json, count: int, seed: int | random.Random, *, modest: bool 
 class Sampler:
     """Draws values from one schema."""
 
-    def __init__(self, root: Json, source: random.Random, modest: bool = True) -> None:
+    def __init__(self, root: Json, source: random.Random, keep_small: bool = True) -> None:
         self._root = root
         self._source = source
-        self._modest = modest
+        self._keep_small = keep_small
 
     def draw(self) -> Any:
         """Return a value, which nearly always follows the schema."""
@@ -164,31 +164,31 @@ class Sampler:
 
     def _integer(self, schema: Json, _: int) -> int:
         low, high = _bounds(schema, step=1)
-        if not self._modest and None in (low, high) and self._source.random() < 0.7:
-            wide = [n for n in _WIDE if (low is None or n >= low) and (high is None or n <= high)]
-            if wide:
-                return self._source.choice(wide)
-        least, most = _ends(low, high, 1000 if self._modest else 10**6)
+        if not self._keep_small and None in (low, high) and self._source.random() < 0.7:
+            extremes = [n for n in _WIDE if (low is None or n >= low) and (high is None or n <= high)]
+            if extremes:
+                return self._source.choice(extremes)
+        least, most = _close_range(low, high, 1000 if self._keep_small else 10**6)
         step = schema.get("multipleOf", 1)
         step = int(step) if isinstance(step, int) and step > 0 else 1
         first, last = -(-math.ceil(least) // step), math.floor(most) // step
         if first > last:
             raise _UndrawableError("no whole number between the bounds")
-        if self._modest and self._source.random() < 0.5:  # small numbers are meaningful more often
-            nearest = min(max(0, first), last)
-            first, last = max(first, nearest - 10), min(last, nearest + 10)
+        if self._keep_small and self._source.random() < 0.5:  # small numbers are meaningful more often
+            center = min(max(0, first), last)
+            first, last = max(first, center - 10), min(last, center + 10)
         return step * self._source.randint(first, last)
 
     def _number(self, schema: Json, _: int) -> float:
         low, high = _bounds(schema)
-        least, most = _ends(low, high, 1000 if self._modest else 1e300)
+        least, most = _close_range(low, high, 1000 if self._keep_small else 1e300)
         if (step := schema.get("multipleOf")) and isinstance(step, int | float):
             return float(step) * self._source.randint(int(least / step), int(most / step))
         if self._source.random() < 0.2:
             return float(self._source.choice([least, most]))
         return (
             round(self._source.uniform(float(least), float(most)), 3)
-            if self._modest
+            if self._keep_small
             else (least + (most - least) * self._source.random())
         )
 
@@ -198,11 +198,11 @@ class Sampler:
         if "pattern" in schema:
             return self._source.choice(_match_pattern(str(schema["pattern"])))
         least = int(schema.get("minLength", 0))
-        return self._text(least, int(schema.get("maxLength", max(least, 24 if self._modest else 400))))
+        return self._text(least, int(schema.get("maxLength", max(least, 24 if self._keep_small else 400))))
 
     def _text(self, least: int, most: int) -> str:
         length = self._source.randint(least, max(least, min(most, least + 400)))
-        letters = _LETTERS if self._modest else _LETTERS + _STRANGE
+        letters = _LETTERS if self._keep_small else _LETTERS + _STRANGE
         return "".join(self._source.choice(letters) for _ in range(length))
 
     def _array(self, schema: Json, depth: int) -> list[Any]:
@@ -227,14 +227,18 @@ class Sampler:
         members: Json = {}
         for name, subschema in schema.get("properties", {}).items():
             if name not in required and (
-                depth > _MAX_DEPTH or (self._modest and name == "metadata") or self._source.random() < 0.4
+                depth > _MAX_DEPTH or (self._keep_small and name == "metadata") or self._source.random() < 0.4
             ):
                 continue
             members[name] = self._value(subschema, depth + 1)
         for name in sorted(required - members.keys()):
             members[name] = self._draw_anything(depth + 1)
         extra = schema.get("additionalProperties", not schema.get("properties"))
-        if extra is not False and depth <= _MAX_DEPTH and (not schema.get("properties") or not self._modest):
+        if (
+            extra is not False
+            and depth <= _MAX_DEPTH
+            and (not schema.get("properties") or not self._keep_small)
+        ):
             least = max(0, int(schema.get("minProperties", 0)) - len(members))
             for _ in range(self._source.randint(least, max(least, 2))):
                 members[self._text(1, 8)] = self._value(extra, depth + 1)
@@ -258,15 +262,18 @@ def _merge(first: Mapping[str, Any], second: Any) -> Json:
 
 
 def _bounds(schema: Json, step: int = 0) -> tuple[float | None, float | None]:
-    def ends(bound: str, exclusive: str, by: int) -> list[float]:
-        limits = ((schema.get(bound), 0), (schema.get(exclusive), by))
+    def read_limits(bound: str, exclusive: str, margin: int) -> list[float]:
+        limits = ((schema.get(bound), 0), (schema.get(exclusive), margin))
         return [n + more for n, more in limits if isinstance(n, int | float) and not isinstance(n, bool)]
 
-    low, high = ends("minimum", "exclusiveMinimum", step), ends("maximum", "exclusiveMaximum", -step)
+    low, high = (
+        read_limits("minimum", "exclusiveMinimum", step),
+        read_limits("maximum", "exclusiveMaximum", -step),
+    )
     return max(low, default=None), min(high, default=None)
 
 
-def _ends(low: float | None, high: float | None, span: float) -> tuple[float, float]:
+def _close_range(low: float | None, high: float | None, span: float) -> tuple[float, float]:
     """Return both ends of a range, with open ends replaced."""
     if low is None:
         return (-span, span) if high is None else (min(-span, high - span), high)
@@ -368,14 +375,14 @@ def _calls(tools: Sequence[Json], seed: int, count: int) -> list[Json]:
     return calls
 
 
-def require_schema(schema: Any, whose: str, change: str) -> None:
+def require_schema(schema: Any, owner: str, change: str) -> None:
     """Raise `CheckError` unless a schema is a valid JSON schema."""
     jsonschema = import_package("jsonschema")
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as fault:
         raise CheckError(
-            f"expected a valid JSON schema of {whose}, got an error at {fault.json_path}: {fault.message}",
+            f"expected a valid JSON schema of {owner}, got an error at {fault.json_path}: {fault.message}",
             change=change,
         ) from fault
 

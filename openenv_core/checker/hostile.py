@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 
 from openenv_core.checker.check import CheckError, CheckLevel, check, import_package
 from openenv_core.checker.drawing import sample
-from openenv_core.checker.playing import REFUSAL_CAUSE, expect_answer, find_difference, play, some_actions
+from openenv_core.checker.playing import REFUSAL_CAUSE, draw_actions, expect_answer, find_difference, play
 from openenv_core.checker.semantic import repeats
 from openenv_core.checker.subject import Client, FrameClient, RunningServer, Subject
 from openenv_core.checker.watching import MIB, limited_memory
@@ -39,7 +39,7 @@ def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
                 asyncio.run(_drop_connections(subject, url, range(wave * slots, (wave + 1) * slots)))
             clients = [stack.enter_context(subject.client(url)) for _ in range(slots)]
             for number, client in enumerate(clients):
-                actions = some_actions(subject, number)
+                actions = draw_actions(subject, number)
                 play(subject, client, number, actions, episode_id=f"ropewalk-slot-{number}")
         except (ClientError, CheckError) as error:
             if isinstance(error, CheckError) and error.cause == REFUSAL_CAUSE:
@@ -91,7 +91,7 @@ async def _open_session(subject: Subject, url: str) -> Any:
 @check(CheckLevel.HOSTILE)
 def check_kill_and_restart(subject: Subject) -> None:
     """A killed server can be started again, and its episodes do not depend on those before."""
-    actions = some_actions(subject, 0)
+    actions = draw_actions(subject, 0)
     seed = subject.limits.seed
     # Dependence on hashes of text is checked elsewhere.
     with subject.server(env_vars={"PYTHONHASHSEED": "0"}) as server:
@@ -103,10 +103,10 @@ def check_kill_and_restart(subject: Subject) -> None:
             _require_connection_lost(client)
             server.start()
         with subject.client(server.url) as client:
-            again = play(subject, client, seed, actions, episode_id=_KILLED_ID)
+            replayed = play(subject, client, seed, actions, episode_id=_KILLED_ID)
             with expect_answer("a read of the state"):
                 client.state()
-    difference = find_difference(first, again) if repeats(subject) else None
+    difference = find_difference(first, replayed) if repeats(subject) else None
     if difference is not None:
         raise CheckError(
             f"expected an episode after a kill to start fresh, got state of the killed server: {difference}",
@@ -226,7 +226,7 @@ def split(subject: Subject) -> tuple[list[Json], list[Any]]:
     valid: dict[str, Json] = {}
     invalid: dict[str, Any] = {}
     try:
-        drawn = sample(schema, fuzz, seed, modest=False)
+        drawn = sample(schema, fuzz, seed, keep_small=False)
     except CheckError:  # no action can be drawn from the schema: use the author's examples
         drawn = []
     bases = _bases(subject)
@@ -291,10 +291,10 @@ def _paths(value: Any, path: Path = ()) -> list[Path]:
 
 def _replace_value(base: Json, path: Path, value: Any) -> Json:
     action: Any = copy.deepcopy(base)
-    place = action
+    parent = action
     for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
+        parent = parent[key]
+    parent[path[-1]] = value
     return action  # type: ignore[no-any-return]
 
 
@@ -359,10 +359,10 @@ def _require_survived(subject: Subject, frames: Iterable[bytes], change: str) ->
 def _send(subject: Subject, client: Any, text: bytes) -> None:
     """Send one frame, accepting any reply; reset if the episode or the session has ended."""
     try:
-        over = client.send_frame(text).get("done")
+        done = client.send_frame(text).get("done")
     except ServerError:
-        over = True  # some errors end the session, and a reset opens another
-    if over:
+        done = True  # some errors end the session, and a reset opens another
+    if done:
         subject.reset(client)
 
 

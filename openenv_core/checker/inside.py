@@ -86,7 +86,7 @@ def _host_in(event: str, args: tuple[Any, ...]) -> str | None:
     return None if event in _OF_NAMES and _is_address(host) else host
 
 
-def _install_collecting(out: str) -> None:
+def _install_collecting(path: str) -> None:
     """Install a signal handler that collects garbage and returns the allocator's free memory."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
@@ -94,13 +94,13 @@ def _install_collecting(out: str) -> None:
         gc.collect()
         if trim is not None:
             trim(0)
-        _append_line(out, str(os.getpid()))
+        _append_line(path, str(os.getpid()))
 
     with suppress(ValueError):  # not in the main thread: a subinterpreter
         signal.signal(_COLLECT, collect)
 
 
-def _install_watching(out: str, allowed: list[str]) -> None:
+def _install_watching(path: str, allowed: list[str]) -> None:
     """Install an audit hook that records the hosts this process connects to, and blocks those not allowed."""
     resolved: set[str] = set()
     _record_lookups(resolved, allowed)
@@ -113,10 +113,10 @@ def _install_watching(out: str, allowed: list[str]) -> None:
             return
         if event in _OF_ADDRESSES and _normalise_address(host) in resolved:
             return  # the address of an allowed name
-        _append_line(out, host)
+        _append_line(path, host)
         raise OSError(errno.ENETUNREACH, f"the manifest's network policy does not allow {host}")
 
-    _append_line(out, "")  # shows that the process is watched
+    _append_line(path, "")  # shows that the process is watched
     sys.addaudithook(hook)
 
 
@@ -150,18 +150,18 @@ def _normalise_address(address: str) -> str:
     return str(address).partition("%")[0].lower().removeprefix("::ffff:")
 
 
-def _append_line(out: str, line: str) -> None:
-    file = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+def _append_line(path: str, line: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(file, f"{line}\n".encode())
     finally:
         os.close(file)
 
 
-def _run_next() -> None:
+def _run_next_sitecustomize() -> None:
     """Run the `sitecustomize` that this one shadows."""
     own_folder = os.path.dirname(os.path.abspath(__file__))
-    spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != own_folder])
+    spec = PathFinder.find_spec("sitecustomize", [path for path in sys.path if path != own_folder])
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(module_from_spec(spec))
 
@@ -185,20 +185,20 @@ def collect_garbage(pids: "Iterable[int]", notes: str) -> int:
     """Signal processes to collect garbage, and wait for them; return the number signalled."""
     with open(notes, "w", encoding="utf-8"):
         pass
-    signalled = 0
+    signal_count = 0
     for pid in pids:
         # The signal would kill a process without a handler.
         with suppress(OSError, KeyError):
             if int(_status(pid)["SigCgt"], 16) >> (_COLLECT - 1) & 1:
                 os.kill(pid, _COLLECT)
-                signalled += 1
+                signal_count += 1
     deadline = time.monotonic() + _COLLECT_TIMEOUT_S
     while time.monotonic() < deadline:
         with open(notes, encoding="utf-8") as file:
-            if len(file.read().split()) >= signalled:
+            if len(file.read().split()) >= signal_count:
                 break
         time.sleep(0.01)
-    return signalled
+    return signal_count
 
 
 def descendants(pid: int) -> "list[int]":
@@ -231,6 +231,6 @@ if __name__ == "sitecustomize":
         _install_watching(os.environ[OUT], json.loads(os.environ.get(HOSTS, "[]")))
     if COLLECTED in os.environ:
         _install_collecting(os.environ[COLLECTED])
-    _run_next()
+    _run_next_sitecustomize()
 if __name__ == "__main__":
     _main(*sys.argv[1:])

@@ -11,13 +11,13 @@ from threading import Barrier, BrokenBarrierError
 from typing import Final
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
-from openenv_core.checker.playing import expect_answer, some_actions
+from openenv_core.checker.playing import draw_actions, expect_answer
 from openenv_core.checker.semantic import (
     ISOLATION_ADVICE,
     SessionTrace,
     compare_sessions,
     find_interference,
-    play_alone,
+    play_isolated,
     play_session,
     repeats,
 )
@@ -91,7 +91,7 @@ class Growth:
         return statistics.median(slopes) / self.episodes
 
     @property
-    def rising(self) -> float:
+    def rising_share(self) -> float:
         """The share of windows that end higher than the previous one."""
         steps = [high > low for low, high in zip(self.values, self.values[1:], strict=False)]
         return sum(steps) / len(steps)
@@ -99,7 +99,9 @@ class Growth:
 
 def leaks_memory(growth: Growth) -> bool:
     """Return whether memory grows steadily, and by more than allocator noise."""
-    return growth.slope > _BYTES_AN_EPISODE and growth.total > _BYTES_IN_ALL and growth.rising >= _RISING
+    return (
+        growth.slope > _BYTES_AN_EPISODE and growth.total > _BYTES_IN_ALL and growth.rising_share >= _RISING
+    )
 
 
 def leaks_resources(growth: Growth) -> bool:
@@ -116,11 +118,11 @@ def check_sessions_at_once(subject: Subject) -> None:
         url, _ = stack.enter_context(subject.server_or_url())
         session_count = min(subject.limits.sessions, subject.cap or subject.limits.sessions)
         clients = _open_sessions(subject, stack, url, session_count)
-        together = _play(subject, clients)
+        concurrent = _play(subject, clients)
         for client in clients:
             client.close()
-        alone = [play_alone(subject, number, url) for number in range(len(clients))]
-    if (difference := compare_sessions(alone, together, repeats(subject))) is not None:
+        isolated = [play_isolated(subject, number, url) for number in range(len(clients))]
+    if (difference := compare_sessions(isolated, concurrent, repeats(subject))) is not None:
         raise CheckError(
             f"expected {len(clients)} concurrent sessions not to see each other's episodes, got: {difference}",
             change=ISOLATION_ADVICE,
@@ -149,18 +151,18 @@ def _open_sessions(subject: Subject, stack: ExitStack, url: str, count: int) -> 
 
 def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
     """Play an episode in each session, all at the same time."""
-    ready = Barrier(len(clients), timeout=_ALL_BEGUN_TIMEOUT_S)
+    barrier = Barrier(len(clients), timeout=_ALL_BEGUN_TIMEOUT_S)
 
     def play(number: int) -> SessionTrace:
         trace: SessionTrace = []
         session = play_session(subject, clients[number], number, trace)
         try:
             next(session)
-            ready.wait()  # every episode has begun before any goes on
+            barrier.wait()  # every episode has begun before any goes on
             for _ in session:
                 pass
         except BaseException:
-            ready.abort()
+            barrier.abort()
             raise
         return trace
 
@@ -185,12 +187,12 @@ def _measure(subject: Subject) -> dict[str, Growth]:
         stack.enter_context(expect_answer("episodes"))
         client = stack.enter_context(subject.client(watched.server.url))
         player = _Episodes(subject, watched, client)
-        within_budget = int(_PLAY_BUDGET_S / _WINDOWS / player.measure_pace())
-        episodes = max(1, min(subject.limits.episodes // _WINDOWS, within_budget))
+        max_episodes = int(_PLAY_BUDGET_S / _WINDOWS / player.measure_pace())
+        episodes = max(1, min(subject.limits.episodes // _WINDOWS, max_episodes))
         windows = list(player.windows(episodes, _WINDOWS))[_WARM_UP:]
         if len(windows) > 1 and _find_leaks(_growths(windows, episodes)):
-            again = list(player.windows(episodes, _WINDOWS - _WARM_UP))
-            windows = again if len(again) > 1 else windows
+            more_windows = list(player.windows(episodes, _WINDOWS - _WARM_UP))
+            windows = more_windows if len(more_windows) > 1 else windows
     if len(windows) < 2 or episodes * _WINDOWS < _LEAST:
         raise NotApplicableError(
             f"too few episodes for a verdict: {episodes} in each of {len(windows)} windows, within "
@@ -215,14 +217,14 @@ def _find_leaks(growths: dict[str, Growth]) -> list[str]:
 class _Episodes:
     """Plays episodes, half of them in one lasting session and half in new sessions."""
 
-    def __init__(self, subject: Subject, watched: WatchedServer, lasting: Client) -> None:
+    def __init__(self, subject: Subject, watched: WatchedServer, long_client: Client) -> None:
         self._subject = subject
-        self._watched = watched
-        self._lasting = lasting
-        self._alone = subject.cap == 1
-        self._played = 0
-        self._until = time.monotonic() + _PLAY_BUDGET_S
-        self._actions = [some_actions(subject, number)[:_STEPS] for number in range(16)]
+        self._server = watched
+        self._long_client = long_client
+        self._single_session = subject.cap == 1
+        self._episode_count = 0
+        self._deadline = time.monotonic() + _PLAY_BUDGET_S
+        self._actions = [draw_actions(subject, number)[:_STEPS] for number in range(16)]
 
     def measure_pace(self) -> float:
         """Play an episode of each kind; return the average seconds per episode."""
@@ -236,19 +238,19 @@ class _Episodes:
         for _ in range(count):
             for _ in range(episodes):
                 self._play_next()
-            yield self._watched.measure_settled()
-            if time.monotonic() > self._until:
+            yield self._server.measure_stable()
+            if time.monotonic() > self._deadline:
                 return
 
     def _play_next(self) -> None:
-        number = self._played
-        self._played += 1
-        if number % 2 or self._alone:
-            if self._alone and number % 2:
-                self._lasting.disconnect()
-            self._play(self._lasting, number)
+        number = self._episode_count
+        self._episode_count += 1
+        if number % 2 or self._single_session:
+            if self._single_session and number % 2:
+                self._long_client.disconnect()
+            self._play(self._long_client, number)
         else:
-            with self._subject.client(self._watched.server.url) as client:
+            with self._subject.client(self._server.server.url) as client:
                 self._play(client, number)
 
     def _play(self, client: Client, number: int) -> None:
@@ -262,9 +264,9 @@ class _Episodes:
 @check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_threads_stay_level(subject: Subject) -> None:
     """The server has no more threads and processes after a thousand episodes than after the first."""
-    growths, leaking = _measure_growths(subject)
+    growths, leaking_names = _measure_growths(subject)
     for name in ("processes", "threads"):
-        if name in leaking:
+        if name in leaking_names:
             raise _make_error(
                 name,
                 growths[name],
@@ -275,10 +277,10 @@ def check_threads_stay_level(subject: Subject) -> None:
 @check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_files_stay_level(subject: Subject) -> None:
     """The server has no more files and sockets open after a thousand episodes than after the first."""
-    growths, leaking = _measure_growths(subject)
-    if "processes" in leaking or "threads" in leaking:
+    growths, leaking_names = _measure_growths(subject)
+    if "processes" in leaking_names or "threads" in leaking_names:
         raise NotApplicableError("open files grow with the threads; see threads_stay_level")
-    if "files" in leaking:
+    if "files" in leaking_names:
         raise _make_error(
             "open files",
             growths["files"],
@@ -289,12 +291,12 @@ def check_files_stay_level(subject: Subject) -> None:
 @check(CheckLevel.LOAD, deadline_s=_DEADLINE_S)
 def check_memory_stays_level(subject: Subject) -> None:
     """The server uses no more memory after a thousand episodes than after the first."""
-    growths, leaking = _measure_growths(subject)
-    if leaking not in ([], ["memory"]):
+    growths, leaking_names = _measure_growths(subject)
+    if leaking_names not in ([], ["memory"]):
         raise NotApplicableError(
             "memory grows with the threads or files left open; see threads_stay_level, files_stay_level"
         )
-    if leaking:
+    if leaking_names:
         growth = growths["memory"]
         raise CheckError(
             f"expected level memory over {growth.count} episodes, got {growth.total / 2**20:.1f} MiB more, "
@@ -306,7 +308,7 @@ def check_memory_stays_level(subject: Subject) -> None:
 
 
 def _measure_growths(subject: Subject) -> tuple[dict[str, Growth], list[str]]:
-    growths = subject.compute_once("growths", lambda: _measure(subject))
+    growths = subject.compute_cached("growths", lambda: _measure(subject))
     return growths, _find_leaks(growths)
 
 

@@ -181,7 +181,7 @@ class Turn:
     error: str | None = None
 
     @property
-    def where(self) -> str:
+    def position_text(self) -> str:
         """The position in the episode, for an error message."""
         if self.action is None:
             return f"of reset(seed={self.seed})"
@@ -193,7 +193,7 @@ class Turn:
         return bool(getattr(self.result, "done", False))
 
     @property
-    def plain(self) -> Result:
+    def wire_result(self) -> Result:
         """The result as sent over the wire."""
         if self.error is not None:
             return {"error": self.error}
@@ -217,23 +217,23 @@ def turns(
     """Play an episode until it is done or out of actions; yield each turn, including refusals."""
     turn = Turn(seed, 0, 0, None, reset(seed=seed, **reset_options))
     yield turn
-    in_a_row = refused = step = 0
+    consecutive = refused = step = 0
     for action in () if turn.done else actions:
         try:
             result = environment.step(action)
         except (ValidationFailedError, ExecutionError) as error:
-            in_a_row, refused = in_a_row + 1, refused + 1
+            consecutive, refused = consecutive + 1, refused + 1
             yield Turn(seed, step, refused, action, None, error.code)
-            if in_a_row >= MAX_REFUSED_IN_A_ROW:
+            if consecutive >= MAX_REFUSED_IN_A_ROW:
                 raise CheckError(
-                    f"expected actions that the schema allows to be accepted, got {in_a_row} refusals in a row, "
+                    f"expected actions that the schema allows to be accepted, got {consecutive} refusals in a row, "
                     f"the last for {action}: {error}",
                     change="narrow the action's schema to what the environment accepts, or list "
                     "validation.episodes.example_actions in openenv.yaml",
                     cause=REFUSAL_CAUSE,
                 ) from error
             continue
-        in_a_row, step = 0, step + 1
+        consecutive, step = 0, step + 1
         turn = Turn(seed, step, refused, action, result)
         yield turn
         if turn.done:
@@ -259,7 +259,7 @@ def play(
     )
     options = {"episode_id": EPISODE_ID, **reset_options}
     with expect_answer(f"an episode with seed {seed}"):
-        return [turn.plain for turn in turns(environment, reset, seed, actions, **options)]
+        return [turn.wire_result for turn in turns(environment, reset, seed, actions, **options)]
 
 
 def play_episode(
@@ -292,40 +292,40 @@ def play_in_process(subject: Subject) -> Iterator[Turn]:
 
 def seeds() -> Iterator[int]:
     """Yield the seeds of a check's episodes; fewer if they take long."""
-    until = time.monotonic() + SUFFICIENT_PLAY_S
+    deadline = time.monotonic() + SUFFICIENT_PLAY_S
     for seed in range(EPISODES):
         yield seed
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return
 
 
-def some_actions(subject: Subject, seed: int, most: int = STEPS) -> list[dict[str, Any]]:
+def draw_actions(subject: Subject, seed: int, max_steps: int = STEPS) -> list[dict[str, Any]]:
     """Return actions for an episode that is compared."""
     chosen = subject.actions(seed)
-    steps = min(most, subject.limits.steps, subject.manifest_or_defaults.validation.episodes.max_steps)
+    steps = min(max_steps, subject.limits.steps, subject.manifest_or_defaults.validation.episodes.max_steps)
     return [next(chosen) for _ in range(steps)]
 
 
 def _limit_turns(episode: Iterator[Turn], steps: int, seconds: float) -> Iterator[Turn]:
-    until = math.inf
+    deadline = math.inf
     for turn in episode:
         if turn.error is None:
             yield turn
             if turn.action is None:
-                until = time.monotonic() + seconds
-            elif turn.step >= steps or time.monotonic() > until:
+                deadline = time.monotonic() + seconds
+            elif turn.step >= steps or time.monotonic() > deadline:
                 return
 
 
 @contextmanager
-def expect_answer(doing: str) -> Iterator[None]:
+def expect_answer(action: str) -> Iterator[None]:
     """Turn client errors in the block into `CheckError`."""
     try:
         yield
     except ClientError as error:
         text = f"{type(error).__name__}: {error}"
         raise CheckError(
-            f"expected {doing} without an error, got {text}",
+            f"expected {action} without an error, got {text}",
             change="run `ropewalk serve` with the same target to see its output",
             cause=text,
         ) from error
@@ -338,8 +338,8 @@ def find_difference(first: Sequence[Result], second: Sequence[Result]) -> str | 
     """
     for number, (left, right) in enumerate(zip(first, second, strict=False)):
         if (difference := _find_difference(_to_comparable(left), _to_comparable(right), "")) is not None:
-            place = "the reset" if number == 0 else f"step {number}"
-            return f"at {place}, {difference}"
+            position = "the reset" if number == 0 else f"step {number}"
+            return f"at {position}, {difference}"
     if len(first) != len(second):
         return f"one ends after {len(first) - 1} steps and the other after {len(second) - 1}"
     return None
@@ -357,7 +357,8 @@ def _find_difference(left: Any, right: Any, path: str) -> str | None:
     if isinstance(left, dict) and isinstance(right, dict) and left.keys() == right.keys():
         parts = ((f"{path}.{key}" if path else key, left[key], right[key]) for key in left)
         return next(
-            (difference for place, a, b in parts if (difference := _find_difference(a, b, place))), None
+            (difference for child_path, a, b in parts if (difference := _find_difference(a, b, child_path))),
+            None,
         )
     if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         pairs = enumerate(zip(left, right, strict=True))
@@ -383,7 +384,7 @@ def main(target: str, job: str, out: str) -> None:
     for seed, actions in job_document["episodes"]:
         with LocalEnvironment(app, job_document["reset_options"]) as environment:
             episode = turns(environment, environment.reset, seed, actions, episode_id=EPISODE_ID)
-            episodes.append([turn.plain for turn in episode])
+            episodes.append([turn.wire_result for turn in episode])
     Path(out).write_text(json.dumps(episodes), encoding="utf-8")
 
 

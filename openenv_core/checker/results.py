@@ -46,7 +46,7 @@ class Result(BaseModel):
     Attributes:
         check: The check's name.
         level: The check's level.
-        says: The property, in one sentence.
+        description: The property, in one sentence.
         status: The status.
         message: What was expected and what happened; the reason if it was skipped; the last line of the traceback if it
             crashed; a note, if any, if it passed.
@@ -58,7 +58,7 @@ class Result(BaseModel):
 
     check: str
     level: CheckLevel
-    says: str
+    description: str
     status: Status
     message: str
     change: str
@@ -70,7 +70,7 @@ def result_of(check: Check, status: Status, message: str, change: str, seconds: 
     return Result(
         check=check.name,
         level=check.level,
-        says=check.says,
+        description=check.description,
         status=status,
         message=message,
         change=change,
@@ -99,10 +99,10 @@ def _outcome(subject: Subject, check: Check) -> tuple[Status, str, str]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # raised by the environment's code, or by the check
-        last = traceback.format_exception_only(error)[-1].strip()
+        summary = traceback.format_exception_only(error)[-1].strip()
         return (
             Status.CRASHED,
-            f"{last} ({_where(error)})",
+            f"{summary} ({_describe_location(error)})",
             "the check met an unknown problem: see what the environment does, and report it as a bug of the check",
         )
     else:
@@ -147,7 +147,7 @@ def _failure(
     )
 
 
-def _where(error: BaseException) -> str:
+def _describe_location(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
 
@@ -213,7 +213,7 @@ class Console:
         """Write failures and warnings with what to change, and the number of results by status."""
         for result in report.of(*BAD, Status.WARNED):
             mark = self._mark(result.status)
-            self._write(f"\n{mark} {result.level}.{result.check}: {result.says}\n")
+            self._write(f"\n{mark} {result.level}.{result.check}: {result.description}\n")
             self._write(f"    {result.status}: {_indent(result.message)}\n")
             self._write(f"    change: {_indent(result.change)}\n")
         count, elapsed_s = len(report.results), sum(result.seconds for result in report.results)
@@ -287,7 +287,7 @@ def format_list(checks: Sequence[Check]) -> Iterator[str]:
         if check.level is not level:
             level = check.level
             yield str(level)
-        yield f"  {check.name:<{_WIDTH}} {check.says}"
+        yield f"  {check.name:<{_WIDTH}} {check.description}"
 
 
 def _printable(text: str) -> str:
@@ -320,6 +320,6 @@ def _case(suite: ElementTree.Element, result: Result) -> None:
     elif result.status in BAD:
         kind = "error" if result.status is Status.CRASHED else "failure"
         node = ElementTree.SubElement(case, kind, message=_printable(message))
-        node.text = f"{result.says}\n{message}\nchange: {_CONTROL.sub('�', result.change)}"
+        node.text = f"{result.description}\n{message}\nchange: {_CONTROL.sub('�', result.change)}"
     elif message:
         ElementTree.SubElement(case, "system-out").text = message

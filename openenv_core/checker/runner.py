@@ -53,8 +53,8 @@ def run_isolated(
     checks: Sequence[Check],
     *,
     token: str | None = None,
-    before: Callable[[Check], None] = lambda _: None,
-    after: Callable[[Result], None] = lambda _: None,
+    on_start: Callable[[Check], None] = lambda _: None,
+    on_result: Callable[[Result], None] = lambda _: None,
 ) -> None:
     """Run checks on a target in a worker process; start another one whenever it has ended.
 
@@ -63,16 +63,16 @@ def run_isolated(
         limits: Limits of the checks.
         checks: The checks, in order.
         token: Bearer token for the server, if it requires one.
-        before: Called with each check before it runs.
-        after: Called with each result.
+        on_start: Called with each check before it runs.
+        on_result: Called with each result.
     """
-    left = list(checks)
-    while left:
-        with _run_worker(target, limits, token, left) as worker:
-            while left and not worker.ended:
-                check = left.pop(0)
-                before(check)
-                after(worker.result(check))
+    remaining = list(checks)
+    while remaining:
+        with _run_worker(target, limits, token, remaining) as worker:
+            while remaining and not worker.ended:
+                check = remaining.pop(0)
+                on_start(check)
+                on_result(worker.result(check))
 
 
 class _Worker:
@@ -86,25 +86,25 @@ class _Worker:
     def result(self, check: Check) -> Result:
         """Wait for the result of the next check; if the worker ends or hangs, return a failure that describes it."""
         started = time.monotonic()
-        until = started + START_TIMEOUT_S
-        while (event := self._next(until)) is not None:
+        deadline = started + START_TIMEOUT_S
+        while (event := self._next_event(deadline)) is not None:
             if "begin" not in event:
                 return Result.model_validate(event)
-            until = time.monotonic() + check.deadline_s + DEADLINE_MARGIN_S
+            deadline = time.monotonic() + check.deadline_s + DEADLINE_MARGIN_S
         self.ended = True
-        message = self._describe_end(time.monotonic() > until)
+        message = self._describe_end(time.monotonic() > deadline)
         return result_of(check, Status.FAILED, message, _CHANGE, time.monotonic() - started)
 
     def finish(self) -> None:
         """Wait until the worker has stopped its servers."""
-        until = time.monotonic() + SHUTDOWN_TIMEOUT_S
-        while not self.ended and self._next(until) is not None:
+        deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
+        while not self.ended and self._next_event(deadline) is not None:
             pass
 
-    def _next(self, until: float) -> dict[str, Any] | None:
+    def _next_event(self, deadline: float) -> dict[str, Any] | None:
         """Return the worker's next message; None if it has ended or timed out."""
         while b"\n" not in self._unread:
-            if not select.select([self._events], [], [], max(0.0, until - time.monotonic()))[0]:
+            if not select.select([self._events], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 return None
             if not (read := os.read(self._events, 65_536)):
                 return None
@@ -113,8 +113,8 @@ class _Worker:
         message: dict[str, Any] = json.loads(line)
         return message
 
-    def _describe_end(self, late: bool) -> str:
-        if late:
+    def _describe_end(self, timed_out: bool) -> str:
+        if timed_out:
             self._process.send_signal(signal.SIGABRT)  # faulthandler dumps its threads, and it ends
         try:
             status = self._process.wait(DEADLINE_MARGIN_S)
@@ -126,7 +126,7 @@ class _Worker:
         ending = f"signal {-status}" if status < 0 else f"status {status}"
         message = (
             "expected the check to end, got a process that never releases the GIL; it was killed"
-            if late
+            if timed_out
             else f"expected the process that plays the environment to stay alive, but it ended with {ending}"
         )
         return f"{message}; its output: {output}" if output else message
@@ -144,8 +144,8 @@ def _run_worker(
 ) -> Iterator[_Worker]:
     read, write = os.pipe()
     # A worker that is killed during a check leaves temporary files, which are removed with this folder.
-    place = tempfile.TemporaryDirectory(prefix="ropewalk-check-", ignore_cleanup_errors=True)
-    with place as temporary, tempfile.TemporaryFile() as log:
+    directory = tempfile.TemporaryDirectory(prefix="ropewalk-check-", ignore_cleanup_errors=True)
+    with directory as temporary, tempfile.TemporaryFile() as log:
         names = [check.name for check in checks]
         job = Job(target=target, limits=limits, token=token, checks=names, temporary=temporary)
         try:

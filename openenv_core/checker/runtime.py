@@ -110,7 +110,7 @@ def check_states_follow_schema(subject: Subject) -> str:
     with subject.client() as client:
         for turn in play_episodes(subject, client):
             count += 1
-            _require_agreement("state", turn.where, subject.schema["state"], client.state())
+            _require_agreement("state", turn.position_text, subject.schema["state"], client.state())
     return f"{count} states"
 
 
@@ -122,19 +122,21 @@ def _observations(subject: Subject, transport: str) -> str:
             count += 1
             wire_fields = {**turn.result.observation, "reward": turn.result.reward, "done": turn.done}
             key = "reset_observation" if turn.action is None else "observation"
-            _require_agreement("observation", turn.where, schema.get(key, schema["observation"]), wire_fields)
+            _require_agreement(
+                "observation", turn.position_text, schema.get(key, schema["observation"]), wire_fields
+            )
         if transport == "http":
             _require_agreement("state", "over HTTP", schema["state"], client.state())
     return f"{count} observations"
 
 
-def _require_agreement(label: str, where: str, schema: dict[str, Any], value: Any) -> None:
+def _require_agreement(label: str, position_text: str, schema: dict[str, Any], value: Any) -> None:
     jsonschema = import_package("jsonschema")
     fault = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(value))
     if fault is not None:
         raise CheckError(
-            f"expected the {label} {where} to follow its schema, got {fault.instance!r:.80} at {fault.json_path}: "
-            f"{fault.message:.300}",
+            f"expected the {label} {position_text} to follow its schema, got {fault.instance!r:.80} at "
+            f"{fault.json_path}: {fault.message:.300}",
             change="declare the field's actual type, or return a value of the declared one; a number that is not "
             "finite is sent as null",
         )
@@ -220,29 +222,29 @@ def _list_tools(subject: Subject) -> list[dict[str, Any]]:
 @check(CheckLevel.RUNTIME)
 def check_episode_ends(subject: Subject) -> str:
     """An episode of valid actions ends within the declared number of steps, or is declared endless."""
-    promised = subject.manifest_or_defaults.validation.episodes
+    limits = subject.manifest_or_defaults.validation.episodes
     lengths: list[int] = []
     with subject.client() as client:
         for seed in range(EPISODES):
             last = _play_to_end(subject, client, seed)
-            steps, ended = last.step, last.done
+            steps, done = last.step, last.done
             lengths.append(steps)
-            if promised.endless:
-                if ended:
+            if limits.endless:
+                if done:
                     raise CheckError(
                         f"expected no end, as validation.episodes.endless declares, got done after {steps} steps",
                         change="take validation.episodes.endless out of openenv.yaml",
                     )
                 return f"declared endless; {steps} steps without an end"
-            if ended:
+            if done:
                 continue
-            if steps < promised.max_steps:
+            if steps < limits.max_steps:
                 raise NotApplicableError(
                     f"the episode did not end in the {steps} steps played in {_PLAY_BUDGET_S:g} s; declare a lower "
                     "validation.episodes.max_steps, or example_actions that reach the end"
                 )
             raise CheckError(
-                f"expected done within {promised.max_steps} steps of valid actions after reset(seed={seed}), got "
+                f"expected done within {limits.max_steps} steps of valid actions after reset(seed={seed}), got "
                 "no end",
                 change="end the episode within that many steps, or declare in openenv.yaml "
                 "validation.episodes.max_steps, endless: true, or example_actions that reach the end",
@@ -325,7 +327,7 @@ def check_state_counts_steps(subject: Subject) -> str:
             # The environment may count failed steps or not.
             if not isinstance(count, int) or not turn.step <= count <= turn.step + turn.refused:
                 raise CheckError(
-                    f"expected step_count {turn.step} in the state {turn.where} got {count!r}",
+                    f"expected step_count {turn.step} in the state {turn.position_text} got {count!r}",
                     change="set step_count to 0 in reset, and add 1 in each step that is taken: "
                     "self._state = State(episode_id=...), self._state.step_count += 1",
                 )
@@ -367,13 +369,13 @@ def check_state_is_only_read(subject: Subject) -> str:
             if first != second:
                 names = sorted(key for key in {*first, *second} if first.get(key) != second.get(key))
                 raise CheckError(
-                    f"expected two reads of the state {turn.where} to be the same, "
+                    f"expected two reads of the state {turn.position_text} to be the same, "
                     f"got other values of {', '.join(names)}",
                     change=change,
                 )
     # Compare episodes with and without reads, if two runs without reads are the same.
-    plain = _play_answers(subject, read=False)
-    if plain == _play_answers(subject, read=False) and plain != _play_answers(subject, read=True):
+    unread = _play_answers(subject, read=False)
+    if unread == _play_answers(subject, read=False) and unread != _play_answers(subject, read=True):
         raise CheckError(
             "expected an episode with reads of the state to be the same as one without, got another",
             change=change,
@@ -445,9 +447,9 @@ def check_http_refuses_invalid_action(subject: Subject) -> None:
 @check(CheckLevel.RUNTIME)
 def check_reward_finite(subject: Subject) -> str:
     """Every reward is a finite number or None."""
-    count = steps = rewarded = 0
+    count = steps = rewarded_count = 0
     for turn in play_in_process(subject):
-        where, reward = turn.where, getattr(turn.result, "reward", None)
+        position_text, reward = turn.position_text, getattr(turn.result, "reward", None)
         count += 1
         steps += turn.action is not None
         # numpy's numbers are not Python numbers, but can be converted.
@@ -455,16 +457,16 @@ def check_reward_finite(subject: Subject) -> str:
             number = 0.0 if reward is None else float(reward)
         except (TypeError, ValueError) as error:
             raise CheckError(
-                f"expected a number or None for the reward {where}, got {reward!r:.80}",
+                f"expected a number or None for the reward {position_text}, got {reward!r:.80}",
                 change="return a float",
             ) from error
         if not math.isfinite(number):
             raise CheckError(
-                f"expected a finite reward {where}, got {number}: it is sent as null",
+                f"expected a finite reward {position_text}, got {number}: it is sent as null",
                 change="bound what the reward is computed from: a division by 0, a logarithm of 0, an overflow",
             )
-        rewarded += reward is not None
-    if steps and not rewarded:
+        rewarded_count += reward is not None
+    if steps and not rewarded_count:
         raise CheckWarnedError(
             f"expected some step to be rewarded, got null for each of {steps}: an agent cannot learn from that",
             change="set the reward of observations; if only good play is rewarded, give an example in openenv.yaml: "
@@ -480,7 +482,7 @@ def check_reward_in_range(subject: Subject) -> str:
     if declared is None:
         raise NotApplicableError("no range is declared: validation.reward.range in openenv.yaml")
     low, high = declared.range
-    slack = (high - low) * 1e-9  # rounding error of a sum of floats
+    tolerance = (high - low) * 1e-9  # rounding error of a sum of floats
     rewards: list[float] = []
     with subject.client() as client:
         for turn in play_episodes(subject, client):
@@ -488,9 +490,9 @@ def check_reward_in_range(subject: Subject) -> str:
             if turn.action is None or reward is None:
                 continue
             rewards.append(float(reward))
-            if not low - slack <= reward <= high + slack:
+            if not low - tolerance <= reward <= high + tolerance:
                 raise CheckError(
-                    f"expected the reward {turn.where} to be in {low:g} to {high:g}, got {reward}",
+                    f"expected the reward {turn.position_text} to be in {low:g} to {high:g}, got {reward}",
                     change="correct the reward, or validation.reward.range in openenv.yaml; a reward is that of "
                     "one step, not a sum",
                 )
@@ -509,10 +511,10 @@ def check_observations_serialisable(subject: Subject) -> str:
         count += 1
         if not isinstance(turn.result, Observation):
             raise CheckError(
-                f"expected an Observation {turn.where}, got {type(turn.result).__name__}: {turn.result!r:.120}",
+                f"expected an Observation {turn.position_text}, got {type(turn.result).__name__}: {turn.result!r:.120}",
                 change="return an instance of the observation model",
             )
-        _require_round_trip(turn.result, turn.where)
+        _require_round_trip(turn.result, turn.position_text)
     return f"{count} observations"
 
 
@@ -525,7 +527,8 @@ def check_observations_stay(subject: Subject) -> str:
     for turn in play_in_process(subject):
         if before is not None and text is not None and _encode(before.result) != text:
             raise CheckError(
-                f"expected the observation {before.where} to stay as it was, got another one after the next call",
+                f"expected the observation {before.position_text} to stay as it was, got another one after the next "
+                "call",
                 change="put copies of the environment's mutable state into observations: list(self._board), "
                 "array.copy(); without a server, players keep the very objects",
             )
@@ -541,21 +544,21 @@ def _encode(observation: Any) -> bytes | None:
         return None
 
 
-def _require_round_trip(observation: Observation, where: str) -> None:
+def _require_round_trip(observation: Observation, position_text: str) -> None:
     model = type(observation)
     try:
         encode_observation(observation)
         text = encode_model(observation)
     except Exception as error:  # from pydantic, or from the author's own serialiser
         raise CheckError(
-            f"expected to encode {model.__name__} {where} as JSON, got {type(error).__name__}: {error}",
+            f"expected to encode {model.__name__} {position_text} as JSON, got {type(error).__name__}: {error}",
             change="use only JSON types, numpy and bytes: no open files, functions, sockets or engine objects",
         ) from error
     try:
         model.model_validate(json.loads(text))
     except Exception as error:
         raise CheckError(
-            f"expected to decode {model.__name__} {where} from its own JSON, got {error}",
+            f"expected to decode {model.__name__} {position_text} from its own JSON, got {error}",
             change="declare each field with the type of its values; assignments after construction are not "
             "checked unless validate_assignment is set",
         ) from error

@@ -18,10 +18,10 @@ from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableErro
 from openenv_core.checker.playing import (
     LocalEnvironment,
     Result,
+    draw_actions,
     expect_answer,
     find_difference,
     play,
-    some_actions,
     takes_seed,
     turns,
 )
@@ -81,7 +81,7 @@ def check_network_policy_holds(subject: Subject) -> None:
         connected: set[str] = set()
         with (
             subject.server(env_vars=env_vars) as server,
-            poll("openenv-check-network", partial(_note_remote_ends, server, connected)),
+            poll("openenv-check-network", partial(_record_remote_hosts, server, connected)),
         ):
             _play_episodes(subject, server)
         if not notes.exists():
@@ -101,10 +101,10 @@ def check_network_policy_holds(subject: Subject) -> None:
 def _play_episodes(subject: Subject, server: RunningServer) -> None:
     for number in range(3):
         with subject.client(server.url) as client:
-            play(subject, client, subject.limits.seed + number, some_actions(subject, number))
+            play(subject, client, subject.limits.seed + number, draw_actions(subject, number))
 
 
-def _note_remote_ends(server: RunningServer, connected: set[str]) -> None:
+def _record_remote_hosts(server: RunningServer, hosts: set[str]) -> None:
     """Add the remote addresses of the server's connections, for programs that are not Python."""
     psutil = import_package("psutil")
     for pid in server.pids():
@@ -112,7 +112,7 @@ def _note_remote_ends(server: RunningServer, connected: set[str]) -> None:
             connections = psutil.Process(pid).net_connections("inet")
         except psutil.Error:
             continue
-        connected.update(
+        hosts.update(
             connection.raddr.ip
             for connection in connections
             if connection.raddr and _is_far(connection.raddr.ip)
@@ -150,11 +150,11 @@ def check_reset_forgets(subject: Subject) -> None:
     _require_repeats(subject)
     job = _make_job(subject, 3)
     fresh = [_play_fresh(subject, *episode) for episode in job]
-    with _open_instance(subject) as used:
-        again = [play(subject, used, *episode) for episode in [*job, job[0]]]
-        play(subject, used, job[1][0], job[1][1][:1])  # an aborted episode
-        again.append(play(subject, used, *job[2]))
-    for expected, played in zip([*fresh, fresh[0], fresh[2]], again, strict=True):
+    with _open_instance(subject) as reused:
+        replayed = [play(subject, reused, *episode) for episode in [*job, job[0]]]
+        play(subject, reused, job[1][0], job[1][1][:1])  # an aborted episode
+        replayed.append(play(subject, reused, *job[2]))
+    for expected, played in zip([*fresh, fresh[0], fresh[2]], replayed, strict=True):
         if (difference := find_difference(expected, played)) is not None:
             raise CheckError(
                 f"expected a used instance to play like a new one, got: {difference}",
@@ -193,9 +193,9 @@ def check_same_seed_over_the_wire(subject: Subject) -> None:
     if not _is_local(subject):
         return  # `_require_repeats` has already played over the wire
     job, hash_seed = _make_job(subject), _HASH_SEEDS[0]
-    without = _play_in_other_process(subject, job, hash_seed)
+    local_episodes = _play_in_other_process(subject, job, hash_seed)
     with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
-        for (seed, actions), expected in zip(job, without, strict=True):
+        for (seed, actions), expected in zip(job, local_episodes, strict=True):
             if (
                 difference := find_difference(expected, _play_fresh(subject, seed, actions, server.url))
             ) is not None:
@@ -217,7 +217,7 @@ def check_different_seeds_differ(subject: Subject) -> None:
     _require_repeats(subject)
     start = subject.limits.seed
     for action_seed in range(2):
-        actions = some_actions(subject, action_seed)
+        actions = draw_actions(subject, action_seed)
         episodes = [_play_fresh(subject, seed, actions) for seed in range(start, start + _DIFFERENT)]
         if any(find_difference(episodes[0], other) is not None for other in episodes[1:]):
             return
@@ -248,7 +248,7 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
             play(subject, original, seed, actions[:half])
             with _expect_forkable(), original.snapshot() as state:
                 with _fork(subject, original, state) as other:
-                    _continue_episode(other, some_actions(subject, number + 1))
+                    _continue_episode(other, draw_actions(subject, number + 1))
                     play(subject, other, seed + 1, actions)
                 with _fork(subject, original, state) as fork:
                     continued = {
@@ -289,7 +289,7 @@ def _continue_episode(environment: LocalEnvironment, actions: Sequence[dict[str,
     """Play actions in the current episode, and return their results."""
     answers = turns(environment, lambda **_: None, 0, actions)
     next(answers)  # the turn of the reset, which is a no-op here
-    return [turn.plain for turn in answers]
+    return [turn.wire_result for turn in answers]
 
 
 def _require_seeds(subject: Subject) -> None:
@@ -337,7 +337,7 @@ def _find_nondeterminism(subject: Subject) -> str | None:
                 return f"with seed {seed}, {difference}"
         return None
 
-    difference: str | None = subject.compute_once("nondeterminism", find)
+    difference: str | None = subject.compute_cached("nondeterminism", find)
     return difference
 
 
@@ -358,7 +358,7 @@ def _find_shared_attribute(subject: Subject) -> str | None:
 
 def _make_job(subject: Subject, count: int = _SEEDS) -> Job:
     start = subject.limits.seed
-    return [(start + number, some_actions(subject, number)) for number in range(count)]
+    return [(start + number, draw_actions(subject, number)) for number in range(count)]
 
 
 @contextmanager
@@ -381,7 +381,7 @@ def _play_fresh(
 
 def _play_in_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
     """Play a job in a separate interpreter; cached by hash seed."""
-    episodes: list[list[Result]] = subject.compute_once(
+    episodes: list[list[Result]] = subject.compute_cached(
         f"elsewhere {hash_seed}", lambda: _run_other_process(subject, job, hash_seed)
     )
     return episodes
@@ -431,12 +431,12 @@ def play_session(subject: Subject, client: Client, number: int, trace: SessionTr
         client,
         partial(subject.reset, client),
         subject.limits.seed + number,
-        some_actions(subject, number, _SESSION_STEPS),
+        draw_actions(subject, number, _SESSION_STEPS),
         episode_id=f"ropewalk-session-{number}",
     )
     for turn in episode:
         state = client.state()
-        trace.append((turn.plain, (state.get("episode_id"), state.get("step_count"))))
+        trace.append((turn.wire_result, (state.get("episode_id"), state.get("step_count"))))
         yield
 
 
@@ -457,13 +457,13 @@ def find_interference(subject: Subject) -> str | None:
     """
     if subject.cap == 1:
         raise NotApplicableError("the server allows only one session at a time")
-    interference: str | None = subject.compute_once("touching", lambda: _find_interference(subject))
+    interference: str | None = subject.compute_cached("touching", lambda: _find_interference(subject))
     return interference
 
 
 def _find_interference(subject: Subject) -> str | None:
     numbers = (0, 1)
-    alone = [play_alone(subject, number) for number in numbers]
+    alone = [play_isolated(subject, number) for number in numbers]
     together: list[SessionTrace] = [[] for _ in numbers]
     with ExitStack() as stack, expect_answer("two episodes at once"):
         clients = [stack.enter_context(subject.client()) for _ in numbers]
@@ -478,7 +478,7 @@ def _find_interference(subject: Subject) -> str | None:
     return compare_sessions(alone, together, repeats(subject))
 
 
-def play_alone(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
+def play_isolated(subject: Subject, number: int, url: str | None = None) -> SessionTrace:
     """Play a session's episode while no other session plays."""
     trace: SessionTrace = []
     with subject.client(url) as client, expect_answer("an episode"):
@@ -488,26 +488,28 @@ def play_alone(subject: Subject, number: int, url: str | None = None) -> Session
 
 
 def compare_sessions(
-    alone: Sequence[SessionTrace], together: Sequence[SessionTrace], results: bool
+    isolated: Sequence[SessionTrace], concurrent: Sequence[SessionTrace], results: bool
 ) -> str | None:
     """Return a description of the first difference between concurrent sessions and each one alone, or None.
 
     Args:
-        alone: Traces of each session alone.
-        together: Traces of the sessions played at the same time.
+        isolated: Traces of each session alone.
+        concurrent: Traces of the sessions played at the same time.
         results: Whether to compare results too; otherwise only the state's episode_id and step_count.
     """
-    for number, (trace_alone, trace_together) in enumerate(zip(alone, together, strict=True)):
+    for number, (isolated_trace, concurrent_trace) in enumerate(zip(isolated, concurrent, strict=True)):
         difference = (
-            find_difference(*([result for result, _ in trace] for trace in (trace_alone, trace_together)))
+            find_difference(
+                *([result for result, _ in trace] for trace in (isolated_trace, concurrent_trace))
+            )
             if results
             else None
         )
-        for step, ((_, left), (_, right)) in enumerate(zip(trace_alone, trace_together, strict=False)):
+        for step, ((_, left), (_, right)) in enumerate(zip(isolated_trace, concurrent_trace, strict=False)):
             if difference is None and left != right:
                 difference = (
                     f"after {step} steps, the state's episode_id and step_count are {left} and {right}"
                 )
         if difference is not None:
-            return f"in session {number}, {difference} (alone, and beside {len(alone) - 1} others)"
+            return f"in session {number}, {difference} (alone, and beside {len(isolated) - 1} others)"
     return None

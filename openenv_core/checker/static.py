@@ -110,11 +110,11 @@ def check_manifest_app(subject: Subject) -> None:
     folder, manifest = subject.require_folder(), subject.manifest
     module = manifest.app.partition(":")[0].split(".")
     # The module path starts with the folder's package, or is relative to the folder.
-    inside = module[module.index(folder.name) + 1 :] if folder.name in module else module
-    place = folder.joinpath(*inside)
-    if not (place.with_suffix(".py").is_file() or (place / "__init__.py").is_file()):
+    parts = module[module.index(folder.name) + 1 :] if folder.name in module else module
+    path = folder.joinpath(*parts)
+    if not (path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()):
         raise CheckError(
-            f"expected {manifest.app!r} to be in {folder}, got no {'/'.join(inside)}.py there",
+            f"expected {manifest.app!r} to be in {folder}, got no {'/'.join(parts)}.py there",
             change=f"set `app:` in {MANIFEST} to the application's module and attribute: server.app:app",
         )
 
@@ -251,16 +251,16 @@ def check_reserved_tool_names(subject: Subject) -> None:
     """No tool named in the action model is called reset, step, state or close."""
     schema = TypeAdapter(subject.app.action).json_schema()
     parts = [schema, *schema.get("$defs", {}).values()]
-    named: set[str] = set()
+    names: set[str] = set()
     for action in parts:
         tool = action.get("properties", {}).get("tool_name", {})
-        named |= {
+        names |= {
             str(tool_name)
             for tool_name in [*tool.get("enum", ()), *([tool["const"]] if "const" in tool else ())]
         }
     if not any("tool_name" in action.get("properties", {}) for action in parts):
         raise NotApplicableError("its actions are not tool calls")
-    require_own_names(named)
+    require_own_names(names)
 
 
 @check(CheckLevel.STATIC)
@@ -268,15 +268,15 @@ def check_action_schema_agrees(subject: Subject) -> str:
     """The action model accepts the actions that its schema allows."""
     adapter: TypeAdapter[Any] = TypeAdapter(subject.app.action)
     drawn = sample(adapter.json_schema(), 32, subject.limits.seed)
-    refused = [fault for action in drawn if (fault := _refusal(adapter, action)) is not None]
-    if len(refused) == len(drawn):
+    refusals = [fault for action in drawn if (fault := _refusal(adapter, action)) is not None]
+    if len(refusals) == len(drawn):
         raise CheckError(
-            f"expected the model to accept actions that its schema allows, got {len(refused)} of {len(drawn)} "
-            f"refused; the last: {refused[-1]}",
+            f"expected the model to accept actions that its schema allows, got {len(refusals)} of {len(drawn)} "
+            f"refused; the last: {refusals[-1]}",
             change="express the validators' conditions as types: Field(ge=, le=, pattern=), Literal, an enum; a "
             "client that makes actions from the schema, such as a model's structured output, knows no others",
         )
-    return f"{len(drawn) - len(refused)} of {len(drawn)} drawn actions accepted"
+    return f"{len(drawn) - len(refusals)} of {len(drawn)} drawn actions accepted"
 
 
 @check(CheckLevel.STATIC)
@@ -345,11 +345,11 @@ def check_image_health(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_image_port(subject: Subject) -> str:
     """The image exposes the port that it serves."""
-    exposed = sorted(_config(subject).get("ExposedPorts") or {})
+    exposed_ports = sorted(_config(subject).get("ExposedPorts") or {})
     port = exposed_port(subject.target.text)
-    if f"{port}/tcp" not in exposed:
+    if f"{port}/tcp" not in exposed_ports:
         raise CheckError(
-            f"expected an image that exposes one port, or {port} among them, got {', '.join(exposed) or 'none'}",
+            f"expected an image that exposes one port, or {port} among them, got {', '.join(exposed_ports) or 'none'}",
             change=f"add `EXPOSE {port}` to the Dockerfile, and build again",
         )
     return str(port)
@@ -402,7 +402,7 @@ def check_dockerfile_base(subject: Subject) -> str:
     file = _dockerfile(subject)
     if BASE_ARG not in file.arguments or BASE_ARG not in variables_in(file.base):
         raise CheckError(
-            f"expected {_short(file)} to build on ARG BASE_IMAGE, got FROM {file.base or 'nothing'}",
+            f"expected {_short_path(file)} to build on ARG BASE_IMAGE, got FROM {file.base or 'nothing'}",
             change="begin with `ARG BASE_IMAGE=ropewalk-base:latest` and `FROM ${BASE_IMAGE}`, so that a build can pin "
             "or replace it",
         )
@@ -413,14 +413,14 @@ def check_dockerfile_base(subject: Subject) -> str:
 def check_dockerfile_user(subject: Subject) -> str:
     """The container does not run as root."""
     file = _dockerfile(subject)
-    user = file.last("USER")
+    user = file.find_last("USER")
     if user is None and file.on_our_base:
         return "the base's own"
-    name = file.substitute(user.rest).partition(":")[0] if user is not None else ""
+    name = file.substitute(user.arguments).partition(":")[0] if user is not None else ""
     if name in ("", "0", "root"):
         whose = ", as the released `openenv init` writes it," if RELEASED_BASE in file.base_image else ""
         raise CheckError(
-            f"expected {_short(file)}{whose} to end with a user other than root, "
+            f"expected {_short_path(file)}{whose} to end with a user other than root, "
             f"got {f'USER {name}' if name else 'no USER'}",
             change="end with `USER env` on our base; on another base, create the user first: "
             "`RUN useradd --uid 10001 env` and `USER env`",
@@ -432,12 +432,12 @@ def check_dockerfile_user(subject: Subject) -> str:
 def check_dockerfile_health(subject: Subject) -> None:
     """The image tells whether its server is healthy."""
     file = _dockerfile(subject)
-    healthcheck = file.last("HEALTHCHECK")
+    healthcheck = file.find_last("HEALTHCHECK")
     if healthcheck is None and file.on_our_base:
         return
-    if healthcheck is None or healthcheck.rest.upper() == "NONE":
+    if healthcheck is None or healthcheck.arguments.upper() == "NONE":
         raise CheckError(
-            f"expected a HEALTHCHECK in {_short(file)}, got {'HEALTHCHECK NONE' if healthcheck else 'none'}",
+            f"expected a HEALTHCHECK in {_short_path(file)}, got {'HEALTHCHECK NONE' if healthcheck else 'none'}",
             change='add `HEALTHCHECK CMD ["healthcheck"]` on our base; on another, request GET /health by Python',
         )
 
@@ -446,29 +446,30 @@ def check_dockerfile_health(subject: Subject) -> None:
 def check_dockerfile_port(subject: Subject) -> str:
     """The image serves and exposes the manifest's port."""
     file, port = _dockerfile(subject), subject.manifest_or_defaults.port
-    exposed = {
+    exposed_ports = {
         word.partition("/")[0]
         for instruction in file.final
-        if instruction.word == "EXPOSE"
-        for word in file.substitute(instruction.rest).split()
+        if instruction.keyword == "EXPOSE"
+        for word in file.substitute(instruction.arguments).split()
     }
     if file.on_our_base:
-        exposed.add(str(_OUR_PORT))
+        exposed_ports.add(str(_OUR_PORT))
     started = " ".join(
-        instruction.rest
-        for instruction in (file.last("ENTRYPOINT"), file.last("CMD"))
+        instruction.arguments
+        for instruction in (file.find_last("ENTRYPOINT"), file.find_last("CMD"))
         if instruction is not None
     )
-    served = {match["port"] for match in _PORT.finditer(file.substitute(started))}
-    if served and str(port) not in served:
+    served_ports = {match["port"] for match in _PORT.finditer(file.substitute(started))}
+    if served_ports and str(port) not in served_ports:
         raise CheckError(
-            f"expected {_short(file)} to serve port {port} of the manifest, got port {', '.join(sorted(served))}",
+            f"expected {_short_path(file)} to serve port {port} of the manifest, got port "
+            f"{', '.join(sorted(served_ports))}",
             change="set `port:` in openenv.yaml and the server's --port to the same port",
         )
-    if str(port) not in exposed:
+    if str(port) not in exposed_ports:
         raise CheckError(
-            f"expected {_short(file)} to expose port {port} of the manifest, got "
-            f"{f'port {chr(44).join(sorted(exposed))}' if exposed else 'no EXPOSE'}",
+            f"expected {_short_path(file)} to expose port {port} of the manifest, got "
+            f"{f'port {chr(44).join(sorted(exposed_ports))}' if exposed_ports else 'no EXPOSE'}",
             change=f"add `EXPOSE {port}`",
         )
     return str(port)
@@ -479,11 +480,12 @@ def check_dockerfile_sources(subject: Subject) -> None:
     """Everything in the image comes from the folder: nothing is added from a URL."""
     file = _dockerfile(subject)
     for instruction in file.all:
-        if instruction.word == "ADD" and re.search(
-            r"(https?|ftp|git)(://|@)", file.substitute(instruction.rest)
+        if instruction.keyword == "ADD" and re.search(
+            r"(https?|ftp|git)(://|@)", file.substitute(instruction.arguments)
         ):
             raise CheckError(
-                f"expected no ADD of a URL, got line {instruction.line} of {_short(file)}: ADD {instruction.rest}",
+                f"expected no ADD of a URL, got line {instruction.line} of {_short_path(file)}: ADD "
+                f"{instruction.arguments}",
                 change="fetch it in a RUN that checks its digest, or put it into the folder and COPY it",
             )
 
@@ -493,26 +495,30 @@ def check_dockerfile_secrets(subject: Subject) -> None:
     """No secret is built into the image."""
     file, folder = _dockerfile(subject), subject.require_folder()
     for instruction in [*file.all]:
-        if instruction.word in ("ENV", "ARG"):
-            name, _, value = (side.strip() for side in instruction.rest.replace(" ", "=", 1).partition("="))
-            bare = value.strip("'\"")
-            if (bare and _SECRET_NAME.search(name) and not bare.startswith("$")) or has_secret(
-                instruction.rest
+        if instruction.keyword in ("ENV", "ARG"):
+            name, _, value = (
+                side.strip() for side in instruction.arguments.replace(" ", "=", 1).partition("=")
+            )
+            unquoted = value.strip("'\"")
+            if (unquoted and _SECRET_NAME.search(name) and not unquoted.startswith("$")) or has_secret(
+                instruction.arguments
             ):
                 raise CheckError(
-                    f"expected no secret in {_short(file)}, got {instruction.word} {name} with a value on line "
+                    f"expected no secret in {_short_path(file)}, got {instruction.keyword} {name} with a value on line "
                     f"{instruction.line}",
                     change="take it out, revoke it if it was real, and give it to the container when it starts",
                 )
-        elif instruction.word == "RUN" and has_secret(instruction.rest):
+        elif instruction.keyword == "RUN" and has_secret(instruction.arguments):
             raise CheckError(
-                f"expected no secret in {_short(file)}, got one on line {instruction.line}",
+                f"expected no secret in {_short_path(file)}, got one on line {instruction.line}",
                 change="take it out, revoke it, and use `RUN --mount=type=secret`",
             )
-        elif instruction.word in ("COPY", "ADD") and (secret := _secret_among(instruction.rest, folder)):
+        elif instruction.keyword in ("COPY", "ADD") and (
+            secret := _find_copied_secret(instruction.arguments, folder)
+        ):
             raise CheckError(
                 f"expected no secrets among the copied files, got {secret} by line {instruction.line} of "
-                f"{_short(file)}: {instruction.word} {instruction.rest}",
+                f"{_short_path(file)}: {instruction.keyword} {instruction.arguments}",
                 change=f"add {secret} to .dockerignore",
             )
 
@@ -529,23 +535,23 @@ def _dockerfile(subject: Subject) -> Dockerfile:
     return dockerfile
 
 
-def _short(file: Dockerfile) -> str:
+def _short_path(file: Dockerfile) -> str:
     return file.path.name if file.path.parent.name != "server" else f"server/{file.path.name}"
 
 
-def _secret_among(rest: str, folder: Path) -> str | None:
+def _find_copied_secret(argument_text: str, folder: Path) -> str | None:
     """Return a file of the folder that a COPY includes and whose name indicates a secret, if any."""
-    arguments = [word for word in rest.split() if not word.startswith("--")]
-    if len(arguments) < 2 or rest.startswith(("--from", "<<")):
+    arguments = [word for word in argument_text.split() if not word.startswith("--")]
+    if len(arguments) < 2 or argument_text.startswith(("--from", "<<")):
         return None
     ignored = read_rules(folder / ".dockerignore") if (folder / ".dockerignore").is_file() else None
     for source in arguments[:-1]:
         if is_secret_name(Path(source).name):
             return source
-        place = folder / source
-        if not place.is_dir():
+        path = folder / source
+        if not path.is_dir():
             continue
-        for file in sorted(place.rglob("*")):
+        for file in sorted(path.rglob("*")):
             name = file.relative_to(folder).as_posix()
             is_copied = ".venv" not in file.parts and (ignored is None or not ignored.match_file(name))
             if is_copied and is_secret_name(file.name) and file.is_file():

@@ -400,14 +400,17 @@ class Subject:
 
         from openenv_core.proxies import client_for
 
-        where = url or self.url
+        address = url or self.url
         try:
-            with client_for(where, self.token) as client:
-                client.base_url, client.timeout = httpx.URL(where), httpx.Timeout(self.limits.step_timeout_s)
+            with client_for(address, self.token) as client:
+                client.base_url, client.timeout = (
+                    httpx.URL(address),
+                    httpx.Timeout(self.limits.step_timeout_s),
+                )
                 yield client
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise CheckError(
-                f"expected a server at {where} that answers, got {type(error).__name__}: {error}",
+                f"expected a server at {address} that answers, got {type(error).__name__}: {error}",
                 change="see the server's output, for example under `ropewalk serve`",
             ) from error
 
@@ -455,10 +458,10 @@ class Subject:
         """Options for every reset, from the manifest."""
         return self.manifest_or_defaults.validation.episodes.reset_options
 
-    def compute_once(self, name: str, find: Callable[[], Any]) -> Any:
+    def compute_cached(self, name: str, compute: Callable[[], Any]) -> Any:
         """Return the cached result of a function, calling it the first time, so that checks can share results."""
         if name not in self._cache:
-            self._cache[name] = find()
+            self._cache[name] = compute()
         return self._cache[name]
 
     def reset(
@@ -497,8 +500,8 @@ class Subject:
         if container is None:
             raise NotApplicableError("there is no container to inspect")
         try:
-            packed = DockerEngine.find().archive(container.id, _MANIFEST_IN_IMAGE)
-            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive_bytes = DockerEngine.find().archive(container.id, _MANIFEST_IN_IMAGE)
+            with tarfile.open(fileobj=io.BytesIO(archive_bytes)) as archive:
                 member = next((entry for entry in archive if entry.isfile()), None)
                 file = None if member is None else archive.extractfile(member)
                 text = "" if file is None else file.read().decode("utf-8", "replace")

@@ -41,15 +41,17 @@ def environment_subject(
         ValueError: A level or a check does not exist.
     """
     wanted_levels = frozenset(CheckLevel(level) for level in levels) or frozenset(CheckLevel)
-    without = frozenset(name.replace("-", "_") for name in skip)
-    if unknown := without - {check.name for check in checks()}:
+    skipped_names = frozenset(name.replace("-", "_") for name in skip)
+    if unknown := skipped_names - {check.name for check in checks()}:
         raise ValueError(f"expected names of checks to skip, got {', '.join(sorted(unknown))}")
 
     @pytest.fixture(scope="module", name="subject")
     def subject() -> Iterator[Subject]:
         with Subject.of(target, **limits) as checked:
             checked.left_out = frozenset(
-                check.name for check in checks() if check.level not in wanted_levels or check.name in without
+                check.name
+                for check in checks()
+                if check.level not in wanted_levels or check.name in skipped_names
             )
             yield checked
 
@@ -65,13 +67,14 @@ def _test_of(check: Check) -> Callable[[Subject, pytest.FixtureRequest], None]:
             pytest.skip(result.message)
         if result.status in BAD:
             pytest.fail(
-                f"{result.says}\n{result.status}: {result.message}\nchange: {result.change}", pytrace=False
+                f"{result.description}\n{result.status}: {result.message}\nchange: {result.change}",
+                pytrace=False,
             )
         if result.status is Status.WARNED:
             warnings.warn(f"{result.message}; {result.change}", stacklevel=1)
 
     test.__name__ = test.__qualname__ = f"test_{check.name}"
-    test.__doc__ = check.says
+    test.__doc__ = check.description
     return test
 
 

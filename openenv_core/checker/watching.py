@@ -79,7 +79,7 @@ class WatchedServer:
     server: RunningServer
     notes: str
 
-    def measure_settled(self) -> ResourceUsage:
+    def measure_stable(self) -> ResourceUsage:
         """Measure the server's resources, once those of ended sessions are released.
 
         Raises:
@@ -188,12 +188,12 @@ def limited_memory(server: RunningServer | None) -> Iterator[list[int]]:
     if server is None or server.container is not None:
         yield excess
         return
-    before = inside.usage(server.pids())["memory"]
+    baseline = inside.usage(server.pids())["memory"]
 
     def check() -> None:
-        more = inside.usage(server.pids())["memory"] - before
-        if more > _ALLOWED_BYTES and not excess:
-            excess.append(more)
+        growth = inside.usage(server.pids())["memory"] - baseline
+        if growth > _ALLOWED_BYTES and not excess:
+            excess.append(growth)
             server.kill()
 
     with poll("openenv-check-memory", check):
@@ -203,10 +203,10 @@ def limited_memory(server: RunningServer | None) -> Iterator[list[int]]:
 @contextmanager
 def poll(name: str, check: Callable[[], None]) -> Iterator[None]:
     """Call a function repeatedly during the block, in a thread of that name."""
-    over = threading.Event()
+    stopped = threading.Event()
 
     def run() -> None:
-        while not over.wait(_POLL_INTERVAL_S):
+        while not stopped.wait(_POLL_INTERVAL_S):
             check()
 
     thread = threading.Thread(target=run, name=name, daemon=True)
@@ -214,5 +214,5 @@ def poll(name: str, check: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
+        stopped.set()
         thread.join()

@@ -69,9 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     failures: dict[str, OpenEnvError] = {}
     with engine() as api:
-        for target, planned in plans:
+        for target, build_plan in plans:
             try:
-                _build(api, target, planned, arguments)
+                _build(api, target, build_plan, arguments)
             except OpenEnvError as error:
                 print(f"ropewalk: {target}: {error}", file=sys.stderr)
                 failures[target] = error
@@ -86,10 +86,10 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
 
     build_args = read_build_args(arguments.build_arg)
     targets = list(dict.fromkeys(arguments.targets))
-    several = len(targets) > 1
-    if several and (fixed := [tag for tag in arguments.tag if "{name}" not in tag]):
+    has_several = len(targets) > 1
+    if has_several and (fixed_tags := [tag for tag in arguments.tag if "{name}" not in tag]):
         raise ConfigurationError(
-            f"expected {{name}} in the tags of several environments, got {fixed[0]!r}; "
+            f"expected {{name}} in the tags of several environments, got {fixed_tags[0]!r}; "
             "write --tag 'registry.example.org/team/{name}:1.0'"
         )
     plans: list[tuple[str, BuildPlan | None]] = []
@@ -107,7 +107,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
         if folder in folders:
             continue  # the same folder in two spellings: `my_env my_env/`
         folders.add(folder)
-        planned = plan(
+        build_plan = plan(
             folder,
             tags=arguments.tag,
             build_args=build_args,
@@ -116,7 +116,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
             no_cache=arguments.no_cache,
             pull=arguments.pull,
         )
-        plans.append((target, planned))
+        plans.append((target, build_plan))
     refuse_same_tags(plans)
     return plans
 
@@ -136,7 +136,7 @@ def _folder(target: str) -> Path:
 
 
 def _build(
-    api: "docker.APIClient", target: str, planned: "BuildPlan | None", arguments: argparse.Namespace
+    api: "docker.APIClient", target: str, build_plan: "BuildPlan | None", arguments: argparse.Namespace
 ) -> None:
     from openenv_core.images import base
     from openenv_core.images.build import build, read_build_args
@@ -145,8 +145,8 @@ def _build(
 
     began = time.monotonic()
     print(f"{target}:", file=sys.stderr)
-    if planned is not None:
-        built = {planned.request.tags: build(api, planned)}
+    if build_plan is not None:
+        built = {build_plan.request.tags: build(api, build_plan)}
     else:
         for variant in base.Variant:
             base.ensure(

@@ -121,14 +121,14 @@ def run(arguments: argparse.Namespace) -> int:
                 "ENV" if name == "targets" else f"--{name.replace('_', '-')}" for name in extra
             )
             raise ConfigurationError(f"expected --{modes[0]} without {conflicts}; leave one out")
-    of_a_run = arguments.config
+    run_config = arguments.config
     if arguments.resume and Path(arguments.resume, RUN_FILE).exists():
-        of_a_run = arguments.resume
-    if of_a_run:
+        run_config = arguments.resume
+    if run_config:
         from openenv_core.evaluation.policies import load_provided
 
         evaluate = load_provided("config", "a training run's configuration")
-        return evaluate(of_a_run, arguments.targets, arguments.name)  # type: ignore[no-any-return]
+        return evaluate(run_config, arguments.targets, arguments.name)  # type: ignore[no-any-return]
     if arguments.name:
         raise ConfigurationError("expected --name with --config; a folder is named by --out")
     if arguments.compare:
@@ -228,14 +228,14 @@ async def _play_environment(
     ]
     if not todo:
         return tasks
-    over = len(plan) - len(todo)
+    played_count = len(plan) - len(todo)
     with ProgressBar(name, len(plan)) as bar:
 
         def done(record: EpisodeRecord) -> None:
-            nonlocal over
-            over += 1
+            nonlocal played_count
+            played_count += 1
             folder.write(record)
-            bar.update(over)
+            bar.update(played_count)
 
         arena = Arena(
             environment=name,

@@ -37,9 +37,9 @@ def run(command: Command, argv: Sequence[str]) -> int:
     return _run_to_status(lambda: _run(command, argv))
 
 
-def _run_to_status(work: Callable[[], int]) -> int:
+def _run_to_status(command: Callable[[], int]) -> int:
     try:
-        status = work()
+        status = command()
         sys.stdout.flush()
     except OpenEnvError as error:
         print(f"ropewalk: {error}", file=sys.stderr)
@@ -69,16 +69,16 @@ def _is_output_closed() -> bool:
         output = sys.stdout.fileno()
     except (OSError, ValueError):  # not a file
         return False
-    looking = select.poll()
-    looking.register(output, 0)
-    return any(events & select.POLLERR for _, events in looking.poll(0))
+    poller = select.poll()
+    poller.register(output, 0)
+    return any(events & select.POLLERR for _, events in poller.poll(0))
 
 
 def _discard_output() -> None:
     """Redirect standard output to /dev/null; otherwise Python's flush at exit would fail."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
 
 
 def _main(argv: Sequence[str]) -> int:

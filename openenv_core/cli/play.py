@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from openenv_core.targets import run_target, target_of
 
     if arguments.action and arguments.random:
-        raise ConfigurationError("expected --action or --random, got both; leave one out")
+        raise ConfigurationError("both --action and --random are given; leave one out")
     terminal = JsonTerminal() if arguments.json else Terminal()
     target = target_of(arguments.target)
     token = _token(arguments, target)
@@ -136,7 +136,7 @@ def _sample_actions(
     from openenv_core.manifest import read_manifest
 
     if "action" not in schema:
-        raise ConfigurationError("expected a server with /schema for --random, got none; give --action")
+        raise ConfigurationError("the server has no /schema, which --random needs; give --action")
     examples: list[dict[str, Any]] = []
     if target.folder is not None:
         with suppress(ConfigurationError):  # `ropewalk validate` reports an invalid manifest

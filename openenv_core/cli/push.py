@@ -59,10 +59,10 @@ def _push_images(arguments: argparse.Namespace) -> int:
     from openenv_core.images.push import push, remote_name
 
     images = [_image_of(target) for target in dict.fromkeys(arguments.targets)]
-    planned = [(image, remote_name(image, arguments.registry)) for image in images]
+    remotes = [(image, remote_name(image, arguments.registry)) for image in images]
     failed = 0
     with engine() as api:
-        for image, remote in planned:
+        for image, remote in remotes:
             print(f"{image} -> {remote}", file=sys.stderr)
             try:
                 digest = push(api, image, remote)
@@ -71,8 +71,8 @@ def _push_images(arguments: argparse.Namespace) -> int:
                 failed += 1
             else:
                 print(f"{remote}  {digest}")
-    if failed and len(planned) > 1:
-        print(f"ropewalk: {failed} of {len(planned)} did not arrive", file=sys.stderr)
+    if failed and len(remotes) > 1:
+        print(f"ropewalk: {failed} of {len(remotes)} did not arrive", file=sys.stderr)
     return FAILED if failed else 0
 
 
@@ -93,7 +93,7 @@ def _push_space(arguments: argparse.Namespace) -> int:
     from openenv_core.images.space import check_name, stage, upload
 
     if arguments.registry is not None:
-        raise ConfigurationError("expected --registry or --space, got both; push twice")
+        raise ConfigurationError("both --registry and --space are given; push twice")
     if len(arguments.targets) != 1:
         raise ConfigurationError(f"expected one folder for a Space, got {len(arguments.targets)}")
     check_name(arguments.space)

@@ -56,18 +56,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="one JSON document on standard output, nothing else"
     )
     output.add_argument("--junit", metavar="FILE", help="write JUnit XML to this file as well")
-    tried = parser.add_argument_group("how much is tried")
-    tried.add_argument("--sessions", type=read_count, metavar="N", help="sessions at once under load (16)")
-    tried.add_argument(
+    amounts = parser.add_argument_group("how much is tried")
+    amounts.add_argument("--sessions", type=read_count, metavar="N", help="sessions at once under load (16)")
+    amounts.add_argument(
         "--episodes", type=read_count, metavar="N", help="episodes that leaks are looked for over (1000)"
     )
-    tried.add_argument("--steps", type=read_count, metavar="N", help="steps of one episode (200)")
-    tried.add_argument("--fuzz", type=read_count, metavar="N", help="fuzzed actions a check (100)")
-    tried.add_argument("--seed", type=int, metavar="N", help="what every choice comes from (0)")
-    tried.add_argument(
+    amounts.add_argument("--steps", type=read_count, metavar="N", help="steps of one episode (200)")
+    amounts.add_argument("--fuzz", type=read_count, metavar="N", help="fuzzed actions a check (100)")
+    amounts.add_argument("--seed", type=int, metavar="N", help="what every choice comes from (0)")
+    amounts.add_argument(
         "--step-timeout", type=_read_positive_seconds, metavar="SECONDS", help="for each reply (10)"
     )
-    tried.add_argument(
+    amounts.add_argument(
         "--start-timeout", type=_read_positive_seconds, metavar="SECONDS", help="for a server to start (60)"
     )
 
@@ -89,9 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(format_list(checks)))
         return _PASSED
     if arguments.target is None:
-        raise ConfigurationError(
-            "expected what to look at, got nothing; `ropewalk validate .` is this folder"
-        )
+        raise ConfigurationError("no target is given; `ropewalk validate .` is this folder")
     _require_packages()
     junit = None if arguments.junit is None else _read_report_path(arguments.junit)
     console = Console(sys.stdout, len(checks))
@@ -109,7 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
             console.end(result)
 
     try:
-        run_isolated(subject.target, subject.limits, checks, token=subject.token, before=begin, after=end)
+        run_isolated(
+            subject.target, subject.limits, checks, token=subject.token, on_start=begin, on_result=end
+        )
     except KeyboardInterrupt:
         interrupted = True
         if not arguments.json:

@@ -165,8 +165,8 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
                 f"URL{http_hint if status == 403 else ''}"
             )
         case 429 | 503:
-            wait = retry_after(headers.get("retry-after"))
-            data = {} if wait is None else {"retry_after_s": wait}
+            retry_after_s = retry_after(headers.get("retry-after"))
+            data = {} if retry_after_s is None else {"retry_after_s": retry_after_s}
             return CapacityError(
                 detail or f"the server takes no more sessions (HTTP {status})", CAPACITY_REACHED, data
             )

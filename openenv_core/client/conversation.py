@@ -401,7 +401,7 @@ class Conversation:
     async def _resume(self, error: ClientError) -> None:
         """Resume the sessions over a new connection; if that fails, fail the pending requests."""
         lease_s = self._opening.lease_s
-        backoff, refused = Backoff(_MIN_RETRY_S, _MAX_RETRY_S), 0
+        backoff, refusals = Backoff(_MIN_RETRY_S, _MAX_RETRY_S), 0
         reason: object
         try:
             async with asyncio.timeout(lease_s):
@@ -412,13 +412,15 @@ class Conversation:
                     except (AuthenticationError, AccessRefusedError):
                         raise
                     except ConnectionFailedError as failure:
-                        refused = refused + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
+                        refusals = (
+                            refusals + 1 if isinstance(failure.__cause__, ConnectionRefusedError) else 0
+                        )
                         can_move = self._opening.fail_fast or self.carrier.deterministic
-                        if refused >= (MAX_REFUSED_CONNECTS if can_move else MAX_REFUSED_CONNECTS_ALONE):
+                        if refusals >= (MAX_REFUSED_CONNECTS if can_move else MAX_REFUSED_CONNECTS_ALONE):
                             raise
                     except (ConnectionLostError, CapacityError):
                         # A gateway answers so while the server behind it is being replaced, for instance.
-                        refused = 0
+                        refusals = 0
                     await asyncio.sleep(backoff.next_s())
         except TimeoutError:
             reason = f"no connection within its lease of {lease_s:g} s"

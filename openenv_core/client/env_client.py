@@ -114,7 +114,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         queue_timeout_s: float = 1800.0,
     ) -> None:
         if base_url is None and provider is None:
-            raise ConfigurationError("expected a base_url or a provider, got neither; pass the server's URL")
+            raise ConfigurationError("neither base_url nor provider is given; pass the server's URL")
         self._client_settings = {name: value for name, value in locals().items() if name not in _NOT_SHARED}
         super().__init__()
         self._urls = validate_urls(base_url)
@@ -244,14 +244,14 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         if self._conversation is not None:
             raise ConfigurationError(
-                "expected sync() before the client connects, got it after; make a new client"
+                "the client has connected, and sync() comes before that; make a new client"
             )
         return SyncEnvClient(self)
 
     def __repr__(self) -> str:
-        where = "a server that it starts" if self._base_url is None else redact_url(self._base_url)
+        address = "a server that it starts" if self._base_url is None else redact_url(self._base_url)
         how = "closed" if self._closed else "connected" if self.connected else "not connected"
-        return f"<{type(self).__name__} {where}, {how}>"
+        return f"<{type(self).__name__} {address}, {how}>"
 
     @property
     def base_url(self) -> str | None:
@@ -316,18 +316,18 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     async def _connect_another(self, snapshot: str | None = None) -> Self:
         parameters = inspect.signature(type(self)).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         known: dict[str, Any] = self._client_settings
-        settings = {name: known[name] for name in known if takes_any or name in parameters}
-        other = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
-        self._children = [*(known for known in self._children if not known._closed), other]
+        settings = {name: known[name] for name in known if accepts_any or name in parameters}
+        child = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
+        self._children = [*(known for known in self._children if not known._closed), child]
         if snapshot is not None:
-            other._snapshot, other._urls, other._base_url = snapshot, self._urls, self._base_url
+            child._snapshot, child._urls, child._base_url = snapshot, self._urls, self._base_url
         try:
-            return await other.connect()
+            return await child.connect()
         except BaseException:
-            self._children = [known for known in self._children if known is not other]
-            await other.close()
+            self._children = [known for known in self._children if known is not child]
+            await child.close()
             raise
 
     async def vector(self, count: int) -> "VectorClient":
@@ -402,8 +402,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             if self._start_task is not None:
                 self._start_task.cancel()
             self._abort_request()
-            others, self._children = self._children, []
-            await asyncio.gather(*(other.close() for other in others), return_exceptions=True)
+            children, self._children = self._children, []
+            await asyncio.gather(*(child.close() for child in children), return_exceptions=True)
             async with self._request_lock:
                 await self._close_session()
         finally:
@@ -509,8 +509,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             if journal.obstacle is not None:
                 raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
             known = isinstance(error, EpisodeLostError | CapacityError)
-            why = "" if known else f"no server was found to play it again on, within {retry_for_s:g} s: "
-            journal.clear(f"{why}{error}")
+            reason = "" if known else f"no server was found to play it again on, within {retry_for_s:g} s: "
+            journal.clear(f"{reason}{error}")
             self._lost_reason = f"{lost}. The episode is lost: {journal.obstacle}"
             raise await self._add_server_output(EpisodeLostError(self._lost_reason)) from error
 
@@ -543,16 +543,16 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 )
             self._request_lock = asyncio.Lock()  # tasks of the old loop may still wait for the old lock
             self._start_task = None
-            unclosed = self._conversation or self._aborted
+            conversation = self._conversation or self._aborted
             if self._conversation is not None:
                 self._journal.clear()
                 self._drop(
                     "expected the event loop that the client connected on, but it has closed, and the session "
                     "with it; keep to one asyncio.run(), or use sync()"
                 )
-            if unclosed is not None:
-                unclosed.carrier.abort_without_loop()  # or the server would keep the session and its slot
-            self._aborted = unclosed
+            if conversation is not None:
+                conversation.carrier.abort_without_loop()  # or the server would keep the session and its slot
+            self._aborted = conversation
         self._loop = loop
 
     async def _connect(self) -> "Conversation":
@@ -740,13 +740,13 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def fork(self, count: int) -> "list[SyncEnvClient[ActT, ObsT, StateT]]":
         """Return other clients that start in this session's state; see `EnvClient.fork`."""
-        return [self._make_child(other) for other in self._run(self._client.fork, count)]
+        return [self._make_child(child) for child in self._run(self._client.fork, count)]
 
     def _make_child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":
-        other = SyncEnvClient(client)
-        other._parent = self
-        other._start_thread()
-        return other
+        child = SyncEnvClient(client)
+        child._parent = self
+        child._start_thread()
+        return child
 
     def sync(self) -> Self:
         """Return this client."""
@@ -770,9 +770,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def __await__(self) -> Generator[Any, None, EnvClient[ActT, ObsT, StateT]]:
         if self._thread is not None:
-            raise ConfigurationError(
-                "expected await before a client's first use, got it after; make a new one"
-            )
+            raise ConfigurationError("the client was used, and await comes before that; make a new one")
         return self._client.__aenter__().__await__()
 
     def __getattr__(self, name: str) -> Any:

@@ -30,10 +30,10 @@ from openenv_core.protocol.http import (
     detail_text,
     error_frame,
     http_request,
+    is_from_server,
     redact_url,
     reply_frame,
     retry_after,
-    said_by_server,
 )
 from openenv_core.protocol.replies import encode_error
 from openenv_core.protocol.requests import encode_request
@@ -129,7 +129,7 @@ class HttpCarrier(Carrier):
             if not self._stateful and request.kind in ("reset", "step"):
                 await self._require_state(SESSION_HEADER.lower() in headers)
             return reply_frame(request, body)
-        if status in (429, 502, 503) and had_session and not said_by_server(body):
+        if status in (429, 502, 503) and had_session and not is_from_server(body):
             text = f"something between here and the session answered with HTTP {status}: {detail_text(body)[:300]}"
             return encode_error(
                 f"HTTP_{status}",

@@ -52,11 +52,11 @@ class ClientModels(Generic[ActT, ObsT, StateT]):
         except ValidationError as error:
             raise self._unreadable("state", payload, error) from error
 
-    def _unreadable(self, what: str, payload: object, error: ValidationError | None) -> ProtocolError:
-        expected = getattr(self, f"{what}_type", None)
+    def _unreadable(self, kind: str, payload: object, error: ValidationError | None) -> ProtocolError:
+        expected = getattr(self, f"{kind}_type", None)
         if expected is None:
             return ProtocolError(
-                f"expected {what}_type on {type(self).__name__}, got none; set it to the model"
+                f"expected {kind}_type on {type(self).__name__}, got none; set it to the model"
             )
         return ProtocolError(
             f"expected {expected.__name__} from the server, got {str(payload)[:200]}"

@@ -156,8 +156,10 @@ class Journal:
         if not conversation.carrier.deterministic:
             raise EpisodeLostError(f"expected a server to play the episode again on, but {_NOT_DECLARED}")
         for number, (frame, expected, outcome) in enumerate(self._entries):
-            old = outcome if isinstance(outcome, Reply | int) else outcome.reply_frame
-            if old == b"" or (isinstance(old, Reply) and _comparable(old) == ["error", NOT_EXECUTED]):
+            recorded = outcome if isinstance(outcome, Reply | int) else outcome.reply_frame
+            if recorded == b"" or (
+                isinstance(recorded, Reply) and _comparable(recorded) == ["error", NOT_EXECUTED]
+            ):
                 continue
             try:
                 await conversation.ask(frame, expected)
@@ -165,12 +167,12 @@ class Journal:
                 if isinstance(error, SESSION_ENDED):
                     raise
             reply = conversation.last_call.reply_frame or b""
-            if old is not None and _digest(old) != _digest(reply):
-                what = f"step {number}" if number else "the reset"
+            if recorded is not None and _digest(recorded) != _digest(reply):
+                request_name = f"step {number}" if number else "the reset"
                 raise EpisodeLostError(
-                    f"expected {what} of the episode to be answered as before when it was played again, with "
-                    f"{_excerpt(old)}, got {_excerpt(reply)}; the environment says that it is deterministic and is "
-                    "not (`ropewalk validate` looks for the cause), or the servers differ"
+                    f"expected {request_name} of the episode to be answered as before when it was played again, "
+                    f"with {_excerpt(recorded)}, got {_excerpt(reply)}; the environment says that it is deterministic "
+                    "and is not (`ropewalk validate` looks for the cause), or the servers differ"
                 )
 
     def _shrink(self) -> None:

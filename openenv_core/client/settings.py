@@ -39,7 +39,7 @@ def validate_headers(headers: Mapping[str, str] | None, token: str | None) -> di
     merged = dict(headers or {})
     if token is not None:
         if any(name.lower() == "authorization" for name in merged):
-            raise ConfigurationError("expected a token or an Authorization header, got both; leave one out")
+            raise ConfigurationError("both a token and an Authorization header are given; leave one out")
         if not is_bearer_token(token):
             raise ConfigurationError(
                 "expected a token of printable ASCII characters without spaces, got something else; "
@@ -64,7 +64,7 @@ def validate_urls(base_url: str | Sequence[str] | None) -> list[str]:
     """Return the URLs in random order, so that the clients of a server that dies spread over the others."""
     urls = [base_url] if isinstance(base_url, str) else list(base_url or ())
     if base_url is not None and not urls:
-        raise ConfigurationError("expected a base_url, or several, got an empty list")
+        raise ConfigurationError("the list of base_url is empty")
     return random.sample([validate_url(url) for url in urls], len(urls))
 
 

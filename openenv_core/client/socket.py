@@ -183,10 +183,10 @@ class WebSocketCarrier(Carrier, picows.WSListener):
 
     # Internals
 
-    def _protocol_error(self, code: WSCloseCode, what: str) -> picows.WSProtocolError:
+    def _protocol_error(self, code: WSCloseCode, problem: str) -> picows.WSProtocolError:
         """Report the connection as lost; return the exception with which picows closes it."""
-        self._mark_lost(ConnectionLostError(_violation_text(what)))
-        return picows.WSProtocolError(code, what)
+        self._mark_lost(ConnectionLostError(_violation_text(problem)))
+        return picows.WSProtocolError(code, problem)
 
     def _watch_silence(self) -> None:
         """Check after `ping_interval_s` whether anything was received."""
@@ -367,8 +367,8 @@ def _read_silence_s(fd: int) -> float | None:
     if sys.platform != "linux":
         return None
     try:
-        with socket.socket(fileno=os.dup(fd)) as twin:
-            info = twin.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
+        with socket.socket(fileno=os.dup(fd)) as duplicate:
+            info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
     except OSError:
         return None
     return (
@@ -405,8 +405,8 @@ def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
     destination = urljoin(url, location)
     parts = urlsplit(destination)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    here = urlsplit(url)
-    if parts.hostname != here.hostname or scheme not in (here.scheme, "wss"):
+    requested = urlsplit(url)
+    if parts.hostname != requested.hostname or scheme not in (requested.scheme, "wss"):
         raise ConnectionFailedError(
             f"expected an OpenEnv server at {redact_url(url)}, got a redirect to {redact_url(destination)}; use that "
             "URL if you trust it"
@@ -439,9 +439,9 @@ def _close_reason(transport: WSTransport) -> str:
     )
 
 
-def _violation_text(what: str) -> str:
+def _violation_text(problem: str) -> str:
     return (
-        f"expected valid WebSocket messages within max_message_size_mb, got {what}; "
+        f"expected valid WebSocket messages within max_message_size_mb, got {problem}; "
         "the session is over, call reset() to start a new one"
     )
 

@@ -68,8 +68,8 @@ class SlotWait:
             self._backoff.reset()
         pause_s = self._backoff.next_s(0.0 if was_queued else refusal.retry_after_s or 0.0)
         self._place = refusal.place or self._place
-        too_late = pause_s >= self.remaining_s
-        if not too_late and not self._stopped.is_set():
+        exceeds_deadline = pause_s >= self.remaining_s
+        if not exceeds_deadline and not self._stopped.is_set():
             if not self._warned and self._loop.time() - self._started_at > _NOTICE_AFTER_S:
                 self._warned = True
                 remaining_s, message = self.remaining_s, refusal.message
@@ -77,7 +77,7 @@ class SlotWait:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), pause_s)
         now = self._loop.time()
-        if too_late or self._stopped.is_set():
+        if exceeds_deadline or self._stopped.is_set():
             message, waited_s = refusal.message, round(now - self._started_at, 3)
             if self._timeout_s > 0:
                 message += f"; this client has waited for {waited_s:g} s (queue_timeout_s)"
@@ -113,18 +113,18 @@ async def try_servers(
     clock = asyncio.get_running_loop().time
     retry_until, backoff = clock() + retry_for_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
     while True:
-        full: CapacityError | None = None
+        capacity_error: CapacityError | None = None
         failed: ConnectionFailedError | None = None
         for _ in urls or ("",):
             try:
                 return await attempt()
             except CapacityError as error:
-                full = error
+                capacity_error = error
             except ConnectionFailedError as error:
                 failed = error
             use_next()
-        if full is not None:
-            await wait.pause(full)
+        if capacity_error is not None:
+            await wait.pause(capacity_error)
             retry_until = clock() + retry_for_s
             backoff.reset()
         elif failed is not None:

@@ -80,7 +80,7 @@ class LocalDockerProvider(ContainerProvider):
         """
         if self._provider is not None:
             raise ConfigurationError(
-                "expected one container a provider, got a second start_container(); call stop_container() first"
+                "the provider has started a container already; call stop_container() first"
             )
         if isinstance(command := kwargs.get("command"), str):
             kwargs["command"] = shlex.split(command)

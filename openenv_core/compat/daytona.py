@@ -93,7 +93,7 @@ class DaytonaProvider(ContainerProvider):
         if not context.is_dir():
             raise ConfigurationError(f"expected a folder as context_dir, got {context_dir!r}")
         for instruction in Dockerfile.parse(text).all:
-            copied = instruction.rest.split()[:1] if instruction.word == "COPY" else []
+            copied = instruction.arguments.split()[:1] if instruction.keyword == "COPY" else []
             if not copied or copied[0].startswith(("/", "--from=")) or (context / copied[0]).exists():
                 continue
             if not any(context.glob(copied[0])):
@@ -115,13 +115,13 @@ class DaytonaProvider(ContainerProvider):
 
     @staticmethod
     def _parse_dockerfile_cmd(dockerfile_content: str) -> str | None:
-        cmd = Dockerfile.parse(dockerfile_content).last("CMD")
-        if cmd is None or not cmd.rest:
+        cmd = Dockerfile.parse(dockerfile_content).find_last("CMD")
+        if cmd is None or not cmd.arguments:
             return None
         try:
-            return shlex.join(json.loads(cmd.rest))
+            return shlex.join(json.loads(cmd.arguments))
         except (ValueError, TypeError):  # in shell form
-            return cmd.rest
+            return cmd.arguments
 
     @staticmethod
     def _parse_app_field(yaml_content: str) -> str | None:
@@ -179,8 +179,8 @@ class DaytonaProvider(ContainerProvider):
         """Return a new signed URL, valid for a day; clients have to reconnect with it."""
         if self._sandbox is None:
             raise RuntimeError("No active sandbox; call start_container()")
-        signed = self._sandbox.create_signed_preview_url(PORT, expires_in_seconds=URL_LIFETIME_S)
-        self._preview_url = str(signed.url)
+        signed_url = self._sandbox.create_signed_preview_url(PORT, expires_in_seconds=URL_LIFETIME_S)
+        self._preview_url = str(signed_url.url)
         return self._preview_url
 
     def stop_container(self) -> None:
@@ -215,7 +215,7 @@ class DaytonaProvider(ContainerProvider):
                 f"the sandbox at {base_url} did not become ready within {timeout_s:g} s: {trouble}"
             )
 
-    def _discover_server_cmd(self, otherwise: str | None) -> str:
+    def _discover_server_cmd(self, default: str | None) -> str:
         """Return the command that starts the app of `openenv.yaml` in the sandbox, or else the Dockerfile's CMD."""
         path = "/app/env/openenv.yaml"
         if "found" not in self._exec(f"test -f {path} && echo found"):
@@ -224,10 +224,10 @@ class DaytonaProvider(ContainerProvider):
         if app is not None:
             folder = shlex.quote(path.rpartition("/")[0])
             return f"cd {folder} && python -m uvicorn {shlex.quote(app)} --host 0.0.0.0 --port {PORT}"
-        if otherwise is not None:
-            return otherwise
-        wrong = f"{path} does not contain an 'app' field" if path else "Could not find openenv.yaml in /app"
-        raise ConfigurationError(f"{wrong}; say what starts the server as cmd")
+        if default is not None:
+            return default
+        problem = f"{path} does not contain an 'app' field" if path else "Could not find openenv.yaml in /app"
+        raise ConfigurationError(f"{problem}; say what starts the server as cmd")
 
     def _exec(self, command: str) -> str:
         reply = self._sandbox.process.exec(command, timeout=EXEC_TIMEOUT_S)

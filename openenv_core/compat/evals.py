@@ -92,7 +92,7 @@ class InspectAIHarness(EvalHarness):
         except ImportError as error:
             raise ImportError("inspect-ai is required by InspectAIHarness; pip install inspect-ai") from error
         if (model := eval_parameters.get("model")) is None:
-            raise ValueError("expected a 'model' in eval_parameters, got none; name one as openai/gpt-4o")
+            raise ValueError("eval_parameters has no 'model'; name one as openai/gpt-4o")
         options = {name: eval_parameters.get(name) for name in _OPTIONS}
         options |= {name: eval_parameters.get(name) or None for name in ("task_args", "model_args")}
         options["log_dir"] = self.log_dir

@@ -62,10 +62,10 @@ class PyExecutor:
                 f"expected a list of modules as additional_imports, got {additional_imports!r}; write "
                 f"[{additional_imports!r}]"
             )
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self._engine: _Engine | None = None
         self._session: SandboxSession | None = None
-        self._bare = True
+        self._needs_setup = True
 
     def run(self, code: str) -> CodeExecResult:
         """Run code and wait for its end, at most for the sandbox's timeout.
@@ -73,7 +73,7 @@ class PyExecutor:
         Raises:
             SandboxFailureError: The infrastructure failed, as opposed to the code.
         """
-        with self._turn:
+        with self._lock:
             if self._engine is None:
                 self._engine = _engine()
             engine = self._engine
@@ -81,11 +81,11 @@ class PyExecutor:
                 self._session = session = engine.run(engine.sandbox.open, LIMITS)
                 # Released environments drop an executor to start afresh; it has no close().
                 weakref.finalize(self, engine.thread.call_detached, session.close).atexit = False
-            if self._bare:
+            if self._needs_setup:
                 _require_result(engine.run(self._session.execute, HELPERS))
-                self._bare = False
+                self._needs_setup = False
             execution = engine.run(self._session.execute, code)
-            self._bare = execution.state_lost
+            self._needs_setup = execution.state_lost
         return _result(_require_result(execution))
 
 
@@ -99,14 +99,14 @@ def _require_result(execution: Execution) -> Execution:
 
 def _result(execution: Execution) -> CodeExecResult:
     error = execution.error
-    wrong = [execution.stderr]
+    errors = [execution.stderr]
     if error is not None:
-        wrong.append("".join(error.traceback).rstrip("\n") or f"{error.ename}: {error.evalue}")
+        errors.append("".join(error.traceback).rstrip("\n") or f"{error.ename}: {error.evalue}")
     if execution.reason:
-        wrong.append(execution.reason)
+        errors.append(execution.reason)
     return CodeExecResult(
         stdout="\n".join(filter(None, (execution.stdout, execution.result))),
-        stderr="\n".join(filter(None, wrong)),
+        stderr="\n".join(filter(None, errors)),
         exit_code=execution.exit_code,
     )
 
@@ -136,14 +136,14 @@ class _Engine:
     def close(self) -> None:
         """Close the sandbox at the exit of the process; the thread is a daemon and need not be stopped."""
 
-        async def end() -> None:
+        async def close_all() -> None:
             asyncio.get_running_loop().set_default_executor(_Inline())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.sandbox.close(), CLOSE_TIMEOUT_S)
 
         if not self.thread.is_forked:
             with suppress(ClientClosedError):
-                self.thread.run(end)
+                self.thread.run(close_all)
 
 
 class _Inline(ThreadPoolExecutor):

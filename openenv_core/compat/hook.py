@@ -39,23 +39,23 @@ class ReleasedNames:
         """Yield the names that a module provides."""
         yield from self.extra.get(module, ())
         yield from MODULES[module].names
-        for other in MODULES[module].also:
+        for other in MODULES[module].includes:
             yield from self.available(other)
 
     def target(self, module: str, name: str) -> Target | None:
         """Return the target of a name; None if it is not provided."""
         if (target := self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)) is not None:
             return target
-        for other in MODULES[module].also:
+        for other in MODULES[module].includes:
             if (target := self.target(other, name)) is not None:
                 return target
         return _find_extras().get(module, {}).get(name)
 
-    def later(self, module: str, name: str) -> str | None:
+    def find_unprovided(self, module: str, name: str) -> str | None:
         """Return what an unprovided name belongs to; None if the released package has no such name."""
         entry = MODULES[module]
-        also = (self.later(other, name) for other in entry.also)
-        return entry.later.get(name) or next(filter(None, also), None) or entry.rest
+        also = (self.find_unprovided(other, name) for other in entry.includes)
+        return entry.unprovided.get(name) or next(filter(None, also), None) or entry.default_reason
 
 
 @cache
@@ -93,7 +93,7 @@ class AliasModule(ModuleType):
             value = resolve(target)
         elif module_for(f"{source}.{name}") is not None:
             value = import_module(f"{self.__name__}.{name}")
-        elif (belongs := names.later(source, name)) is not None:
+        elif (belongs := names.find_unprovided(source, name)) is not None:
             raise NotProvidedError(
                 f"expected a name that Ropewalk provides of {self.__name__}, got {name}, which it does not: it "
                 f"belongs to {belongs}; {DOCS} lists the names that are there",
@@ -145,16 +145,16 @@ class Hook(MetaPathFinder, Loader):
         return AliasModule(spec.name, source, self.names)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Replace the module by ours if it has a `whole` counterpart; other modules need nothing."""
+        """Replace the module by ours if it has a `replacement`; other modules need nothing."""
         source = module_for(module.__name__)
-        if source is not None and (whole := MODULES[source].whole) is not None:
-            sys.modules[module.__name__] = import_module(whole)
+        if source is not None and (replacement := MODULES[source].replacement) is not None:
+            sys.modules[module.__name__] = import_module(replacement)
 
     def forget(self) -> None:
         """Remove the modules that were imported through this hook from `sys.modules`."""
         for name, module in list(sys.modules.items()):
-            ours = isinstance(module, AliasModule) and module.__dict__["_names"] is self.names
-            if ours or (name != getattr(module, "__name__", name) and module_for(name) is not None):
+            is_alias = isinstance(module, AliasModule) and module.__dict__["_names"] is self.names
+            if is_alias or (name != getattr(module, "__name__", name) and module_for(name) is not None):
                 del sys.modules[name]
                 parent, _, child = name.rpartition(".")
                 if parent in sys.modules:

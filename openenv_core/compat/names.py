@@ -30,19 +30,19 @@ class Module:
 
     Attributes:
         names: The target of each name.
-        later: Names that are not provided, each with what it belongs to.
-        also: Modules whose names it has too.
+        unprovided: Names that are not provided, each with what it belongs to.
+        includes: Modules whose names it has too.
         package: Whether it is a package.
-        rest: What all other names belong to, if the rest of the module is not provided.
-        whole: Our module that replaces it, private names included, so that a patch of one takes effect in ours.
+        default_reason: What all other names belong to, if the rest of the module is not provided.
+        replacement: Our module that replaces it, private names included, so that a patch of one takes effect in ours.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
-    later: Mapping[str, str] = field(default_factory=dict)
-    also: tuple[str, ...] = ()
+    unprovided: Mapping[str, str] = field(default_factory=dict)
+    includes: tuple[str, ...] = ()
     package: bool = False
-    rest: str | None = None
-    whole: str | None = None
+    default_reason: str | None = None
+    replacement: str | None = None
 
 
 def _names_in(module: str, names: str) -> dict[str, str]:
@@ -61,11 +61,11 @@ def _submodules(package: str, modules: str) -> tuple[str, ...]:
 MODULES: Final[Mapping[str, Module]] = {
     "openenv": Module(
         _names_in("openenv_core", "GenericAction GenericEnvClient SyncEnvClient"),
-        also=("openenv.auto",),
+        includes=("openenv.auto",),
         package=True,
     ),
     "openenv.core": Module(
-        also=_submodules(
+        includes=_submodules(
             "openenv.core", "env_server env_client generic_client sync_client mcp_client llm_client"
         ),
         package=True,
@@ -78,14 +78,14 @@ MODULES: Final[Mapping[str, Module]] = {
         dict.fromkeys(("MCPClientBase", "MCPToolClient"), "openenv_core:MCPToolClient")
     ),
     "openenv.core.http_env_client": Module(
-        later=_not_provided(
+        unprovided=_not_provided(
             "release 0.1, whose clients and folders are not run here; `openenv init` of a later one makes them anew, "
             "and EnvClient(base_url, transport='http') talks to its servers",
             "HTTPEnvClient",
         )
     ),
     "openenv.core.env_server": Module(
-        also=_submodules(
+        includes=_submodules(
             "openenv.core.env_server",
             "interfaces types http_server base_transforms exceptions mcp_types mcp_environment route_config "
             "serialization web_interface",
@@ -107,10 +107,10 @@ MODULES: Final[Mapping[str, Module]] = {
             "StepResponse WSCloseMessage WSErrorCode WSErrorResponse WSIncomingMessage WSObservationResponse "
             "WSResetMessage WSStateMessage WSStateResponse WSStepMessage",
         ),
-        later=_not_provided(_SERVER, "ServerCapacityStatus SessionInfo"),
+        unprovided=_not_provided(_SERVER, "ServerCapacityStatus SessionInfo"),
     ),
     "openenv.core.env_server.http_server": Module(
-        later={
+        unprovided={
             **_not_provided(
                 "the server's side: load the folder with `ropewalk serve`", "create_app create_fastapi_app"
             ),
@@ -125,7 +125,7 @@ MODULES: Final[Mapping[str, Module]] = {
             "ConcurrencyConfigurationError": "openenv_core:ConfigurationError",
             "OpenEnvError": "openenv_core:OpenEnvError",
         },
-        later=_not_provided(
+        unprovided=_not_provided(
             _SERVER, "EnvironmentFactoryError SessionCapacityError SessionCreationError SessionNotFoundError"
         ),
     ),
@@ -145,7 +145,7 @@ MODULES: Final[Mapping[str, Module]] = {
             "openenv_core.tools.mcp_environment", "MCPEnvironment MCP_TOOL_CALL_TIMEOUT get_server_tools"
         )
     ),
-    "openenv.core.env_server.route_config": Module(later=_not_provided(_SERVER, "GetEndpointConfig")),
+    "openenv.core.env_server.route_config": Module(unprovided=_not_provided(_SERVER, "GetEndpointConfig")),
     "openenv.core.env_server.serialization": Module(
         _names_in(
             "openenv_core.compat.types",
@@ -154,27 +154,27 @@ MODULES: Final[Mapping[str, Module]] = {
     ),
     "openenv.core.env_server.web_interface": Module(
         _names_in("openenv_core.compat.types", "load_environment_metadata"),
-        later=_not_provided(
+        unprovided=_not_provided(
             "the server's side: load the folder with `ropewalk serve`",
             "WebInterfaceManager create_web_interface_app",
         ),
     ),
-    "openenv.core.containers": Module(rest=_PROVIDERS, package=True),
+    "openenv.core.containers": Module(default_reason=_PROVIDERS, package=True),
     "openenv.core.containers.runtime": Module(
-        later=_not_provided(_PROVIDERS, "UVProvider"),
-        also=("openenv.core.containers.runtime.providers",),
-        rest=_PROVIDERS,
+        unprovided=_not_provided(_PROVIDERS, "UVProvider"),
+        includes=("openenv.core.containers.runtime.providers",),
+        default_reason=_PROVIDERS,
         package=True,
     ),
     "openenv.core.containers.runtime.providers": Module(
         _names_in("openenv_core.compat.containers", "ContainerProvider LocalDockerProvider RuntimeProvider"),
-        rest=_PROVIDERS,
+        default_reason=_PROVIDERS,
     ),
     "openenv.core.containers.runtime.daytona_provider": Module(
-        _names_in("openenv_core.compat.daytona", "DaytonaProvider"), whole="openenv_core.compat.daytona"
+        _names_in("openenv_core.compat.daytona", "DaytonaProvider"), replacement="openenv_core.compat.daytona"
     ),
     "openenv.core.rubrics": Module(
-        also=_submodules("openenv.core.rubrics", "base containers trajectory llm_judge"), package=True
+        includes=_submodules("openenv.core.rubrics", "base containers trajectory llm_judge"), package=True
     ),
     "openenv.core.rubrics.base": Module(_names_in("openenv_core.rubrics", "Rubric")),
     "openenv.core.rubrics.containers": Module(
@@ -189,10 +189,10 @@ MODULES: Final[Mapping[str, Module]] = {
             "openenv_core.llm_client",
             "AnthropicClient LLMClient LLMResponse OpenAIClient ToolCall create_llm_client",
         ),
-        whole="openenv_core.llm_client",
+        replacement="openenv_core.llm_client",
     ),
     "openenv.core.tools": Module(
-        also=_submodules("openenv.core.tools", "git_server_client local_python_executor"), package=True
+        includes=_submodules("openenv.core.tools", "git_server_client local_python_executor"), package=True
     ),
     "openenv.core.tools.git_server_client": Module(
         _names_in("openenv_core.compat.git_server", "GitServerClient RepoInfo")
@@ -209,22 +209,24 @@ MODULES: Final[Mapping[str, Module]] = {
             "openenv_core.compat.harness",
             "Message ResourceSession ResourceSessionFactory ToolResult VerifyResult",
         ),
-        rest="drivers of coding agents",
+        default_reason="drivers of coding agents",
     ),
     "openenv.core.evals": Module(
-        also=_submodules("openenv.core.evals", "base types inspect_harness"), package=True
+        includes=_submodules("openenv.core.evals", "base types inspect_harness"), package=True
     ),
     "openenv.core.evals.base": Module(_names_in("openenv_core.compat.evals", "EvalHarness")),
     "openenv.core.evals.types": Module(_names_in("openenv_core.compat.evals", "EvalConfig EvalResult")),
     "openenv.core.evals.inspect_harness": Module(_names_in("openenv_core.compat.evals", "InspectAIHarness")),
     "openenv.auto": Module(
-        also=("openenv.auto.auto_action", "openenv.auto.auto_env"),
-        rest="the released package's own ways of finding environments; openenv_core.make takes a name",
+        includes=("openenv.auto.auto_action", "openenv.auto.auto_env"),
+        default_reason="the released package's own ways of finding environments; openenv_core.make takes a name",
         package=True,
     ),
     "openenv.auto.auto_action": Module(_names_in("openenv_core.compat.auto", "AutoAction")),
     "openenv.auto.auto_env": Module(_names_in("openenv_core.compat.auto", "AutoEnv")),
-    "openenv.cli": Module(rest="the released package's own command line; `ropewalk --help` names ours"),
+    "openenv.cli": Module(
+        default_reason="the released package's own command line; `ropewalk --help` names ours"
+    ),
 }
 
 FORMER_ROOTS: Final = ("env_server", "client_types", "env_client", "http_env_client", "containers")
@@ -235,8 +237,8 @@ def module_for(fullname: str) -> str | None:
     """Return the released module of an import's name; None if the table has no such module."""
     if fullname == RELEASED or fullname.startswith(f"{RELEASED}."):
         return fullname if fullname in MODULES else None
-    root, _, below = fullname.partition(".")
-    if root == FORMER and below.partition(".")[0] in FORMER_ROOTS:
-        current = f"{RELEASED}.core.{below}"
+    root, _, submodule = fullname.partition(".")
+    if root == FORMER and submodule.partition(".")[0] in FORMER_ROOTS:
+        current = f"{RELEASED}.core.{submodule}"
         return current if current in MODULES else None
     return None

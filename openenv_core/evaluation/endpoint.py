@@ -42,7 +42,7 @@ class EndpointClient:
         key_variable: The environment variable with its key; None if it needs none.
         key: The key itself, instead of a variable.
         connections: Maximum number of concurrent requests.
-        longest: Maximum size of a response in bytes, which bounds this process's memory.
+        max_bytes: Maximum size of a response in bytes, which bounds this process's memory.
         names: The options that set the URL and the key, or its variable, for error messages.
 
     Attributes:
@@ -59,7 +59,7 @@ class EndpointClient:
         key_variable: str | None,
         *,
         connections: int,
-        longest: int,
+        max_bytes: int,
         key: str | None = None,
         names: tuple[str, str] = ("--policy", "--key-variable"),
     ) -> None:
@@ -67,7 +67,7 @@ class EndpointClient:
         self.url = url
         self.url_name, self._key_name = names
         self._key_variable = key_variable
-        self._longest = longest
+        self._max_bytes = max_bytes
         self._key = self._read_key(key)
         self._last_warning_s: float | None = None
         try:
@@ -126,16 +126,16 @@ class EndpointClient:
         await self._http.aclose()
 
     async def _read(self, response: httpx.Response) -> bytes:
-        good = response.status_code == httpx.codes.OK
-        longest = self._longest if good else MAX_COMPLAINT_BYTES
+        succeeded = response.status_code == httpx.codes.OK
+        max_bytes = self._max_bytes if succeeded else MAX_COMPLAINT_BYTES
         content = bytearray()
         async for chunk in response.aiter_bytes():
             content += chunk
-            if len(content) > longest:
-                if good:
-                    raise self._make_protocol_error(f"an answer of more than {longest} bytes")
+            if len(content) > max_bytes:
+                if succeeded:
+                    raise self._make_protocol_error(f"an answer of more than {max_bytes} bytes")
                 break
-        return bytes(content[:longest])
+        return bytes(content[:max_bytes])
 
     def _log_waiting(self) -> None:
         """Log, at most every WARNING_INTERVAL_S, why a request is being retried."""
@@ -185,16 +185,16 @@ class EndpointClient:
             key = os.environ.get(name, "")
         if key is None:
             return None
-        where = self._key_name if name is None else f"the environment variable {name} ({self._key_name})"
+        key_source = self._key_name if name is None else f"the environment variable {name} ({self._key_name})"
         key = key.strip()  # key files often end with a newline
         if not key:
             raise ConfigurationError(
-                f"expected {where} to hold the key of {self.url}, it is not set here; "
+                f"expected {key_source} to hold the key of {self.url}, it is not set here; "
                 "roles on other hosts need it there"
             )
         if not (key.isascii() and key.isprintable()) or " " in key:
             raise ConfigurationError(
-                f"expected {where} to hold a key that can be sent, of printable ASCII characters without spaces; "
+                f"expected {key_source} to hold a key that can be sent, of printable ASCII characters without spaces; "
                 "it has others"
             )
         return key
@@ -204,7 +204,7 @@ class EndpointClient:
 
     def _plain(self, text: str) -> str:
         """Return a text without the key, which a server may echo, and without control characters."""
-        return plain(text if self._key is None else text.replace(self._key, "***"))
+        return to_plain_text(text if self._key is None else text.replace(self._key, "***"))
 
 
 def _transport(url: str, connections: int) -> httpx.AsyncHTTPTransport:
@@ -218,10 +218,10 @@ def _transport(url: str, connections: int) -> httpx.AsyncHTTPTransport:
     )
 
 
-def plain(text: str, longest: int = 300) -> str:
-    """Return an untrusted text as at most `longest` printable characters on one line."""
-    printable = "".join(character if character.isprintable() else " " for character in text[: 4 * longest])
-    return " ".join(printable.split())[:longest]
+def to_plain_text(text: str, max_bytes: int = 300) -> str:
+    """Return an untrusted text as at most `max_bytes` printable characters on one line."""
+    printable = "".join(character if character.isprintable() else " " for character in text[: 4 * max_bytes])
+    return " ".join(printable.split())[:max_bytes]
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

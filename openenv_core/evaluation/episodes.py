@@ -139,43 +139,43 @@ class Arena:
         todo = deque(episodes)
         schema = (await fetch_schema(self.url, token=self.token, timeout_s=self.settings.timeout_s))["action"]
         sessions = min(self.settings.sessions, len(todo))
-        lost = seated = 0
-        left = len(todo)
-        over = asyncio.Event()
+        lost = connected_count = 0
+        remaining = len(todo)
+        all_done = asyncio.Event()
 
-        async def work() -> None:
-            nonlocal lost, left, seated
+        async def play_next() -> None:
+            nonlocal lost, remaining, connected_count
             player = self._player(schema)
             try:
                 try:
                     await player.open()  # before taking an episode, which a full server would hold up
                 except CapacityError:
-                    if not seated:
+                    if not connected_count:
                         raise
                     return  # the other sessions play all episodes
-                seated += 1
+                connected_count += 1
                 while todo:
                     record = await self._play_until_done(player, todo.popleft())
                     done(record)
-                    left -= 1
+                    remaining -= 1
                     lost = lost + 1 if record.ending in (FAILED_ENVIRONMENT, FAILED_POLICY) else 0
-                    if lost >= sessions and left:
+                    if lost >= sessions and remaining:
                         raise EvaluationStoppedError(
                             f"{lost} episodes in a row were lost, the last one because: {record.reason}"
                         )
-                    if not left:
-                        over.set()
+                    if not remaining:
+                        all_done.set()
             finally:
                 await player.close()
 
         async def end(group: asyncio.TaskGroup, workers: Sequence[asyncio.Task[None]]) -> None:
-            await over.wait()
+            await all_done.wait()
             for worker in workers:  # some may still be waiting for a session
                 worker.cancel()
 
         try:
             async with asyncio.TaskGroup() as group:
-                workers = [group.create_task(work()) for _ in range(sessions)]
+                workers = [group.create_task(play_next()) for _ in range(sessions)]
                 group.create_task(end(group, workers))
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
@@ -193,13 +193,15 @@ class Arena:
         deadline, pause, attempt = loop.time() + self.settings.patience_s, MIN_BACKOFF_S, 0
         while True:
             record = player.record(episode)
-            absent = False
+            is_unreachable = False
             try:
                 await player.play(episode, record)
             except (ClientError, PolicyLostError) as error:
                 if isinstance(error, AuthenticationError):
                     raise
-                absent = isinstance(error, ConnectionFailedError | ConnectionLostError | CapacityError)
+                is_unreachable = isinstance(
+                    error, ConnectionFailedError | ConnectionLostError | CapacityError
+                )
                 failed = FAILED_POLICY if isinstance(error, PolicyLostError) else FAILED_ENVIRONMENT
                 record.ending, record.reason = failed, f"{type(error).__name__}: {error}"[:REASON_CHARS]
                 await player.leave()
@@ -207,12 +209,12 @@ class Arena:
                 return record
             record.reward = None
             attempt += 1
-            if absent and not await asyncio.to_thread(self.alive):
+            if is_unreachable and not await asyncio.to_thread(self.alive):
                 raise EvaluationStoppedError(f"the server has ended: {record.reason}")
             if (
                 record.ending == FAILED_POLICY
                 or loop.time() + pause > deadline
-                or (not absent and attempt >= ATTEMPTS)
+                or (not is_unreachable and attempt >= ATTEMPTS)
             ):
                 return record
             await asyncio.sleep(pause)
@@ -355,11 +357,13 @@ class ChatPlayer(_Player):
         """See `ActionPlayer.play`; PolicyLostError if the model does not answer."""
         settings, game = self._arena.settings, self._episode
         observation = await game.reset(**episode.options)
-        in_text = settings.mode == "text"
-        system = "\n\n".join(filter(None, [settings.system, game.instructions if in_text else None]))
+        is_text_mode = settings.mode == "text"
+        system = "\n\n".join(filter(None, [settings.system, game.instructions if is_text_mode else None]))
         messages: list[Json] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": observation})
-        chat = self._model.begin(messages, [] if in_text else game.tools, settings.seed + episode.sibling)
+        chat = self._model.begin(
+            messages, [] if is_text_mode else game.tools, settings.seed + episode.sibling
+        )
         record.ending = "completed"
         while not game.over:
             if len(record.turns) == settings.max_turns:
@@ -383,7 +387,7 @@ class ChatPlayer(_Player):
                 )
             if not answer.calls:
                 messages.append({"role": "user", "content": await game.answer(answer.text)})
-            chat.tell(messages)
+            chat.add_messages(messages)
         if game.failure is not None:
             record.ending, record.reason = FAILED_ENVIRONMENT, game.failure[:REASON_CHARS]
             await self.leave()

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from openenv_core.checker.drawing import Sampler
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
-from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, plain
+from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, to_plain_text
 from openenv_core.evaluation.records import EvaluationSettings
 from openenv_core.tools.specs import is_of_tools
 
@@ -64,7 +64,7 @@ class RandomPolicy:
             sampler = Sampler(schema, source)
             return lambda observation: sampler.draw()
         if not tools:
-            raise PolicyError("expected an environment of tools to list some for a random policy, got none")
+            raise PolicyError("the environment lists no tools for the random policy to call")
         samplers = {
             str(tool["name"]): Sampler(tool.get("input_schema") or tool.get("inputSchema") or {}, source)
             for tool in tools
@@ -124,7 +124,7 @@ class Chat(Protocol):
             PolicyLostError: There was no answer in time.
         """
 
-    def tell(self, messages: Sequence[Json]) -> None:
+    def add_messages(self, messages: Sequence[Json]) -> None:
         """Append the results of the last answer, as messages of the roles `tool` and `user`."""
 
 
@@ -246,7 +246,7 @@ class EndpointModel:
             settings.policy.rstrip("/"),
             settings.key_variable,
             connections=settings.sessions,
-            longest=MAX_ANSWER_BYTES,
+            max_bytes=MAX_ANSWER_BYTES,
         )
 
     async def start(self) -> None:
@@ -256,7 +256,7 @@ class EndpointModel:
         if self.model is None and len(names) == 1:
             self.model = names[0]
         if self.model not in names:
-            served = ", ".join(map(plain, sorted(names)[:10])) or "none"
+            served = ", ".join(map(to_plain_text, sorted(names)[:10])) or "none"
             raise ConfigurationError(
                 f"expected --model as one of {served}, which {self.settings.policy} serves, got {self.model!r}"
             )
@@ -278,7 +278,7 @@ class EndpointModel:
             document = None
         if not isinstance(document, dict):
             raise PolicyError(
-                f"expected JSON of {self.settings.policy}{path}, got {plain(repr(content[:200]))}"
+                f"expected JSON of {self.settings.policy}{path}, got {to_plain_text(repr(content[:200]))}"
             )
         return document
 
@@ -324,16 +324,16 @@ class EndpointChat:
             message = _ChatResponse.model_validate(response).choices[0].message
         except (ValidationError, IndexError) as error:
             raise PolicyError(
-                f"expected an answer of the OpenAI chat protocol, got {plain(repr(response))}"
+                f"expected an answer of the OpenAI chat protocol, got {to_plain_text(repr(response))}"
             ) from error
         self._answers += 1
         calls = tuple(
             RequestedCall(
-                requested.id or f"call_{number}",
-                requested.function.name,
-                _arguments(requested.function.arguments),
+                tool_call.id or f"call_{number}",
+                tool_call.function.name,
+                _arguments(tool_call.function.arguments),
             )
-            for number, requested in enumerate(message.tool_calls or ())
+            for number, tool_call in enumerate(message.tool_calls or ())
         )
         self._messages.append(
             {"role": "assistant", "content": message.content or ""}
@@ -341,8 +341,8 @@ class EndpointChat:
         )
         return ChatAnswer(message.content or "", calls)
 
-    def tell(self, messages: Sequence[Json]) -> None:
-        """See `Chat.tell`."""
+    def add_messages(self, messages: Sequence[Json]) -> None:
+        """See `Chat.add_messages`."""
         self._messages += messages
 
 

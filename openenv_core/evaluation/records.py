@@ -90,9 +90,9 @@ def turn_record(context: str, answer: str, *, fresh: bool) -> dict[str, Any]:
     """Return a turn in the format of records, a long text without its middle."""
     left_out = None
     if len(context) > MAX_TEXT_CHARS:
-        half = MAX_TEXT_CHARS // 2
-        left_out = {"at": half, "characters": len(context) - 2 * half}
-        context = context[:half] + context[-half:]
+        half_chars = MAX_TEXT_CHARS // 2
+        left_out = {"at": half_chars, "characters": len(context) - 2 * half_chars}
+        context = context[:half_chars] + context[-half_chars:]
     return {"fresh": fresh, "context": context, "left_out": left_out, "answer": answer[:MAX_TEXT_CHARS]}
 
 
@@ -107,7 +107,7 @@ class EvaluationFolder:
         self.path = path
         self.records: dict[tuple[str, int, int], EpisodeRecord] = {}
         self._file: Any = None
-        self._whole_bytes = 0  # size of the complete lines
+        self._complete_bytes = 0  # size of the complete lines
 
     @classmethod
     def begin(cls, path: Path, settings: EvaluationSettings) -> Self:
@@ -142,12 +142,12 @@ class EvaluationFolder:
 
     def read(self) -> Self:
         """Read the records; an incomplete last line is ignored."""
-        self._whole_bytes = 0
+        self._complete_bytes = 0
         with contextlib.suppress(FileNotFoundError), (self.path / RECORDS_FILE).open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
-                self._whole_bytes += len(line)
+                self._complete_bytes += len(line)
                 try:
                     self._note(EpisodeRecord.model_validate_json(line))
                 except ValidationError as error:
@@ -170,7 +170,7 @@ class EvaluationFolder:
             raise ConfigurationError(f"another process writes to {str(self.path)!r}; wait for it") from None
         self._file = file
         self.read()
-        file.truncate(self._whole_bytes)  # removes a line left incomplete by a kill
+        file.truncate(self._complete_bytes)  # removes a line left incomplete by a kill
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -185,9 +185,9 @@ class EvaluationFolder:
                 while left:  # a nearly full disk may accept only a part
                     left = left[self._file.write(left) :]
             except OSError:
-                self._file.truncate(self._whole_bytes)
+                self._file.truncate(self._complete_bytes)
                 raise
-        self._whole_bytes += len(line)
+        self._complete_bytes += len(line)
         self._note(record)
 
     @contextlib.contextmanager
@@ -232,14 +232,14 @@ def summarize(
         `last_absence`, the reason of the last one without a reward.
     """
     rewards = rewards_by_task(records)
-    absent = [record for record in records if record.reward is None]
-    unscored = sum(record.ending == UNSCORED for record in absent)
+    without_reward = [record for record in records if record.reward is None]
+    unscored = sum(record.ending == UNSCORED for record in without_reward)
     return {
         **reward_statistics(rewards, success=success, repetitions=repetitions),
         "endings": dict(sorted(Counter(each.ending for each in records if each.reward is not None).items())),
-        "dropped": len(absent) - unscored,
+        "dropped": len(without_reward) - unscored,
         "unscored": unscored,
-        "last_absence": absent[-1].reason if absent else None,
+        "last_absence": without_reward[-1].reason if without_reward else None,
     }
 
 
@@ -325,8 +325,8 @@ class ProgressBar:
         self._drawn_tenths = tenths
         line = f"{self._title}: {done:,} of {self._total:,}"
         if live:
-            full = "#" * (done * self.WIDTH // self._total)
-            line = f"\r{self._title} [{full:<{self.WIDTH}}] {done:,}/{self._total:,}"
+            filled = "#" * (done * self.WIDTH // self._total)
+            line = f"\r{self._title} [{filled:<{self.WIDTH}}] {done:,}/{self._total:,}"
         self._sink.write(line if live else f"{line}\n")
         self._sink.flush()
 

@@ -69,7 +69,7 @@ def source_tree() -> Path | None:
         return None
 
 
-def place(folder: Path) -> PlacedPackage:
+def copy_package(folder: Path) -> PlacedPackage:
     """Put the installed Ropewalk into an empty folder.
 
     An installation from an index becomes a requirement with its version; any other source becomes a wheel.
@@ -81,10 +81,10 @@ def place(folder: Path) -> PlacedPackage:
     if tree is not None:
         source = str(tree)
     else:
-        installed = _distribution()
-        origin = installed.read_text("direct_url.json")
+        dist = _distribution()
+        origin = dist.read_text("direct_url.json")
         if origin is None:
-            return PlacedPackage(f"{DISTRIBUTION}=={installed.version}", tuple(_dependencies(installed)))
+            return PlacedPackage(f"{DISTRIBUTION}=={dist.version}", tuple(_dependencies(dist)))
         source = str(json.loads(origin)["url"])
     wheel = _make_wheel(source, folder)
     with zipfile.ZipFile(wheel) as archive:
@@ -133,8 +133,8 @@ def _distribution() -> Distribution:
         ) from None
 
 
-def _dependencies(installed: Distribution) -> Iterator[str]:
-    for line in installed.requires or ():
+def _dependencies(dist: Distribution) -> Iterator[str]:
+    for line in dist.requires or ():
         match = _EXTRA_MARKER.match(line)
         if match is None:
             yield line  # it has another kind of marker, which pip evaluates
@@ -162,10 +162,10 @@ class Variant(StrEnum):
 
 def tags(variant: Variant) -> tuple[str, ...]:
     """Return the tags of the installed Ropewalk's base, the one with its version first."""
-    own = version().replace("+", "-")
+    tag = version().replace("+", "-")
     if variant is Variant.BUILD:
-        return f"{OUR_BASE}:{own}-build", f"{OUR_BASE}:build"
-    return f"{OUR_BASE}:{own}", f"{OUR_BASE}:latest"
+        return f"{OUR_BASE}:{tag}-build", f"{OUR_BASE}:build"
+    return f"{OUR_BASE}:{tag}", f"{OUR_BASE}:latest"
 
 
 def ensure(
@@ -182,23 +182,26 @@ def ensure(
     Raises:
         BuildError: It cannot be built.
     """
-    named = tags(variant)
+    image_tags = tags(variant)
     with context() as request:
         fingerprint = request.labels[FINGERPRINT]
-        if not (always or no_cache or pull or build_args) and _read_fingerprint(api, named[0]) == fingerprint:
-            return named[0]
-        sys.stderr.write(f"making the base image {named[0]}: it is missing, or of another Ropewalk\n")
+        if (
+            not (always or no_cache or pull or build_args)
+            and _read_fingerprint(api, image_tags[0]) == fingerprint
+        ):
+            return image_tags[0]
+        sys.stderr.write(f"making the base image {image_tags[0]}: it is missing, or of another Ropewalk\n")
         base_request = replace(
             request,
-            tags=named,
+            tags=image_tags,
             target=variant.value,
             build_args={**request.build_args, **(build_args or {})},
             no_cache=no_cache,
             pull=pull,
         )
-        with replace_tags(api, named):
+        with replace_tags(api, image_tags):
             build_image(base_request)
-    return named[0]
+    return image_tags[0]
 
 
 def _read_fingerprint(api: "docker.APIClient", tag: str) -> str | None:
@@ -210,24 +213,24 @@ def _read_fingerprint(api: "docker.APIClient", tag: str) -> str | None:
 def context() -> Iterator[BuildRequest]:
     """Yield a request to build the base, whose context is a folder that is removed after the block."""
     try:
-        shipped = files(_SHIPPED)
+        resources = files(_SHIPPED)
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"expected the package {_SHIPPED} of Ropewalk, which holds the base's Dockerfile, got: {error}; "
             "install ropewalk again"
         ) from error
-    with tempfile.TemporaryDirectory(prefix="ropewalk-base-") as temporary, as_file(shipped) as source:
+    with tempfile.TemporaryDirectory(prefix="ropewalk-base-") as temporary, as_file(resources) as source:
         folder = Path(temporary)
         for name in ("Dockerfile", "healthcheck.py"):
             shutil.copyfile(source / name, folder / name)
         (folder / "ropewalk").mkdir()
-        placed = place(folder / "ropewalk")
-        (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in placed.dependencies))
+        package = copy_package(folder / "ropewalk")
+        (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in package.dependencies))
         yield BuildRequest(
             context=folder,
             dockerfile="Dockerfile",
             tags=(OUR_BASE,),
-            build_args={"ROPEWALK": placed.requirement},
+            build_args={"ROPEWALK": package.requirement},
             labels={FINGERPRINT: _fingerprint(folder), VERSION: version()},
         )
 

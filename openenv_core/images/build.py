@@ -100,7 +100,7 @@ def plan(
     arguments = dict(build_args or {})
     if base_image is not None:
         if BASE_ARG in arguments:
-            raise ConfigurationError(f"expected --base or --build-arg {BASE_ARG}=..., got both; leave one")
+            raise ConfigurationError(f"both --base and --build-arg {BASE_ARG}=... are given; leave one out")
         if not dockerfile.takes_base:
             raise ConfigurationError(
                 f"expected a Dockerfile that stands on its ARG {BASE_ARG}, which --base gives a value, got "
@@ -139,11 +139,11 @@ def name_of(folder: Path) -> str:
 
 def default_tag(name: str) -> str:
     """Return the default tag of an environment: `blackjack-env:latest` for `blackjack` and `blackjack_env`."""
-    short = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    short = short.removesuffix("-env") or short
-    if not short:
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    slug = slug.removesuffix("-env") or slug
+    if not slug:
         raise ConfigurationError(f"expected a name that an image can have, got {name!r}; give one with --tag")
-    return f"{short}-env:latest"
+    return f"{slug}-env:latest"
 
 
 def complete_tags(tags: Sequence[str], name: str) -> list[str]:
@@ -200,15 +200,15 @@ def read_build_args(arguments: Sequence[str]) -> dict[str, str]:
 
 def _dockerfile_of(folder: Path, file: str | None) -> str:
     if not folder.is_dir():
-        raise ConfigurationError(f"expected an environment's folder at {folder}, got none; check the path")
+        raise ConfigurationError(f"there is no environment's folder at {folder}; check the path")
     if file is not None:
         path = (folder / file).resolve()
         if not path.is_file() or not path.is_relative_to(folder.resolve()):
             raise ConfigurationError(f"expected a Dockerfile inside {folder}, got {file}")
         return path.relative_to(folder.resolve()).as_posix()
-    for place in PLACES:
-        if (folder / place).is_file():
-            return place
+    for file_name in PLACES:
+        if (folder / file_name).is_file():
+            return file_name
     if not (folder / MANIFEST).is_file():
         raise ConfigurationError(
             f"expected an environment's folder, got {folder}, with neither {MANIFEST} nor a Dockerfile; "
@@ -232,26 +232,26 @@ def _refuse_unknown(build_args: Mapping[str, str], dockerfile: Dockerfile, path:
             )
 
 
-def build(api: "docker.APIClient", planned: BuildPlan) -> str:
+def build(api: "docker.APIClient", build_plan: BuildPlan) -> str:
     """Build an environment's image and return its id; docker's output goes to standard error.
 
     Raises:
         BuildError: A step failed, or the engine refused the build.
         ConfigurationError: The command `docker` is not installed.
     """
-    for note in planned.notes:
+    for note in build_plan.notes:
         sys.stderr.write(f"note: {note}\n")
-    if planned.variant is not None:
-        base.ensure(api, planned.variant)
-    with replace_tags(api, planned.request.tags):
-        return build_image(planned.request)
+    if build_plan.variant is not None:
+        base.ensure(api, build_plan.variant)
+    with replace_tags(api, build_plan.request.tags):
+        return build_image(build_plan.request)
 
 
 def refuse_same_tags(plans: Sequence[tuple[str, BuildPlan | None]]) -> None:
     """Raise a ConfigurationError if two environments of one command would have the same tag."""
     owners: dict[str, str] = {}
-    for target, planned in plans:
-        for tag in planned.request.tags if planned is not None else ():
+    for target, build_plan in plans:
+        for tag in build_plan.request.tags if build_plan is not None else ():
             if owners.setdefault(tag, target) != target:
                 raise ConfigurationError(
                     f"expected environments with different names, got {owners[tag]} and {target}, which both "

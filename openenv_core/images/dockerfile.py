@@ -35,8 +35,8 @@ _VARIABLE: Final = re.compile(r"\$(?:\{(?P<braced>\w+)(?::?[-+](?P<default>[^}]*
 class Instruction:
     """One instruction: its keyword, its arguments and its line number."""
 
-    word: str
-    rest: str
+    keyword: str
+    arguments: str
     line: int
 
 
@@ -58,9 +58,9 @@ class Dockerfile:
     stages: list[Stage] = field(default_factory=list)
 
     @classmethod
-    def find(cls, folder: Path, named: str | None = None) -> Self | None:
+    def find(cls, folder: Path, name: str | None = None) -> Self | None:
         """Read the Dockerfile of an environment's folder; None if it has none."""
-        for place in (*([named] if named else []), *PLACES):
+        for place in (*([name] if name else []), *PLACES):
             if (folder / place).is_file():
                 return cls.parse((folder / place).read_text("utf-8", errors="replace"), folder / place)
         return None
@@ -81,18 +81,18 @@ class Dockerfile:
         """Parse a Dockerfile's text."""
         dockerfile = cls(path)
         for instruction in _instructions(text):
-            if instruction.word == "FROM":
+            if instruction.keyword == "FROM":
                 arguments = [
-                    argument for argument in instruction.rest.split() if not argument.startswith("--")
+                    argument for argument in instruction.arguments.split() if not argument.startswith("--")
                 ]
-                named = len(arguments) == 3 and arguments[1].lower() == "as"
+                has_name = len(arguments) == 3 and arguments[1].lower() == "as"
                 dockerfile.stages.append(
-                    Stage(arguments[0] if arguments else "", arguments[2] if named else None)
+                    Stage(arguments[0] if arguments else "", arguments[2] if has_name else None)
                 )
             elif dockerfile.stages:
                 dockerfile.stages[-1].instructions.append(instruction)
-            elif instruction.word == "ARG":
-                dockerfile.arguments |= _defaults(instruction.rest)
+            elif instruction.keyword == "ARG":
+                dockerfile.arguments |= _defaults(instruction.arguments)
         return dockerfile
 
     @property
@@ -100,9 +100,11 @@ class Dockerfile:
         """The build arguments that it declares, each with its first default."""
         values = dict(self.arguments)
         for instruction in self.all:
-            if instruction.word == "ARG":
+            if instruction.keyword == "ARG":
                 values |= {
-                    name: value for name, value in _defaults(instruction.rest).items() if name not in values
+                    name: value
+                    for name, value in _defaults(instruction.arguments).items()
+                    if name not in values
                 }
         return values
 
@@ -138,16 +140,18 @@ class Dockerfile:
         name = self.base_image.rpartition("/")[2]
         return name.partition(":")[0] == OUR_BASE and not name.endswith(OUR_BASE_BUILDS)
 
-    def last(self, word: str) -> Instruction | None:
+    def find_last(self, keyword: str) -> Instruction | None:
         """Return the last instruction of the image with this keyword, if any."""
-        return next((instruction for instruction in reversed(self.final) if instruction.word == word), None)
+        return next(
+            (instruction for instruction in reversed(self.final) if instruction.keyword == keyword), None
+        )
 
     def substitute(self, text: str) -> str:
         """Replace variables by their defaults; one without a default stays."""
         known = dict(self.arguments)
         for instruction in self.all:
-            if instruction.word in ("ARG", "ENV"):
-                known = _defaults(instruction.rest) | known
+            if instruction.keyword in ("ARG", "ENV"):
+                known = _defaults(instruction.arguments) | known
 
         def default(match: re.Match[str]) -> str:
             return known.get(match["braced"] or match["plain"]) or match["default"] or match[0]
@@ -171,10 +175,10 @@ def variables_in(text: str) -> set[str]:
     return {match["braced"] or match["plain"] for match in _VARIABLE.finditer(text)}
 
 
-def _defaults(rest: str) -> dict[str, str | None]:
+def _defaults(arguments: str) -> dict[str, str | None]:
     """Return the names in an ARG or ENV, each with its first value."""
     defaults: dict[str, str | None] = {}
-    for match in _ARG.finditer(rest):
+    for match in _ARG.finditer(arguments):
         value = match["value"]
         defaults.setdefault(match["name"], value.strip("\"'") if value is not None else None)
     return defaults

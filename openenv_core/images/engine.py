@@ -170,7 +170,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
         start_new_session=True,  # only this process receives Ctrl-C, and passes it on once
     )
     assert process.stdout is not None
-    last: deque[str] = deque(maxlen=_TAIL_LINES)
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
     expired = threading.Timer(timeout_s or 0.0, process.send_signal, (signal.SIGINT,))
     if timeout_s is not None:
         expired.daemon = True
@@ -179,11 +179,11 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
         for line in process.stdout:
             sys.stderr.write(line)
             sys.stderr.flush()
-            last.append(line.rstrip())
+            tail.append(line.rstrip())
         status = process.wait()
         if timeout_s is not None and not expired.is_alive() and status != 0:
-            last.append(f"an error: docker took longer than {timeout_s:g} s")
-        return status, list(last)
+            tail.append(f"an error: docker took longer than {timeout_s:g} s")
+        return status, list(tail)
     finally:
         expired.cancel()
         if process.poll() is None:
@@ -228,9 +228,9 @@ def replace_tags(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]
     Only images built by `ropewalk build` are removed. One with another tag, a container, or an image based on it stays;
     it is removed when the last of those is rebuilt.
     """
-    before = {image_id for tag in tags if (image_id := _find_own_image(api, tag)) is not None}
+    old_ids = {image_id for tag in tags if (image_id := _find_own_image(api, tag)) is not None}
     yield
-    for image in before:
+    for image in old_ids:
         _remove(api, image)
     _remove_old_parts(api)
 
@@ -257,10 +257,10 @@ def _remove_old_parts(api: "docker.APIClient") -> None:
     """Remove all first stages but the newest, on which the next base is built, and recent ones, possibly in use."""
     from docker.errors import APIError
 
-    parts: list[dict[str, Any]] = []
+    stages: list[dict[str, Any]] = []
     with contextlib.suppress(APIError, OSError):
-        parts = api.images(filters={"dangling": True, "label": PARTS})
-    parts.sort(key=lambda stage: stage["Created"], reverse=True)
-    for stage in parts[1:]:
+        stages = api.images(filters={"dangling": True, "label": PARTS})
+    stages.sort(key=lambda stage: stage["Created"], reverse=True)
+    for stage in stages[1:]:
         if stage["Created"] < time.time() - RECENT_STAGE_AGE_S:
             _remove(api, stage["Id"])

@@ -106,11 +106,11 @@ def read_rules(file: Path) -> "PathSpec[Any]":
     for line in lines:
         text = line.strip()
         if text and not text.startswith("#"):
-            back = text.startswith("!")
+            negated = text.startswith("!")
             path = text.removeprefix("!").strip().removeprefix("./").strip("/")
             if path not in ("", "."):
                 # A pattern that matches a folder matches its contents too.
-                patterns += [f"{'!' * back}/{path}", f"{'!' * back}/{path}/**"]
+                patterns += [f"{'!' * negated}/{path}", f"{'!' * negated}/{path}/**"]
     return PathSpec.from_lines("gitignore", patterns)
 
 
@@ -130,16 +130,16 @@ def is_secret_name(name: str) -> bool:
     return lower not in _HARMLESS and any(fnmatchcase(lower, pattern) for pattern in _SECRET_FILES)
 
 
-def _walk(folder: Path, beneath: str, rules: "dict[str, PathSpec[Any]]") -> Iterator[WalkEntry]:
-    for path in sorted((folder / beneath).iterdir()):
-        relative = f"{beneath}/{path.name}" if beneath else path.name
+def _walk(folder: Path, subfolder: str, rules: "dict[str, PathSpec[Any]]") -> Iterator[WalkEntry]:
+    for path in sorted((folder / subfolder).iterdir()):
+        relative = f"{subfolder}/{path.name}" if subfolder else path.name
         reason = _reason(path, relative, rules)
         if path.is_dir() and not path.is_symlink():
             # A .dockerignore may include a part of a folder that it excludes.
             is_walked = reason is None or reason == ".dockerignore"
-            inside = list(_walk(folder, relative, rules)) if is_walked else []
-            if reason is None or any(child_entry.reason is None for child_entry in inside):
-                yield from inside
+            children = list(_walk(folder, relative, rules)) if is_walked else []
+            if reason is None or any(child_entry.reason is None for child_entry in children):
+                yield from children
             else:
                 yield WalkEntry(f"{relative}/", reason)
         else:

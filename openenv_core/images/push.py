@@ -92,7 +92,7 @@ def push(api: "docker.APIClient", image: str, remote: str) -> str:
 
 def _make_absent_error(image: str) -> NoSuchImageError:
     return NoSuchImageError(
-        f"expected an image {image} here, got none; `ropewalk build` makes it, `docker images` lists"
+        f"there is no image {image} here; `ropewalk build` makes it, `docker images` lists"
     )
 
 

@@ -42,7 +42,7 @@ def check_name(space: str) -> None:
         raise ConfigurationError(f"expected --space OWNER/NAME, got {space!r}")
 
 
-def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedSpace:
+def stage(folder: Path, destination: Path, *, base_image: str | None = None) -> StagedSpace:
     """Put the files of an environment's Space into an empty folder.
 
     The Dockerfile is at the root, and the README begins with the hub's metadata. The hub builds the image and does not
@@ -51,7 +51,7 @@ def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedS
 
     Args:
         folder: The environment's folder.
-        into: An empty folder.
+        destination: An empty folder.
         base_image: A public image for ARG BASE_IMAGE.
 
     Raises:
@@ -61,7 +61,7 @@ def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedS
     if path is None or not (folder / MANIFEST).is_file():
         missing = MANIFEST if path is not None else " or ".join(PLACES)
         raise ConfigurationError(f"expected an environment's folder with {missing}, got {folder}")
-    left_out = _copy(folder, into, {path, "README.md", MANIFEST})
+    left_out = _copy(folder, destination, {path, "README.md", MANIFEST})
     text = (folder / path).read_text(encoding="utf-8")
     dockerfile = Dockerfile.read(folder / path)
     port = _port(folder)
@@ -74,23 +74,23 @@ def stage(folder: Path, into: Path, *, base_image: str | None = None) -> StagedS
             )
         text = with_default(text, BASE_ARG, base_image)
     elif (variant := variant_for(dockerfile)) is not None:
-        text = _with_base(text, variant, into)
+        text = _with_base(text, variant, destination)
         notes.append(
             f"the Space builds the base itself, from {PARTS}/; --base-image names a public one instead"
         )
-    (into / path).unlink(missing_ok=True)
+    (destination / path).unlink(missing_ok=True)
     text = (
         f"{text.rstrip()}\n\n# Clients send the Space's name in Host; its visitors see the page to play on.\n"
         f"ENV ROPEWALK_ALLOWED_HOSTS={HOSTS} ENABLE_WEB_INTERFACE=true\n"
     )
-    (into / "Dockerfile").write_text(text, encoding="utf-8")
-    _write_readme(folder, into, port)
+    (destination / "Dockerfile").write_text(text, encoding="utf-8")
+    _write_readme(folder, destination, port)
     notes.append(
         "whoever can see the Space can use it: give it a secret ROPEWALK_TOKENS, or make it --private"
     )
     files = {
-        path.relative_to(into).as_posix(): path.stat().st_size
-        for path in sorted(into.rglob("*"))
+        path.relative_to(destination).as_posix(): path.stat().st_size
+        for path in sorted(destination.rglob("*"))
         if path.is_file()
     }
     return StagedSpace(files, left_out, port, notes)
@@ -101,23 +101,23 @@ def with_default(text: str, arg: str, value: str) -> str:
     return re.sub(rf"(?im)^(\s*ARG\s+){arg}(=\S*)?[ \t]*$", lambda match: f"{match[1]}{arg}={value}", text)
 
 
-def _copy(folder: Path, into: Path, needed: set[str]) -> dict[str, str]:
-    """Copy the included files and the `needed` ones, even if ignored; return the reasons by path left out."""
+def _copy(folder: Path, destination: Path, required: set[str]) -> dict[str, str]:
+    """Copy the included files and the `required` ones, even if ignored; return the reasons by path left out."""
     left_out: dict[str, str] = {}
     secrets = []
     for entry in walk(folder):
-        if entry.reason is not None and entry.path not in needed:
+        if entry.reason is not None and entry.path not in required:
             left_out[entry.path] = entry.reason
             continue
         if secret_in(folder / entry.path):
             secrets.append(entry.path)
-        target = into / entry.path
+        target = destination / entry.path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / entry.path, target)
-    for name in needed:
-        if (folder / name).is_file() and not (into / name).is_file():
-            (into / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / name, into / name)
+    for name in required:
+        if (folder / name).is_file() and not (destination / name).is_file():
+            (destination / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(folder / name, destination / name)
     if secrets:
         raise ConfigurationError(
             f"expected files without secrets, got what looks like a token or a private key in {', '.join(secrets)}; "
@@ -126,9 +126,9 @@ def _copy(folder: Path, into: Path, needed: set[str]) -> dict[str, str]:
     return left_out
 
 
-def _with_base(text: str, variant: base.Variant, into: Path) -> str:
+def _with_base(text: str, variant: base.Variant, destination: Path) -> str:
     """Return the base's Dockerfile followed by an environment's, and put the base's files into the folder."""
-    parts = into / PARTS
+    parts = destination / PARTS
     if parts.exists():
         raise ConfigurationError(f"expected a folder without {PARTS}, from which a Space builds its base")
     with base.context() as request:
@@ -144,7 +144,7 @@ def _with_base(text: str, variant: base.Variant, into: Path) -> str:
     # The folder is empty if an index provides Ropewalk, and the hub keeps no empty folders.
     if not any((parts / "ropewalk").iterdir()):
         (parts / "ropewalk" / "from-the-index").write_text(f"{requirement}\n", encoding="utf-8")
-    with (into / ".dockerignore").open("a", encoding="utf-8") as ignore:
+    with (destination / ".dockerignore").open("a", encoding="utf-8") as ignore:
         ignore.write(f"\n# The files of the base.\n!{PARTS}\n!{PARTS}/**\n")
     used = re.sub(rf"\$(\{{{BASE_ARG}(:-[^}}]*)?\}}|{BASE_ARG}\b)", variant.value, text)
     used = re.sub(rf"(?im)^\s*ARG\s+{BASE_ARG}(=\S*)?[ \t]*\n", "", used)
@@ -163,25 +163,25 @@ def _port(folder: Path) -> int:
     return port
 
 
-def _write_readme(folder: Path, into: Path, port: int) -> None:
+def _write_readme(folder: Path, destination: Path, port: int) -> None:
     """Write the README with the hub's metadata at its top; the author's keys are kept."""
     import yaml
 
-    path = into / "README.md"
+    path = destination / "README.md"
     text = path.read_text(encoding="utf-8") if path.is_file() else f"# {name_of(folder)}\n"
     front_matter: dict[str, Any] = {}
-    if (front := _FRONT.match(text)) is not None:
+    if (match := _FRONT.match(text)) is not None:
         try:
-            front_matter = yaml.safe_load(front["yaml"]) or {}
+            front_matter = yaml.safe_load(match["yaml"]) or {}
         except yaml.YAMLError as error:
             raise ConfigurationError(f"expected YAML between the --- of README.md, got: {error}") from error
         if not isinstance(front_matter, dict):
             raise ConfigurationError(
                 f"expected keys between the --- of README.md, got {type(front_matter).__name__}"
             )
-        text = text[front.end() :]
+        text = text[match.end() :]
     title = next((line[2:].strip() for line in text.splitlines() if line.startswith("# ")), name_of(folder))
-    card: dict[str, Any] = {
+    metadata: dict[str, Any] = {
         "title": title,
         "emoji": "\N{VIDEO GAME}",
         "colorFrom": "blue",
@@ -191,9 +191,9 @@ def _write_readme(folder: Path, into: Path, port: int) -> None:
         **front_matter,
     }
     # These two are fixed, whatever the author's README says.
-    card["sdk"], card["app_port"] = "docker", port
-    top = yaml.safe_dump(card, sort_keys=False, allow_unicode=True)
-    path.write_text(f"---\n{top}---\n\n{text.lstrip()}", encoding="utf-8")
+    metadata["sdk"], metadata["app_port"] = "docker", port
+    header = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)
+    path.write_text(f"---\n{header}---\n\n{text.lstrip()}", encoding="utf-8")
 
 
 _FORBIDDEN: Final = (401, 403)
@@ -235,7 +235,7 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
     except HFValidationError as error:
         raise ConfigurationError(f"expected a name that the hub allows, got {space!r}: {error}") from error
     except LocalTokenNotFoundError as error:
-        raise NotAllowedError(f"expected a token of the hub, got none; {_LOGIN}") from error
+        raise NotAllowedError(f"there is no token of the hub; {_LOGIN}") from error
     except HfHubHTTPError as error:
         status = error.response.status_code
         text = f"expected the hub to take {space}, got {status}: {error.server_message or error}"

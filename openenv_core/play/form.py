@@ -112,13 +112,13 @@ def _form(schema: Json, root: Json) -> Form:
 def _field(name: str, subschema: Any, root: Json, required: bool) -> FormField:
     schema = _resolve(subschema, root)
     arms = list(_arms(schema, root))
-    some = [arm for arm in arms if arm.get("type") != "null"]
-    nullable = len(some) < len(arms)
-    about = schema
-    if len(some) == 1:
-        schema = some[0]
-    choices = _choices(some)
-    kinds = {_kind(arm) for arm in some}
+    non_null = [arm for arm in arms if arm.get("type") != "null"]
+    nullable = len(non_null) < len(arms)
+    source = schema
+    if len(non_null) == 1:
+        schema = non_null[0]
+    choices = _choices(non_null)
+    kinds = {_kind(arm) for arm in non_null}
     item = _resolve(schema.get("items"), root)
     return FormField(
         name=name,
@@ -126,8 +126,8 @@ def _field(name: str, subschema: Any, root: Json, required: bool) -> FormField:
         choices=choices,
         required=required,
         nullable=nullable or (isinstance(schema.get("type"), list) and "null" in schema["type"]),
-        default=about.get("default", schema.get("default", ABSENT)),
-        description=str(about.get("description", schema.get("description", ""))),
+        default=source.get("default", schema.get("default", ABSENT)),
+        description=str(source.get("description", schema.get("description", ""))),
         schema=schema,
         item=_kind(item),
     )
@@ -239,13 +239,13 @@ def _choice(field: FormField, text: str) -> Any:
         return _read("boolean", "any", text)
     choice_text = text.strip("\"'").lower()
     texts = [as_text(choice) for choice in field.choices]
-    for same in (
+    for matches in (
         [at for at, name in enumerate(texts) if name == text.strip("\"'")],
         [at for at, name in enumerate(texts) if name.lower() == choice_text],
         [at for at, name in enumerate(texts) if choice_text and name.lower().startswith(choice_text)],
     ):
-        if len(same) == 1:
-            return field.choices[same[0]]
+        if len(matches) == 1:
+            return field.choices[matches[0]]
     raise ValueError(f"expected one of {', '.join(texts)}, got {text!r}")
 
 

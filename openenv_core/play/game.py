@@ -27,12 +27,12 @@ class Game:
         self._steps = 0
         self._total = 0.0
         self._running = False
-        self._over = True
+        self._done = True
 
     @property
     def over(self) -> bool:
         """Whether a step needs a reset first."""
-        return self._over
+        return self._done
 
     def reset(self, options: Mapping[str, Any]) -> None:
         """Begin an episode; a running one is abandoned."""
@@ -40,7 +40,7 @@ class Game:
         result = self._client.reset(**options)
         self.episodes += 1
         self._steps, self._total = 0, 0.0
-        self._running, self._over = True, False
+        self._running, self._done = True, False
         self.terminal.show_reset(self.episodes, dict(options), result)
         self._count(result)
 
@@ -64,17 +64,17 @@ class Game:
     def end_session(self) -> None:
         """End the episode because its session is gone."""
         self.end_episode()
-        self._over = True
+        self._done = True
 
     def end_episode(self) -> None:
         """Report the end of the running episode, if any."""
         if self._running:
             self._running = False
-            self.terminal.show_end(self.episodes, self._steps, self._total, self._over)
+            self.terminal.show_end(self.episodes, self._steps, self._total, self._done)
 
     def _count(self, result: Result) -> None:
-        self._over = result.done
-        if self._over:
+        self._done = result.done
+        if self._done:
             self.end_episode()
 
 
@@ -112,7 +112,7 @@ class Loop:
         self._prompts = prompts
         self._schema = schema
         self._options = options
-        self._later_options = {
+        self._next_options = {
             name: value for name, value in options.items() if name != "seed"
         }  # of later resets
         self._is_server_alive = is_server_alive
@@ -145,7 +145,7 @@ class Loop:
         if text:
             self._prompts.refuse(f"expected :reset or Enter after the end of an episode, got {text!r}")
         else:
-            self._attempt(self._reset, self._later_options)
+            self._attempt(self._reset, self._next_options)
 
     def _attempt(self, work: Callable[[Any], None], argument: Any) -> None:
         try:
@@ -184,7 +184,7 @@ class Loop:
         if not isinstance(options, dict):
             self._prompts.refuse(f"expected :reset with a seed or a JSON object of options, got {rest!r}")
             return
-        self._reset({**self._later_options, **options})
+        self._reset({**self._next_options, **options})
 
     def _reset(self, options: Json) -> None:
         self._game.reset(options)

@@ -124,8 +124,8 @@ class Prompts:
             return action
         tool = self.tools[names.index(name)]
         arguments = arguments_of(tool)
-        filled = {} if not arguments.fields else self._fill(arguments, first=False)
-        return {**form.fixed, "tool_name": name, "arguments": {**arguments.fixed, **(filled or {})}}
+        values = {} if not arguments.fields else self._fill(arguments, first=False)
+        return {**form.fixed, "tool_name": name, "arguments": {**arguments.fixed, **(values or {})}}
 
     def _prompt_field(self, field: FormField) -> str:
         default = ""
@@ -158,8 +158,8 @@ def arguments_of(tool: Mapping[str, Any]) -> Form:
 
 def describe_form(form: Form, title: str | None = None) -> list[str]:
     """Return a form as lines: each field with its type, its default and its description."""
-    about = [] if title else form.description.strip().splitlines()
-    lines = [(title or form.title) + (f": {about[0]}" if about else "")]
+    description = [] if title else form.description.strip().splitlines()
+    lines = [(title or form.title) + (f": {description[0]}" if description else "")]
     for field in form.fields:
         default = "" if field.default is ABSENT else f", {as_text(field.default)} by default"
         needed = "" if field.required else ", may be left out"

@@ -317,13 +317,13 @@ def rows_of(columns: Any, arrays: Sequence[Array], members: int) -> list[bytes]:
         FrameError: A number refers to no array, or to one already used; an array has the wrong length, or all
             together are too large.
     """
-    unused = dict(enumerate(arrays))
+    unused_arrays = dict(enumerate(arrays))
     remaining = MAX_ITEMS
 
     def rows(tree: Any) -> list[bytes]:
         nonlocal remaining
         if type(tree) is int:
-            array = unused.pop(tree, None)
+            array = unused_arrays.pop(tree, None)
             if array is None or array.shape[0] != members:
                 raise FrameError(f"expected {tree} to stand for an array of {members} rows of its own")
             remaining -= sum(math.prod(array.shape[: depth + 1]) for depth in range(len(array.shape)))
@@ -372,11 +372,11 @@ def layout_of(space: Mapping[str, Any]) -> Layout | None:
         case {"type": "MultiBinary", "n": list(shape)}:
             leaf = Leaf("int8", tuple(shape))
         case {"type": "Dict", "spaces": dict(spaces)}:
-            named = {name: layout_of(part) for name, part in spaces.items()}
+            layouts = {name: layout_of(part) for name, part in spaces.items()}
             return (
                 None
-                if None in named.values()
-                else {name: part for name, part in named.items() if part} or None
+                if None in layouts.values()
+                else {name: part for name, part in layouts.items() if part} or None
             )
         case {"type": "Tuple", "spaces": list(spaces)}:
             parts = [layout_of(part) for part in spaces]
@@ -447,10 +447,10 @@ def _have_further_fields(observations: Sequence[Observation], encoded: set[str])
     models = {*map(type, observations)}
     for model in models:
         required, optional = _fields_of(model)
-        of_model = observations
+        same_model = observations
         if len(models) > 1:
-            of_model = [observation for observation in observations if type(observation) is model]
-        if required - encoded or any(any(map(field, of_model)) for field in optional):
+            same_model = [observation for observation in observations if type(observation) is model]
+        if required - encoded or any(any(map(field, same_model)) for field in optional):
             return True
     return False
 
@@ -478,12 +478,12 @@ class ObservationEncoder:
         """
         columns: dict[str, Any] = {}
         for name, layout in self._layouts.items():
-            first = len(arrays)
+            array_count = len(arrays)
             try:
                 batch = stack(layout, list(map(attrgetter(name), observations)))
                 columns[name] = columns_of(layout, batch, arrays)
             except (ImportError, AttributeError, LookupError, TypeError, ValueError, OverflowError):
-                del arrays[first:]  # the values do not match the declared space; send them as JSON
+                del arrays[array_count:]  # the values do not match the declared space; send them as JSON
         header = {"columns": dumps(columns)} if columns else {}
         exclude = {*_LIFTED, *columns}
         if _have_further_fields(observations, exclude):

@@ -56,17 +56,17 @@ def faults_of(error: ValidationError, size: int) -> list[dict[str, Any]]:
     if count > MAX_FAULTS or count * size > _MAX_WORK:
         text = f"expected a request of this server's schema, got one of {size} characters with {count} faults"
         return [{"type": "too_many_faults", "loc": [], "msg": text}]
-    found: list[dict[str, Any]] = from_json(_as_json(error, size <= MAX_ECHO))
-    for fault in found:
+    faults: list[dict[str, Any]] = from_json(_as_json(error, size <= MAX_ECHO))
+    for fault in faults:
         fault["msg"] = short(fault["msg"])
         fault["loc"] = [short(key) if isinstance(key, str) else key for key in fault["loc"][:_MAX_DEPTH]]
-    return found
+    return faults
 
 
-def _as_json(error: ValidationError, whole: bool) -> str:
+def _as_json(error: ValidationError, include_input: bool) -> str:
     # pydantic's JSON encoder, because `ctx` may hold a validator's ValueError.
     try:
-        return error.json(include_url=False, include_input=whole, include_context=whole)
+        return error.json(include_url=False, include_input=include_input, include_context=include_input)
     except Exception:  # an input that JSON cannot hold
         return error.json(include_url=False, include_input=False)
 

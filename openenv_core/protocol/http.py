@@ -48,13 +48,13 @@ class HttpRequest:
     is_sessionless: bool = False  # refers to no session
 
 
-def http_request(frame: bytes, session_id: str, begun: bool = True) -> HttpRequest:
+def http_request(frame: bytes, session_id: str, has_session: bool = True) -> HttpRequest:
     """Return the HTTP request that corresponds to a frame.
 
     Args:
         frame: The frame as it would be sent on a WebSocket.
         session_id: Id of the client's session.
-        begun: Whether the session is already open on the server. Tools can be listed before that.
+        has_session: Whether the session is already open on the server. Tools can be listed before that.
     """
     message: dict[str, Any] = from_json(frame)
     kind, data = message["type"], message.get("data")
@@ -71,9 +71,9 @@ def http_request(frame: bytes, session_id: str, begun: bool = True) -> HttpReque
             return HttpRequest(kind, "POST", "/mcp", dumps(call))
         case "mcp":
             rpc: dict[str, Any] = dict(data or {})
-            if begun:
+            if has_session:
                 rpc["params"] = {**rpc.get("params", {}), "session_id": session_id}
-            return HttpRequest(kind, "POST", "/mcp", dumps(rpc), is_sessionless=not begun)
+            return HttpRequest(kind, "POST", "/mcp", dumps(rpc), is_sessionless=not has_session)
     raise ValueError(f"expected a reset, step, state, mcp or close frame, got {kind!r}")
 
 
@@ -97,7 +97,7 @@ def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes 
         case 400 | 413 | 422:
             code = codes.VALIDATION_ERROR
             if isinstance(detail, list):
-                extra["errors"] = [_inside(error) for error in detail]
+                extra["errors"] = [_strip_location(error) for error in detail]
                 detail = "Invalid message"
         case 404:
             code = codes.SESSION_ERROR
@@ -127,7 +127,7 @@ def detail_text(body: bytes) -> str:
     return detail if isinstance(detail, str) else dumps(detail).decode()
 
 
-def said_by_server(body: bytes) -> bool:
+def is_from_server(body: bytes) -> bool:
     """Whether an unsuccessful response comes from our server, which sends a code, not from a proxy."""
     detail = _detail(body)
     return isinstance(detail, Mapping) and "code" in detail
@@ -141,14 +141,14 @@ def _detail(body: bytes) -> Any:
     return parsed.get("detail", parsed) if isinstance(parsed, dict) else parsed
 
 
-def _inside(error: Any) -> Any:
+def _strip_location(error: Any) -> Any:
     """Return a validation error with `loc` relative to the frame's data, not to the HTTP body."""
     if not isinstance(error, Mapping) or not isinstance(error.get("loc"), list):
         return error
-    place = error["loc"]
-    while place[:1] in (["body"], ["action"]) and len(place) > 1:
-        place = place[1:]
-    return {**error, "loc": place}
+    location = error["loc"]
+    while location[:1] in (["body"], ["action"]) and len(location) > 1:
+        location = location[1:]
+    return {**error, "loc": location}
 
 
 def redact_url(url: str) -> str:
@@ -158,8 +158,8 @@ def redact_url(url: str) -> str:
         if parts.hostname and parts.port != 0:
             return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
     # The password may contain an unquoted special character: hide everything before the last @.
-    _, at, rest = url.rpartition("@")
-    return ("...@" if at else "") + rest.partition("?")[0]
+    _, separator, address = url.rpartition("@")
+    return ("...@" if separator else "") + address.partition("?")[0]
 
 
 _HTTP: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}

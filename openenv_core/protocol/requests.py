@@ -158,15 +158,15 @@ class RequestDecoder(Generic[ActT]):
             else [step, _ResetFrame, _StateFrame, _McpFrame, _CloseFrame]
         )
         self._types = _LEFT_IN_PRODUCTION if production else _TYPES
-        self._read_frame = _one_of(kinds)
-        self._read_numbered = _one_of(
+        self._read_frame = _make_reader(kinds)
+        self._read_numbered = _make_reader(
             [build(kind.__name__, __base__=(NumberedFrame, kind)) for kind in kinds]
         )
         self._read_action = TypeAdapter(read).validator.validate_json
-        several: Any = list[read]  # type: ignore[valid-type]  # made at run time
-        self._read_actions = TypeAdapter(several).validator.validate_json
-        whole = build("_StepBody", __base__=StepOptions, action=(read, ...))
-        self._read_step = TypeAdapter(whole).validator.validate_json
+        union: Any = list[read]  # type: ignore[valid-type]  # made at run time
+        self._read_actions = TypeAdapter(union).validator.validate_json
+        step_body = build("_StepBody", __base__=StepOptions, action=(read, ...))
+        self._read_step = TypeAdapter(step_body).validator.validate_json
 
     def frame(self, text: str) -> "Request[ActT]":
         """Decode a text frame; a step is returned as its action.
@@ -257,10 +257,10 @@ def _request_of(frame: Any) -> "Request[Any]":
     return CLOSE
 
 
-def _one_of(kinds: list[Any]) -> Callable[[str], Any]:
+def _make_reader(kinds: list[Any]) -> Callable[[str], Any]:
     """Return a validator of JSON text for frames of these kinds, distinguished by `type`."""
-    several: Any = Annotated[Union[tuple(kinds)], Field(discriminator="type")]  # noqa: UP007 - made at run time
-    return TypeAdapter(several).validator.validate_json
+    union: Any = Annotated[Union[tuple(kinds)], Field(discriminator="type")]  # noqa: UP007 - made at run time
+    return TypeAdapter(union).validator.validate_json
 
 
 def _union_of(action_type: Any) -> Any:
@@ -272,14 +272,14 @@ def _union_of(action_type: Any) -> Any:
     # Imported here because clients, which only encode requests, do not need the tool models.
     from openenv_core.tools.wire import CallToolAction, ListToolsAction
 
-    of_tools: dict[Any, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
+    tool_actions: dict[Any, type[Action]] = {"list_tools": ListToolsAction, "call_tool": CallToolAction}
 
-    def either(value: Any, own: ValidatorFunctionWrapHandler) -> Any:
-        tool_action = of_tools.get(value.get("type")) if isinstance(value, dict) else None
-        return own(value) if tool_action is None else tool_action.model_validate(value)
+    def validate_either(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        tool_action = tool_actions.get(value.get("type")) if isinstance(value, dict) else None
+        return handler(value) if tool_action is None else tool_action.model_validate(value)
 
-    if any(action_type is one for one in (Action, *of_tools.values())):
-        return Annotated[action_type, WrapValidator(either)]
+    if any(action_type is one for one in (Action, *tool_actions.values())):
+        return Annotated[action_type, WrapValidator(validate_either)]
     if isinstance(action_type, type) and issubclass(action_type, BaseModel):
         read = getattr(action_type.model_validate, "__func__", None)
         if read is not getattr(BaseModel.model_validate, "__func__", None):
@@ -303,8 +303,8 @@ def read_json(body: bytes) -> Any:
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        why = str(error)
-        raise _fault("json_invalid", [_position(body, why)], f"JSON decode error: {why}", {}) from None
+        reason = str(error)
+        raise _fault("json_invalid", [_position(body, reason)], f"JSON decode error: {reason}", {}) from None
 
 
 def validate(model: type[ModelT], data: Any, size: int) -> ModelT:
@@ -326,19 +326,19 @@ def validate(model: type[ModelT], data: Any, size: int) -> ModelT:
         raise RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": errors}) from None
 
 
-def invalid_body(why: str) -> RefusalError:
+def invalid_body(reason: str) -> RefusalError:
     """Return the error for a body that is not JSON."""
-    return _fault("json_invalid", [], why, None)
+    return _fault("json_invalid", [], reason, None)
 
 
-def _fault(kind: str, place: list[Any], message: str, value: Any) -> RefusalError:
-    entry = {"type": kind, "loc": ["body", *place], "msg": message, "input": value}
+def _fault(kind: str, location: list[Any], message: str, value: Any) -> RefusalError:
+    entry = {"type": kind, "loc": ["body", *location], "msg": message, "input": value}
     return RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": [entry]})
 
 
-def _position(body: bytes, why: str) -> int:
+def _position(body: bytes, reason: str) -> int:
     """Return the offset of a parse error, which the parser gives as line and column."""
-    match = re.search(r"line (\d+) column (\d+)$", why)
+    match = re.search(r"line (\d+) column (\d+)$", reason)
     if match is None:
         return 0
     line, column = int(match[1]), int(match[2])
@@ -358,8 +358,8 @@ def _require_json(text: str) -> None:
         raise _invalid_json(str(error)) from None
 
 
-def _invalid_json(why: str) -> RefusalError:
-    return RefusalError(INVALID_JSON, f"expected a JSON object, got text that does not parse: {why}")
+def _invalid_json(reason: str) -> RefusalError:
+    return RefusalError(INVALID_JSON, f"expected a JSON object, got text that does not parse: {reason}")
 
 
 def _refusal(error: ValidationError, types: str, size: int) -> RefusalError:
@@ -371,8 +371,8 @@ def _refusal(error: ValidationError, types: str, size: int) -> RefusalError:
     if kind in ("union_tag_invalid", "union_tag_not_found") and not errors[0]["loc"]:
         return RefusalError(UNKNOWN_TYPE, f"expected a frame whose type is one of {types}: {message}")
     for entry in errors:
-        place = entry["loc"][1:]  # without the frame's type, which the union prepends
-        entry["loc"] = place[1:] if place[:1] == ["data"] and len(place) > 1 else place
+        location = entry["loc"][1:]  # without the frame's type, which the union prepends
+        entry["loc"] = location[1:] if location[:1] == ["data"] and len(location) > 1 else location
     return RefusalError(VALIDATION_ERROR, "Invalid message", {"errors": errors})
 
 

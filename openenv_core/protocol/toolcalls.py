@@ -68,11 +68,11 @@ def read_rpc(response: Mapping[str, Any], request_id: int) -> Any:
     return response["result"]
 
 
-def read_tools(listed: Any) -> list[Tool]:
+def read_tools(result: Any) -> list[Tool]:
     """Decode the result of `tools/list`. Raises `ProtocolError` if it is invalid."""
-    tools = listed.get("tools") if isinstance(listed, Mapping) else None
+    tools = result.get("tools") if isinstance(result, Mapping) else None
     if not isinstance(tools, list):
-        raise ProtocolError(f"expected a list of tools from the server, got {_excerpt(listed)}")
+        raise ProtocolError(f"expected a list of tools from the server, got {_excerpt(result)}")
     return [_tool(tool) for tool in tools]
 
 
@@ -144,18 +144,18 @@ def _error(error: Any) -> ToolError | None:
 
 
 def _kind(error_type: Any) -> ToolErrorType:
-    known = isinstance(error_type, str) and error_type in set(ToolErrorType)
-    return ToolErrorType(error_type) if known else ToolErrorType.EXECUTION_ERROR
+    is_known = isinstance(error_type, str) and error_type in set(ToolErrorType)
+    return ToolErrorType(error_type) if is_known else ToolErrorType.EXECUTION_ERROR
 
 
 def _tool(tool: Any) -> Tool:
-    named = tool.get("name") if isinstance(tool, Mapping) else None
-    if not isinstance(named, str):
+    name = tool.get("name") if isinstance(tool, Mapping) else None
+    if not isinstance(name, str):
         raise ProtocolError(f"expected a tool with a name, got {_excerpt(tool)}")
     schema = tool.get("input_schema") or tool.get("inputSchema") or {}
     if not isinstance(schema, Mapping):
-        raise ProtocolError(f"expected a JSON schema of the tool {named!r}, got {_excerpt(schema)}")
-    return Tool(name=named, description=str(tool.get("description") or ""), input_schema=dict(schema))
+        raise ProtocolError(f"expected a JSON schema of the tool {name!r}, got {_excerpt(schema)}")
+    return Tool(name=name, description=str(tool.get("description") or ""), input_schema=dict(schema))
 
 
 def _value(name: str, result: Any, step: StepResult[Observation] | None) -> Any:

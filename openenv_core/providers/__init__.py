@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from openenv_core.errors import lazy_names
+from openenv_core.errors import make_lazy_getattr
 from openenv_core.providers.base import AnyProvider, Provider
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ __all__ = [
     "RemoteSandboxProvider",
 ]
 
-__getattr__ = lazy_names(
+__getattr__ = make_lazy_getattr(
     globals(),
     {
         "ContainerOptions": "openenv_core.providers.docker",

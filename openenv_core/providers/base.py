@@ -265,7 +265,7 @@ MAX_TOKEN_FILE_CHARS: Final = 65_536
 """Maximum characters read of a token file, because callers of a sandbox service choose the file too."""
 
 
-def first_token(environ: Mapping[str, str], folder: str | Path = ".") -> str | None:
+def read_first_token(environ: Mapping[str, str], folder: str | Path = ".") -> str | None:
     """Return the first token of a server with these environment variables; None if none can be read.
 
     Args:
@@ -353,14 +353,14 @@ def adapt_provider(provider: AnyProvider, *, started: bool = False) -> Provider:
         if not callable(start) or not callable(getattr(provider, stop, None)):
             continue
         parameters = inspect.signature(start).parameters.values()
-        wanted = [
+        required = [
             each.name
             for each in parameters
             if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
         ]
-        if wanted and not started:
+        if required and not started:
             raise ConfigurationError(
-                f"expected {type(provider).__name__}.{name}() to need no arguments, got {', '.join(wanted)}; "
+                f"expected {type(provider).__name__}.{name}() to need no arguments, got {', '.join(required)}; "
                 "start it yourself and pass the URL as base_url beside the provider"
             )
         if name == "start_container":

@@ -82,7 +82,7 @@ class DaytonaSandboxProvider(HostedServerProvider):
     ) -> None:
         super().__init__(image, command=command, **options)
         if not (key := api_key or os.environ.get("DAYTONA_API_KEY")):
-            raise ConfigurationError("expected a key of Daytona's, got none; set DAYTONA_API_KEY")
+            raise ConfigurationError("there is no key of Daytona's; set DAYTONA_API_KEY")
         self._daytona = self._client.Daytona(self._client.DaytonaConfig(api_key=key, api_url=api_url))
 
     def _create(self) -> HostedSandbox:

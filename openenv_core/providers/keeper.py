@@ -141,8 +141,8 @@ class PoolKeeper(Generic[MemberT]):
         self._stopping = threading.Event()
         self._wake: SimpleQueue[MemberT | None] = SimpleQueue()  # its put may be called from a finalizer
         self._next_start = 0.0
-        self._next_look = time.monotonic() + IDLE_INTERVAL_S
-        self._silent: set[int] = set()
+        self._next_check_at = time.monotonic() + IDLE_INTERVAL_S
+        self._unhealthy_once: set[int] = set()
         self._pid: int | None = None
         self._thread = threading.Thread(target=self._main, name="openenv-pool", daemon=True)
 
@@ -238,7 +238,7 @@ class PoolKeeper(Generic[MemberT]):
 
     def _require_open(self) -> None:
         if self._closed:
-            raise PoolClosedError("expected an open pool, got one that was closed; make a new one")
+            raise PoolClosedError("the pool is closed; make a new one")
 
     def _require_thread(self) -> None:
         dead = self._dead
@@ -296,25 +296,27 @@ class PoolKeeper(Generic[MemberT]):
                     self._starting -= starts - submitted
                     self._note_failure(error)
                 break
-        if now >= self._next_look:
+        if now >= self._next_check_at:
             self._check_ready()
-            self._next_look = time.monotonic() + IDLE_INTERVAL_S
+            self._next_check_at = time.monotonic() + IDLE_INTERVAL_S
 
     def _startable(self) -> int:
         """Return how many further starts are allowed. The caller holds the lock."""
         if len(self._leaving) >= self._size:
             return 0  # do not fill up an engine that cannot remove containers
         missing = self._size - len(self._ready) - len(self._used) - self._starting
-        most = 1 if self._failures else self._max_starting  # after a failure, one start is enough to probe
-        return max(0, min(missing, most - self._starting))
+        max_starts = (
+            1 if self._failures else self._max_starting
+        )  # after a failure, one start is enough to probe
+        return max(0, min(missing, max_starts - self._starting))
 
     def _sleep(self) -> None:
-        until = self._next_look
+        wake_at = self._next_check_at
         with self.changed:
             if self._startable() > 0:
-                until = min(until, max(self._next_start, time.monotonic() + 0.01))
+                wake_at = min(wake_at, max(self._next_start, time.monotonic() + 0.01))
         with suppress(Empty):
-            member = self._wake.get(timeout=max(0.0, until - time.monotonic()))
+            member = self._wake.get(timeout=max(0.0, wake_at - time.monotonic()))
             with self.changed:
                 self._take_back(member)
 
@@ -392,16 +394,16 @@ class PoolKeeper(Generic[MemberT]):
         """Remove members that failed two health checks in a row: a single failure may be a stall of the machine."""
         with self.changed:
             waiting = list(self._ready)
-        self._silent &= {id(member) for member in waiting}
+        self._unhealthy_once &= {id(member) for member in waiting}
         begin = time.monotonic()
         for member in waiting:
             # Replace hanging members before checking the others, which may hang as well.
             if self._stopping.is_set() or time.monotonic() - begin >= HEALTH_TIMEOUT_S:
                 return
             if healthy(member, HEALTH_TIMEOUT_S):
-                self._silent.discard(id(member))
-            elif id(member) not in self._silent:
-                self._silent.add(id(member))
+                self._unhealthy_once.discard(id(member))
+            elif id(member) not in self._unhealthy_once:
+                self._unhealthy_once.add(id(member))
             else:
                 with self.changed:
                     if any(each is member for each in self._ready):

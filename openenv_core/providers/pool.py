@@ -66,7 +66,7 @@ class PoolLease(Generic[MemberT]):
             PoolError: The lease was closed; the port may belong to another container now.
         """
         if self.closed:
-            raise PoolError("expected the lease's container, got one that was given back; take another lease")
+            raise PoolError("the lease's container was given back; take another lease")
         return self._container
 
     @property
@@ -250,11 +250,11 @@ class ServerPool(Generic[MemberT]):
             member = self._keeper.take(deadline, timeout_s, stopping)
             lease = PoolLease(member, self._keeper.give_back, self)
             try:
-                fine = healthy(member, LEND_HEALTH_TIMEOUT_S)
+                is_healthy = healthy(member, LEND_HEALTH_TIMEOUT_S)
             except BaseException:
                 lease.close()
                 raise
-            if fine:
+            if is_healthy:
                 return lease
             lease.close()  # it has died since the last health check
 

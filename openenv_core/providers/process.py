@@ -18,9 +18,9 @@ from openenv_core.providers.base import (
     TOKEN_FILE,
     TOKENS,
     OwnedServerProvider,
-    first_token,
     health_of,
     listen,
+    read_first_token,
     wait_healthy,
 )
 
@@ -97,7 +97,7 @@ class LocalProcessProvider(OwnedServerProvider):
     @property
     def token(self) -> str | None:
         """The first of the server's bearer tokens; None if `env_vars` has none."""
-        return first_token(self._env_vars, self._cwd or ".")
+        return read_first_token(self._env_vars, self._cwd or ".")
 
     def output(self) -> str:
         """Return the end of the server's output, including standard error; "" before the start."""
@@ -119,7 +119,7 @@ class LocalProcessProvider(OwnedServerProvider):
         command = [argument.replace("{app}", self.app).replace("{fd}", str(fd)) for argument in self._command]
         try:
             return subprocess.Popen(
-                guard_command(command, grace_s=self._stop_timeout_s, kept=fd),
+                guard_command(command, grace_s=self._stop_timeout_s, inherited_fd=fd),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

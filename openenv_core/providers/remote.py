@@ -433,7 +433,7 @@ class RemoteSandboxProvider(HostedServerProvider):
 
     def _require_started(self) -> HostedSandbox:
         if self._sandbox is None or self._url is None:
-            raise ProviderError("expected a sandbox that was started, got none; start() it")
+            raise ProviderError("the sandbox was not started; start() it")
         return self._sandbox
 
     def _create(self) -> HostedSandbox:

@@ -6,7 +6,7 @@ guarantees.
 
 from typing import TYPE_CHECKING, Any
 
-from openenv_core.errors import former_names
+from openenv_core.errors import make_former_getattr
 from openenv_core.sandbox.config import Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.errors import (
     FileRefusedError,
@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     return _former(name, stacklevel=3)
 
 
-_former = former_names(
+_former = make_former_getattr(
     globals(),
     {
         "SandboxClosed": "SandboxClosedError",

@@ -230,9 +230,9 @@ class InterpreterProcesses:
         descriptor = self._held.get(self._current)
         if descriptor is None:
             return True
-        ended = select.poll()
-        ended.register(descriptor, select.POLLIN)
-        return bool(ended.poll(0))
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        return bool(poller.poll(0))
 
     def begin(self) -> None:
         """Resume all processes at the start of a request."""
@@ -258,13 +258,13 @@ class InterpreterProcesses:
         data, process, descriptors = receive(control, RECEIVE_BYTES)
         for descriptor in descriptors:
             os.close(descriptor)
-        new = process is not None and process not in self._held
-        if process is not None and new:
+        is_new = process is not None and process not in self._held
+        if process is not None and is_new:
             with suppress(ProcessLookupError):
                 self._held[process] = os.pidfd_open(process)
         if process in self._held and process != self._current:
             self._current = process
-            if new and self._pending_signal is not None:
+            if is_new and self._pending_signal is not None:
                 # The signal went to the head, which does not run the request.
                 self.send_signal(self._pending_signal)
         return data
@@ -316,8 +316,8 @@ class InterpreterProcesses:
 
     def _pace(self, number: signal.Signals) -> None:
         tree = self.tree
-        concerned = number == signal.SIGCONT or not tree.running
-        if concerned and tree.leader is not None and not tree.exited.done():
+        is_affected = number == signal.SIGCONT or not tree.running
+        if is_affected and tree.leader is not None and not tree.exited.done():
             _signal_group(tree.leader, number)
         self.send_signal(number)
 

@@ -62,9 +62,9 @@ class Sandbox:
         self._sessions: set[SandboxSession] = set()
         self._users = UserLeases()
         self._booting = asyncio.Lock()
-        self._began = 0.0
+        self._zygote_started_at = 0.0
         self._deaths = 0
-        self._proved = False
+        self._self_test_passed = False
         self._closed = False
 
     @property
@@ -75,7 +75,7 @@ class Sandbox:
             SandboxClosedError: The sandbox was not started.
         """
         if self._isolation is None:
-            raise SandboxClosedError("expected a running sandbox, got one that was not started; start it")
+            raise SandboxClosedError("the sandbox was not started; start it")
         return self._isolation
 
     @property
@@ -113,7 +113,7 @@ class Sandbox:
             except BaseException:
                 await self._shut_down()
                 raise
-            self._proved = True
+            self._self_test_passed = True
             if refusals:
                 logger.info("code runs at the level %s; %s", isolation, "; ".join(refusals))
             return
@@ -180,22 +180,20 @@ class Sandbox:
                 raise
         except OSError as error:  # no process, descriptor or disk space left
             if self._closed:  # the folder of all sessions is removed with the sandbox
-                raise SandboxClosedError(
-                    "expected an open sandbox, got one that was closed meanwhile"
-                ) from error
+                raise SandboxClosedError("the sandbox was closed meanwhile") from error
             raise SandboxUnavailableError(f"expected an interpreter, got none: {error}") from error
 
     async def _ensure_zygote(self) -> Zygote:
         async with self._booting:
             if not self._closed and (self._zygote is None or self._zygote.ended):
                 await self._stop_zygote()
-                if asyncio.get_running_loop().time() - self._began > _HEALTHY_UPTIME_S:
+                if asyncio.get_running_loop().time() - self._zygote_started_at > _HEALTHY_UPTIME_S:
                     self._deaths = 0
                 await asyncio.sleep(_BACKOFF_S[min(self._deaths, len(_BACKOFF_S) - 1)])
                 self._deaths += 1
                 await self._boot_zygote()
         if self._closed or self._zygote is None:
-            raise SandboxClosedError("expected an open sandbox, got one that was closed; make another")
+            raise SandboxClosedError("the sandbox is closed; make another")
         return self._zygote
 
     async def _boot_zygote(self) -> None:
@@ -203,24 +201,24 @@ class Sandbox:
         shown, hidden = await asyncio.to_thread(find_readable, config.readable, config.hidden)
         # With a separate root, a few empty mounts hide paths; otherwise folders that contain one are listed entry by
         # entry.
-        bound = self.isolation is Isolation.NAMESPACES
+        is_bound = self.isolation is Isolation.NAMESPACES
         spec = {
             "isolation": self.isolation,
             "preload": list(config.preload),
             "shown": shown,
             "hidden": hidden,
             "links": config.links,
-            "readable": shown if bound else await asyncio.to_thread(without_hidden, shown, hidden),
+            "readable": shown if is_bound else await asyncio.to_thread(without_hidden, shown, hidden),
             "scratch": None if self._scratch is None else str(self._scratch.path),
             "privileged": session_uid(0) is not None,
         }
-        self._began = asyncio.get_running_loop().time()
+        self._zygote_started_at = asyncio.get_running_loop().time()
         self._zygote = Zygote(spec, self._on_zygote_exit)
         await self._zygote.start(config.boot_timeout_s)
 
     def _on_zygote_exit(self) -> None:
         # While `start` tries levels, this is expected.
-        if self._proved and not self._closed:
+        if self._self_test_passed and not self._closed:
             logger.warning(
                 "the process that interpreters are forked from has ended; the next session starts another"
             )
@@ -273,7 +271,7 @@ class SandboxSession:
         self._turn = asyncio.Lock()
         self._fork_requests: list[tuple[int, asyncio.Future[list[SandboxSession]]]] = []
         self._forking: asyncio.Task[None] | None = None
-        self._given_up = False
+        self._forks_abandoned = False
         self._closed = False
         sandbox._sessions.add(self)
 
@@ -373,7 +371,7 @@ class SandboxSession:
         """
         worker, workspace = self._worker, self._workspace
         if worker is None or workspace is None or not worker.alive:
-            raise SandboxUnavailableError("expected a running sandbox, got one that has ended")
+            raise SandboxUnavailableError("the sandbox has ended")
         copy = await asyncio.to_thread(partial(workspace.branch, fill=False))
         try:
             forked = await worker.fork_agent(channel, contexts, partial(request_copy, copy.inside))
@@ -385,12 +383,12 @@ class SandboxSession:
         return branch
 
     @property
-    def related(self) -> bool:
+    def has_relatives(self) -> bool:
         """Whether other sessions of the same process tree are alive: its forks, or what it was forked from."""
         return self._worker is not None and self._worker.processes.tree.members > 1
 
     def freeze(self, *, frozen: bool) -> None:
-        """Pause or resume all processes of a serving session; it must not be `related`."""
+        """Pause or resume all processes of a serving session; it must not have relatives."""
         if self._worker is not None:
             (self._worker.processes.pause if frozen else self._worker.processes.begin)()
 
@@ -468,9 +466,7 @@ class SandboxSession:
         workspace = await self._open_workspace("")
         worker = self._worker
         if worker is None or not self._snapshot:
-            raise ConfigurationError(
-                "expected a session that keeps snapshots, got one without; open it with snapshot=True"
-            )
+            raise ConfigurationError("the session keeps no snapshots; open it with snapshot=True")
         while count:
             copies = await asyncio.to_thread(_copy, workspace, min(count, MAX_BRANCHES_PER_REQUEST))
             try:
@@ -478,12 +474,12 @@ class SandboxSession:
             except BaseException:
                 await asyncio.gather(*(copy.close() for copy in copies))
                 raise
-            for copy, branched in zip(copies, workers, strict=True):
-                if branched is None:
+            for copy, fork_worker in zip(copies, workers, strict=True):
+                if fork_worker is None:
                     await copy.close()
                 else:
                     branch = SandboxSession(self._sandbox, self.limits, snapshot=True)
-                    branch._worker, branch._workspace = branched, copy
+                    branch._worker, branch._workspace = fork_worker, copy
                     branches.append(branch)
             if None in workers:
                 return
@@ -491,7 +487,7 @@ class SandboxSession:
 
     def interrupt(self) -> None:
         """Interrupt the code that runs, or waits for its interpreter to start, as a timeout would; else do nothing."""
-        self._given_up = True
+        self._forks_abandoned = True
         if self._worker is not None:
             self._worker.stop("interrupt")
 
@@ -521,7 +517,7 @@ class SandboxSession:
         limits = self.limits
         timeout = limits.timeout_s if timeout_s is None else max(0.0, min(timeout_s, limits.timeout_s))
         async with self._turn:
-            self._given_up = False
+            self._forks_abandoned = False
             began = time.perf_counter()
             text, files = None, tuple[FileInfo, ...]()
             try:
@@ -549,7 +545,7 @@ class SandboxSession:
     ) -> tuple[Execution, bytes | None]:
         worker = self._worker
         assert worker is not None
-        if self._given_up:
+        if self._forks_abandoned:
             asyncio.get_running_loop().call_soon(worker.stop, "interrupt")
         try:
             with watch_disk(workspace, partial(worker.stop, "disk")):
@@ -565,7 +561,7 @@ class SandboxSession:
 
     async def _ensure_interpreter(self) -> Workspace:
         if self._closed:
-            raise SandboxClosedError("expected an open session, got one that was closed; open another")
+            raise SandboxClosedError("the session is closed; open another")
         if self._worker is not None and not self._worker.alive:
             if (own := self._worker.describe_own_exit()) is not None:
                 raise _InterpreterExitedError(
@@ -585,7 +581,7 @@ class SandboxSession:
             forked = await self._sandbox._fork_interpreter(self.limits, snapshot=self._snapshot)
             if self._closed:
                 await asyncio.shield(_close_all(*forked))  # type: ignore[unreachable]  # another task has closed it
-                raise SandboxClosedError("expected an open session, got one that was closed while it started")
+                raise SandboxClosedError("the session was closed while it started")
             self._worker, self._workspace = forked
         return self._workspace
 

@@ -293,7 +293,7 @@ _READERS: Final[dict[str, Callable[[Any, int], Any]]] = {
 
 
 def _too_big(limit: int) -> NotPlainError:
-    return NotPlainError(f"expected a value of at most {limit} bytes as JSON, got a bigger one")
+    return NotPlainError(f"the value takes more than {limit} bytes as JSON")
 
 
 def _too_deep() -> NotPlainError:

@@ -50,7 +50,7 @@ class Capture:
 
     def __init__(self, descriptor: int, keep: int, wrote: Callable[[int], None]) -> None:
         self._descriptor = descriptor
-        self._keep = keep
+        self._max_bytes = keep
         self._wrote = wrote
         self._retained = bytearray()
         self._total = 0
@@ -86,8 +86,8 @@ class Capture:
                 self.close()
                 return
             self._total += len(data)
-            if (room := self._keep - len(self._retained)) > 0:
-                self._retained += data[:room]
+            if (free_bytes := self._max_bytes - len(self._retained)) > 0:
+                self._retained += data[:free_bytes]
             self._wrote(len(data))
             if not self._open:
                 return
@@ -117,7 +117,7 @@ class Worker:
         self._closed = False
         self._orphaned = False  # its end of the socket is closed
         self._broken: str | None = None  # what the code did to the interpreter
-        self._late = False  # ended because a branch was not there in time
+        self._branch_timed_out = False  # ended because a branch was not there in time
         self._loop.add_reader(self.control.fileno(), self._on_readable)
         processes.pause()
 
@@ -138,7 +138,7 @@ class Worker:
         sandbox has not caused, by another process's SIGKILL for example, is attributed to the code; otherwise code
         could pass it off as a failure of the sandbox.
         """
-        if self._late or not self.exited.done() or self.exited.result().zygote:
+        if self._branch_timed_out or not self.exited.done() or self.exited.result().zygote:
             return None
         return self._broken or "the code ended the interpreter after its last execution"
 
@@ -161,9 +161,9 @@ class Worker:
                 raise
             finally:
                 timer.cancel()
-                for later in (self._interrupt_timer, self._kill_timer):
-                    if later is not None:
-                        later.cancel()
+                for handle in (self._interrupt_timer, self._kill_timer):
+                    if handle is not None:
+                        handle.cancel()
                 self._interrupt_timer = self._kill_timer = None
         took_s = self._loop.time() - began
         lost = answer is None or self._killed or self.processes.doomed
@@ -221,13 +221,15 @@ class Worker:
             try:
                 outer = list[int]()
                 for _ in range(contexts):
-                    ends = [*reversed(os.pipe()), *reversed(os.pipe())]
+                    pipes = [*reversed(os.pipe()), *reversed(os.pipe())]
                     pair = socket.socketpair()
-                    ends += [each.detach() for each in pair]
-                    for each in ends:
+                    pipes += [each.detach() for each in pair]
+                    for each in pipes:
                         stack.callback(os.close, each)
-                    socket.send_fds(self.control, [b"I"], [ends[0], ends[2], ends[4], connections.inner[0]])
-                    outer += [ends[5], ends[1], ends[3]]
+                    socket.send_fds(
+                        self.control, [b"I"], [pipes[0], pipes[2], pipes[4], connections.inner[0]]
+                    )
+                    outer += [pipes[5], pipes[1], pipes[3]]
                 socket.send_fds(self.control, [b"A"], [*connections.inner, channel.fileno(), *outer])
                 connections.close_remote_ends()
                 stack.close()  # with these ends open here, the end of a copy would go unnoticed
@@ -252,9 +254,9 @@ class Worker:
             folders: The workspaces of the branches; at most `MAX_BRANCHES_PER_REQUEST`.
         """
         processes = self.processes
-        born: list[Worker | None] = [None] * len(folders)
+        workers: list[Worker | None] = [None] * len(folders)
         if not self.alive:
-            return born
+            return workers
         connections: list[Connections] = []
         self._branching = True
         try:
@@ -268,16 +270,18 @@ class Worker:
                     )
                     for each in connections:
                         each.close_remote_ends()
-                    waits = [receive_notice(each.control, self.exited, READY_NOTICE) for each in connections]
-                    notices = await asyncio.gather(*waits)
+                    notices_coming = [
+                        receive_notice(each.control, self.exited, READY_NOTICE) for each in connections
+                    ]
+                    notices = await asyncio.gather(*notices_coming)
                     if await answered is not None:
                         for number, notice in enumerate(notices):
                             if notice is not None:
                                 branch = processes.branch(notice[0])
-                                born[number] = Worker(connections[number], self._limits, branch)
+                                workers[number] = Worker(connections[number], self._limits, branch)
         except TimeoutError:
             # The branch may still be made, and its answer would be taken for the next request's: end the interpreter.
-            self._late = True
+            self._branch_timed_out = True
             processes.kill_all()
             await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
         except OSError:
@@ -288,10 +292,12 @@ class Worker:
             raise
         finally:
             self._branching = False
-            for each, worker in zip(connections, born, strict=False):  # there may be no descriptors for all
+            for each, worker in zip(
+                connections, workers, strict=False
+            ):  # there may be no descriptors for all
                 if worker is None:
                     each.close()
-        return born
+        return workers
 
     def stop(self, reason: str) -> None:
         """Interrupt the running request, and kill it after the grace period; do nothing if none runs."""

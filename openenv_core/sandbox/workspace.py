@@ -159,7 +159,7 @@ class Workspace:
         """
         name = f"branch-{next(self._names)}"
         if not fill and not self.bounded:
-            own, ancestor = sum(status.st_size for _, status in self._walk(everything=False)), self
+            own, ancestor = sum(status.st_size for _, status in self._walk(include_all=False)), self
             while ancestor._parent is not None:
                 ancestor = ancestor._parent
             if ancestor._used_bytes() + own > self._limits.disk_bytes:
@@ -169,7 +169,7 @@ class Workspace:
             copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded)
             copy.inside = f"{self.inside}/{_TEMPORARY}/{name}"
         try:
-            for path, status in self._walk(everything=False) if fill else ():
+            for path, status in self._walk(include_all=False) if fill else ():
                 if stat.S_ISREG(status.st_mode):
                     copy.put(path, self.get(path))
         except BaseException:
@@ -179,19 +179,19 @@ class Workspace:
         self._branches += 1
         return copy
 
-    def exceeds_limits(self, quick: int | None = None) -> bool:
+    def exceeds_limits(self, max_entries: int | None = None) -> bool:
         """Return whether the files exceed the limits of number, total size or depth. Blocks.
 
         Raises:
-            _ScanTooLongError: There are more than `quick` entries.
+            _ScanTooLongError: There are more than `max_entries` entries.
         """
         size = 0
         try:
-            for count, (_, status) in enumerate(self._walk(everything=True), 1):
+            for count, (_, status) in enumerate(self._walk(include_all=True), 1):
                 size += status.st_blocks * 512
                 if count > self._limits.files or size > self._limits.disk_bytes:
                     return True
-                if quick is not None and count > quick:
+                if max_entries is not None and count > max_entries:
                     raise _ScanTooLongError
         except _UncountableError:
             return True
@@ -238,29 +238,29 @@ class Workspace:
 
     def _used_bytes(self) -> float:
         try:
-            return sum(status.st_size for _, status in self._walk(everything=True))
+            return sum(status.st_size for _, status in self._walk(include_all=True))
         except _UncountableError:
             return math.inf
 
-    def _scan(self, quick: int | None) -> dict[str, FileInfo]:
+    def _scan(self, max_entries: int | None) -> dict[str, FileInfo]:
         files: dict[str, tuple[tuple[int, ...], FileInfo]] = {}
-        hashed = 0
-        for count, (path, status) in enumerate(self._walk(everything=False), 1):
-            if quick is not None and count > quick:
+        hashed_bytes = 0
+        for count, (path, status) in enumerate(self._walk(include_all=False), 1):
+            if max_entries is not None and count > max_entries:
                 raise _ScanTooLongError
             if not stat.S_ISREG(status.st_mode):
                 continue
-            mark, known = _fingerprint(status), self._known.get(path)
-            if known is not None and known[0] == mark:
+            fingerprint, known = _fingerprint(status), self._known.get(path)
+            if known is not None and known[0] == fingerprint:
                 files[path] = known
                 continue
-            hashed += status.st_size
-            if quick is not None and hashed > _QUICK_BYTES:
+            hashed_bytes += status.st_size
+            if max_entries is not None and hashed_bytes > _QUICK_BYTES:
                 raise _ScanTooLongError
-            if hashed > self._limits.disk_bytes:
+            if hashed_bytes > self._limits.disk_bytes:
                 continue  # a sparse file: its size alone exceeds the limit of all files together
             with contextlib.suppress(OSError, FileRefusedError):
-                files[path] = (mark, self._read_file_info(path))
+                files[path] = (fingerprint, self._read_file_info(path))
         self._known = files
         return {path: info for path, (_, info) in files.items()}
 
@@ -273,7 +273,7 @@ class Workspace:
                 size += len(data)
         return FileInfo(path=path, size=size, sha256=digest.hexdigest())
 
-    def _walk(self, *, everything: bool) -> Iterator[tuple[str, os.stat_result]]:
+    def _walk(self, *, include_all: bool) -> Iterator[tuple[str, os.stat_result]]:
         # Folders are opened one at a time, so that deep nesting cannot exhaust descriptors.
         left: list[tuple[str, ...]] = [()]
         count = 0
@@ -284,13 +284,13 @@ class Workspace:
                     folder = self._descend(parts, stack, make=False)
                     entries = stack.enter_context(os.scandir(folder))
                 except PermissionError:
-                    if everything:
+                    if include_all:
                         raise _UncountableError from None
                     continue
                 except OSError:
                     continue
                 for entry in entries:
-                    if not parts and entry.name == _TEMPORARY and not everything:
+                    if not parts and entry.name == _TEMPORARY and not include_all:
                         continue
                     count += 1
                     if count > 2 * self._limits.files:
@@ -303,10 +303,10 @@ class Workspace:
                     if stat.S_ISDIR(status.st_mode):
                         if len(entry_parts) <= _MAX_DEPTH:
                             left.append(entry_parts)
-                        elif everything:
+                        elif include_all:
                             raise _UncountableError
                     path = "/".join(entry_parts)
-                    if everything or path.isprintable():
+                    if include_all or path.isprintable():
                         yield path, status
 
     def _descend(self, parts: tuple[str, ...], stack: contextlib.ExitStack, *, make: bool) -> int:
@@ -461,27 +461,27 @@ def _list_some(folder: int) -> list[str]:
 def _remove(name: str, folder: int, fresh: Iterator[str]) -> None:
     if _unlink(name, folder):
         return
-    below = _open_folder(name, folder)
+    subfolder = _open_folder(name, folder)
     try:
-        for inner in _list_some(below):
-            if not _unlink(inner, below):
+        for inner in _list_some(subfolder):
+            if not _unlink(inner, subfolder):
                 # Moving a folder writes its "..", so the folder itself has to be writable.
-                os.close(_open_folder(inner, below))
-                os.rename(inner, next(fresh), src_dir_fd=below, dst_dir_fd=folder)
+                os.close(_open_folder(inner, subfolder))
+                os.rename(inner, next(fresh), src_dir_fd=subfolder, dst_dir_fd=folder)
     finally:
-        os.close(below)
+        os.close(subfolder)
     os.rmdir(name, dir_fd=folder)
 
 
 def _open_folder(name: str, folder: int) -> int:
     """Open a folder, after giving its owner all permissions."""
-    place = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
+    descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=folder)
     try:
         # Changed through the descriptor: by now the name may be a link, and chmod would follow it anywhere.
-        os.chmod(f"/proc/self/fd/{place}", 0o700)
-        return os.open(".", _FOLDER, dir_fd=place)
+        os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
+        return os.open(".", _FOLDER, dir_fd=descriptor)
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def _unlink(name: str, folder: int) -> bool:

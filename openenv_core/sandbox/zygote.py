@@ -218,7 +218,7 @@ class Zygote:
             if not exited.done():
                 exited.set_result(Exit(zygote=True))
             if isinstance(error, OSError):
-                raise SandboxUnavailableError("expected a running zygote, got one that has ended") from None
+                raise SandboxUnavailableError("the zygote has ended") from None
             raise
 
     async def close(self) -> None:
@@ -327,28 +327,28 @@ def _refusal(message: dict[str, str]) -> Exception:
 
 async def _in_thread(make: Callable[[], T], drop: Callable[[T], None]) -> T:
     """Return the result of `make`, run in a thread; if the caller is cancelled meanwhile, pass it to `drop`."""
-    making = asyncio.ensure_future(asyncio.to_thread(make))
+    make_task = asyncio.ensure_future(asyncio.to_thread(make))
 
-    def drop_late(_: object) -> None:
-        if not making.cancelled() and making.exception() is None:
-            drop(making.result())
+    def drop_result(_: object) -> None:
+        if not make_task.cancelled() and make_task.exception() is None:
+            drop(make_task.result())
 
     try:
-        return await asyncio.shield(making)
+        return await asyncio.shield(make_task)
     except asyncio.CancelledError:
-        making.add_done_callback(drop_late)
+        make_task.add_done_callback(drop_result)
         raise
 
 
-def _drop_folder(made: tuple[int, str]) -> None:
-    folder, path = made
+def _drop_folder(pair: tuple[int, str]) -> None:
+    folder, path = pair
     os.close(folder)
     with contextlib.suppress(OSError):  # the folder of all sessions may be gone already
         os.rmdir(path)
 
 
-def _drop_cgroup(made: tuple[Cgroup, list[int]]) -> None:
-    cgroup, doors = made
+def _drop_cgroup(pair: tuple[Cgroup, list[int]]) -> None:
+    cgroup, doors = pair
     for door in doors:
         os.close(door)
     cgroup.remove()

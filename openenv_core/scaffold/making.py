@@ -43,16 +43,16 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
         hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(TEMPLATES)}"
         raise ConfigurationError(f"expected a template, got {template!r}; {hint}")
     folder = (parent or Path.cwd()) / names.package
-    _refuse_what_is_there(folder)
+    _require_absent(folder)
     texts = _read("game") | _read(template)
     texts["pyproject.toml"] = texts["pyproject.toml"].replace("[server]", f"[{_EXTRAS[template]}]")
     try:
-        with _parent_of(folder), _stage_folder(folder) as unfinished:
+        with _parent_of(folder), _stage_folder(folder) as stage:
             for name, text in _rename_texts(texts, names).items():
-                (unfinished / name).parent.mkdir(exist_ok=True)
-                (unfinished / name).write_text(text, encoding="utf-8")
+                (stage / name).parent.mkdir(exist_ok=True)
+                (stage / name).write_text(text, encoding="utf-8")
             # Also replaces an empty folder, but no other.
-            unfinished.rename(folder)
+            stage.rename(folder)
     except OSError as error:
         raise ConfigurationError(
             f"expected to make the folder {folder}, got: {error}; choose another place with --dir"
@@ -75,13 +75,13 @@ def make_task(names: EnvironmentNames, parent: Path | None = None) -> list[Path]
     return list(texts)
 
 
-def _refuse_what_is_there(folder: Path) -> None:
+def _require_absent(folder: Path) -> None:
     if not os.path.lexists(folder):
         return
-    plain = folder.is_dir() and not folder.is_symlink()
-    if plain and not any(folder.iterdir()):
+    is_real_folder = folder.is_dir() and not folder.is_symlink()
+    if is_real_folder and not any(folder.iterdir()):
         return
-    existing = "a folder with something in it" if plain else "something else of that name"
+    existing = "a folder with something in it" if is_real_folder else "something else of that name"
     raise ConfigurationError(
         f"expected no {folder} yet, got {existing}; choose another name or --dir, or remove it"
     )
@@ -140,7 +140,7 @@ def _rename_texts(texts: Mapping[str, str], names: EnvironmentNames) -> dict[str
     }
     pattern = re.compile("|".join(map(re.escape, spellings)))
 
-    def spell(text: str) -> str:
+    def substitute(text: str) -> str:
         return pattern.sub(lambda match: spellings[match[0]], text)
 
-    return {spell(name): spell(text) for name, text in texts.items()}
+    return {substitute(name): substitute(text) for name, text in texts.items()}

@@ -256,7 +256,7 @@ class DeclaredTools:
         deadline = asyncio.timeout(tool.timeout_s)
         try:
             async with deadline:
-                value = await _run_apart(call)
+                value = await _run_in_task(call)
             result = ToolResult.of(value, wrapped=tool.wrapped)
         except (EpisodeOverError, KeyboardInterrupt):
             raise
@@ -316,13 +316,13 @@ async def _to_observation(action: CallToolAction, result: Awaitable[ToolResult])
     return (await result).observation(action.tool_name)
 
 
-def _apply(value: Any, form: Callable[[Any], T]) -> Now[T]:
+def _apply(value: Any, convert: Callable[[Any], T]) -> Now[T]:
     """Apply a function to a method's value; return an awaitable if the value is one."""
     if not inspect.isawaitable(value):
-        return form(value)
+        return convert(value)
 
     async def apply_later() -> T:
-        return form(await value)
+        return convert(await value)
 
     return apply_later()
 
@@ -349,7 +349,7 @@ def _find_unavailable(error: BaseException) -> ToolUnavailableError | None:
     return error if isinstance(error, ToolUnavailableError) else None
 
 
-async def _run_apart(call: Callable[[], Any]) -> Any:
+async def _run_in_task(call: Callable[[], Any]) -> Any:
     """Call a function and await its value in a separate task, so that a tool that cancels its task ends only itself.
 
     Raises:
@@ -365,16 +365,14 @@ async def _run_apart(call: Callable[[], Any]) -> Any:
         except BaseException as error:  # SystemExit that leaves a task stops the event loop
             return None, error
 
-    before = count_cancellations()
+    cancellations = count_cancellations()
     task = asyncio.create_task(run())
     try:
         value, error = await task
     except asyncio.CancelledError:
-        if count_cancellations() > before:
+        if count_cancellations() > cancellations:
             raise
-        reason = (
-            "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
-        )
+        reason = "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
         raise ToolFailedError(reason) from None
     finally:
         task.cancel()

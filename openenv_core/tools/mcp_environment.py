@@ -43,9 +43,9 @@ from openenv_core.tools.mcp_object import (
     ask_tool,
     error_text,
     error_type,
-    in_thread,
     mcp_json,
     plain_result,
+    run_in_thread,
     specs,
     tool_result,
 )
@@ -93,21 +93,21 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     def __init_subclass__(cls, **options: Any) -> None:
         """Replace `step_async` by `step` if the most derived override is that of `step`."""
         super().__init_subclass__(**options)
-        by_age = {name: _distance_to(cls, name) for name in ("step", "step_async")}
-        if by_age["step"] < by_age["step_async"]:
+        distances = {name: _distance_to(cls, name) for name in ("step", "step_async")}
+        if distances["step"] < distances["step_async"]:
             # Servers prefer `step_async`, and run it in a thread if it is a plain function.
             cls.step_async = cls.step  # type: ignore[assignment]
 
     def __init__(self, mcp_server: Any, transform: Any = None) -> None:
         super().__init__(transform=transform)
-        self._link = McpObjectSession(mcp_server)
+        self._session = McpObjectSession(mcp_server)
         if reserved := sorted(RESERVED_TOOL_NAMES & get_server_tools(mcp_server).keys()):
             raise ConfigurationError(
                 f"expected tools of other names than the reserved {', '.join(sorted(RESERVED_TOOL_NAMES))}, got "
                 f"{reserved}; a client has methods of these names"
             )
         self.mcp_server: Any = mcp_server
-        self.mcp_client: Any = self._link.new_client()
+        self.mcp_client: Any = self._session.new_client()
 
     @asynccontextmanager
     async def mcp_session(self) -> AsyncIterator[Any]:
@@ -165,25 +165,25 @@ class MCPEnvironment(Environment[Any, Any, Any]):
     def step(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
         """List the tools, call one, or pass other actions to `_step_impl`."""
         if isinstance(action, ListToolsAction):
-            return _make_listing(self._link.run(self._list_own_tools))
+            return _make_listing(self._session.run(self._list_own_tools))
         if not isinstance(action, CallToolAction):
             return self._step_impl(action, timeout_s=timeout_s, **options)
         limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
         try:
-            return self._link.run(self._call(action), limit_s)
+            return self._session.run(self._call(action), limit_s)
         except (TimeoutError, ToolFailedError, ToolUnavailableError) as error:
             return _to_failure(action, error, limit_s)
 
     async def step_async(self, action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
         """As `step`, without blocking the event loop."""
         if isinstance(action, ListToolsAction):
-            return _make_listing(await self._link.arun(self._list_own_tools))
+            return _make_listing(await self._session.arun(self._list_own_tools))
         if not isinstance(action, CallToolAction):
             step = partial(self._step_impl, action, timeout_s=timeout_s, **options)
-            return await asyncio.wrap_future(in_thread(step))
+            return await asyncio.wrap_future(run_in_thread(step))
         limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
         try:
-            return await self._link.arun(self._call(action), limit_s)
+            return await self._session.arun(self._call(action), limit_s)
         except (TimeoutError, ToolFailedError, ToolUnavailableError) as error:
             return _to_failure(action, error, limit_s)
 
@@ -193,7 +193,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     async def list_tools(self) -> Sequence[ToolSpec]:
         """Return the tools of the current mode."""
-        return await self._link.arun(self._list_own_tools)
+        return await self._session.arun(self._list_own_tools)
 
     def call_tool(
         self, name: str, arguments: Mapping[str, Any], context: ToolContext
@@ -208,24 +208,26 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     async def list_resources(self) -> Sequence[ResourceSpec]:
         """Return all resources."""
-        return specs(ResourceSpec, await self._link.arun(lambda client: client.list_resources()), "resources")
+        return specs(
+            ResourceSpec, await self._session.arun(lambda client: client.list_resources()), "resources"
+        )
 
     async def list_resource_templates(self) -> Sequence[ResourceTemplateSpec]:
         """Return all resource templates."""
-        listed = await self._link.arun(lambda client: client.list_resource_templates())
+        listed = await self._session.arun(lambda client: client.list_resource_templates())
         return specs(ResourceTemplateSpec, listed, "resource_templates")
 
     async def read_resource(self, uri: str, context: ToolContext) -> ResourceContents:
         """Read a resource. Raises `NoSuchResourceError` if there is none at that URI, or it cannot be read."""
         try:
-            result = await self._link.arun(lambda client: client.read_resource(uri))
+            result = await self._session.arun(lambda client: client.read_resource(uri))
         except Exception as error:
             raise NoSuchResourceError(f"expected a resource at the address {uri[:200]!r}: {error}") from error
         return [mcp_json(content) for content in getattr(result, "contents", result)]
 
     async def list_prompts(self) -> Sequence[PromptSpec]:
         """Return all prompts."""
-        return specs(PromptSpec, await self._link.arun(lambda client: client.list_prompts()), "prompts")
+        return specs(PromptSpec, await self._session.arun(lambda client: client.list_prompts()), "prompts")
 
     async def get_prompt(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> PromptResult:
         """Return the messages of a prompt.
@@ -235,7 +237,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
             InvalidArgumentsError: The server object failed with these arguments.
         """
         try:
-            result = await self._link.arun(lambda client: client.get_prompt(name, dict(arguments)))
+            result = await self._session.arun(lambda client: client.get_prompt(name, dict(arguments)))
         except Exception as error:
             known_names = [prompt.name for prompt in await self.list_prompts()]
             if name not in known_names:
@@ -254,7 +256,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     def close(self) -> None:
         """End the session with the server object."""
-        self._link.close()
+        self._session.close()
         self.mcp_server = self.mcp_client = None
 
     @cached_property  # authors may declare tools before they call the constructor
@@ -281,8 +283,8 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     async def _list_own_tools(self, client: Any) -> list[ToolSpec]:
         listed = specs(ToolSpec, await client.list_tools(), "tools")
-        of_modes = {name for tools in self._tools_by_mode.values() for name in tools}
-        remaining = [spec for spec in listed if spec.name not in of_modes]
+        mode_names = {name for tools in self._tools_by_mode.values() for name in tools}
+        remaining = [spec for spec in listed if spec.name not in mode_names]
         return [*remaining, *(spec for _, spec in self._own_tools.values())]
 
     def _call(self, action: CallToolAction) -> Callable[[Any], Awaitable[CallToolObservation]]:

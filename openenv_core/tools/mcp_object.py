@@ -53,7 +53,7 @@ def client_class(server: Any) -> Callable[[Any], Any]:
     )
 
 
-def in_thread(work: Callable[[], T]) -> "Future[T]":
+def run_in_thread(work: Callable[[], T]) -> "Future[T]":
     """Call a function in a daemon thread, which does not delay the process's exit."""
     future: Future[T] = Future()
 
@@ -92,10 +92,10 @@ class McpObjectSession:
         """
         with self._lock:
             if self._closed:
-                raise ClientClosedError("expected an open environment, got a tool call after close()")
+                raise ClientClosedError("the environment is closed; no more tools can be called")
             if self._thread is None:
                 self._thread = LoopThread()
-        return self._thread.submit(self._with_client, work)
+        return self._thread.submit(self._call_client, work)
 
     def run(self, work: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
         """Call a function with the client, as `submit` does, and wait for its result.
@@ -121,11 +121,11 @@ class McpObjectSession:
     async def arun(self, work: Callable[[Any], Awaitable[T]], timeout_s: float | None = None) -> T:
         """As `run`, without blocking the event loop."""
         async with asyncio.timeout(timeout_s):
-            before = count_cancellations()
+            cancellations = count_cancellations()
             try:
                 return await asyncio.wrap_future(self.submit(work))
             except asyncio.CancelledError:
-                if count_cancellations() > before:
+                if count_cancellations() > cancellations:
                     raise
                 raise self._cancelled() from None
             except (SystemExit, KeyboardInterrupt) as error:
@@ -146,7 +146,7 @@ class McpObjectSession:
         if self._closed:
             return ClientClosedError("expected an open environment, got its close() during a tool call")
         return ToolFailedError(
-            "expected a result, got a cancellation; the tool cancelled itself, or awaited what was cancelled"
+            "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
         )
 
     def _restart_after(self, error: BaseException) -> ToolFailedError:
@@ -158,7 +158,7 @@ class McpObjectSession:
             thread.stop()
         return ToolFailedError(f"{type(error).__name__}: {text_of(error)}")
 
-    async def _with_client(self, work: Callable[[Any], Awaitable[T]]) -> T:
+    async def _call_client(self, work: Callable[[Any], Awaitable[T]]) -> T:
         if self._opened is None:
             self._opened = asyncio.get_running_loop().create_future()
             # A client's context must be exited by the task that entered it.
@@ -265,7 +265,7 @@ def error_type(name: str, text: str, known_names: Iterable[str]) -> ToolErrorTyp
 
 def tool_result(observation: Observation) -> ToolResult:
     """Return the observation of an author's step as a result for MCP. It may be any observation."""
-    worth: dict[str, Any] = {
+    reward_fields: dict[str, Any] = {
         "reward": None if observation.reward is None else float(observation.reward),
         "done": observation.done,
         "truncated": was_truncated(observation),
@@ -273,16 +273,16 @@ def tool_result(observation: Observation) -> ToolResult:
     }
     if not isinstance(observation, CallToolObservation):
         payload = observation.model_dump(exclude={"reward", "done", "metadata"}) or observation.metadata
-        return replace(ToolResult.of(payload), **worth)
+        return replace(ToolResult.of(payload), **reward_fields)
     if observation.error is not None:
         failed = ToolResult.failed(observation.error.error_type, observation.error.message)
-        return replace(failed, **worth)
+        return replace(failed, **reward_fields)
     result = observation.result
     if not isinstance(result, CallToolResult):
-        return replace(ToolResult.of(result), **worth)
+        return replace(ToolResult.of(result), **reward_fields)
     content = [mcp_json(block) for block in result.content]
     value = from_json(dumps(result.data))
-    return ToolResult(content=content, value=value, structured=result.structured_content, **worth)
+    return ToolResult(content=content, value=value, structured=result.structured_content, **reward_fields)
 
 
 def mcp_json(model: Any) -> dict[str, Any]:

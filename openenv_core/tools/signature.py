@@ -173,8 +173,8 @@ class Signature:
             if inspect.isclass(hint) and issubclass(hint, ToolContext):
                 self._contexts.append(parameter.name)
                 continue
-            described = method.argument_descriptions.get(parameter.name)
-            fields[_FIELD + parameter.name] = _field(parameter, hint, described)
+            description = method.argument_descriptions.get(parameter.name)
+            fields[_FIELD + parameter.name] = _field(parameter, hint, description)
             if parameter.default is parameter.empty:
                 self.required.append(parameter.name)
         self.names = [name.removeprefix(_FIELD) for name in fields]
@@ -231,10 +231,10 @@ def _make_refusal(method: Method, name: str, reason: str) -> ConfigurationError:
     )
 
 
-def _field(parameter: inspect.Parameter, hint: Any, described: str | None) -> tuple[Any, Any]:
+def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> tuple[Any, Any]:
     options: dict[str, Any] = {"alias": parameter.name}
-    if described and not _describes(hint):
-        options["description"] = described
+    if description and not _describes(hint):
+        options["description"] = description
     if parameter.default is not parameter.empty:
         options["default"] = parameter.default
     return hint, Field(**options)
@@ -264,9 +264,9 @@ def returned_schema(method: Method) -> tuple[dict[str, Any] | None, bool | None]
         return schema, False
     definitions = schema.pop("$defs", None)
     # A recursive model's schema is a reference.
-    itself = (definitions or {}).get(schema.get("$ref", "").rpartition("/")[2], {})
-    if itself.get("type") == "object":
-        return {**itself, "$defs": definitions}, False
+    referenced = (definitions or {}).get(schema.get("$ref", "").rpartition("/")[2], {})
+    if referenced.get("type") == "object":
+        return {**referenced, "$defs": definitions}, False
     wrapped = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
     return wrapped if definitions is None else {**wrapped, "$defs": definitions}, True
 

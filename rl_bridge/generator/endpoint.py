@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, plain
+from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, to_plain_text
 from rl_bridge.config import Config, GeneratorConfig
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
 from rl_bridge.generator.base import Engine, LoadMetrics
@@ -102,7 +102,7 @@ def parse_response(content: bytes) -> CompletionResponse:
         where = ".".join(map(str, fault["loc"])) or "the body"
         raise ConfigError(
             "expected generator.url to answer as the OpenAI completions protocol does, "
-            f"got something else ({plain(where)}: {fault['msg']})"
+            f"got something else ({to_plain_text(where)}: {fault['msg']})"
         ) from error
 
 
@@ -121,7 +121,7 @@ def completion_of(
     _require_prompt(answer, choice, prompt)
     if choice.finish_reason not in ("stop", "length"):
         raise GeneratorError(
-            f"expected the server to finish by stop or length, it did by {plain(repr(choice.finish_reason))}"
+            f"expected the server to finish by stop or length, it did by {to_plain_text(repr(choice.finish_reason))}"
         )
     tokens = choice.token_ids
     if tokens is None:
@@ -175,7 +175,7 @@ def _read_logprobs(choice: _Choice, count: int) -> list[float]:
     if len(logprobs) != count:
         raise _make_server_error(
             "log-probabilities of tokens that could be sampled",
-            plain(repr(values)),
+            to_plain_text(repr(values)),
             "use a server that knows logprobs",
         )
     return logprobs
@@ -310,7 +310,7 @@ class EndpointEngine(Engine):
                 str(self._generator.url),
                 self._generator.key_variable,
                 connections=self._rollout.max_num_seqs,
-                longest=MAX_OVERHEAD_BYTES + MAX_BYTES_PER_TOKEN * self._rollout.max_length,
+                max_bytes=MAX_OVERHEAD_BYTES + MAX_BYTES_PER_TOKEN * self._rollout.max_length,
                 names=("generator.url", "generator.key_variable"),
             )
         with span("start", waits_for="endpoint"):
@@ -322,10 +322,10 @@ class EndpointEngine(Engine):
         except ValidationError as error:
             raise ConfigError(
                 f"expected {self._generator.url}/models to list models as the OpenAI protocol does, "
-                f"got {plain(repr(content[:200]))}"
+                f"got {to_plain_text(repr(content[:200]))}"
             ) from error
         if self._generator.model not in models:
-            listed = ", ".join(plain(name) for name in sorted(models)[:MAX_LISTED_MODELS]) or "none"
+            listed = ", ".join(to_plain_text(name) for name in sorted(models)[:MAX_LISTED_MODELS]) or "none"
             more = f" and {len(models) - MAX_LISTED_MODELS} more" if len(models) > MAX_LISTED_MODELS else ""
             raise ConfigError(
                 f"expected generator.model to be one of {listed}{more}, which {self._generator.url} serves, "

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from openenv_core.evaluation.endpoint import plain
+from openenv_core.evaluation.endpoint import to_plain_text
 from openenv_core.evaluation.records import (
     FIGURES_FILE,
     RECORDS_FILE,
@@ -266,4 +266,4 @@ def _combine_reports(
 
 
 def _print(console: Console, text: str) -> None:
-    console.print(plain(text, 1000), markup=False, highlight=False, soft_wrap=True)
+    console.print(to_plain_text(text, 1000), markup=False, highlight=False, soft_wrap=True)

@@ -139,7 +139,7 @@ def _spawn(functions: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.
         worker = [sys.executable, "-m", "rl_bridge.rewards._worker", str(fd), *functions]
         try:
             guard = subprocess.Popen(
-                guard_command(worker, grace_s=0.0, kept=fd, everything=True),
+                guard_command(worker, grace_s=0.0, inherited_fd=fd, everything=True),
                 stdin=subprocess.PIPE,
                 pass_fds=(fd,),
                 start_new_session=True,

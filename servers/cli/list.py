@@ -67,7 +67,7 @@ def _ask(url: str, token: str | None) -> "list[ListedEnvironment]":
             names = http.get(f"{base}/list_environments", timeout=CONNECT_TIMEOUT_S)
             about = http.get(f"{base}/metadata", timeout=CONNECT_TIMEOUT_S)
         except httpx.HTTPError as error:
-            raise ConnectionFailedError(f"expected a server at {base}, got {error!r}") from error
+            raise ConnectionFailedError(f"no server answers at {base}: {error!r}") from error
     if 401 in (names.status_code, about.status_code):
         raise AuthenticationError(f"expected {base} to take the token; give --token or ROPEWALK_TOKEN")
     metadata = _data(about)

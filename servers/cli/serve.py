@@ -163,7 +163,7 @@ def _folder(path: str) -> Path:
 def _check_reload_options(arguments: argparse.Namespace) -> None:
     if not arguments.reload:
         if arguments.reload_dir:
-            raise ConfigurationError("expected --reload with --reload-dir, got none; give both, or neither")
+            raise ConfigurationError("--reload-dir is given without --reload; give both, or neither")
         return
     for option, is_there in (("--workers", arguments.workers > 1), ("--fd", arguments.fd is not None)):
         if is_there:

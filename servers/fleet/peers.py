@@ -280,7 +280,7 @@ async def _relay_to_caller(worker: int, peer: "ClientConnection", send: Send) ->
 
 async def _close_broken(worker: int, error: Exception, send: Send, *, silent: bool = False) -> None:
     logger.warning("a connection to worker %d broke: %s", worker, type(error).__name__)
-    text = f"expected worker {worker}, which holds this session, to be there, got none; its sessions are gone"
+    text = f"worker {worker}, which held this session, does not answer; its sessions are gone"
     if not silent:
         await send({"type": "websocket.send", "text": replies.encode_error(SESSION_ERROR, text)})
     await send({"type": "websocket.close", "code": _INTERNAL_ERROR})

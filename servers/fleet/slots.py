@@ -45,49 +45,51 @@ class SlotTable:
         fd: An open file of `size` bytes, initially zero.
         workers: Number of rows.
         columns: Number of columns.
-        places: Newcomers that may wait in one worker; a queue has room for one more, the one to be refused.
+        queue_size: Newcomers that may wait in one worker; a queue has room for one more, the one to be refused.
         wakers: A file descriptor per worker; a byte written to it wakes the worker.
     """
 
-    def __init__(self, fd: int, workers: int, columns: int, places: int, wakers: Sequence[int] = ()) -> None:
+    def __init__(
+        self, fd: int, workers: int, columns: int, queue_size: int, wakers: Sequence[int] = ()
+    ) -> None:
         self._fd = fd
         self._workers = workers
         self._columns = columns
         self._wakers = wakers
-        self._memory = mmap.mmap(fd, self.size(workers, columns, places))
-        places += 1
+        self._memory = mmap.mmap(fd, self.size(workers, columns, queue_size))
+        queue_size += 1
         memory = memoryview(self._memory)
-        at = _TIME_BYTES * workers * (places + 2)
-        times = memory[:at].cast("Q")
-        counts = memory[at:].cast("I")
+        offset = _TIME_BYTES * workers * (queue_size + 2)
+        times = memory[:offset].cast("Q")
+        counts = memory[offset:].cast("I")
         memory.release()
-        self._heads, self._beats = times[:workers], times[workers : 2 * workers]
-        rows = [2 * workers + worker * places for worker in range(workers)]
-        self._arrivals = [times[row : row + places] for row in rows]
-        at = workers * columns
+        self._heads, self._heartbeats = times[:workers], times[workers : 2 * workers]
+        rows = [2 * workers + worker * queue_size for worker in range(workers)]
+        self._arrivals = [times[row : row + queue_size] for row in rows]
+        offset = workers * columns
         self._counts, self._ending, self._waiting = (
-            counts[:at],
-            counts[at : at + workers],
-            counts[at + workers :],
+            counts[:offset],
+            counts[offset : offset + workers],
+            counts[offset + workers :],
         )
-        self._views = [times, counts, self._heads, self._beats, *self._arrivals]
+        self._views = [times, counts, self._heads, self._heartbeats, *self._arrivals]
         self._views += [self._counts, self._ending, self._waiting]
-        self._patient_from = 0.0
+        self._next_wait_at = 0.0
 
     @staticmethod
-    def size(workers: int, columns: int, places: int) -> int:
+    def size(workers: int, columns: int, queue_size: int) -> int:
         """Return the size of a table in bytes."""
-        return workers * ((places + 3) * _TIME_BYTES + (columns + 2) * _COUNT_BYTES)
+        return workers * ((queue_size + 3) * _TIME_BYTES + (columns + 2) * _COUNT_BYTES)
 
     @classmethod
-    def create(cls, workers: int, columns: int, places: int) -> int:
+    def create(cls, workers: int, columns: int, queue_size: int) -> int:
         """Return a file descriptor of a new unnamed file for a table of this size."""
         with tempfile.TemporaryFile() as file:
-            file.truncate(cls.size(workers, columns, places))
+            file.truncate(cls.size(workers, columns, queue_size))
             return os.dup(file.fileno())
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def hold_lock(self) -> Iterator[None]:
         """Hold the lock of the table, if it can be acquired within LOCK_TIMEOUT_S.
 
         A process that is stopped while it holds the lock blocks nobody: the others continue without the lock. Each
@@ -101,30 +103,30 @@ class SlotTable:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _lock(self) -> bool:
-        began = time.monotonic()
+        started_at = time.monotonic()
         while True:
             with suppress(BlockingIOError):
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
-            if (now := time.monotonic()) - began > LOCK_TIMEOUT_S or now < self._patient_from:
-                if now >= self._patient_from:
+            if (now := time.monotonic()) - started_at > LOCK_TIMEOUT_S or now < self._next_wait_at:
+                if now >= self._next_wait_at:
                     logger.warning(
                         "the lock of the slots is held by a process that is not running; continuing without it"
                     )
-                    self._patient_from = now + LOCK_BACKOFF_S
+                    self._next_wait_at = now + LOCK_BACKOFF_S
                 return False
             time.sleep(POLL_INTERVAL_S)
 
-    def row(self, worker: int) -> int:
+    def count_worker(self, worker: int) -> int:
         """Return the slots in use in one worker."""
         start = worker * self._columns
         return sum(self._counts[start : start + self._columns])
 
-    def column(self, column: int) -> int:
+    def count_owner(self, column: int) -> int:
         """Return the slots in use by one caller."""
         return sum(self._counts[column :: self._columns])
 
-    def total(self) -> int:
+    def count_total(self) -> int:
         """Return all slots in use."""
         return sum(self._counts)
 
@@ -132,21 +134,21 @@ class SlotTable:
         """Add `change` to one count."""
         self._counts[worker * self._columns + column] += change
 
-    def ending(self) -> int:
+    def count_ending(self) -> int:
         """Return the number of sessions about to return their slots."""
         return sum(self._ending)
 
-    def end(self, worker: int, change: int) -> None:
+    def add_ending(self, worker: int, change: int) -> None:
         """Add `change` to a worker's ending sessions."""
         self._ending[worker] += change
 
-    def waiting(self) -> int:
+    def count_waiting(self) -> int:
         """Return the number of waiting newcomers."""
         return sum(self._waiting)
 
-    def queue(self, worker: int, arrival: int) -> None:
+    def enqueue(self, worker: int, arrival: int) -> None:
         """Append a newcomer to its worker's queue, of which it is the latest; ignored if the queue is full."""
-        with self.locked():
+        with self.hold_lock():
             size = self._waiting[worker]
             if size < len(self._arrivals[worker]):
                 self._arrivals[worker][size] = arrival
@@ -155,9 +157,9 @@ class SlotTable:
     def dequeue(self, worker: int, arrival: int) -> None:
         """Remove a newcomer from its worker's queue, if it is there."""
         row, size = self._arrivals[worker], self._waiting[worker]
-        at = bisect_left(row, arrival, 0, size)
-        if at < size and row[at] == arrival:
-            row[at : size - 1] = row[at + 1 : size]
+        index = bisect_left(row, arrival, 0, size)
+        if index < size and row[index] == arrival:
+            row[index : size - 1] = row[index + 1 : size]
             self._waiting[worker] = size - 1
 
     def count_earlier(self, arrival: int) -> int:
@@ -167,15 +169,15 @@ class SlotTable:
     def set_head(self, worker: int, arrival: int) -> bool:
         """Set the arrival of a worker's next newcomer, 0 for none, and its heartbeat; return whether it changed."""
         changed = self._heads[worker] != arrival
-        self._heads[worker], self._beats[worker] = arrival, time.monotonic_ns()
+        self._heads[worker], self._heartbeats[worker] = arrival, time.monotonic_ns()
         return changed
 
     def has_earlier(self, worker: int, arrival: int) -> bool:
         """Return whether the next newcomer of another live worker arrived earlier."""
         oldest = time.monotonic_ns() - int(HEARTBEAT_TIMEOUT_S * 1e9)
         return any(
-            0 < head < arrival and beat > oldest and other != worker
-            for other, (head, beat) in enumerate(zip(self._heads, self._beats, strict=True))
+            0 < head < arrival and heartbeat > oldest and other != worker
+            for other, (head, heartbeat) in enumerate(zip(self._heads, self._heartbeats, strict=True))
         )
 
     def wake_others(self, worker: int | None = None) -> None:
@@ -187,7 +189,7 @@ class SlotTable:
 
     def clear(self, worker: int) -> None:
         """Return the slots of a dead worker."""
-        with self.locked():
+        with self.hold_lock():
             for column in range(self._columns):
                 self._counts[worker * self._columns + column] = 0
             self._ending[worker] = self._waiting[worker] = self._heads[worker] = 0
@@ -235,14 +237,14 @@ class SharedSlots(SessionSlots):
         self._local = local
         self._per_owner = per_owner
         self._waker = waker
-        self._wake: Callable[[], None] = lambda: None
-        self._here = 0  # newcomers waiting in this worker
+        self._on_release: Callable[[], None] = lambda: None
+        self._local_waiting = 0  # newcomers waiting in this worker
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def active(self) -> int:
         """Slots in use over all workers."""
-        return self._table.total()
+        return self._table.count_total()
 
     @property
     def cap(self) -> int:
@@ -257,51 +259,51 @@ class SharedSlots(SessionSlots):
     @property
     def by_worker(self) -> list[int]:
         """Slots in use in each worker."""
-        return [self._table.row(worker) for worker in range(self._workers)]
+        return [self._table.count_worker(worker) for worker in range(self._workers)]
 
-    def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
+    def acquire(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
         """Take slots for a caller, all or none, in order of arrival over all workers; FullError if too few are free."""
         table = self._table
-        with table.locked():
-            lack = self.lack(owner, count)
-            if lack is None and arrival is not None and table.has_earlier(self._worker, arrival):
-                lack = FullError("session", table.total(), self._total, count)
-            if lack is None:
+        with table.hold_lock():
+            shortage = self.find_shortage(owner, count)
+            if shortage is None and arrival is not None and table.has_earlier(self._worker, arrival):
+                shortage = FullError("session", table.count_total(), self._total, count)
+            if shortage is None:
                 if arrival is not None:  # first, lest other workers count the newcomer twice
                     table.dequeue(self._worker, arrival)
                 table.add(self._worker, self._columns[owner], count)
-        if lack is not None:
-            raise lack
+        if shortage is not None:
+            raise shortage
 
-    def give(self, owner: str) -> None:
+    def release(self, owner: str) -> None:
         """Return a slot of this caller."""
-        with self._table.locked():
+        with self._table.hold_lock():
             self._table.add(self._worker, self._columns[owner], -1)
         self._table.wake_others(self._worker)
 
     @property
     def ending(self) -> int:
         """Sessions about to return their slots, over all workers."""
-        return self._table.ending()
+        return self._table.count_ending()
 
-    def end(self, change: int) -> None:
+    def add_ending(self, change: int) -> None:
         """Add `change` to this worker's ending sessions."""
-        self._table.end(self._worker, change)
+        self._table.add_ending(self._worker, change)
 
     @property
     def waiting(self) -> int:
         """Waiting newcomers over all workers."""
-        return self._table.waiting()
+        return self._table.count_waiting()
 
-    def listen(self, wake: Callable[[], None]) -> None:
+    def listen(self, on_release: Callable[[], None]) -> None:
         """Set the callback for slots that may be free in other workers; called only while a newcomer waits here."""
-        self._wake = wake
+        self._on_release = on_release
 
     def enqueue(self, arrival: int) -> None:
         """Add a newcomer to this worker's queue."""
-        self._table.queue(self._worker, arrival)
-        self._here += 1
-        if self._here == 1:
+        self._table.enqueue(self._worker, arrival)
+        self._local_waiting += 1
+        if self._local_waiting == 1:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeat)
             if self._waker >= 0:
@@ -309,48 +311,48 @@ class SharedSlots(SessionSlots):
 
     def dequeue(self, arrival: int) -> None:
         """Remove a newcomer from this worker's queue."""
-        with self._table.locked():
+        with self._table.hold_lock():
             self._table.dequeue(self._worker, arrival)
-        self._here -= 1
-        if not self._here:
+        self._local_waiting -= 1
+        if not self._local_waiting:
             assert self._timer is not None
             self._timer.cancel()
             if self._waker >= 0:
                 asyncio.get_running_loop().remove_reader(self._waker)
 
-    def place(self, arrival: int) -> int:
+    def place_of(self, arrival: int) -> int:
         """Return a newcomer's place in the order of arrival over all workers, from 1."""
         return self._table.count_earlier(arrival) + 1
 
     def set_head(self, arrival: int | None) -> None:
         """Set this worker's next newcomer; if it changes, wake the other workers, one of which may now be first."""
-        if self._table.set_head(self._worker, arrival or 0) and self._table.total() < self._total:
+        if self._table.set_head(self._worker, arrival or 0) and self._table.count_total() < self._total:
             self._table.wake_others(self._worker)
 
     def _on_wake(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._waker, 65_536)
-        self._wake()
+        self._on_release()
 
     def _send_heartbeat(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(HEARTBEAT_INTERVAL_S, self._send_heartbeat)
-        self._wake()
+        self._on_release()
 
     def find_free_worker(self) -> int | None:
         """Return another worker with room if this one has none; otherwise None."""
-        if self._local >= self._total or self._table.row(self._worker) < self._local:
+        if self._local >= self._total or self._table.count_worker(self._worker) < self._local:
             return None
-        rows = [(self._table.row(worker), worker) for worker in range(self._workers)]
+        rows = [(self._table.count_worker(worker), worker) for worker in range(self._workers)]
         used, worker = min(rows)
         return worker if used < self._local else None
 
-    def lack(self, owner: str, count: int) -> FullError | None:
+    def find_shortage(self, owner: str, count: int) -> FullError | None:
         """Return why a caller cannot take `count` slots now; None if it can."""
         table, column = self._table, self._columns[owner]
-        if self._per_owner is not None and (used := table.column(column)) + count > self._per_owner:
-            return FullError("session of this token", used, self._per_owner, count, own=True)
-        if self._local < self._total and (used := table.row(self._worker)) + count > self._local:
-            return FullError("session in this worker process", used, self._local, count, own=True)
-        if (used := table.total()) + count > self._total:
+        if self._per_owner is not None and (used := table.count_owner(column)) + count > self._per_owner:
+            return FullError("session of this token", used, self._per_owner, count, is_own_limit=True)
+        if self._local < self._total and (used := table.count_worker(self._worker)) + count > self._local:
+            return FullError("session in this worker process", used, self._local, count, is_own_limit=True)
+        if (used := table.count_total()) + count > self._total:
             return FullError("session", used, self._total, count)
         return None

@@ -81,15 +81,15 @@ class Supervisor:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 loop.add_signal_handler(number, self._on_signal, number)
         folder = tempfile.mkdtemp(prefix="ropewalk-")  # 0700: other users cannot reach the private sockets
-        places = plan.settings.max_waiting
-        slots = SlotTable.create(plan.workers, self._columns, places)
+        queue_size = plan.settings.max_waiting
+        slots = SlotTable.create(plan.workers, self._columns, queue_size)
         counts = SharedCounts.create(plan.workers)
         pipes = [os.pipe() for _ in range(plan.workers)]
         wakers = tuple(write for _, write in pipes)
         for pipe in pipes:
             for end in pipe:
                 os.set_blocking(end, False)
-        table = SlotTable(slots, plan.workers, self._columns, places, wakers)
+        table = SlotTable(slots, plan.workers, self._columns, queue_size, wakers)
         try:
             workers = [
                 _Worker(

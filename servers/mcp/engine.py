@@ -17,7 +17,7 @@ from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short
 from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, end, keep
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, cancel_task, keep
 from servers.mcp.context import KEY, RequestOrigin
 from servers.mcp.events import RETRY_MS, HeldEvents, RecentEvents
 from servers.mcp.handlers import Handlers, make_server
@@ -147,7 +147,7 @@ class McpEngine:
         tasks = [connection.task for connection in connections if connection.task is not None]
         if self._manager is not None:
             tasks.append(self._manager)
-        await asyncio.gather(*(end(task) for task in tasks))
+        await asyncio.gather(*(cancel_task(task) for task in tasks))
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one request; McpRequestRefusedError if it is refused before the SDK sees it."""
@@ -155,7 +155,7 @@ class McpEngine:
         if not self._tooling.possible:
             raise _no_tools()
         if request.in_path is not None and request.in_header not in (None, request.in_path):
-            text = "expected one session, got one in the path and another in the header X-OpenEnv-Session"
+            text = "the path names one session, the header X-OpenEnv-Session another; name one"
             raise McpRequestRefusedError.invalid(text)
         if request.method == INITIALIZE and len(exchange.body) > _MAX_HELLO_BYTES:
             text = f"expected a handshake of at most {_MAX_HELLO_BYTES} bytes, got {len(exchange.body)}"
@@ -168,7 +168,7 @@ class McpEngine:
             await self._initialize(exchange)
         else:
             text = (
-                "expected the header mcp-session-id of a connection, got none; begin with initialize, or send "
+                "the header mcp-session-id is missing; begin with initialize, or send "
                 f"mcp-protocol-version: {MODERN_PROTOCOL_VERSIONS[-1]}"
             )
             raise McpRequestRefusedError.invalid(text)
@@ -212,7 +212,7 @@ class McpEngine:
                     connection is None
                     or not connection.established
                     or connection.peer.refused
-                    or session.over
+                    or session.ended
                 ):
                     if connection is not None:
                         self._close_connection(connection)
@@ -229,10 +229,10 @@ class McpEngine:
         if (
             connection is None
             or not connection.established
-            or connection.session.over
+            or connection.session.ended
             or named - {connection.session.id}
         ):
-            text = "expected the mcp-session-id of a connection, got none of this caller's"
+            text = "the mcp-session-id names no connection of this caller"
             raise McpRequestRefusedError.invalid(text, 404)
         if (
             request.http == "GET"
@@ -301,7 +301,7 @@ class McpEngine:
             )
         except RefusalError as refusal:
             raise McpRequestRefusedError.of(refusal) from None
-        if session.used:  # another request has opened it meanwhile
+        if session.was_used:  # another request has opened it meanwhile
             return session, False
         try:
             await self._reset(session)  # marks it as used before the first await
@@ -325,11 +325,11 @@ class McpEngine:
         hub = self._hubs.get(session)
         if hub is None:
             hub = Hub()
-            if session.over:  # `on_over` would never be called
+            if session.ended:  # `on_end` would never be called
                 hub.close()
             else:
                 self._hubs[session] = hub
-                session.on_over = lambda: self._close_session(session)
+                session.on_end = lambda: self._close_session(session)
         return hub
 
     def _close_session(self, session: EnvironmentSession) -> None:
@@ -355,7 +355,7 @@ class McpEngine:
                 and not candidate.owns
             ]
             if not unused:
-                text = "expected a session with room for another connection, got one that is full; try again later"
+                text = "the session has as many connections as it may have; try again later"
                 raise McpRequestRefusedError(503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text))
             self._close_connection(min(unused, key=lambda candidate: candidate.last_use))
         connection = _Connection(session, owns=owns, held_events=self._held)
@@ -407,12 +407,12 @@ class McpEngine:
         connection.peer.close()
         await _wait_at_most(connection.transport.terminate(), CLOSE_TIMEOUT_S)
         if connection.task is not None:
-            await end(connection.task)
+            await cancel_task(connection.task)
         connection.events.clear()
 
 
 def _no_tools() -> McpRequestRefusedError:
-    text = "expected an environment with tools, got one that offers none; it is served on /ws and plain HTTP"
+    text = "the environment offers no tools; it is served on /ws and plain HTTP"
     return McpRequestRefusedError(404, JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text))
 
 
@@ -434,4 +434,4 @@ def _hold_session(session: EnvironmentSession) -> Iterator[None]:
         yield
     finally:
         session.listeners -= 1
-        session.last_use = asyncio.get_running_loop().time()
+        session.last_used_at = asyncio.get_running_loop().time()

@@ -25,9 +25,7 @@ logger = logging.getLogger("servers")
 _IMPORT_TIMEOUT_S: Final = 60.0
 """Seconds that the import of the SDK may take; usually it takes one."""
 
-_MISSING: Final = (
-    "expected the package mcp for standard MCP, got none; on the server: pip install 'ropewalk[mcp]'"
-)
+_MISSING: Final = "standard MCP needs the package mcp; on the server: pip install 'ropewalk[mcp]'"
 
 
 class McpEntry:

@@ -88,7 +88,7 @@ def _translate(ctx: Ctx, error: BaseException) -> MCPError:
 def _no_handle() -> MCPError:
     """Return the error for a request of the stateless wire that names no session."""
     text = (
-        f"expected a session for this request, got none, and no other client's session is used; {HANDLES}; a client "
+        f"the request names no session, and no other client's session is used; {HANDLES}; a client "
         "that begins with initialize has its own session"
     )
     return MCPError(types.INVALID_PARAMS, text)
@@ -129,7 +129,7 @@ class Handlers:
         _refuse_cursor(params)
 
         async def work(runner: EnvironmentRunner) -> Any:
-            return await runner.call(method) if runner.has(method) else []
+            return await runner.call(method) if runner.has_method(method) else []
 
         declared = self._tooling.list_declared(method)
         return {
@@ -172,7 +172,7 @@ class Handlers:
     async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
         """Answer resources/read."""
         contents, _ = await self._call(
-            ctx, lambda runner, context: runner.begin("read_resource", str(params.uri), context)
+            ctx, lambda runner, context: runner.start_method("read_resource", str(params.uri), context)
         )
         return contents if isinstance(contents, dict) else {"contents": contents}
 
@@ -180,7 +180,7 @@ class Handlers:
         """Answer prompts/get."""
         arguments = params.arguments or {}
         prompt, _ = await self._call(
-            ctx, lambda runner, context: runner.begin("get_prompt", params.name, arguments, context)
+            ctx, lambda runner, context: runner.start_method("get_prompt", params.name, arguments, context)
         )
         if isinstance(prompt, dict):
             return prompt
@@ -192,7 +192,7 @@ class Handlers:
         ref = params.ref.model_dump(mode="json", by_alias=True, exclude_none=True)
         argument = params.argument.model_dump(mode="json", by_alias=True, exclude_none=True)
         result, _ = await self._call(
-            ctx, lambda runner, context: runner.begin("complete", ref, argument, context)
+            ctx, lambda runner, context: runner.start_method("complete", ref, argument, context)
         )
         completion: dict[str, Any] = {
             "values": result.values,
@@ -234,7 +234,7 @@ class Handlers:
     def _subscriptions(self, ctx: Ctx) -> set[str]:
         peer = self.origin(ctx).peer
         if peer is None:
-            raise MCPError(types.METHOD_NOT_FOUND, "expected subscriptions/listen, got a subscription")
+            raise MCPError(types.METHOD_NOT_FOUND, "subscribe with subscriptions/listen instead")
         return peer.subscriptions
 
     async def _run_lookup(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
@@ -292,7 +292,7 @@ class Handlers:
 
 def _refuse_cursor(params: types.PaginatedRequestParams) -> None:
     if params.cursor is not None:
-        raise MCPError(types.INVALID_PARAMS, "expected no cursor, got one; every list comes whole")
+        raise MCPError(types.INVALID_PARAMS, "a cursor is not accepted; every list comes whole")
 
 
 def _check_subscriptions(uris: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from mcp.server.stdio import stdio_server
 
 from openenv_core.errors import ConfigurationError
 from servers.app import EnvironmentApp
-from servers.execution import EnvironmentRunner, end
+from servers.execution import EnvironmentRunner, cancel_task
 from servers.mcp.context import RequestOrigin
 from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
@@ -147,7 +147,7 @@ async def serve_stdio(
             await session.run(EnvironmentRunner.reset, options)
             return await _serve(app, name, session, wire)
         finally:
-            if not session.over:
+            if not session.ended:
                 await app.sessions.close(session)
 
 
@@ -164,7 +164,7 @@ async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wi
             await server.run(reading, writing, server.create_initialization_options())
 
     over, stopped = asyncio.Event(), asyncio.Event()
-    session.on_over = over.set
+    session.on_end = over.set
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
@@ -179,10 +179,10 @@ async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wi
             serving.result()
         return not over.is_set()
     finally:
-        session.on_over = None
+        session.on_end = None
         hub.close()
         for task in (*waiting, serving):
-            await end(task)
+            await cancel_task(task)
 
 
 def _no_tools(name: str) -> ConfigurationError:

@@ -107,7 +107,7 @@ class WebInterfaceManager:
     def episode_state(self) -> EpisodeState:
         """The episode of the visitor's session."""
         visit = self._visits.get(self._key())
-        return EpisodeState() if visit is None or visit.session.over else visit.episode
+        return EpisodeState() if visit is None or visit.session.ended else visit.episode
 
     async def reset_environment(self, reset_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Reset with the environment's options; return the observation in its wire format."""
@@ -174,8 +174,8 @@ class WebInterfaceManager:
 
     def _require_visit(self) -> _Visit:
         visit = self._visits.get(self._key())
-        if visit is None or visit.session.over:
-            raise RuntimeError("expected a session, got none; call reset_environment first")
+        if visit is None or visit.session.ended:
+            raise RuntimeError("there is no session; call reset_environment first")
         return visit
 
     async def _open_visit(self) -> _Visit:
@@ -185,7 +185,7 @@ class WebInterfaceManager:
         visit = self._visits.get(key)
         if visit is None or visit.session is not session:
             self._visits = {
-                visit_id: known for visit_id, known in self._visits.items() if not known.session.over
+                visit_id: known for visit_id, known in self._visits.items() if not known.session.ended
             }
             visit = self._visits[key] = _Visit(session)
         return visit
@@ -228,7 +228,7 @@ class WebInterfaceManager:
             action = data.get("action", {})
             return await self.step_environment(action if isinstance(action, dict) else {})
         visit = await self._open_visit()
-        if not visit.session.runner.has("message_to_action"):
+        if not visit.session.runner.has_method("message_to_action"):
             return await self.step_environment({"message": data["message"]})
         action = await visit.session.run(lambda runner: runner.call("message_to_action", data["message"]))
         tokens: Any = getattr(action, "tokens", None)

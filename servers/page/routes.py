@@ -31,7 +31,7 @@ PAGE_PATH: Final = "/web"
 PLAYGROUND_PATH: Final = "/playground"
 """Path of the page, shown in a tab, when the author's own page is at `PAGE_PATH`."""
 
-_SCRIPTS: Final = ("elements", "theme", "shortcuts", "values", "link", "form", "chart", "game", "main")
+_SCRIPTS: Final = ("elements", "theme", "shortcuts", "values", "session", "form", "chart", "game", "main")
 """In order: each uses those before it."""
 
 _HUB: Final = "https://huggingface.co"
@@ -65,7 +65,7 @@ class Page:
         self._factory = factory = sessions.factory
         self._name = name
         self._metadata = metadata
-        self._idle_s = settings.idle_timeout_s
+        self._idle_timeout_s = settings.idle_timeout_s
         self._headers = _headers(settings)
         self._manager = WebInterfaceManager(sessions, decoder, action, self.about, settings.send_timeout_s)
         self._path = PAGE_PATH if options.builder is None else PLAYGROUND_PATH
@@ -119,7 +119,7 @@ class Page:
             "about": metadata.model_dump(mode="json"),
             "action": describe(self._action),
             "reset": describe_reset(self._factory),
-            "idle_s": self._idle_s,
+            "idle_s": self._idle_timeout_s,
         }
         return json_answer(dumps(body), headers=self._headers)
 

@@ -58,7 +58,7 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
         """Return whether the server has threads for new sessions: not if abandoned calls occupy too many."""
         if sessions.deterministic:
             response.headers[DETERMINISTIC_HEADER] = DETERMINISTIC
-        if not sessions.executor.exhausted:
+        if not sessions.executor.is_exhausted:
             return {"status": "healthy"}
         response.status_code = 503
         return {"status": "unhealthy"}

@@ -76,7 +76,7 @@ class BatchDialect:
                     for member, action in zip(members, actions_read, strict=True)
                 ]
                 for call in calls:
-                    if isinstance(call.action, Exception) and not call.resets:
+                    if isinstance(call.action, Exception) and not call.autoresets:
                         call.outcome = call.action
                 return calls
         return [MemberCall(member) for member in members]
@@ -128,10 +128,14 @@ class BatchDialect:
         if not calls:
             return fields
         outcomes = [call.outcome for call in calls]
-        if calls[0].reads:
+        if calls[0].is_read:
             return {**fields, "rows": b"[%b]" % b",".join(map(encode_model, outcomes))}
-        final = [call for call in calls if call.last is not None]
-        results = [call.outcome if call.last is None else call.last for call in calls] if final else outcomes
+        final = [call for call in calls if call.last_observation is not None]
+        results = (
+            [call.outcome if call.last_observation is None else call.last_observation for call in calls]
+            if final
+            else outcomes
+        )
         for kind in {*map(type, outcomes), *map(type, results)}:
             if not issubclass(kind, Observation):
                 raise TypeError(
@@ -152,7 +156,7 @@ class BatchDialect:
             arrays.append(Array(dtype, (len(calls),), data))
         fields |= self._encoder.encode(outcomes, arrays)
         if final:
-            final_observations = self._encoder.encode([call.last for call in final], arrays)
+            final_observations = self._encoder.encode([call.last_observation for call in final], arrays)
             final_fields = {"members": dumps([call.member.number for call in final]), **final_observations}
             fields["final"] = b"{%b}" % b",".join(
                 b'"%b":%b' % (name.encode(), value) for name, value in final_fields.items()

@@ -33,7 +33,7 @@ from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.requests import RequestDecoder, http_reset, invalid_body, read_json, validate
 from openenv_core.tracebacks import authors_part
 from openenv_core.tracing import served_span
-from servers.execution import FATAL, EnvironmentRunner, end
+from servers.execution import FATAL, EnvironmentRunner, cancel_task
 from servers.metrics import RESET, STEP, ServerMetrics
 from servers.security import owner_of
 from servers.sessions import (
@@ -75,10 +75,10 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T |
         await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        await end(
+        await cancel_task(
             task
         )  # first: once the disconnect is noticed, it must not complete with a result that nobody gets
-        await end(watch)
+        await cancel_task(watch)
 
 
 async def _wait_disconnect(receive: Receive) -> None:

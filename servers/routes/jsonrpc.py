@@ -106,17 +106,15 @@ class JsonRpc:
 
     async def _create(self, caller: Caller, _: _Params) -> Any:
         if caller.session is not None:
-            return {"session_id": self._sessions.hand_out(caller.session)}
+            return {"session_id": self._sessions.assign_id(caller.session)}
         return {"session_id": (await self._sessions.open(caller.owner, wait_s=caller.wait_s)).id}
 
     async def _close(self, caller: Caller, params: _Params) -> Any:
         session_id = params.get("session_id")
         if not session_id:
-            raise JsonRpcFaultError(jsonrpc.INVALID_PARAMS, "expected params with a session_id, got none")
+            raise JsonRpcFaultError(jsonrpc.INVALID_PARAMS, "params have no session_id")
         if caller.session is not None and session_id == caller.session.id:
-            text = (
-                "expected the id of another session, got that of this socket's own; close the socket instead"
-            )
+            text = "the session is this socket's own; close the socket instead"
             raise JsonRpcFaultError(jsonrpc.INVALID_REQUEST, text)
         session = self._sessions.find(caller.owner, session_id)
         if await self._sessions.close(session):
@@ -134,13 +132,9 @@ class JsonRpc:
         session = self._find(caller, params)
         name, arguments = params.get("name"), params.get("arguments")
         if not isinstance(name, str) or not name:
-            raise JsonRpcFaultError(
-                jsonrpc.INVALID_PARAMS, "expected params with the name of a tool, got none"
-            )
+            raise JsonRpcFaultError(jsonrpc.INVALID_PARAMS, "params have no name of a tool")
         if arguments is not None and not isinstance(arguments, dict):
-            raise JsonRpcFaultError(
-                jsonrpc.INVALID_PARAMS, "expected arguments as an object, got something else"
-            )
+            raise JsonRpcFaultError(jsonrpc.INVALID_PARAMS, "arguments must be an object")
 
         received_at, spent_s = perf_counter(), 0.0
 
@@ -203,6 +197,4 @@ def fault_of(refusal: RefusalError) -> JsonRpcFaultError:
 
 
 def _no_tools() -> JsonRpcFaultError:
-    return JsonRpcFaultError(
-        jsonrpc.INTERNAL_ERROR, "expected an environment with MCP tools, got one that offers none"
-    )
+    return JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, "the environment offers no MCP tools")

@@ -113,13 +113,13 @@ class Link:
     @property
     def live_sessions(self) -> int:
         """Number of sessions that have not ended."""
-        return sum(not member.session.over for member in self.batch.members.values())
+        return sum(not member.session.ended for member in self.batch.members.values())
 
     def send(self, frame: str | bytes) -> None:
         """Send a frame, and retain it until it is sent or, with a lease, until the client has read it."""
         if self._metrics.enabled:  # `count_sent`, inlined for speed
             whole = isinstance(frame, bytes) or frame.isascii()
-            self._metrics.counts.sent += len(frame) if whole else size_of(frame)
+            self._metrics.counts.sent_bytes += len(frame) if whole else size_of(frame)
         self.frame_count += 1
         socket = self.conversation
         if socket is not None and socket.send_now(frame) and not self.id:
@@ -282,13 +282,13 @@ class Link:
         if head.read is not None:
             self.discard_frames(head.read)
         if received_at:  # `count_received`, inlined for speed
-            self._metrics.counts.received += len(frame) if frame.isascii() else size_of(frame)
+            self._metrics.counts.received_bytes += len(frame) if frame.isascii() else size_of(frame)
         if (
             isinstance(head, NumberedFrame)
             and head.traceparent is None
             and not isinstance(parsed, (Mcp, Close))
             and (member := self.batch.members.get(head.member)) is not None
-            and not (member.session.shared or member.session.over)
+            and not (member.session.shared or member.session.ended)
             and (self._inline or member.session.runner.in_thread)
         ):
             self._call_eagerly(member, head, parsed, frame, received_at)
@@ -310,7 +310,7 @@ class Link:
             request = LinkRequest(head, parsed, [], frame, received_at)
             resume = partial(self._continue, request)
         reply = start_eagerly(
-            self._links.single.answer(member.session, frame, parsed, received_at, here=True, resume=resume)
+            self._links.single.answer(member.session, frame, parsed, received_at, inline=True, resume=resume)
         )
         if isinstance(reply, str):
             self.send(add_id(head.id, reply))
@@ -324,8 +324,8 @@ class Link:
             self.conversation.busy = True
         if resume is None:
             self._start(request)
-        elif (watch := member.session.watch) is not None and member.session.on_expiry is not None:
-            watch.expect(self._sessions.step_timeout_s, member.session.on_expiry)
+        elif (watchdog := member.session.watchdog) is not None and member.session.on_expiry is not None:
+            watchdog.expect(self._sessions.step_timeout_s, member.session.on_expiry)
 
     def _add_request(self, request: LinkRequest) -> LinkRequest:
         """Register a running request and start the timer of its deadline, if any."""
@@ -354,7 +354,7 @@ class Link:
     def _resume(self, head: wire.ResumeRequest) -> None:
         """Attach this link's socket to the link that a client resumes."""
         if self.last_id >= 0 or self.conversation is None:
-            raise RefusalError(VALIDATION_ERROR, "expected resume as the first request of a connection")
+            raise RefusalError(VALIDATION_ERROR, "resume must be the first request of a connection")
         link = self._links.find(self.owner, head)
         conversation, self.conversation = self.conversation, None
         conversation.resume(link, head)
@@ -456,14 +456,14 @@ class Link:
         assert isinstance(head, wire.ResetRequest | wire.StepRequest | wire.StateRequest)
         calls = batches.calls(head, request.arrays, self.batch.find(head.members), len(request.frame))
         request.arrays, request.frame = [], ""
-        at_least = getattr(head, "at_least", None) or len(calls)
+        min_count = getattr(head, "at_least", None) or len(calls)
         request.round = batch_round = BatchRound(self._sessions, calls)
         request.executing = True
         try:
             await batch_round.start()
-            while not batch_round.over:
-                finished = await batch_round.next(at_least)
-                for frame in batches.encode_replies(head.id, finished, batch_round.over):
+            while not batch_round.is_done:
+                finished = await batch_round.wait_finished(min_count)
+                for frame in batches.encode_replies(head.id, finished, batch_round.is_done):
                     self.send(frame)
                     await self._wait_sent()
                 if self._metrics.enabled:
@@ -473,22 +473,22 @@ class Link:
 
     async def _open(self, head: wire.OpenRequest) -> None:
         if self._session_id is not None:
-            if self.batch.opened or head.count > 1:
-                text = "expected to open one session, that which the address names; use another connection for more"
+            if self.batch.opened_count or head.count > 1:
+                text = "the address names the one session of this connection; use another connection for more"
                 raise RefusalError(VALIDATION_ERROR, text)
             session = await self._attached.enter_async_context(
                 self._sessions.attach(self.owner, self._session_id)
             )
-            members = self.batch.hold([session])
+            members = self.batch.add([session])
         else:
 
-            async def tell(place: dict[str, Any]) -> None:
+            async def notify(place: dict[str, Any]) -> None:
                 fields = {"id": dumps(head.id), "queue": dumps(place), "last": b"false"}
                 self.send(wire.encode_frame(fields, []))
 
             self._check_count(0)
             wait_s = math.inf if head.wait_s is None else head.wait_s
-            members = self._watch_members(await self.batch.open(head.count, head.snapshot, tell, wait_s))
+            members = self._watch_members(await self.batch.open(head.count, head.snapshot, notify, wait_s))
         fields = {"id": dumps(head.id), "members": dumps([member.number for member in members])}
         if head.lease_s is not None:
             if not self.id:
@@ -521,16 +521,16 @@ class Link:
         for member in members:
             session = member.session
             if self._inline:
-                session.watch = self._watchdog
+                session.watchdog = self._watchdog
             elif session.runner.in_thread:
-                session.watch = Watchdog(self._sessions.step_timeout_s, lambda: None)
+                session.watchdog = Watchdog(self._sessions.step_timeout_s, lambda: None)
                 session.on_expiry = partial(self._expire_call, member)
         return members
 
     def _stop_watching(self, members: Iterable[Member]) -> None:
         for member in members:
-            if member.session.watch is not None:
-                member.session.watch.close()
+            if member.session.watchdog is not None:
+                member.session.watchdog.close()
 
     def _expire_call(self, member: Member) -> None:
         """End a session whose call exceeded its deadline; refuse that request and those queued behind it."""
@@ -547,7 +547,7 @@ class Link:
                 self._remove_request(request)  # it is answered, even if its task ignores the cancellation
 
     def _check_count(self, more: int) -> None:
-        if self.live_sessions + self._opening + self.batch.forking + more > wire.MAX_MEMBERS:
+        if self.live_sessions + self._opening + self.batch.forking_count + more > wire.MAX_MEMBERS:
             raise RefusalError(
                 VALIDATION_ERROR,
                 f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
@@ -670,7 +670,7 @@ class Links:
         if link is None or not authorized or link.owner != owner or not link.can_resume(request.read):
             raise RefusalError(
                 SESSION_ERROR,
-                "expected a session of yours that is open, or broke off within its lease, got none; open a new one",
+                "no session of yours with this id is open or within its lease; open a new one",
             )
         return link
 
@@ -738,7 +738,7 @@ class LinkConversation(Conversation):
 
     def _close_if_unopened(self) -> None:
         """Close the socket if its link has opened no session."""
-        if not self._link.batch.opened and not self._link.running:
+        if not self._link.batch.opened_count and not self._link.running:
             self.end(NORMAL_CLOSURE)
 
     def abort(self) -> None:
@@ -777,11 +777,11 @@ class LinkConversation(Conversation):
                 if frame is None:
                     self._drop_client()  # it reads so slowly that its next frame is no longer retained
                     return
-                self._watch.expect(self._send_timeout_s, self._drop_client)
+                self._watchdog.expect(self._send_timeout_s, self._drop_client)
                 await self._send(
                     {"type": "websocket.send", "text" if isinstance(frame, str) else "bytes": frame}
                 )
-                self._watch.stop()
+                self._watchdog.stop()
                 if preamble is not None:
                     preamble = None
                     continue

@@ -64,8 +64,8 @@ class LinkRequest:
         if (member := self.member) is not None:
             self.member = None
             member.lock.release()
-            if member.session.watch is not None:
-                member.session.watch.stop()
+            if member.session.watchdog is not None:
+                member.session.watchdog.stop()
 
 
 def read_frame(

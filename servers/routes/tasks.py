@@ -172,7 +172,7 @@ class _Tasks:
         self, owner: str, to_body: Callable[[Any], Any], method: str, arguments: Sequence[Any]
     ) -> Response:
         async def work(runner: EnvironmentRunner) -> Any:
-            if not runner.has(method):
+            if not runner.has_method(method):
                 raise NotImplementedError
             return await runner.call(method, *arguments)
 

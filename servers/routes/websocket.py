@@ -20,7 +20,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.requests import Close, Mcp, ReadState, RequestDecoder, Reset
 from openenv_core.tracing import served_span
 from openenv_core.watchdog import Watchdog
-from servers.execution import FATAL, EnvironmentRunner, end, keep, start_eagerly
+from servers.execution import FATAL, EnvironmentRunner, cancel_task, keep, start_eagerly
 from servers.metrics import BUCKETS_S, RESET, STEP, ServerMetrics, size_of
 from servers.routes.http import report_error, wait_of, while_connected
 from servers.routes.jsonrpc import Caller, JsonRpc, fault_of
@@ -151,7 +151,7 @@ class Conversation(ABC):
         self._fast_path: FastPath | None = fast_path if unwrapped else None
         self._send_timeout_s = send_timeout_s or None
         shortest = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
-        self._watch = Watchdog(shortest, self._drop_client)
+        self._watchdog = Watchdog(shortest, self._drop_client)
         # While a slow request runs, frames are read ahead, so that a disconnect during a step is noticed.
         self._read_ahead_timer = (
             None if sessions.inline else Watchdog(_READ_AHEAD_AFTER_S, self._start_reader)
@@ -181,7 +181,11 @@ class Conversation(ABC):
         try:
             await self._receive()
             sockets.add(self)
-            if ticket is None or not ticket.waits or await while_connected(self._receive, ticket.settled()):
+            if (
+                ticket is None
+                or not ticket.is_waiting
+                or await while_connected(self._receive, ticket.wait_settled())
+            ):
                 await self._run(sockets, session_context)
         finally:
             if self.task is None:
@@ -197,17 +201,17 @@ class Conversation(ABC):
         try:
             await asyncio.wait([task])
         finally:
-            await end(task)
+            await cancel_task(task)
             if self._read_ahead_timer is not None:
                 self._read_ahead_timer.close()
             if self._reader is not None:
-                await end(self._reader)
+                await cancel_task(self._reader)
             if task.done():
-                self._watch.close()
+                self._watchdog.close()
             else:
                 # The task ignores its cancellation; the watchdog keeps enforcing its deadline.
                 self.closed = True
-                task.add_done_callback(lambda _: self._watch.close())
+                task.add_done_callback(lambda _: self._watchdog.close())
         if task.done() and not task.cancelled():
             error = task.exception()
             # Servers raise OSError from `send` if the client has disconnected.
@@ -290,9 +294,9 @@ class Conversation(ABC):
     async def _send_text(self, text: str) -> None:
         if self.closed:
             raise DisconnectedError  # the conversation was ended from outside
-        self._watch.expect(self._send_timeout_s, self._drop_client)
+        self._watchdog.expect(self._send_timeout_s, self._drop_client)
         await self._send({"type": "websocket.send", "text": text})
-        self._watch.stop()
+        self._watchdog.stop()
 
     async def _close(self, code: int, last: str | None) -> None:
         """Send a last frame, if any, and close the socket."""
@@ -302,9 +306,9 @@ class Conversation(ABC):
         if self.closed:
             raise DisconnectedError
         self.closed = True
-        self._watch.expect(self._send_timeout_s, self._drop_client)
+        self._watchdog.expect(self._send_timeout_s, self._drop_client)
         await self._send({"type": "websocket.close", "code": code})
-        self._watch.stop()
+        self._watchdog.stop()
 
     def drain(self) -> None:
         """End the conversation after the current reply, or at once if there is none."""
@@ -351,7 +355,7 @@ class _SessionConversation(Conversation):
 
     async def _answer_requests(self, session: EnvironmentSession) -> int:
         if not session.standing:
-            session.watch = self._watch
+            session.watchdog = self._watchdog
             session.on_expiry = lambda: self.end(
                 NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(session))
             )
@@ -370,7 +374,7 @@ class _SessionConversation(Conversation):
             if self._pending_reply is not None:
                 self._pending_reply[1].close()
             if self._reply_task is not None:
-                await end(self._reply_task)
+                await cancel_task(self._reply_task)
 
     async def _answer_in_order(self, session: EnvironmentSession) -> int:
         answer, read_ahead_timer, fast_path = self._dialect.answer, self._read_ahead_timer, self._fast_path
@@ -382,7 +386,7 @@ class _SessionConversation(Conversation):
             if self.busy:  # with a reply that `answer_eagerly` started
                 self._previous_reply = asyncio.get_running_loop().create_future()
                 await self._previous_reply
-                if self.draining or session.over:
+                if self.draining or session.ended:
                     break
             self.busy = True
             reply = await answer(session, frame)
@@ -394,14 +398,14 @@ class _SessionConversation(Conversation):
             self._count(frame, reply)
             if fast_path is None or self.closed or not fast_path.send_frame(reply):
                 await self._send_text(reply)
-            if session.over and not self.draining:
+            if session.ended and not self.draining:
                 return NORMAL_CLOSURE  # a call inside the frame exceeded its deadline, as its reply says
         return GOING_AWAY
 
     def answer_eagerly(self, text: str | bytes) -> bool:
         """Answer a frame from the read callback, without waking the task; return whether it was taken."""
         session = self._session
-        if self.busy or self._frames_ahead or self.draining or self.closed or session.shared or session.over:
+        if self.busy or self._frames_ahead or self.draining or self.closed or session.shared or session.ended:
             return False
         if not isinstance(text, str):
             return False  # `FrameDialect.answer` refuses it
@@ -414,7 +418,7 @@ class _SessionConversation(Conversation):
             self._pending_reply = text, pending
             self.busy = True
             assert session.on_expiry is not None
-            self._watch.expect(self._sessions.step_timeout_s, session.on_expiry)
+            self._watchdog.expect(self._sessions.step_timeout_s, session.on_expiry)
         return True
 
     def _continue_reply(self, _: Outcome) -> None:
@@ -423,11 +427,11 @@ class _SessionConversation(Conversation):
         (text, pending), self._pending_reply = self._pending_reply, None
         reply = start_eagerly(pending)
         assert reply is not None
-        if self._session.over:
+        if self._session.ended:
             return  # it exceeded its deadline, which the client has been told
         self.busy = False
         if isinstance(reply, str):
-            self._watch.stop()
+            self._watchdog.stop()
         self._reply(text, reply)
         if not self.busy:
             self._end_reply()
@@ -442,7 +446,7 @@ class _SessionConversation(Conversation):
         if self._resume is None and not isinstance(pending, str):
             # The environment waits although it promises not to.
             assert self._session.on_expiry is not None
-            self._watch.expect(self._sessions.step_timeout_s, self._session.on_expiry)
+            self._watchdog.expect(self._sessions.step_timeout_s, self._session.on_expiry)
         self._reply_task = asyncio.create_task(self._reply_later(text, pending))
 
     async def _reply_later(self, text: str, pending: str | Coroutine[Any, Any, str | None]) -> None:
@@ -450,7 +454,7 @@ class _SessionConversation(Conversation):
             # A coroutine that has started can be continued only as a task, not awaited.
             reply = pending if isinstance(pending, str) else await asyncio.create_task(pending)
             assert reply is not None
-            self._watch.stop()
+            self._watchdog.stop()
             self._count(text, reply)
             await self._send_text(reply)
         except Exception as error:
@@ -472,8 +476,8 @@ class _SessionConversation(Conversation):
 
     def _count(self, frame: str | bytes, reply: str) -> None:
         if (metrics := self._sessions.metrics).enabled:
-            metrics.counts.received += len(frame) if frame.isascii() else size_of(frame)
-            metrics.counts.sent += len(reply) if reply.isascii() else size_of(reply)
+            metrics.counts.received_bytes += len(frame) if frame.isascii() else size_of(frame)
+            metrics.counts.sent_bytes += len(reply) if reply.isascii() else size_of(reply)
 
 
 class Sockets:
@@ -580,7 +584,7 @@ class FrameDialect:
         began: float = 0.0,
         traceparent: str | None = None,
         *,
-        here: bool = False,
+        inline: bool = False,
         resume: Callable[[Outcome], None] | None = None,
     ) -> str | None:
         """Return the reply to a frame; None for a close request.
@@ -591,7 +595,7 @@ class FrameDialect:
             request: The request decoded from it, if already done.
             began: When it came, by `perf_counter`, for metrics; by default now.
             traceparent: W3C trace context of the client's span, if any.
-            here: Step without the session's lock and deadline: it has no other caller and is not over, and the caller
+            inline: Step without the session's lock and deadline: it has no other caller and is not over, and the caller
                 enforces the deadline.
             resume: If this runs outside of a task, resumes it once the environment's method in a thread has ended.
 
@@ -607,7 +611,7 @@ class FrameDialect:
             if request is None:
                 if not isinstance(text, str):
                     raise RefusalError(
-                        INVALID_JSON, "expected a text frame that holds a JSON object, got a binary frame"
+                        INVALID_JSON, "the frame is binary; send a text frame that holds a JSON object"
                     )
                 request = self._decoder.frame(text)
             kind = type(request)
@@ -625,7 +629,7 @@ class FrameDialect:
             else:
                 call = (
                     session.runner.step(request, resume=resume)
-                    if here
+                    if inline
                     else session.run(EnvironmentRunner.step, request, resume=resume)
                 )
                 observation = await call
@@ -660,7 +664,7 @@ class FrameDialect:
             return None  # `answer` decodes it again and refuses it
         if isinstance(request, Close | Mcp):
             return None
-        return start_eagerly(self.answer(session, text, request, here=True, resume=resume))
+        return start_eagerly(self.answer(session, text, request, inline=True, resume=resume))
 
     async def _traced(self, traceparent: str, session: EnvironmentSession, *arguments: Any) -> str | None:
         _, request, began = arguments
@@ -691,7 +695,7 @@ class RpcDialect:
         """Return the response to a frame."""
         if not isinstance(text, str):
             fault = JsonRpcFaultError(
-                jsonrpc.PARSE_ERROR, "expected a text frame that holds a request, got a binary frame"
+                jsonrpc.PARSE_ERROR, "the frame is binary; send a text frame that holds a request"
             )
             return self._rpc.fault(None, fault).decode()
         return (await self._rpc.answer_text(text, Caller(session.owner, session))).decode()

@@ -83,7 +83,7 @@ class SandboxApp(Starlette):
     def __init__(self, settings: ServerSettings, limits: SandboxLimits, *, domain: str | None = None) -> None:
         if not settings.tokens:
             raise ConfigurationError(
-                "expected a token, got none: clients of a sandbox service can run any code; give "
+                "no token is set, and clients of a sandbox service can run any code; give "
                 f"--token-file or ROPEWALK_TOKENS (make one with: {MAKE_TOKEN})"
             )
         self.table = SandboxTable(limits)
@@ -157,7 +157,7 @@ class SandboxApp(Starlette):
         if not hmac.compare_digest(token.encode(), record.token.encode()) and not _has_signature(
             request, record
         ):
-            raise ApiError(401, "expected the sandbox's own token in X-Access-Token, got another or none")
+            raise ApiError(401, "the header X-Access-Token does not have the sandbox's own token")
         return record
 
     def _owner(self, request: Request) -> str:

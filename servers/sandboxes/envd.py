@@ -149,7 +149,7 @@ def message_of(data: bytes) -> Json:
     except (ValueError, RecursionError):
         message = None
     if not isinstance(message, dict):
-        raise GuestError("invalid_argument", "expected a JSON object, got none")
+        raise GuestError("invalid_argument", "the body is no JSON object")
     return message
 
 
@@ -180,7 +180,7 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
         except StopAsyncIteration:
             return
         except (TimeoutError, ClientDisconnect):
-            raise GuestError("deadline_exceeded", "expected the rest of the body, got nothing") from None
+            raise GuestError("deadline_exceeded", "the rest of the body did not come in time") from None
 
 
 async def _plain(guest: Guest, op: str, **fields: Any) -> Json:
@@ -191,9 +191,7 @@ async def _plain(guest: Guest, op: str, **fields: Any) -> Json:
 async def _listing(guest: Guest, op: str, **fields: Any) -> Any:
     _, data = await guest.ask(op, **fields)
     if len(data) > MAX_MESSAGE:  # parsing a larger one would block the event loop
-        raise GuestError(
-            "resource_exhausted", f"expected a list of at most {MAX_MESSAGE} bytes, got a longer one"
-        )
+        raise GuestError("resource_exhausted", f"the list is longer than {MAX_MESSAGE} bytes")
     return json.loads(data)
 
 
@@ -203,7 +201,7 @@ async def _listing(guest: Guest, op: str, **fields: Any) -> Any:
 def _pid(body: Json) -> int:
     selector = body["process"]
     if type(pid := selector.get("pid")) is not int:
-        raise GuestError("invalid_argument", "expected a process by its pid, got none")
+        raise GuestError("invalid_argument", "the request names no process by its pid")
     return pid
 
 
@@ -240,9 +238,7 @@ async def _take_input(guest: Guest, request: Request) -> AsyncIterator[Json]:
             elif "data" in event:
                 await _input(guest, pid, event["data"]["input"], UNREAD_INPUT_TIMEOUT_S)
         if len(buffer) > MAX_MESSAGE:
-            raise GuestError(
-                "resource_exhausted", f"expected messages of at most {MAX_MESSAGE} bytes, got more"
-            )
+            raise GuestError("resource_exhausted", f"a message is longer than {MAX_MESSAGE} bytes")
     yield {}
 
 
@@ -262,9 +258,7 @@ async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIter
     """Start a command and stream its events. It outlives a disconnection, but not its timeout."""
     config = body["process"]
     if "pty" in body:
-        raise GuestError(
-            "unimplemented", "expected a command without a terminal, got one with; there is none here"
-        )
+        raise GuestError("unimplemented", "terminals are not supported; start the command without one")
     async with guest.subscribed(f"p{guest.name()}") as output:
         killed = False
 
@@ -328,7 +322,7 @@ async def read_messages(
 
 
 def _timeout_error(timeout_s: float | None) -> GuestError:
-    return GuestError("deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end")
+    return GuestError("deadline_exceeded", f"it did not end within {timeout_s:g} s")
 
 
 async def _process_events(
@@ -421,15 +415,13 @@ async def _upload(guest: Guest, request: Request, path: str) -> list[Json]:
     pieces = _decompress(request)
     if kind.startswith("application/octet-stream"):
         if not path:
-            raise GuestError("invalid_argument", "expected a path in the query, got none")
+            raise GuestError("invalid_argument", "the query has no path")
         return [await _write(guest, path, pieces)]
     body = bytearray()
     async for piece in pieces:
         body += piece
         if len(body) > MAX_UPLOAD:
-            raise GuestError(
-                "resource_exhausted", f"expected a form of at most {MAX_UPLOAD} bytes, got a larger one"
-            )
+            raise GuestError("resource_exhausted", f"the form is larger than {MAX_UPLOAD} bytes")
     entries = []
     for name, data in _form_files(kind, bytes(body)):
 
@@ -486,12 +478,12 @@ def _form_files(kind: str, body: bytes) -> list[tuple[str, bytes]]:
     for section in (b"\r\n" + body).split(b"\r\n--" + match[1].encode())[1:-1]:
         head, _, data = section.partition(b"\r\n\r\n")
         if (named := _FILENAME.search(head)) is None:
-            raise GuestError("invalid_argument", "expected files with names in the form, got one without")
+            raise GuestError("invalid_argument", "a file in the form has no name")
         # Undo the escapes of browsers and httpx.
         name = (
             named[1].decode("utf-8", "replace").replace("%22", '"').replace('\\"', '"').replace("\\\\", "\\")
         )
         files.append((name, data))
     if not files:
-        raise GuestError("invalid_argument", "expected a file in the form, got none")
+        raise GuestError("invalid_argument", "the form has no file")
     return files

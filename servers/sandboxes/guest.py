@@ -150,7 +150,7 @@ class Guest:
         waits[0].cancel()
         if not self._greeted.is_set():
             reason = self.gone.result() if self.gone.done() else f"nothing within {timeout_s:g} s"
-            raise GuestError("unavailable", f"expected the sandbox to begin, got {reason}")
+            raise GuestError("unavailable", f"the sandbox did not begin: {reason}")
         await self.ask("setup", envs=envs)
 
     def name(self) -> str:
@@ -182,9 +182,7 @@ class Guest:
                 await self._writer.drain()
                 header, data = await answer
         except TimeoutError:
-            raise GuestError(
-                "deadline_exceeded", f"expected an answer within {CALL_TIMEOUT_S:g} s, got none"
-            ) from None
+            raise GuestError("deadline_exceeded", f"no answer within {CALL_TIMEOUT_S:g} s") from None
         except OSError as error:
             raise GuestError("unavailable", f"the sandbox was not found: {error}") from None
         finally:

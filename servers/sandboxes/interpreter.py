@@ -33,9 +33,7 @@ def routes(find: Find, table: SandboxTable) -> list[Route]:
         code, envs = body.get("code"), body.get("env_vars") or {}
         name = body.get("context_id") or DEFAULT
         if not isinstance(code, str) or not isinstance(name, str) or not isinstance(envs, dict):
-            raise ApiError(
-                400, "expected code and context_id as text, and env_vars as an object, got something else"
-            )
+            raise ApiError(400, "code and context_id must be text, and env_vars an object")
         if name == DEFAULT:
             await _make(record, DEFAULT, "")
         _, turn = _context(record, name)
@@ -85,7 +83,7 @@ async def _make(record: Record, name: str, cwd: str) -> dict[str, str]:
     async with record.making:
         if name not in record.contexts:
             if len(record.contexts) >= MAX_CONTEXTS:
-                raise ApiError(429, f"expected at most {MAX_CONTEXTS} contexts, got one more; remove one")
+                raise ApiError(429, f"there are {MAX_CONTEXTS} contexts, the most allowed; remove one")
             header, _ = await record.guest.ask("context", name=name, cwd=cwd)
             context = {"id": name, "language": "python", "cwd": str(header["cwd"])}
             record.contexts[name] = (context, asyncio.Lock())

@@ -88,10 +88,10 @@ class ProcessMachine:
     async def freeze(self, *, frozen: bool) -> None:
         """Pause or resume all its processes; GuestError if it has forks: their processes cannot be told apart."""
         async with self._forking:  # a fork of a paused sandbox would wait for it in vain
-            if self._session.related:
+            if self._session.has_relatives:
                 raise GuestError(
                     "failed_precondition",
-                    "expected a sandbox without forks or snapshots, got one with some; end them first",
+                    "the sandbox has forks or snapshots; end them first",
                 )
             self._session.freeze(frozen=frozen)
             self._frozen = frozen
@@ -120,7 +120,7 @@ class ProcessMachine:
     async def close(self) -> None:
         """End its processes and remove its files."""
         await self.guest.close()
-        if self._session.related:  # its agent ends what it has started once the channel is closed
+        if self._session.has_relatives:  # its agent ends what it has started once the channel is closed
             await asyncio.wait([self._serving], timeout=END_TIMEOUT_S)
         self._serving.cancel()
         await asyncio.gather(self._serving, return_exceptions=True)
@@ -218,7 +218,7 @@ class ContainerMachine:
         """Raise a GuestError: containers cannot be forked."""
         raise GuestError(
             "unimplemented",
-            "expected a process sandbox, got a container: an engine copies files, but no memory",
+            "a container cannot be forked: an engine copies files, but no memory; use a process sandbox",
         )
 
     async def close(self) -> None:

@@ -59,7 +59,7 @@ class Ports:
             return True
         forwards = sum(name == record.id for name, _ in self._forwards)
         if (record.id, port) not in self._forwards and forwards >= MAX_FORWARDED_PORTS:
-            text = f"expected at most {MAX_FORWARDED_PORTS} ports of one sandbox, got one more"
+            text = f"{MAX_FORWARDED_PORTS} ports of the sandbox are forwarded, the most allowed"
             await send_refusal(HttpRefusalError(429, text), scope, send)
             return True
         number = await self._open_forward(record, port)

@@ -198,9 +198,7 @@ class SandboxTable:
             ApiError: The source is paused, runs code or is a container, or its files cannot be copied.
         """
         if source.paused or any(turn.locked() for _, turn in source.contexts.values()):
-            raise ApiError(
-                409, "expected a sandbox that is not paused and runs no code, got another; fork it later"
-            )
+            raise ApiError(409, "the sandbox is paused or runs code; fork it later")
         machine = source.machine
         assert machine is not None
         fields = {"metadata": source.metadata, "allow_internet": source.allow_internet, **fields}
@@ -216,7 +214,7 @@ class SandboxTable:
 
     def _make_record(self, owner: str, template: str, timeout_s: float, **fields: Any) -> Record:
         if self._closing:
-            raise ApiError(503, "expected a service that runs, got one that is stopping")
+            raise ApiError(503, "the service is stopping")
         of_owner = sum(each.owner == owner for each in self._records.values())
         for count, cap, whose in (
             (len(self._records), self.limits.max_sandboxes, ""),
@@ -224,7 +222,7 @@ class SandboxTable:
         ):
             if cap is not None and count >= cap:
                 raise ApiError(
-                    429, f"expected at most {cap} sandboxes{whose}, got one more; kill one, or retry later"
+                    429, f"there are {cap} sandboxes{whose}, the most allowed; kill one, or retry later"
                 )
         return Record(
             token_hex(10), owner, template, token_urlsafe(24), self._deadline_after(timeout_s), **fields
@@ -247,12 +245,9 @@ class SandboxTable:
             logger.warning("sandbox %s was not started: %s", record.id, error)
             raise ApiError(500, f"{type(error).__name__}: {error}") from None
         if record.doomed:
-            got = (
-                "service that runs, got one that is stopping"
-                if self._closing
-                else "sandbox, got one that ended"
+            raise ApiError(
+                503, "the service is stopping" if self._closing else "the sandbox ended during its start"
             )
-            raise ApiError(503, f"expected a {got} during the start")
         return record
 
     def records(self, owner: str | None = None, *, snapshots: bool = False) -> list[Record]:
@@ -335,9 +330,7 @@ class SandboxTable:
             )
             return partial(self._warm.take, limits.image(record.template), options)
         if self._sandbox is None:
-            raise ApiError(
-                501, f"expected a machine that supports process sandboxes, got one that does not: {self._why}"
-            )
+            raise ApiError(501, f"this machine does not support process sandboxes: {self._why}")
         of_session = Limits(
             memory_bytes=limits.memory_bytes,
             disk_bytes=limits.disk_bytes,

@@ -11,7 +11,7 @@ from typing import Any, Final
 from openenv_core import Observation
 from openenv_core.protocol.errors import SESSION_ERROR, VALIDATION_ERROR, RefusalError
 from servers.execution import EnvironmentRunner, keep, start_eagerly
-from servers.sessions.queue import REQUEST_WAIT_S, Tell, Ticket
+from servers.sessions.queue import REQUEST_WAIT_S, Notify, Ticket
 from servers.sessions.session import EnvironmentSession, outcome_of_work
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.sessions.snapshots import SessionState, state_of
@@ -29,14 +29,14 @@ class Member:
     Attributes:
         number: Its number on the connection.
         session: The session.
-        ended: Whether its episode is over and no new one has begun.
+        episode_ended: Whether its episode is over and no new one has begun.
         busy: Whether a call of a batch is running.
         lock: Held by a request for this member alone; such requests run one at a time, in order.
     """
 
     number: int
     session: EnvironmentSession
-    ended: bool = False
+    episode_ended: bool = False
     busy: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -45,11 +45,11 @@ class Member:
         """Whether a request is running."""
         return self.busy or self.lock.locked()
 
-    def refusal(self) -> RefusalError | None:
+    def get_refusal(self) -> RefusalError | None:
         """Return why it cannot be called now; None if it can."""
         if self.in_use:
             return SessionBusyError(1)
-        if self.session.over:
+        if self.session.ended:
             return UnknownSessionError(f"member {self.number}, which has ended")
         return None
 
@@ -64,7 +64,7 @@ class MemberCall:
         action: The action of a step. Without options and action, the call reads the state.
         autoreset: Which step resets a finished episode: `same_step`, `next_step`, or None for neither.
         outcome: What the call returned or raised.
-        last: The last observation of the previous episode, if that ended in this call.
+        last_observation: The last observation of the previous episode, if that ended in this call.
         spent_s: Seconds spent in the environment.
     """
 
@@ -73,57 +73,57 @@ class MemberCall:
     action: Any = None
     autoreset: str | None = None
     outcome: Any = None
-    last: Any = None
+    last_observation: Any = None
     spent_s: float = 0.0
 
     @property
-    def reads(self) -> bool:
+    def is_read(self) -> bool:
         """Whether the call reads the state."""
         return self.options is None and self.action is None
 
     @property
-    def resets(self) -> bool:
+    def autoresets(self) -> bool:
         """Whether a step resets instead, since the previous episode is over."""
-        return self.member.ended and self.autoreset is not None
+        return self.member.episode_ended and self.autoreset is not None
 
-    async def play(self, runner: EnvironmentRunner, *, here: bool = False, result: Any = None) -> Any:
+    async def play(self, runner: EnvironmentRunner, *, inline: bool = False, result: Any = None) -> Any:
         """Read an environment's state, reset it, or step it and apply the autoreset mode.
 
         Args:
             runner: Runs the environment.
-            here: Run methods in the calling thread, as of `EnvironmentRunner`.
-            result: The result of `EnvironmentRunner.reset_here` or `step_here`, if already called.
+            inline: Run methods in the calling thread, as of `EnvironmentRunner`.
+            result: The result of `EnvironmentRunner.reset_inline` or `step_inline`, if already called.
         """
-        if self.reads:
-            return await runner.state(here=here)
-        resets = self.options is not None or self.resets
+        if self.is_read:
+            return await runner.state(inline=inline)
+        is_reset = self.options is not None or self.autoresets
         if result is None:
-            result = runner.reset(self.options or {}) if resets else runner.step(self.action)
+            result = runner.reset(self.options or {}) if is_reset else runner.step(self.action)
         observation = result if isinstance(result, Observation) else await result
         self.spent_s = runner.spent_s
-        if not resets and self.autoreset == "same_step" and getattr(observation, "done", False) is True:
-            self.last, observation = observation, await runner.reset({}, here=here)
+        if not is_reset and self.autoreset == "same_step" and getattr(observation, "done", False) is True:
+            self.last_observation, observation = observation, await runner.reset({}, inline=inline)
             self.spent_s += runner.spent_s
-        self.member.ended = getattr(observation, "done", False) is True
+        self.member.episode_ended = getattr(observation, "done", False) is True
         return observation
 
-    def play_here(self) -> Any:
+    def play_inline(self) -> Any:
         """Do the same in the calling thread; return a coroutine to continue on the event loop if a method waits."""
         member = self.member
         runner = member.session.runner
-        if self.reads:
-            return start_eagerly(self.play(runner, here=True))
-        resets = self.options is not None or self.resets
-        result = runner.reset_here(self.options or {}) if resets else runner.step_here(self.action)
+        if self.is_read:
+            return start_eagerly(self.play(runner, inline=True))
+        is_reset = self.options is not None or self.autoresets
+        result = runner.reset_inline(self.options or {}) if is_reset else runner.step_inline(self.action)
         if isinstance(result, Observation):
             ended = result.done is True
             if (
-                resets or not ended or self.autoreset != "same_step"
+                is_reset or not ended or self.autoreset != "same_step"
             ):  # the usual case, which creates no coroutine
                 self.spent_s = runner.spent_s
-                member.ended = ended
+                member.episode_ended = ended
                 return result
-        return start_eagerly(self.play(runner, here=True, result=result))
+        return start_eagerly(self.play(runner, inline=True, result=result))
 
 
 class SessionBatch:
@@ -135,34 +135,34 @@ class SessionBatch:
 
     Attributes:
         members: Members that the client has not ended, by number.
-        opened: Members opened so far; the number of the next one.
-        forking: Members being forked.
+        opened_count: Members opened so far; the number of the next one.
+        forking_count: Members being forked.
     """
 
     def __init__(self, table: SessionTable, owner: str) -> None:
         self._table = table
         self._owner = owner
         self.members: dict[int, Member] = {}
-        self.opened = self.forking = 0
+        self.opened_count = self.forking_count = 0
 
     async def open(
-        self, count: int, snapshot: str | None = None, tell: Tell | None = None, wait_s: float = math.inf
+        self, count: int, snapshot: str | None = None, notify: Notify | None = None, wait_s: float = math.inf
     ) -> list[Member]:
         """Open sessions, all or none, in the state of a snapshot if one is given.
 
         Args:
             count: Number of sessions.
             snapshot: Id of the snapshot.
-            tell: Called with the place in the queue while there are too few slots.
+            notify: Called with the place in the queue while there are too few slots.
             wait_s: Seconds to wait for the slots.
 
         Raises:
             RefusalError: CAPACITY_REACHED, FACTORY_ERROR, `UnknownSnapshotError`, or `DeadlineExceededError`.
         """
         if snapshot is None:
-            return self.hold(await self._table.admit(self._ticket(count, wait_s), tell))
+            return self.add(await self._table.admit(self._enter_queue(count, wait_s), notify))
         with self._table.snapshots.use(self._owner, snapshot) as state:
-            return await self._restore(state, self._ticket(count, wait_s), tell)
+            return await self._restore(state, self._enter_queue(count, wait_s), notify)
 
     async def fork(self, member: Member, count: int) -> list[Member]:
         """Open sessions in the state of a member, all or none.
@@ -170,15 +170,15 @@ class SessionBatch:
         Raises:
             RefusalError: As `open`, and as `snapshot`.
         """
-        self.forking += count
+        self.forking_count += count
         try:
             state = await self._state_of(member)
             try:
-                return await self._restore(state, self._ticket(count, REQUEST_WAIT_S))
+                return await self._restore(state, self._enter_queue(count, REQUEST_WAIT_S))
             finally:
                 await state.close()
         finally:
-            self.forking -= count
+            self.forking_count -= count
 
     async def snapshot(self, member: Member) -> str:
         """Store the state of a member as a snapshot; return its id.
@@ -186,7 +186,7 @@ class SessionBatch:
         Raises:
             RefusalError: The environment cannot be forked, or the server stores no more snapshots.
         """
-        return self._table.snapshots.keep(self._owner, await self._state_of(member))
+        return self._table.snapshots.store(self._owner, await self._state_of(member))
 
     async def end(self, members: Sequence[Member], snapshots: Sequence[str]) -> None:
         """End sessions and drop snapshots, all or none.
@@ -202,41 +202,43 @@ class SessionBatch:
         await self._table.release([member.session for member in members])
 
     async def _state_of(self, member: Member) -> SessionState:
-        if (refusal := member.refusal()) is not None:
+        if (refusal := member.get_refusal()) is not None:
             raise refusal
         member.busy = True
         try:
-            return await state_of(member.session, ended=member.ended)
+            return await state_of(member.session, episode_ended=member.episode_ended)
         finally:
             member.busy = False
 
-    async def _restore(self, state: SessionState, ticket: Ticket, tell: Tell | None = None) -> list[Member]:
-        members = self.hold(await self._table.admit(ticket, tell, state))
+    async def _restore(
+        self, state: SessionState, ticket: Ticket, notify: Notify | None = None
+    ) -> list[Member]:
+        members = self.add(await self._table.admit(ticket, notify, state))
         for member in members:
-            member.ended = state.ended
+            member.episode_ended = state.episode_ended
         return members
 
-    def _ticket(self, count: int, wait_s: float) -> Ticket:
+    def _enter_queue(self, count: int, wait_s: float) -> Ticket:
         return self._table.queue.enter(self._owner, count, wait_s)
 
-    def hold(self, sessions: Sequence[EnvironmentSession]) -> list[Member]:
+    def add(self, sessions: Sequence[EnvironmentSession]) -> list[Member]:
         """Add sessions as members, with the next numbers."""
-        members = [Member(number, session) for number, session in enumerate(sessions, self.opened)]
-        self.opened += len(members)
+        members = [Member(number, session) for number, session in enumerate(sessions, self.opened_count)]
+        self.opened_count += len(members)
         self.members.update((member.number, member) for member in members)
         return members
 
     def find(self, numbers: Sequence[int] | None) -> list[Member]:
         """Return members by number, or all for None. RefusalError: There are none, or not all of these."""
-        members, opened = self.members, self.opened
-        if not opened:
-            raise RefusalError(SESSION_ERROR, "expected sessions, got none; send a request `open` first")
+        members, opened_count = self.members, self.opened_count
+        if not opened_count:
+            raise RefusalError(SESSION_ERROR, "the connection has no sessions; send a request `open` first")
         if numbers is None:
             return [*members.values()]
-        if max(numbers) >= opened or len(set(numbers)) < len(numbers):
+        if max(numbers) >= opened_count or len(set(numbers)) < len(numbers):
             raise RefusalError(
                 VALIDATION_ERROR,
-                f"expected members from 0 to {opened - 1}, each once, got {str(numbers)[:100]}",
+                f"expected members from 0 to {opened_count - 1}, each once, got {str(numbers)[:100]}",
             )
         for number in numbers:
             if number not in members:
@@ -249,7 +251,7 @@ class SessionBatch:
         A session whose deadline has expired is closed when its call ends.
         """
         sessions = [member.session for member in self.members.values()]
-        await self._table.release([one for one in sessions if not one.standing and not one.over])
+        await self._table.release([one for one in sessions if not one.standing and not one.ended])
 
 
 class BatchRound:
@@ -263,8 +265,8 @@ class BatchRound:
     def __init__(self, table: SessionTable, calls: Sequence[MemberCall]) -> None:
         self._table = table
         self._calls = calls
-        self._finished: list[MemberCall] = []
-        self._remaining = self._awaited = len(calls)
+        self._finished_calls: list[MemberCall] = []
+        self._remaining_count = self._awaited_count = len(calls)
         self._waiter: asyncio.Future[None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._thread_calls: dict[MemberCall, ThreadCall] = {}
@@ -272,16 +274,16 @@ class BatchRound:
 
     async def start(self) -> None:
         """Start the calls; those that never wait are done when this returns."""
-        finished = self._finished
+        finished = self._finished_calls
         for number, call in enumerate(self._calls, 1):
             member, session = call.member, call.member.session
-            if call.outcome is None and (member.busy or session.over or member.lock.locked()):
-                call.outcome = member.refusal()
+            if call.outcome is None and (member.busy or session.ended or member.lock.locked()):
+                call.outcome = member.get_refusal()
             if call.outcome is not None:
                 finished.append(call)
                 continue
             if session.runner.plan.inline and not session.shared:
-                outcome = outcome_of(call.play_here)
+                outcome = outcome_of(call.play_inline)
                 if type(outcome[1]) is CoroutineType:
                     member.busy = True
                     self._finish(call, outcome)
@@ -295,34 +297,36 @@ class BatchRound:
             if session.shared:  # other clients may call it, so the call needs its lock
                 self._run_in_task(call, call.play)
             elif session.runner.in_thread:
-                self._thread_calls[call] = session.runner.submit(call.play_here, partial(self._finish, call))
+                self._thread_calls[call] = session.runner.submit(
+                    call.play_inline, partial(self._finish, call)
+                )
             else:
                 self._run_in_task(call, call.play)
         if self._thread_calls and self._table.step_timeout_s is not None:
             self._timer = asyncio.get_running_loop().call_later(self._table.step_timeout_s, self._expire)
 
-    async def next(self, at_least: int) -> list[MemberCall]:
+    async def wait_finished(self, min_count: int) -> list[MemberCall]:
         """Wait until at least this many calls, or all that remain, are done; return them."""
-        self._awaited = min(at_least, self._remaining)
-        if len(self._finished) < self._awaited:
+        self._awaited_count = min(min_count, self._remaining_count)
+        if len(self._finished_calls) < self._awaited_count:
             await asyncio.sleep(0)  # first of all, as `start_eagerly` requires
-        if len(self._finished) < self._awaited:
+        if len(self._finished_calls) < self._awaited_count:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        finished, self._finished = self._finished, []
-        self._remaining -= len(finished)
+        finished, self._finished_calls = self._finished_calls, []
+        self._remaining_count -= len(finished)
         # All of them are returned in the order of the request.
         return finished if len(finished) < len(self._calls) else list(self._calls)
 
     @property
-    def over(self) -> bool:
+    def is_done(self) -> bool:
         """Whether every call has been returned."""
-        return not self._remaining
+        return not self._remaining_count
 
     def cancel(self, refusal: RefusalError) -> None:
         """End calls that still wait for a thread with an error; the others continue."""
         for call, thread_call in list(self._thread_calls.items()):
-            if call.member.session.runner.drop(thread_call):
+            if call.member.session.runner.cancel_unstarted(thread_call):
                 self._finish(call, (False, refusal))
 
     def close(self) -> None:
@@ -351,8 +355,12 @@ class BatchRound:
             return
         call.outcome = value
         call.member.busy = False
-        self._finished.append(call)
-        if self._waiter is not None and len(self._finished) >= self._awaited and not self._waiter.done():
+        self._finished_calls.append(call)
+        if (
+            self._waiter is not None
+            and len(self._finished_calls) >= self._awaited_count
+            and not self._waiter.done()
+        ):
             self._waiter.set_result(None)
 
     def _expire(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar
 
 from openenv_core.watchdog import Watchdog
-from servers.execution import FATAL, EnvironmentRunner, end, keep
+from servers.execution import FATAL, EnvironmentRunner, cancel_task, keep
 from servers.sessions.slots import DeadlineExceededError, SessionBusyError, UnknownSessionError
 
 MAX_WAITING: Final = 32
@@ -35,21 +35,21 @@ class EnvironmentSession:
         owner: Fingerprint of the token that opened it; empty if the server has no tokens.
         standing: Whether it lives until it is closed or idle for too long, rather than until the `with` block that
             opened it ends.
-        id: Its id in the table; if it was opened without one, empty until `SessionTable.hand_out`.
+        id: Its id in the table; if it was opened without one, empty until `SessionTable.assign_id`.
         attached: Whether a WebSocket is attached to it; always true if it was opened without an id.
         closing: Whether it ends when its WebSocket disconnects.
         ending: Whether its environment is being closed.
         shared: Whether clients other than the WebSocket that opened it may call it.
-        over: Whether it has ended or is about to; the table no longer finds it.
+        ended: Whether it has ended or is about to; the table no longer finds it.
         holds_slot: Whether its slot is still taken.
-        began: When it was opened, by the event loop's clock.
-        used: Whether it has been called under its lock, or a WebSocket has been attached.
-        last_use: When such a call or attachment last ended, or else it was opened, by the event loop's clock.
+        opened_at: When it was opened, by the event loop's clock.
+        was_used: Whether it has been called under its lock, or a WebSocket has been attached.
+        last_used_at: When such a call or attachment last ended, or else it was opened, by the event loop's clock.
         listeners: Open requests beside its calls, such as streams; they keep it in use.
-        on_over: Called once when it has ended.
+        on_end: Called once when it has ended.
         detach: Releases it from a broken WebSocket whose client may not reconnect.
         call: The call that runs in its own task, if any.
-        watch: Enforces the deadline of calls if a single caller makes them one after the other.
+        watchdog: Enforces the deadline of calls if a single caller makes them one after the other.
         on_expiry: Called when a call of that caller exceeds its deadline.
     """
 
@@ -59,24 +59,24 @@ class EnvironmentSession:
         self.id = session_id
         self.standing = self.shared = bool(session_id)
         self.attached = not session_id
-        self.closing = self.ending = self.over = self.used = False
+        self.closing = self.ending = self.ended = self.was_used = False
         self.holds_slot = True
-        self.began = asyncio.get_running_loop().time()
-        self.last_use = 0.0
+        self.opened_at = asyncio.get_running_loop().time()
+        self.last_used_at = 0.0
         self.listeners = 0
-        self.on_over: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self.detach: Callable[[], Awaitable[None]] | None = None
         self.call: _SessionCall[Any] | None = None
-        self.watch: Watchdog | None = None
+        self.watchdog: Watchdog | None = None
         self.on_expiry: Callable[[], None] | None = None
         self._table = table
         self._lock: asyncio.Lock | None = None
-        self._waiting = 0
+        self._waiting_calls = 0
 
     @property
     def exclusive(self) -> bool:
         """Whether a single caller makes its calls one after the other, so that it needs no lock."""
-        return self.watch is not None and not self.shared
+        return self.watchdog is not None and not self.shared
 
     @property
     def busy(self) -> bool:
@@ -98,16 +98,16 @@ class EnvironmentSession:
                 `DeadlineExceededError`.
             Exception: Whatever the environment raised.
         """
-        if self.watch is not None and not self.shared:
-            if self.over:
+        if self.watchdog is not None and not self.shared:
+            if self.ended:
                 raise UnknownSessionError(self.id)
             if self.on_expiry is None:
                 return await work(self.runner, *args, **options)
-            self.watch.expect(self._table.step_timeout_s, self.on_expiry)
+            self.watchdog.expect(self._table.step_timeout_s, self.on_expiry)
             try:
                 return await work(self.runner, *args, **options)
             finally:
-                self.watch.stop()
+                self.watchdog.stop()
         return await self.run_waiting(lambda runner: work(runner, *args, **options))
 
     async def run_waiting(self, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
@@ -119,23 +119,23 @@ class EnvironmentSession:
         """Wait until no other call is running."""
         if self._lock is None:
             self._lock = asyncio.Lock()
-        if self._waiting >= MAX_WAITING:
-            raise SessionBusyError(self._waiting)
-        self._waiting += 1
+        if self._waiting_calls >= MAX_WAITING:
+            raise SessionBusyError(self._waiting_calls)
+        self._waiting_calls += 1
         try:
             await self._lock.acquire()
         finally:
-            self._waiting -= 1
-        if self.over:
+            self._waiting_calls -= 1
+        if self.ended:
             self._lock.release()
             raise UnknownSessionError(self.id)
-        self.used = True
+        self.was_used = True
 
     def _release_lock(self) -> None:
         """Let the next call start."""
         assert self._lock is not None
         self._lock.release()
-        self.last_use = asyncio.get_running_loop().time()
+        self.last_used_at = asyncio.get_running_loop().time()
 
 
 class _SessionCall(Generic[T]):
@@ -152,8 +152,8 @@ class _SessionCall(Generic[T]):
         self._table = table
         self._session = session
         self._reply: asyncio.Future[T] = loop.create_future()
-        limit = table.step_timeout_s
-        self._timer = None if limit is None else loop.call_later(limit, self._expire)
+        limit_s = table.step_timeout_s
+        self._timer = None if limit_s is None else loop.call_later(limit_s, self._expire)
         self.task = keep(asyncio.create_task(outcome_of_work(work)))
         self.task.add_done_callback(self._finish)
         session.call = self
@@ -164,7 +164,7 @@ class _SessionCall(Generic[T]):
             return await self._reply
         except asyncio.CancelledError:
             if not self._session.shared:
-                await end(self.task)
+                await cancel_task(self.task)
             raise
 
     def _expire(self) -> None:
@@ -189,8 +189,8 @@ class _SessionCall(Generic[T]):
         if self._reply.done():
             return  # the caller has gone
         if task.cancelled():
-            own = RuntimeError("the environment cancelled its own call")
-            self._reply.set_exception(UnknownSessionError(session.id) if session.over else own)
+            error = RuntimeError("the environment cancelled its own call")
+            self._reply.set_exception(UnknownSessionError(session.id) if session.ended else error)
             return
         succeeded, value = task.result()
         if succeeded:

@@ -21,7 +21,7 @@ class SessionSlots:
     def __init__(self, cap: int, per_owner: int | None = None) -> None:
         self._cap = cap
         self._per_owner = per_owner
-        self._taken: Counter[str] = Counter()
+        self._in_use: Counter[str] = Counter()
         self._active = 0
         self._ending = 0
         self._arrivals: list[int] = []
@@ -47,19 +47,21 @@ class SessionSlots:
         return [self._active]
 
     @property
-    def most(self) -> int:
+    def max_per_owner(self) -> int:
         """Greatest number of slots that one owner may have at once."""
         return self.cap if self._per_owner is None else min(self.cap, self._per_owner)
 
-    def lack(self, owner: str, count: int) -> "FullError | None":
+    def find_shortage(self, owner: str, count: int) -> "FullError | None":
         """Return why an owner cannot take this many slots now; None if it can."""
-        if self._per_owner is not None and self._taken[owner] + count > self._per_owner:
-            return FullError("session of this token", self._taken[owner], self._per_owner, count, own=True)
+        if self._per_owner is not None and self._in_use[owner] + count > self._per_owner:
+            return FullError(
+                "session of this token", self._in_use[owner], self._per_owner, count, is_own_limit=True
+            )
         if self._active + count > self._cap:
             return FullError("session", self._active, self._cap, count)
         return None
 
-    def take(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
+    def acquire(self, owner: str, count: int = 1, arrival: int | None = None) -> None:
         """Take slots for an owner, all of them or none.
 
         Args:
@@ -71,24 +73,24 @@ class SessionSlots:
         Raises:
             FullError: There are too few.
         """
-        if (lack := self.lack(owner, count)) is not None:
-            raise lack
+        if (shortage := self.find_shortage(owner, count)) is not None:
+            raise shortage
         self._active += count
-        self._taken[owner] += count
+        self._in_use[owner] += count
 
-    def give(self, owner: str) -> None:
+    def release(self, owner: str) -> None:
         """Return one slot of an owner."""
         self._active -= 1
-        self._taken[owner] -= 1
-        if not self._taken[owner]:
-            del self._taken[owner]
+        self._in_use[owner] -= 1
+        if not self._in_use[owner]:
+            del self._in_use[owner]
 
     @property
     def ending(self) -> int:
         """Sessions that are ending and still hold their slot."""
         return self._ending
 
-    def end(self, change: int) -> None:
+    def add_ending(self, change: int) -> None:
         """Change the number of ending sessions, by 1 or -1."""
         self._ending += change
 
@@ -97,8 +99,8 @@ class SessionSlots:
         """Number of waiting requests."""
         return len(self._arrivals)
 
-    def listen(self, wake: Callable[[], None]) -> None:
-        """Call `wake` when another process may have returned slots while requests wait here."""
+    def listen(self, on_release: Callable[[], None]) -> None:
+        """Call `on_release` when another process may have returned slots while requests wait here."""
 
     def enqueue(self, arrival: int) -> None:
         """Add a waiting request that arrived after all others of this process."""
@@ -108,7 +110,7 @@ class SessionSlots:
         """Remove a waiting request."""
         del self._arrivals[bisect_left(self._arrivals, arrival)]
 
-    def place(self, arrival: int) -> int:
+    def place_of(self, arrival: int) -> int:
         """Return a request's place in the order of arrival, from 1."""
         return bisect_left(self._arrivals, arrival) + 1
 
@@ -120,33 +122,35 @@ class FullError(RefusalError):
     """There are fewer free slots than requested.
 
     Args:
-        what: What there is too little of.
-        taken: Number in use.
+        resource: What there is too little of.
+        in_use: Number in use.
         cap: Greatest number.
         count: Number requested.
-        own: Whether the limit reached is that of the owner or of this process only, so that others need not wait.
+        is_own_limit: Whether the limit reached is that of the owner or of this process only, so others need not wait.
 
     Attributes:
         queue: Keys that plain HTTP and our own dialect send beside the released ones: `place`, `waited_s` and, if
             there is an estimate, `retry_after_s`.
     """
 
-    def __init__(self, what: str, taken: int, cap: int, count: int = 1, *, own: bool = False) -> None:
-        self._wanted = f"a free {what}" if count == 1 else f"{count} times a free {what}"
-        self._got = f"{taken} of {cap} in use"
+    def __init__(
+        self, resource: str, in_use: int, cap: int, count: int = 1, *, is_own_limit: bool = False
+    ) -> None:
+        self._problem = f"no free {resource}" if count == 1 else f"no {count} free slots for a {resource}"
+        self._usage = f"{in_use} of {cap} in use"
         super().__init__(
             CAPACITY_REACHED,
-            f"expected {self._wanted}, got {self._got}; try again later",
-            {"active_sessions": taken, "max_sessions": cap},
+            f"{self._problem}: {self._usage}; try again later",
+            {"active_sessions": in_use, "max_sessions": cap},
         )
-        self.own = own
+        self.is_own_limit = is_own_limit
         self.queue: dict[str, Any] = {}
 
-    def after(self, waited_s: float, place: int, estimate_s: float | None) -> "FullError":
+    def add_wait(self, waited_s: float, place: int, estimate_s: float | None) -> "FullError":
         """Add how long the request has waited, its place and the estimated wait; return the error itself."""
         within = f" within {waited_s:.3g} s" if waited_s >= 0.1 else ""
-        got = f"{self._got}, and place {place} in the queue"
-        self.message = f"expected {self._wanted}{within}, got {got}; try again later"
+        usage = f"{self._usage}, and place {place} in the queue"
+        self.message = f"{self._problem}{within}: {usage}; try again later"
         self.args = (self.message,)
         self.queue = {"place": place, "waited_s": round(waited_s, 3)}
         if estimate_s is not None:

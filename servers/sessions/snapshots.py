@@ -34,13 +34,13 @@ class SessionState:
 
     Attributes:
         state: What the environment's `snapshot` returned.
-        ended: Whether the episode was over.
+        episode_ended: Whether the episode was over.
         users: References to it: by holders that may restore it, and by running restores. After `close`, the state is
             closed when the last one leaves.
     """
 
     state: Any
-    ended: bool = False
+    episode_ended: bool = False
     users: int = field(default=0, init=False)
     _closed: bool = field(default=False, init=False, repr=False)
 
@@ -68,9 +68,9 @@ class SessionState:
             runner.discard()
             raise
         finally:
-            runner.on_free(self.leave)  # an abandoned call may still use the state in a thread
+            runner.on_free(self.release)  # an abandoned call may still use the state in a thread
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Remove one reference."""
         self.users -= 1
         if self._closed:
@@ -93,12 +93,12 @@ async def _close(close: Callable[[], Any]) -> None:
         logger.exception("closing a state of an environment failed")
 
 
-async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
+async def state_of(session: EnvironmentSession, *, episode_ended: bool) -> SessionState:
     """Return a snapshot of a session's environment.
 
     Args:
         session: The session.
-        ended: Whether its episode is over.
+        episode_ended: Whether its episode is over.
 
     Raises:
         RefusalError: The environment cannot be forked, or its `snapshot` failed; or as `EnvironmentSession.run`.
@@ -109,9 +109,9 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
     def drop(state: SessionState) -> None:
         keep(asyncio.create_task(state.close()))
 
-    async def take(runner: EnvironmentRunner) -> None:
-        state = await runner.call("snapshot", unclaimed=lambda late: drop(SessionState(late)))
-        states.append(SessionState(state, ended))
+    async def take_snapshot(runner: EnvironmentRunner) -> None:
+        state = await runner.call("snapshot", on_unclaimed=lambda late: drop(SessionState(late)))
+        states.append(SessionState(state, episode_ended))
         if abandoned:  # the call continued after its caller had gone
             drop(states[-1])
 
@@ -122,7 +122,7 @@ async def state_of(session: EnvironmentSession, *, ended: bool) -> SessionState:
             "docs/tutorials/author.md",
         )
     try:
-        await session.run_waiting(take)
+        await session.run_waiting(take_snapshot)
     except BaseException as error:
         abandoned = True
         for state in states:  # the caller left just as the snapshot was taken
@@ -137,7 +137,7 @@ class UnknownSnapshotError(RefusalError):
     """There is no such snapshot, or another owner has it; the error is the same for both."""
 
     def __init__(self, snapshot: str) -> None:
-        text = f"expected the id of a snapshot that is kept for you, got {short(snapshot)}; take another"
+        text = f"no snapshot {short(snapshot)} is kept for you; take another"
         super().__init__(VALIDATION_ERROR, text)
 
 
@@ -171,20 +171,20 @@ class SnapshotTable:
     def __len__(self) -> int:
         return len(self._snapshots)
 
-    def keep(self, owner: str, state: SessionState) -> str:
+    def store(self, owner: str, state: SessionState) -> str:
         """Store a state and return its id.
 
         Raises:
             RefusalError: CAPACITY_REACHED. The state is closed.
         """
         snapshots = list(self._snapshots.values())
-        own = sum(one.owner == owner for one in snapshots)
+        owned = sum(one.owner == owner for one in snapshots)
         size = sum(one.state.nbytes for one in snapshots) + state.nbytes
         refusal = None
         if len(snapshots) >= MAX_SNAPSHOTS:
             refusal = f"{len(snapshots)} snapshots are kept, and a process keeps no more"
-        elif self._per_owner is not None and own >= self._per_owner:
-            refusal = f"{own} snapshots of this token are kept, and a process keeps no more"
+        elif self._per_owner is not None and owned >= self._per_owner:
+            refusal = f"{owned} snapshots of this token are kept, and a process keeps no more"
         elif size > MAX_SNAPSHOT_BYTES:
             refusal = f"the snapshots would take {size} bytes, and a process keeps {MAX_SNAPSHOT_BYTES}"
         if refusal is not None:
@@ -207,7 +207,7 @@ class SnapshotTable:
         try:
             yield stored.state
         finally:
-            stored.state.leave()
+            stored.state.release()
             if snapshot in self._snapshots:
                 self._renew(snapshot, stored)
 

@@ -18,7 +18,7 @@ from servers.execution import (
     plan_of,
 )
 from servers.metrics import ServerMetrics
-from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Tell, Ticket
+from servers.sessions.queue import REQUEST_WAIT_S, Notify, SlotQueue, Ticket
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import DeadlineExceededError, SessionSlots, UnknownSessionError
 from servers.sessions.snapshots import SessionState, SnapshotTable
@@ -75,13 +75,13 @@ class SessionTable:
         self.metrics.slots = self.slots
         self.step_timeout_s = settings.step_timeout_s
         self.queue = SlotQueue(self.slots, settings.max_waiting, settings.max_wait_s)
-        self.queue.refusal = self._refusal
-        self.queue.on_grant = self.metrics.count_admitted
+        self.queue.get_refusal = self._get_refusal
+        self.queue.on_grant = self.metrics.count_granted
         self._draining = False
         self.new_id = new_id
         self._sessions: dict[_Key, EnvironmentSession] = {}
         self._opening: dict[_Key, tuple[Ticket, asyncio.Future[None]]] = {}
-        self._idle_s = settings.idle_timeout_s
+        self._idle_timeout_s = settings.idle_timeout_s
         self._reaper: asyncio.Task[None] | None = None
         self.snapshots = SnapshotTable(settings.idle_timeout_s, settings.max_sessions_per_token, new_id)
 
@@ -153,14 +153,14 @@ class SessionTable:
         """
         key = (owner, session_id or self.new_id())
         ticket = self.queue.enter(owner, wait_s=wait_s)
-        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._opening[key] = ticket, opened
+        opening_done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._opening[key] = ticket, opening_done
         try:
             session = self._sessions[key] = await self._admit(ticket, key[1])
         finally:
             del self._opening[key]
-            opened.set_result(None)
-        session.last_use = asyncio.get_running_loop().time()
+            opening_done.set_result(None)
+        session.last_used_at = asyncio.get_running_loop().time()
         if self._reaper is None or self._reaper.done():
             self._reaper = asyncio.create_task(self._reap(), name="reaper of idle sessions")
         return session
@@ -174,15 +174,15 @@ class SessionTable:
             RefusalError: As `open`.
         """
         clock = asyncio.get_running_loop().time
-        began, wait_s = clock(), self.queue.clamp_wait(wait_s)
+        started_at, wait_s = clock(), self.queue.clamp_wait(wait_s)
         while (opening := self._opening.get((owner, session_id))) is not None:
-            ticket, opened = opening
+            ticket, opening_done = opening
             # Once its slot is granted, the construction of the environment has a deadline of its own.
-            await asyncio.wait([ticket.granted], timeout=max(0.0, began + wait_s - clock()))
-            if ticket.waits:
-                raise self.queue.refusal_of(ticket, clock() - began)
-            await asyncio.shield(opened)
-        left_s = began + wait_s - clock()
+            await asyncio.wait([ticket.granted], timeout=max(0.0, started_at + wait_s - clock()))
+            if ticket.is_waiting:
+                raise self.queue.refusal_of(ticket, clock() - started_at)
+            await asyncio.shield(opening_done)
+        left_s = started_at + wait_s - clock()
         return self._sessions.get((owner, session_id)) or await self.open(owner, session_id, wait_s=left_s)
 
     def find(self, owner: str, session_id: object) -> EnvironmentSession:
@@ -196,9 +196,9 @@ class SessionTable:
             raise UnknownSessionError(str(session_id))
         return session
 
-    def hand_out(self, session: EnvironmentSession) -> str:
+    def assign_id(self, session: EnvironmentSession) -> str:
         """Return a session's id, after giving it one and making it findable by its owner if it had none."""
-        if not session.id and not session.over:
+        if not session.id and not session.ended:
             session.id = self.new_id()
             session.shared = True
             self._sessions[session.owner, session.id] = session
@@ -216,17 +216,17 @@ class SessionTable:
         session = self.find(owner, session_id)
         if session.detach is not None:
             await session.detach()
-        if session.over:
+        if session.ended:
             raise UnknownSessionError(session_id)
         if session.attached:
             raise RefusalError(SESSION_ERROR, f"Session {session_id} already has an attached WebSocket")
-        session.attached = session.used = True
+        session.attached = session.was_used = True
         try:
             yield session
         finally:
             session.attached = False
-            session.last_use = asyncio.get_running_loop().time()
-            if session.closing and not session.over:
+            session.last_used_at = asyncio.get_running_loop().time()
+            if session.closing and not session.ended:
                 self.drop(session)
 
     # Ending
@@ -273,13 +273,13 @@ class SessionTable:
         A session with a WebSocket, another open connection or a call in progress is not idle.
         """
         while standing := self.standing:
-            shortest = min(self._idle_s, UNUSED_SESSION_TTL_S)
-            await asyncio.sleep(min(MAX_INTERVAL_S, max(0.01, shortest / 4)))
+            unused_timeout_s = min(self._idle_timeout_s, UNUSED_SESSION_TTL_S)
+            await asyncio.sleep(min(MAX_INTERVAL_S, max(0.01, unused_timeout_s / 4)))
             now = asyncio.get_running_loop().time()
             for session in standing:
-                limit = self._idle_s if session.used else shortest
-                in_use = session.attached or session.listeners or session.busy or session.over
-                if not in_use and now - session.last_use > limit:
+                timeout_s = self._idle_timeout_s if session.was_used else unused_timeout_s
+                in_use = session.attached or session.listeners or session.busy or session.ended
+                if not in_use and now - session.last_used_at > timeout_s:
                     logger.info("session %s was idle for too long and is ended", session.id)
                     try:
                         self.drop(session)
@@ -304,44 +304,44 @@ class SessionTable:
     async def _end_after_call(self, session: EnvironmentSession, deadline: float) -> None:
         self._remove(session)
         if session.call is not None:
-            remaining = deadline - asyncio.get_running_loop().time()
-            await asyncio.wait([session.call.task], timeout=max(0.0, remaining))
+            remaining_s = deadline - asyncio.get_running_loop().time()
+            await asyncio.wait([session.call.task], timeout=max(0.0, remaining_s))
         await asyncio.shield(self.drop(session))
 
     async def admit(
-        self, ticket: Ticket, tell: Tell | None = None, state: SessionState | None = None
+        self, ticket: Ticket, notify: Notify | None = None, state: SessionState | None = None
     ) -> list[EnvironmentSession]:
         """Open as many sessions as a ticket asks for, all of them or none; `release` ends them.
 
         Args:
             ticket: A place in the queue.
-            tell: Called with the place and its changes while the ticket waits.
+            notify: Called with the place and its changes while the ticket waits.
             state: The state to restore the environments to, if any.
 
         Raises:
             RefusalError: As `session`.
         """
         owner, count = ticket.owner, ticket.count
-        await ticket.take(tell)
-        building: list[asyncio.Task[EnvironmentSession]] = []
+        await ticket.wait_granted(notify)
+        builds: list[asyncio.Task[EnvironmentSession]] = []
         try:
-            while len(building) < count:
+            while len(builds) < count:
                 # Build one alone first, so that a failing constructor fails once. With a state, it has worked before.
-                size = min(_MAX_BUILDS, count - len(building)) if building or state is not None else 1
+                size = min(_MAX_BUILDS, count - len(builds)) if builds or state is not None else 1
                 tasks = [keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(size)]
-                building += tasks
+                builds += tasks
                 await asyncio.wait(tasks)
                 for task in tasks:
                     task.result()
         except BaseException:
-            for _ in range(count - len(building)):
+            for _ in range(count - len(builds)):
                 self._return_slot(owner)
-            for task in building:
+            for task in builds:
                 if self._shares_process:
                     task.cancel()
                 task.add_done_callback(self._drop_built)
             raise
-        return [task.result() for task in building]
+        return [task.result() for task in builds]
 
     async def release(self, sessions: Sequence[EnvironmentSession]) -> None:
         """End sessions that `admit` returned. This continues even if the caller is cancelled."""
@@ -354,23 +354,23 @@ class SessionTable:
 
     async def _admit(self, ticket: Ticket, session_id: str = "") -> EnvironmentSession:
         owner = ticket.owner
-        await ticket.take()
+        await ticket.wait_granted()
         if self._shares_process:
             return await self._build(owner, session_id)
         # The class does not promise that two instances can share a process, so the constructor keeps its slot until
         # it returns or its deadline passes, even if its caller has disconnected.
-        building = keep(asyncio.create_task(self._build(owner, session_id)))
+        build = keep(asyncio.create_task(self._build(owner, session_id)))
         try:
-            return await asyncio.shield(building)
+            return await asyncio.shield(build)
         except asyncio.CancelledError:
-            building.add_done_callback(self._drop_built)
+            build.add_done_callback(self._drop_built)
             raise
 
-    def _refusal(self) -> RefusalError | None:
+    def _get_refusal(self) -> RefusalError | None:
         """Return why all new sessions are refused, however long they wait; None if they are not."""
         if self._draining:
             return _stopping_error()
-        if self.executor.exhausted:
+        if self.executor.is_exhausted:
             return RefusalError(
                 CAPACITY_REACHED,
                 f"no free thread: {self.executor.abandoned} are held by abandoned calls; try again later, or "
@@ -380,12 +380,12 @@ class SessionTable:
         return None
 
     def _return_slot(self, owner: str) -> None:
-        self.slots.give(owner)
-        self.queue.wake()
+        self.slots.release(owner)
+        self.queue.grant_slots()
 
-    def _drop_built(self, building: asyncio.Task[EnvironmentSession]) -> None:
-        if not building.cancelled() and building.exception() is None:
-            self.drop(building.result())
+    def _drop_built(self, build: asyncio.Task[EnvironmentSession]) -> None:
+        if not build.cancelled() and build.exception() is None:
+            self.drop(build.result())
 
     async def _build(
         self, owner: str, session_id: str, state: SessionState | None = None
@@ -407,7 +407,7 @@ class SessionTable:
                     raise RefusalError(FACTORY_ERROR, text, {"factory_name": name})
                 if state is not None:
                     await state.restore(runner)
-            self.metrics.counts.opened += 1
+            self.metrics.counts.opened_sessions += 1
             return session
         except BaseException as error:
             if session is None:
@@ -422,18 +422,18 @@ class SessionTable:
             raise RefusalError(FACTORY_ERROR, text_of(error), {"factory_name": name}) from error
 
     def _remove(self, session: EnvironmentSession) -> None:
-        session.over = True
+        session.ended = True
         key = (session.owner, session.id)
         if self._sessions.get(key) is session:  # another may have been opened under its id
             del self._sessions[key]
-        on_over, session.on_over = session.on_over, None
-        if on_over is not None:
-            on_over()
+        on_end, session.on_end = session.on_end, None
+        if on_end is not None:
+            on_end()
 
     async def _finish(self, session: EnvironmentSession) -> None:
         if session.holds_slot and not session.ending:
             session.ending = True
-            self.slots.end(1)
+            self.slots.add_ending(1)
         runner, call = session.runner, session.call
         if call is not None:
             if call.expired:
@@ -455,7 +455,7 @@ class SessionTable:
     def _release_slot(self, session: EnvironmentSession) -> None:
         if session.holds_slot:
             session.holds_slot = False
-            self.slots.give(session.owner)
+            self.slots.release(session.owner)
             if session.ending:
-                self.slots.end(-1)
-            self.queue.record_return(asyncio.get_running_loop().time() - session.began)
+                self.slots.add_ending(-1)
+            self.queue.record_return(asyncio.get_running_loop().time() - session.opened_at)

@@ -233,7 +233,7 @@ async def test_too_large_vector_is_refused_and_closing_frees_all_slots() -> None
 
     def use(envs: ServedVectorEnv) -> None:
         assert app.sessions.active == 3
-        with pytest.raises(CapacityError, match="2 times a free session, got 3 of 4"):
+        with pytest.raises(CapacityError, match="no 2 free slots for a session: 3 of 4"):
             ServedVectorEnv(envs._server.base_url, 2, queue_timeout_s=0)
         assert app.sessions.active == 3
 

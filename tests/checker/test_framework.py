@@ -173,12 +173,12 @@ class Everything(BaseModel):
 @pytest.mark.parametrize("modest", [True, False])
 def test_samples_follow_the_schema_and_the_seed(modest: bool) -> None:
     schema = Everything.model_json_schema()
-    samples = sample(schema, 40, 1, modest=modest)
+    samples = sample(schema, 40, 1, keep_small=modest)
     assert len(samples) == 40
     for value in samples:
         Everything.model_validate_json(json.dumps(value))
-    assert samples == sample(schema, 40, 1, modest=modest)
-    assert samples != sample(schema, 40, 2, modest=modest)
+    assert samples == sample(schema, 40, 1, keep_small=modest)
+    assert samples != sample(schema, 40, 2, keep_small=modest)
     assert any("metadata" in value for value in samples) is not modest
 
 

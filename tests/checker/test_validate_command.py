@@ -61,9 +61,9 @@ def test_without_the_checker_s_packages_the_extra_is_named(monkeypatch: Any, cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected what to look at"),
+        ([], "no target is given"),
         (["nosuchenvironment"], "there are:"),
-        (["./nosuch"], "expected a folder or file"),
+        (["./nosuch"], "there is no folder or file"),
         (["/"], "got neither openenv.yaml nor server/app.py there"),
         (["nosuch.module:app"], "Could not import"),
         (["http://127.0.0.1:1"], "start it first"),
@@ -165,9 +165,9 @@ def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: A
     # A process that is stopped says as little as one that is stuck in compiled code.
     monkeypatch.setattr(isolation.sys, "executable", str(STUCK))
     (health,) = [one for one in checks() if one.name == "health"]
-    hurried = Check(health.name, health.level, health.says, 0.5, health.function)
+    hurried = Check(health.name, health.level, health.description, 0.5, health.function)
     results: list[Any] = []
-    isolation.run_isolated(target_of("blackjack"), CheckLimits(), [hurried], after=results.append)
+    isolation.run_isolated(target_of("blackjack"), CheckLimits(), [hurried], on_result=results.append)
     assert "never releases the GIL" in results[0].message
 
 
@@ -193,7 +193,7 @@ def test_an_author_s_own_pytest_has_the_same_checks(folder: Path) -> None:
 
 def test_the_page_lists_every_check_with_its_sentence() -> None:
     text = PAGE.read_text()
-    missing = [one.name for one in checks() if f"| `{one.name}` | {one.says} |" not in text]
+    missing = [one.name for one in checks() if f"| `{one.name}` | {one.description} |" not in text]
     assert not missing
     documented = {
         line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 3

@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
 def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
     """Base images under a name of these tests, built from an unchanging copy of the source."""
     kept = tmp_path_factory.mktemp("kept")
-    placed = installed.place(kept)
+    placed = installed.copy_package(kept)
 
     def place(folder: Path) -> installed.PlacedPackage:
         shutil.copytree(kept, folder, dirs_exist_ok=True)
@@ -78,7 +78,7 @@ def test_base_is_built_once_and_again_when_its_parts_change(
     capsys.readouterr()
     assert base.ensure(api, base.Variant.RUNTIME) == runtime
     assert capsys.readouterr().err == ""
-    place = installed.place
+    place = installed.copy_package
 
     def with_more(folder: Path) -> installed.PlacedPackage:
         placed = place(folder)
@@ -444,6 +444,6 @@ def test_pushes_that_fail_are_failures_and_others_go_on(
     with running_registry(tmp_path / "more") as registry:
         done = push("ropewalk-test-nothing:1", image, "--registry", registry.address)
         assert done.returncode == 1
-        assert "ropewalk-test-nothing:1 here, got none; `ropewalk build` makes it" in done.stderr
+        assert "no image ropewalk-test-nothing:1 here; `ropewalk build` makes it" in done.stderr
         assert "1 of 2 did not arrive" in done.stderr
         assert done.stdout.startswith(f"{registry.address}/{image}  sha256:")

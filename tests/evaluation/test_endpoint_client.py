@@ -36,7 +36,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def client(answer: Answer) -> EndpointClient:
-    one = EndpointClient("http://host/v1", "KEY_OF_THE_TEST", connections=2, longest=LONGEST)
+    one = EndpointClient("http://host/v1", "KEY_OF_THE_TEST", connections=2, max_bytes=LONGEST)
     one._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), headers=one._http.headers)
     return one
 
@@ -144,7 +144,7 @@ def test_pauses_double_and_respect_retry_after(waits: list[float]) -> None:
 def test_proxy_is_used_for_other_hosts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def ask_all(urls: list[str]) -> None:
         for url in urls:
-            one = EndpointClient(url, None, connections=2, longest=LONGEST)
+            one = EndpointClient(url, None, connections=2, max_bytes=LONGEST)
             assert await one.request("GET", "/models") == b'"yes"'
             await one.close()
 

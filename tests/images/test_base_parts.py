@@ -31,7 +31,7 @@ def test_source_tree_builds_a_reproducible_wheel_and_stays_unchanged(tmp_path: P
     wheels = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        placed = installed.place(tmp_path / name)
+        placed = installed.copy_package(tmp_path / name)
         wheel = tmp_path / name / placed.requirement
         wheels.append(wheel.read_bytes())
         needed = {line.split(">")[0].split("=")[0].split("<")[0] for line in placed.dependencies}
@@ -95,13 +95,13 @@ def test_packages_from_a_folder_are_rebuilt_from_it(tmp_path: Path, monkeypatch:
     there = Elsewhere(tmp_path / "site", source)
     monkeypatch.setattr(installed, "distribution", lambda _: there.distribution)
     (tmp_path / "made").mkdir()
-    placed = installed.place(tmp_path / "made")
+    placed = installed.copy_package(tmp_path / "made")
     assert placed.requirement == "./ropewalk-9.9-py3-none-any.whl"
     assert placed.dependencies == ("pydantic>=2.9", "fastapi>=0.115")
     shutil.rmtree(source)
     (tmp_path / "none").mkdir()
     with pytest.raises(ConfigurationError, match="reinstall Ropewalk from a source that exists"):
-        installed.place(tmp_path / "none")
+        installed.copy_package(tmp_path / "none")
 
 
 @pytest.mark.usefixtures("no_tree")
@@ -109,7 +109,7 @@ def test_packages_from_an_index_are_downloaded_again(tmp_path: Path, monkeypatch
     there = Elsewhere(tmp_path / "site")
     monkeypatch.setattr(installed, "distribution", lambda _: there.distribution)
     (tmp_path / "made").mkdir()
-    assert installed.place(tmp_path / "made") == installed.PlacedPackage(
+    assert installed.copy_package(tmp_path / "made") == installed.PlacedPackage(
         "ropewalk==9.8", ("pydantic>=2.9", "fastapi>=0.115", "tomli; python_version < '3.11'")
     )
     assert list((tmp_path / "made").iterdir()) == []

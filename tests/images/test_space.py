@@ -164,7 +164,7 @@ def test_invalid_options_are_refused(capsys: pytest.CaptureFixture[str], tmp_pat
     source = str(folder(tmp_path))
     for arguments, expected in (
         (["--space", "dice"], "expected --space OWNER/NAME, got 'dice'"),
-        (["--space", "me/dice", "--registry", "a.b"], "expected --registry or --space, got both"),
+        (["--space", "me/dice", "--registry", "a.b"], "both --registry and --space are given"),
         (["--space", "me/dice", source], "expected one folder for a Space, got 2"),
         (["--registry", "a.b/c", "--dry-run"], "expected --dry-run with --space"),
         (["--registry", "a.b/c", "--private"], "expected --private with --space"),

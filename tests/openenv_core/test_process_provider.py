@@ -25,7 +25,7 @@ from openenv_core import (
     ProviderError,
     ServerStartError,
 )
-from openenv_core.providers.base import first_token
+from openenv_core.providers.base import read_first_token
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 WAIT_TIMEOUT_S = 60
@@ -233,10 +233,10 @@ def test_unreadable_token_file_gives_no_token(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"# mine\n\n{TOKEN}\n{OTHER}\n")
     (tmp_path / "bytes").write_bytes(b"\xff")
     os.mkfifo(tmp_path / "pipe")
-    assert first_token({"ROPEWALK_TOKEN_FILE": "tokens"}, tmp_path) == TOKEN
-    assert first_token({"ROPEWALK_TOKEN_FILE": "tokens", "ROPEWALK_TOKENS": OTHER}, tmp_path) == OTHER
+    assert read_first_token({"ROPEWALK_TOKEN_FILE": "tokens"}, tmp_path) == TOKEN
+    assert read_first_token({"ROPEWALK_TOKEN_FILE": "tokens", "ROPEWALK_TOKENS": OTHER}, tmp_path) == OTHER
     for name in ("bytes", "pipe", "missing", "", "."):
-        assert first_token({"ROPEWALK_TOKEN_FILE": name}, tmp_path) is None
+        assert read_first_token({"ROPEWALK_TOKEN_FILE": name}, tmp_path) is None
 
 
 def test_server_that_ignores_sigterm_is_killed_with_its_children() -> None:

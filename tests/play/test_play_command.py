@@ -102,7 +102,7 @@ def test_lines_of_a_pipe_are_answers() -> None:
 def test_invalid_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words, why in (
         (("blackjack", "--action", "hit"), "expected a JSON object"),
-        (("blackjack", "--action", "{}", "--random", "3"), "expected --action or --random"),
+        (("blackjack", "--action", "{}", "--random", "3"), "both --action and --random are given"),
         (("blackjack", "--random", "0"), "--random"),
         (("blackjack", "--timeout", "soon"), "--timeout"),
         (("blackjack", "--token", "t"), "expected --token with a URL"),

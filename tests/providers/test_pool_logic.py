@@ -160,7 +160,7 @@ def test_pool_never_exceeds_its_size(home: Home) -> None:
             assert third.container not in used
             assert first.closed
             assert not second.closed
-        with pytest.raises(PoolError, match="that was given back; take another lease"):
+        with pytest.raises(PoolError, match="was given back; take another lease"):
             assert first.url  # its port may be the third's
         second.close()
 

@@ -23,7 +23,7 @@ async def test_state_is_kept_and_the_last_expression_is_the_result(sandbox: Sand
     waited = await session.execute("import asyncio\nawait asyncio.sleep(0, 'slept')")
     await session.close()
     await session.close()
-    with pytest.raises(SandboxClosedError, match="expected an open session"):
+    with pytest.raises(SandboxClosedError, match="the session is closed"):
         await session.execute("1")
     assert (first.status, first.stdout, first.result, first.execution_count) == ("ok", "hé\n", None, 1)
     assert (second.stderr, second.result, second.exit_code) == ("two\n", "[1, 2, 3]", 0)

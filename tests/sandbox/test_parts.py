@@ -239,7 +239,7 @@ async def test_concurrent_walks_see_all_files(tmp_path: Path) -> None:
         (place / name).touch()
     folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     workspace = Workspace(folder, Limits(), None, bounded=False, path=str(place))
-    first = workspace._walk(everything=True)
+    first = workspace._walk(include_all=True)
     paths = [next(first)[0]]
     assert {info.path for info in workspace.list()} == names
     paths += [path for path, _ in first]
@@ -283,8 +283,8 @@ def test_own_signal_handler_survives_an_interrupt_at_any_moment(
     def handle(*_: object) -> None:
         raise SystemExit
 
-    monkeypatch.setattr(interrupts, "_install", install)
-    monkeypatch.setattr(interrupts, "_installed", lambda _: installed[0])
+    monkeypatch.setattr(interrupts, "_set_handler", install)
+    monkeypatch.setattr(interrupts, "_get_handler", lambda _: installed[0])
     theirs = interrupts.Interrupts()
     theirs.install()
     theirs.begin()

@@ -193,7 +193,7 @@ async def test_opening_more_members_than_slots_is_refused_whole() -> None:
             )
             # A busy machine has it wait for a moment, which it tells.
             assert re.search(
-                r"3 times a free session( within [\d.]+ s)?, got 2 of 4 in use", refused["message"]
+                r"no 3 free slots for a session( within [\d.]+ s)?: 2 of 4 in use", refused["message"]
             )
             assert app.sessions.active == 2
             assert (await request(other, op="open", count=2))["members"] == [0, 1]

@@ -114,4 +114,4 @@ def test_environment_of_a_server_is_listed(
     assert environments[url]["name"] == "counter"
     assert environments[url]["description"] == "Counts up to a limit."
     assert main(["list", url]) == 2
-    assert "expected a server at" in capsys.readouterr().err
+    assert "no server answers at" in capsys.readouterr().err

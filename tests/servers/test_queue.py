@@ -30,7 +30,7 @@ def queue_of(cap: int, per_owner: int | None = None, waiting: int = 99, wait_s: 
 
 
 def granted(*tickets: Ticket) -> list[bool]:
-    return [ticket.holds for ticket in tickets]
+    return [ticket.holds_slots for ticket in tickets]
 
 
 async def test_queue_is_first_come_first_served_and_batches_are_not_overtaken() -> None:
@@ -65,11 +65,11 @@ async def test_waiting_for_the_own_cap_delays_no_other_owner() -> None:
 async def test_impossible_requests_and_a_full_queue_are_refused_at_once() -> None:
     queue = queue_of(2, per_owner=1, waiting=1)
     for count in (2, 3):
-        with pytest.raises(FullError, match=f"{count} times a free session"):
-            await queue.enter("a", count).take()
+        with pytest.raises(FullError, match=f"no {count} free slots for a session"):
+            await queue.enter("a", count).wait_granted()
     held, waits = queue.enter("a"), queue.enter("a")
-    with pytest.raises(FullError, match=r"got 1 of 1 in use, and place 2 in the queue") as full:
-        await queue.enter("a").take()
+    with pytest.raises(FullError, match=r": 1 of 1 in use, and place 2 in the queue") as full:
+        await queue.enter("a").wait_granted()
     assert full.value.extra == {"active_sessions": 1, "max_sessions": 1}
     assert full.value.queue["place"] == 2
     held.leave()
@@ -80,15 +80,15 @@ async def test_wait_ends_by_deadline_cancellation_or_shutdown() -> None:
     hurried = queue_of(1, wait_s=0.1)
     hurried.enter("a")
     with pytest.raises(FullError):
-        await hurried.enter("a", wait_s=600).take()
+        await hurried.enter("a", wait_s=600).wait_granted()
     queue = queue_of(1)
     first = queue.enter("a")
     with pytest.raises(
         FullError, match=r"within 0\.\d+ s, got 1 of 1 in use, and place 1 in the queue"
     ) as timed_out:
-        await queue.enter("a", wait_s=0.25).take()
+        await queue.enter("a", wait_s=0.25).wait_granted()
     assert timed_out.value.queue["waited_s"] >= 0.25
-    cancelled, stays, refused = (asyncio.create_task(queue.enter("a").take()) for _ in range(3))
+    cancelled, stays, refused = (asyncio.create_task(queue.enter("a").wait_granted()) for _ in range(3))
     await asyncio.sleep(0)
     assert queue.capacity()["waiting"] == 3
     cancelled.cancel()
@@ -105,7 +105,7 @@ async def test_wait_ends_by_deadline_cancellation_or_shutdown() -> None:
 async def test_slot_granted_to_a_cancelled_ticket_goes_to_the_next() -> None:
     queue = queue_of(1)
     first = queue.enter("a")
-    taking = asyncio.create_task(queue.enter("a").take())
+    taking = asyncio.create_task(queue.enter("a").wait_granted())
     second = queue.enter("a")
     await asyncio.sleep(0)
     first.leave()
@@ -121,10 +121,10 @@ async def test_wait_is_estimated_once_a_session_has_ended() -> None:
     assert queue.capacity() == {"slots": 2, "in_use": 2, "waiting": 2, "estimate_s": None}
     tickets[3].leave()
     queue.record_return(60.0)  # each slot is held for a minute: one of two comes back every half a minute
-    assert queue.estimate_s(1) == pytest.approx(30, rel=0.1)
+    assert queue.estimate_wait_s(1) == pytest.approx(30, rel=0.1)
     assert queue.capacity()["estimate_s"] == pytest.approx(60, rel=0.1)
     pair = queue.enter("b", 2)
-    assert queue.estimate_s(2) == pytest.approx(90, rel=0.1)  # of those that wait each wants 1.5
+    assert queue.estimate_wait_s(2) == pytest.approx(90, rel=0.1)  # of those that wait each wants 1.5
     for ticket in (pair, *tickets[:3]):
         ticket.leave()
     assert queue.capacity() == {"slots": 2, "in_use": 0, "waiting": 0, "estimate_s": 0.0}
@@ -159,8 +159,8 @@ async def test_random_operations_keep_slot_counts_and_order() -> None:
                     break
                 else:
                     expected.append(ticket)
-            held += [ticket for ticket in waiting if ticket.holds]
-            waiting = [ticket for ticket in waiting if ticket.waits]
+            held += [ticket for ticket in waiting if ticket.holds_slots]
+            waiting = [ticket for ticket in waiting if ticket.is_waiting]
             assert {id(ticket) for ticket in held} == {id(ticket) for ticket in expected}
             assert queue.capacity()["in_use"] == sum(ticket.count for ticket in held)
             assert [queue.status_of(ticket)["place"] for ticket in waiting] == [*range(1, len(waiting) + 1)]
@@ -252,7 +252,7 @@ async def test_requests_that_open_sessions_wait_and_get_a_retry_time() -> None:
             ]
             await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 4)
         assert [(await one).status_code for one in waiting] == [200] * 4
-        app.sessions.queue._held_s.clear()
+        app.sessions.queue._hold_times_s.clear()
         app.sessions.queue.record_return(17.2)
         app.sessions.queue._max_wait_s = 0.3
         refused = await request(address, "POST", "/reset", None, {HEADER: "other"})
@@ -272,7 +272,7 @@ async def test_capacity_needs_the_token() -> None:
 async def test_open_request_waits_and_gets_its_place(
     env: type[Counter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queues, "TELL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(queues, "NOTIFY_INTERVAL_S", 0.01)
     app = app_of(env, cap=2, **PATIENT)
     async with serving(app) as address:
 

@@ -33,9 +33,9 @@ async def test_cancelled_callers_leave_the_queue_of_their_session(monkeypatch: p
         (standing,) = app.sessions.standing
         for _ in range(3):
             waiting = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "one"}))
-            await eventually(lambda: standing._waiting == 1)
+            await eventually(lambda: standing._waiting_calls == 1)
             waiting.cancel()
-            await eventually(lambda: standing._waiting == 0)
+            await eventually(lambda: standing._waiting_calls == 0)
         env.release.set()
         assert (await call).status_code == 200
 
@@ -156,7 +156,7 @@ async def test_session_with_a_socket_or_call_is_not_idle(monkeypatch: pytest.Mon
             await request(address, "POST", "/reset", None, {HEADER: "busy"})
             call = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "busy"}))
             await eventually(env.entered.is_set)
-            app.sessions._idle_s = 0.1  # from when all of them stand, however long that took
+            app.sessions._idle_timeout_s = 0.1  # from when all of them stand, however long that took
             await eventually(lambda: ("", lonely) not in app.sessions._sessions)
             await asyncio.sleep(0.5)  # several times the limit; that nothing happens has no event to wait for
             assert app.sessions.active == 3

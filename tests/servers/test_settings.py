@@ -76,17 +76,17 @@ def seen_by(fd: int, worker: int, local: int = 9) -> SharedSlots:
 def test_slots_are_counted_over_all_workers() -> None:
     fd = SlotTable.create(2, 2, 4)
     one, other = seen_by(fd, 0), seen_by(fd, 1)
-    one.take("a")
-    other.take("a")
-    one.take("a")
+    one.acquire("a")
+    other.acquire("a")
+    one.acquire("a")
     with pytest.raises(RefusalError, match="of this token, got 3 of 3"):
-        other.take("a")
-    other.take("b")
-    with pytest.raises(RefusalError, match="free session, got 4 of 4"):
-        one.take("b")
+        other.acquire("a")
+    other.acquire("b")
+    with pytest.raises(RefusalError, match="no free session: 4 of 4"):
+        one.acquire("b")
     assert one.active == other.active == 4
-    other.give("b")
-    one.take("b")
+    other.release("b")
+    one.acquire("b")
     SlotTable(fd, 2, 2, 4).clear(0)
     assert other.active == 1
 
@@ -95,12 +95,12 @@ def test_full_worker_finds_one_with_a_free_slot() -> None:
     fd = SlotTable.create(2, 2, 4)
     one, other = seen_by(fd, 0, local=1), seen_by(fd, 1, local=1)
     assert (one.cap, one.find_free_worker()) == (1, None)
-    one.take("a")
+    one.acquire("a")
     assert (one.find_free_worker(), other.find_free_worker()) == (1, None)
-    other.take("a")
+    other.acquire("a")
     assert (one.find_free_worker(), other.find_free_worker()) == (None, None)
     with pytest.raises(RefusalError, match="in this worker process"):
-        one.take("a")
+        one.acquire("a")
     os.close(fd)
 
 
@@ -110,11 +110,11 @@ async def test_batch_waiting_for_slots_is_not_overtaken_at_another_worker() -> N
     held = [queues[0].enter(owner) for owner in "aaab"]
     several, one = queues[0].enter("b", 2), queues[1].enter("a")
     held[0].leave()
-    queues[1].wake()
-    assert not one.holds
+    queues[1].grant_slots()
+    assert not one.holds_slots
     held[3].leave()
-    assert several.holds
-    assert not one.holds
+    assert several.holds_slots
+    assert not one.holds_slots
     for ticket in (*held, several, one):
         ticket.leave()
     os.close(fd)
@@ -127,13 +127,13 @@ async def test_ticket_with_an_immediate_slot_is_not_counted_as_waiting(
     waiting, add = [], SlotTable.add
 
     def note(table: SlotTable, worker: int, column: int, change: int) -> None:
-        waiting.append(table.waiting())
+        waiting.append(table.count_waiting())
         add(table, worker, column, change)
 
     monkeypatch.setattr(SlotTable, "add", note)
     queue = SlotQueue(seen_by(fd, 0), 4, 600.0)
     ticket = queue.enter("a")
-    assert ticket.holds
+    assert ticket.holds_slots
     assert waiting == [0]
     assert (queue.capacity()["in_use"], queue.capacity()["waiting"]) == (1, 0)
     ticket.leave()
@@ -147,8 +147,8 @@ async def test_queue_is_bounded_over_all_workers() -> None:
     waiting = [queues[0].enter("a") for _ in range(4)]
     late = [queue.enter("b") for queue in queues for _ in range(2)]
     queues[1].record_return(60.0)  # one of four comes back every quarter of a minute, wherever it is
-    assert queues[1].estimate_s(2) == pytest.approx(30, rel=0.1)
-    assert [ticket.waits for ticket in (*waiting, *late)] == [True] * 4 + [False] * 4
+    assert queues[1].estimate_wait_s(2) == pytest.approx(30, rel=0.1)
+    assert [ticket.is_waiting for ticket in (*waiting, *late)] == [True] * 4 + [False] * 4
     for ticket in (*waiting, *held):
         ticket.leave()
     os.close(fd)
@@ -158,7 +158,7 @@ def test_frozen_process_with_the_lock_blocks_no_other() -> None:
     fd = SlotTable.create(2, 2, 4)
     program = (
         "import sys, time; from servers.fleet.slots import SlotTable\n"
-        "with SlotTable(int(sys.argv[1]), 2, 2, 4).locked(): print('held', flush=True); time.sleep(600)\n"
+        "with SlotTable(int(sys.argv[1]), 2, 2, 4).hold_lock(): print('held', flush=True); time.sleep(600)\n"
     )
     command = [sys.executable, "-c", program, str(fd)]
     with subprocess.Popen(command, pass_fds=(fd,), stdout=subprocess.PIPE) as holder:
@@ -167,13 +167,13 @@ def test_frozen_process_with_the_lock_blocks_no_other() -> None:
             assert holder.stdout.readline() == b"held\n"
             slots = seen_by(fd, 0)
             for _ in range(3):
-                slots.take("a")
+                slots.acquire("a")
             with pytest.raises(RefusalError, match="of this token, got 3 of 3"):
-                slots.take("a")
-            slots.give("a")
+                slots.acquire("a")
+            slots.release("a")
         finally:
             holder.kill()
-    slots.take("a")
+    slots.acquire("a")
     assert slots.active == 3
     os.close(fd)
 
@@ -190,15 +190,15 @@ def test_many_processes_never_exceed_the_cap() -> None:
         " per_owner=None)\n"
         "taken = 0\n"
         "while taken < 1000:\n"
-        "    try: slots.take('')\n"
+        "    try: slots.acquire('')\n"
         "    except RefusalError: continue\n"
-        "    with table.locked(): assert table.total() <= 2\n"
+        "    with table.hold_lock(): assert table.count_total() <= 2\n"
         "    taken += 1\n"
-        "    slots.give('')\n"
+        "    slots.release('')\n"
     )
     processes = [
         subprocess.Popen([sys.executable, "-c", program, str(fd), str(worker)], pass_fds=(fd,))
         for worker in range(4)
     ]
     assert [process.wait(60) for process in processes] == [0] * 4
-    assert SlotTable(fd, 4, 1, 4).total() == 0
+    assert SlotTable(fd, 4, 1, 4).count_total() == 0

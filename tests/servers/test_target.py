@@ -224,7 +224,7 @@ def test_same_folder_loads_twice_but_not_another_of_its_name(tmp_path: Path) -> 
         ("playing:app", r"No module named 'gymnasium'; pip install 'ropewalk\[gymnasium\]'"),
         ("later:app", r"got HTTPEnvClient, which it does not: it belongs to release 0.1"),
         ("tried:app", r"got HTTPEnvClient, which it does not: it belongs to release 0.1"),
-        ("./nowhere", r"expected a folder or file at \./nowhere, got none"),
+        ("./nowhere", r"there is no folder or file at \./nowhere"),
         ("nowhere.py", r"expected a folder or file at nowhere.py, got none"),
         (
             "./empty",

@@ -72,7 +72,7 @@ async def test_computing_calls_get_a_bounded_number_of_threads(
         return time.monotonic()
 
     monkeypatch.setattr(threads, "MAX_COMPUTING", 3)
-    monkeypatch.setattr(threads, "_MAX_TICK_S", threads._TICK_S)
+    monkeypatch.setattr(threads, "_MAX_CHECK_INTERVAL_S", threads._CHECK_INTERVAL_S)
     monkeypatch.setattr(time, "process_time", busy)
     pool = ThreadPool(64, "computing")
     calls = [pool.submit(lambda: gate.wait(60)) for _ in range(10)]
@@ -108,7 +108,7 @@ async def test_hanging_call_costs_only_its_own_thread(gate: threading.Event) -> 
 async def test_outcome_is_not_delayed_by_a_long_call_after_it(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_HELD_S", float("inf"))
+    monkeypatch.setattr(threads, "_HOLD_S", float("inf"))
     monkeypatch.setattr(threads, "_LONG_S", 0.5)  # nothing before the last call is taken for long
     pool, begin = ThreadPool(1, "held"), threading.Event()
     pool.submit(lambda: begin.wait(60))
@@ -123,13 +123,13 @@ async def test_one_of_two_woken_threads_may_take_both_calls(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, pool = threading.Thread.start, ThreadPool(4, "two")
-    monkeypatch.setattr(threads, "_HELD_S", float("inf"))
+    monkeypatch.setattr(threads, "_HOLD_S", float("inf"))
     monkeypatch.setattr(threads, "_LONG_S", 60.0)
     monkeypatch.setattr(
         threading.Thread, "start", lambda thread: start(thread) if not pool_threads("two") else None
     )
     pool._long_calls, pool._mailbox = 2, threads._Mailbox(asyncio.get_running_loop())
-    pool._mailbox.alone = False
+    pool._mailbox.last_was_single = False
     begin = threading.Event()
     short, long = pool.submit(lambda: begin.wait(60)), pool.submit(lambda: gate.wait(60))
     await eventually(lambda: pool._started == 2)
@@ -142,9 +142,9 @@ async def test_one_of_two_woken_threads_may_take_both_calls(
 async def test_held_outcomes_are_delivered_before_their_thread_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(threads, "_HELD_S", float("inf"))
+    monkeypatch.setattr(threads, "_HOLD_S", float("inf"))
     monkeypatch.setattr(threads, "_LONG_S", 60.0)
-    monkeypatch.setattr(ThreadPool, "_tick_later", lambda *_: None)
+    monkeypatch.setattr(ThreadPool, "_schedule_check", lambda *_: None)
     pool = ThreadPool(4, "resting")
     for count in (1, 5, 1):
         assert await asyncio.wait_for(results(pool, *[lambda: 1] * count), 60) == [1] * count
@@ -157,7 +157,7 @@ async def test_failing_callback_loses_no_other_outcome(monkeypatch: pytest.Monke
     pool = ThreadPool(1, "failing")
     late = pool.submit(lambda: "late")
     late.waiter.cancel()
-    late.then = lambda _: 1 / 0
+    late.on_outcome = lambda _: 1 / 0
     assert await asyncio.wait_for(results(pool, *[lambda: 1] * 10), 60) == [1] * 10
     assert [type(error) for error in errors] == [ZeroDivisionError]
     pool.close()
@@ -192,7 +192,7 @@ async def test_call_aborted_as_it_ends_keeps_its_thread_in_the_pool(gate: thread
     late: list[object] = []
     call = pool.submit(lambda: "ended")
     call.waiter.cancel()
-    call.then = late.append
+    call.on_outcome = late.append
     while call.thread is not None or not call.started:
         time.sleep(0.001)  # noqa: ASYNC251 - the loop is not to hear of its end
     assert pool.abort(call)  # its outcome is on its way

@@ -502,7 +502,7 @@ async def test_step_on_the_loop_waits_for_a_tool_call_of_another_client() -> Non
             call = asyncio.create_task(rpc(address, "tools/call", {"name": "total", "session_id": session}))
             await entered.wait()
             await ws.send(json.dumps(step()))
-            await eventually(lambda: app.sessions.find("", session)._waiting == 1)
+            await eventually(lambda: app.sessions.find("", session)._waiting_calls == 1)
             release.set()
             assert (await call)["result"]["data"] == 0
             assert json.loads(await ws.recv())["data"]["observation"]["total"] == 2
@@ -512,7 +512,7 @@ async def test_step_on_the_loop_waits_for_a_tool_call_of_another_client() -> Non
             call = asyncio.create_task(rpc(address, "tools/call", {"name": "total", "session_id": session}))
             await entered.wait()
             await ws.send(json.dumps(step()))
-            await eventually(lambda: app.sessions.find("", session)._waiting == 1)
+            await eventually(lambda: app.sessions.find("", session)._waiting_calls == 1)
         await eventually(lambda: not app.sessions.find("", session).attached)
         release.set()
         assert (await call)["result"]["data"] == 2

@@ -218,7 +218,7 @@ def check_topological_order(got: Any, expected: Any, args: Sequence[Any]) -> boo
         return type(got) is list and not got
     if not _is_list_of(got, type(nodes[0])) or sorted(got) != sorted(nodes):
         return False
-    position = {node: at for at, node in enumerate(got)}
+    position = {node: index for index, node in enumerate(got)}
     return all(position[before] < position[after] for before, after in edges)
 
 
@@ -348,20 +348,20 @@ def _to_comparable(value: Any) -> Any:
     return value
 
 
-def _match_items(got: list[Any], expected: list[Any], same: Callable[[Any, Any], bool]) -> bool:
+def _match_items(got: list[Any], expected: list[Any], are_equal: Callable[[Any, Any], bool]) -> bool:
     """Return whether the items can be paired up.
 
     Uses augmenting paths, because equality within a tolerance is not transitive.
     """
-    partners = [[at for at, other in enumerate(expected) if same(item, other)] for item in got]
+    partners = [[index for index, other in enumerate(expected) if are_equal(item, other)] for item in got]
     owner: dict[int, int] = {}
 
     def assign(item: int, visited: set[int]) -> bool:
-        for at in partners[item]:
-            if at not in visited:
-                visited.add(at)
-                if at not in owner or assign(owner[at], visited):
-                    owner[at] = item
+        for index in partners[item]:
+            if index not in visited:
+                visited.add(index)
+                if index not in owner or assign(owner[index], visited):
+                    owner[index] = item
                     return True
         return False
 

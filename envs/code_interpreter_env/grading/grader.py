@@ -70,7 +70,9 @@ class Grader:
         finally:
             await runner.close()
         cases = trial.cases
-        outcomes = tuple(_to_outcome(at, case, results.get(at, _NOT_RUN)) for at, case in enumerate(cases))
+        outcomes = tuple(
+            _to_outcome(index, case, results.get(index, _NOT_RUN)) for index, case in enumerate(cases)
+        )
         passed = [outcome.passed for outcome in outcomes]
         reward: float | None = None
         if failure is not None:
@@ -121,8 +123,10 @@ _TIMEOUTS: Final[dict[Scope, str]] = {
 
 def _first_failure(outcomes: Sequence[CaseOutcome]) -> str:
     passed = sum(outcome.passed for outcome in outcomes)
-    first = next(outcome for outcome in outcomes if not outcome.passed and outcome.category != "not_run")
-    return f"{passed} of {len(outcomes)} cases passed; case {first.index}: {first.category}"
+    first_failure = next(
+        outcome for outcome in outcomes if not outcome.passed and outcome.category != "not_run"
+    )
+    return f"{passed} of {len(outcomes)} cases passed; case {first_failure.index}: {first_failure.category}"
 
 
 def _to_outcome(index: int, case: CaseInfo, result: CaseResult) -> CaseOutcome:

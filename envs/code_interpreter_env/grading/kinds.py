@@ -54,8 +54,8 @@ class NumericTrial(Trial[NumericTask]):
 
     async def _read_text(self) -> str | CaseResult:
         if self._task.answer_from == "text":
-            boxed = extract_boxed(self._code)
-            return self._code if boxed is None else boxed
+            boxed_answer = extract_boxed(self._code)
+            return self._code if boxed_answer is None else boxed_answer
         await self._runner.start_fresh()
         execution = await self._runner.execute(self._code)
         failure = failure_of(execution)
@@ -67,8 +67,8 @@ class NumericTrial(Trial[NumericTask]):
                 return CaseResult(category="output_limit", message="it printed more than is kept")
             if not lines:
                 return CaseResult(category="missing", message="nothing was printed")
-            boxed = extract_boxed(lines[-1])
-            return lines[-1] if boxed is None else boxed
+            boxed_answer = extract_boxed(lines[-1])
+            return lines[-1] if boxed_answer is None else boxed_answer
         return await self._read_value()
 
     async def _read_value(self) -> str | CaseResult:
@@ -181,7 +181,7 @@ def _normalize_newlines(text: str) -> str:
 
 
 def _is_near(word: str, other: str, tolerance: float | None) -> bool:
-    if tolerance is None or not any(mark in other for mark in ".eE"):
+    if tolerance is None or not any(character in other for character in ".eE"):
         return False
     number, expected = parse_number(word), parse_number(other)
     if number is None or expected is None or not math.isfinite(tolerance):

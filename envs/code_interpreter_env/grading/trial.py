@@ -184,10 +184,10 @@ class SubmissionRunner:
                 await interpreter.close()
 
     def _grant_time_s(self) -> float:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
             raise OutOfTimeError
-        self._granted_s = min(left, self._limits.timeout_s)
+        self._granted_s = min(left_s, self._limits.timeout_s)
         return self._granted_s
 
     def _check_sandbox(self, execution: Execution) -> Execution:
@@ -310,8 +310,10 @@ def reward_of(scoring: Scoring, cases: Sequence[CaseInfo], passed: Sequence[bool
         return 1.0
     if scoring == "all_or_nothing":
         return 0.0
-    scored = [at for at, case in enumerate(cases) if case.hidden] or list(range(len(cases)))
-    weights = {at: cases[at].weight if scoring == "weighted" else 1.0 for at in scored}
-    share = math.fsum(weight for at, weight in weights.items() if passed[at]) / math.fsum(weights.values())
+    scored_indices = [index for index, case in enumerate(cases) if case.hidden] or list(range(len(cases)))
+    weights = {index: cases[index].weight if scoring == "weighted" else 1.0 for index in scored_indices}
+    share = math.fsum(weight for index, weight in weights.items() if passed[index]) / math.fsum(
+        weights.values()
+    )
     # Some case failed. If only public ones did, the share is 1, so cap it about one case's share below that.
     return min(share, 1.0 - 1.0 / (len(cases) + 1))

@@ -37,10 +37,10 @@ def to_released(execution: Execution, code: str | None) -> CodeObservation:
         execution: The execution; values without a released field go into `metadata["execution"]`.
         code: The code that ran; None after a reset.
     """
-    rest = {name: value for name, value in asdict(execution).items() if name not in _RELEASED}
+    other_fields = {name: value for name, value in asdict(execution).items() if name not in _RELEASED}
     if (stderr := _stderr_with_reason(execution)) != execution.stderr:
-        rest["stderr"] = execution.stderr
-    metadata = {EXECUTION: rest} if code is None else {LAST_CODE: code, EXECUTION: rest}
+        other_fields["stderr"] = execution.stderr
+    metadata = {EXECUTION: other_fields} if code is None else {LAST_CODE: code, EXECUTION: other_fields}
     return CodeObservation.model_construct(
         stdout=execution.stdout, stderr=stderr, exit_code=execution.exit_code, metadata=metadata
     )
@@ -70,8 +70,8 @@ def _stderr_with_reason(execution: Execution) -> str:
         lines.append(execution.reason)
     if not lines:
         return execution.stderr
-    printed = [execution.stderr.removesuffix("\n")] if execution.stderr else []
-    return "\n".join([*printed, *lines, ""])
+    stderr_lines = [execution.stderr.removesuffix("\n")] if execution.stderr else []
+    return "\n".join([*stderr_lines, *lines, ""])
 
 
 def _error_lines(error: CodeError) -> list[str]:

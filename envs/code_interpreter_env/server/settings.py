@@ -88,9 +88,9 @@ class InterpreterSettings:
             raise ConfigurationError(
                 f"expected {PREFIX}PRELOAD among {PREFIX}PACKAGES, got {', '.join(stray)}; name it in both"
             )
-        if self.backend == LOCAL and (absent := [name for name in self.packages if not _is_installed(name)]):
+        if self.backend == LOCAL and (missing := [name for name in self.packages if not _is_installed(name)]):
             raise ConfigurationError(
-                f"expected installed packages in {PREFIX}PACKAGES and {PREFIX}PRELOAD, got {', '.join(absent)}; "
+                f"expected installed packages in {PREFIX}PACKAGES and {PREFIX}PRELOAD, got {', '.join(missing)}; "
                 "install them where the server runs, or leave them out"
             )
 
@@ -133,12 +133,12 @@ class InterpreterSettings:
         Raises:
             ConfigurationError: `strongest_isolation` is weaker than that level.
         """
-        named = self.minimum_isolation
-        minimum = named or (Isolation.PROCESS if exposed is False else Isolation.LSM)
+        explicit = self.minimum_isolation
+        minimum = explicit or (Isolation.PROCESS if exposed is False else Isolation.LSM)
         if not self.strongest_isolation.at_least(minimum):
-            where = "" if named else " for a server that is, or may be, reached from beyond this machine"
+            scope = "" if explicit else " for a server that is, or may be, reached from beyond this machine"
             raise ConfigurationError(
-                f"expected an isolation of at least {minimum}{where}, got {STRONGEST}={self.strongest_isolation}; "
+                f"expected an isolation of at least {minimum}{scope}, got {STRONGEST}={self.strongest_isolation}; "
                 f"{describe_remedy(self.strongest_isolation)}"
             )
         return minimum

@@ -39,12 +39,12 @@ def gymnasium_app(
     probe = GymnasiumEnvironment(env_id, tuple(wrappers), options)
     try:
         action, observation = models_for(probe.inner.action_space, probe.inner.observation_space)
-        quick = not wrappers and is_quick(probe.inner)
+        uses_quick_class = not wrappers and is_quick(probe.inner)
     finally:
         probe.close()
     return create_app(
         partial(
-            QuickGymnasiumEnvironment if quick else GymnasiumEnvironment,
+            QuickGymnasiumEnvironment if uses_quick_class else GymnasiumEnvironment,
             env_id,
             tuple(wrappers),
             options,

@@ -80,7 +80,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         self._has_begun = False
         self._episode_id: str | None = None  # generated on first use
         self._steps = 0
-        self._playing = False
+        self._episode_running = False
 
     def reset(
         self,
@@ -101,7 +101,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         observation, info = self.inner.reset(seed=seed, options={**(options or {}), **more} or None)
         self._has_begun, self._episode_id = True, episode_id
         self._steps = 0
-        self._playing = True
+        self._episode_running = True
         return self._make_observation(observation, info, {})
 
     def step(self, action: GymnasiumAction, **_: Any) -> GymnasiumObservation:
@@ -111,7 +111,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
             EpisodeOverError: No episode is in progress.
             EnvironmentFailureError: The action is not in the action space.
         """
-        if not self._playing:
+        if not self._episode_running:
             raise EpisodeOverError("no episode is under way; call reset() first")
         value = action.action
         choice = self._choices.get(value) if type(value) is int else None
@@ -120,7 +120,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         observation, reward, terminated, truncated, info = self.inner.step(choice)
         self._steps += 1
         done = bool(terminated or truncated)
-        self._playing = not done
+        self._episode_running = not done
         end_fields = {"done": done, "terminated": bool(terminated), "truncated": bool(truncated)}
         return self._make_observation(observation, info, {"reward": float(reward), **end_fields})
 
@@ -135,13 +135,13 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
     def snapshot(self) -> tuple[Any, ...]:
         """Return a deep copy of the Gymnasium environment and the episode's counters."""
         self._ensure_episode_id()
-        return deepcopy(self.inner), self._has_begun, self._episode_id, self._steps, self._playing
+        return deepcopy(self.inner), self._has_begun, self._episode_id, self._steps, self._episode_running
 
     def restore(self, state: tuple[Any, ...]) -> None:
         """Replace the Gymnasium environment by a copy of the one in a snapshot."""
         self.inner.close()
         self.inner = deepcopy(state[0])
-        _, self._has_begun, self._episode_id, self._steps, self._playing = state
+        _, self._has_begun, self._episode_id, self._steps, self._episode_running = state
 
     def close(self) -> None:
         """Close the Gymnasium environment."""
@@ -206,8 +206,8 @@ class _FastDiscrete(Discrete):
 
     def __init__(self, n: Any, **options: Any) -> None:
         super().__init__(n, **options)
-        first, count = int(self.start), min(int(self.n), _MAX_CHOICES)
-        self._members = frozenset(map(self.dtype.type, range(first, first + count)))
+        start, count = int(self.start), min(int(self.n), _MAX_CHOICES)
+        self._members = frozenset(map(self.dtype.type, range(start, start + count)))
 
     def contains(self, x: Any) -> bool:
         """Return whether the space contains `x`."""
@@ -226,8 +226,8 @@ def _is_copyable(env: gymnasium.Env[Any, Any]) -> bool:
         declared = vars(env).get(
             "FORKABLE", getattr(type(env), "FORKABLE", None)
         )  # not getattr(env, ...): a wrapper would forward it to the environment that it wraps
-        ours = type(env).__module__.startswith(_COPYABLE_MODULES) and env.render_mode is None
-        if not (ours if declared is None else declared is True):
+        is_known = type(env).__module__.startswith(_COPYABLE_MODULES) and env.render_mode is None
+        if not (is_known if declared is None else declared is True):
             return False
         if not isinstance(env, gymnasium.Wrapper):
             return True

@@ -200,9 +200,9 @@ class _SandboxMachine:
         _require_ok((await self._session.call("end", timeout_s=CALL_TIMEOUT_S)).execution)
 
     async def pack(self, path: str) -> bytes | None:
-        if (inside := self._workspace_path(path)) is None:
+        if (real_path := self._workspace_path(path)) is None:
             return None
-        if not await self._transfer("pack", inside):
+        if not await self._transfer("pack", real_path):
             return None
         try:
             data = await self._session.get_file(".tmp/packed")
@@ -211,7 +211,7 @@ class _SandboxMachine:
         return _check_size(path, data)
 
     async def unpack(self, path: str, archive: bytes, *, replace: bool = True) -> None:
-        if (inside := self._workspace_path(path)) is None:
+        if (real_path := self._workspace_path(path)) is None:
             raise TransferError(
                 f"{path}: expected a path below {', '.join(f'/{name}' for name in _WORKSPACE_FOLDERS)}"
             )
@@ -219,7 +219,7 @@ class _SandboxMachine:
             await self._session.put_file(".tmp/unpacked", archive)
         except FileRefusedError as error:
             raise TransferError(str(error)) from None
-        await self._transfer("unpack", inside, replace)
+        await self._transfer("unpack", real_path, replace)
 
     async def close(self) -> None:
         await self._session.close()
@@ -233,10 +233,10 @@ class _SandboxMachine:
         return result.value
 
     def _workspace_path(self, path: str) -> str | None:
-        first, _, rest = posixpath.join(self.workdir, path).strip("/").partition("/")
+        top_folder, _, rest = posixpath.join(self.workdir, path).strip("/").partition("/")
         return (
-            posixpath.join(_WORKSPACE_FOLDERS[first], rest).rstrip("/")
-            if first in _WORKSPACE_FOLDERS
+            posixpath.join(_WORKSPACE_FOLDERS[top_folder], rest).rstrip("/")
+            if top_folder in _WORKSPACE_FOLDERS
             else None
         )
 

@@ -55,9 +55,9 @@ async def verify(machines: Machines, task: HarborTask, policy: Machine) -> Harbo
     try:
         await policy.end()
         for path in task.collect_paths(policy.workdir):
-            if (packed := await policy.pack(path)) is not None:
+            if (file_archive := await policy.pack(path)) is not None:
                 archives[path] = make_plain_archive(
-                    packed, posixpath.basename(path), folder=path == policy.workdir
+                    file_archive, posixpath.basename(path), folder=path == policy.workdir
                 )
     except TransferError as error:
         return HarborVerdict(reward=0.0, reason=str(error))
@@ -98,8 +98,8 @@ async def _judge(machine: Machine, task: HarborTask) -> HarborVerdict:
 
 
 async def _read_file(machine: Machine, path: str) -> bytes | None:
-    packed = await machine.pack(path)
-    return None if packed is None else read_packed_file(packed)
+    file_archive = await machine.pack(path)
+    return None if file_archive is None else read_packed_file(file_archive)
 
 
 def read_rewards(data: bytes, path: str) -> dict[str, float]:
@@ -154,28 +154,28 @@ def make_plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes
                     continue
                 if folder and path == name and not member.isdir():
                     continue
-                plain = tarfile.TarInfo(path)
-                plain.mode, plain.mtime = member.mode & 0o777, member.mtime
-                plain.uid, plain.gid = member.uid, member.gid
+                entry = tarfile.TarInfo(path)
+                entry.mode, entry.mtime = member.mode & 0o777, member.mtime
+                entry.uid, entry.gid = member.uid, member.gid
                 content: io.BytesIO | None = None
                 if member.isdir():
-                    plain.type = tarfile.DIRTYPE
-                elif member.issym() and path != name and _goes_down(member.linkname):
+                    entry.type = tarfile.DIRTYPE
+                elif member.issym() and path != name and _points_below(member.linkname):
                     links.add(path)
-                    plain.type, plain.linkname = tarfile.SYMTYPE, member.linkname
+                    entry.type, entry.linkname = tarfile.SYMTYPE, member.linkname
                 elif (member.isreg() or member.islnk()) and (file := source.extractfile(member)) is not None:
                     # A hard link becomes a copy of the file.
                     content = io.BytesIO(file.read(ARCHIVE_BYTES - buffer.tell() + 1))
-                    plain.size = len(content.getbuffer())
-                    if buffer.tell() + plain.size > ARCHIVE_BYTES:
+                    entry.size = len(content.getbuffer())
+                    if buffer.tell() + entry.size > ARCHIVE_BYTES:
                         raise TransferError(f"{name} has more than {ARCHIVE_BYTES >> 20} MiB")
                 else:
                     continue
-                target.addfile(plain, content)
+                target.addfile(entry, content)
     except (tarfile.TarError, EOFError, KeyError) as error:
         raise TransferError(f"{name} could not be taken over: {error}") from None
     return buffer.getvalue()
 
 
-def _goes_down(target: str) -> bool:
+def _points_below(target: str) -> bool:
     return bool(target) and not target.startswith("/") and ".." not in target.split("/")

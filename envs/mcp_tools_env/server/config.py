@@ -321,10 +321,10 @@ def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
-def _parse_server(place: str, entry: object, environ: Mapping[str, str], source: str) -> ServerSpec:
+def _parse_server(location: str, entry: object, environ: Mapping[str, str], source: str) -> ServerSpec:
     if not isinstance(entry, Mapping) or ("command" in entry) == ("url" in entry):
         raise ConfigurationError(
-            f'expected either "command" (a process) or "url" (streamable HTTP) in {place} of {source}, got '
+            f'expected either "command" (a process) or "url" (streamable HTTP) in {location} of {source}, got '
             f"{', '.join(map(repr, entry))[:200] if isinstance(entry, Mapping) else type(entry).__name__}"
         )
     model: type[StdioServer] | type[HttpServer] = StdioServer if "command" in entry else HttpServer
@@ -332,18 +332,18 @@ def _parse_server(place: str, entry: object, environ: Mapping[str, str], source:
         return model.model_validate(entry, context={ENVIRON: environ})
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
-        faults = "; ".join(_describe_fault(place, fault, model) for fault in errors)
+        faults = "; ".join(_describe_fault(location, fault, model) for fault in errors)
         raise ConfigurationError(f"{source}: {faults}"[:2000]) from None
 
 
-def _describe_fault(place: str, fault: Any, model: type[BaseModel]) -> str:
-    where = ".".join((place, *map(str, fault["loc"])))
+def _describe_fault(location: str, fault: Any, model: type[BaseModel]) -> str:
+    field_path = ".".join((location, *map(str, fault["loc"])))
     if fault["type"] == "extra_forbidden":
         fields = model.model_fields
         if "ropewalk" in fault["loc"]:
             fields = model.model_fields["ropewalk"].annotation.model_fields  # type: ignore[union-attr]
-        return f"expected no key but {', '.join(fields)}, got {where}"
-    return f"{where}: {fault['msg'].removeprefix('Value error, ')}"
+        return f"expected no key but {', '.join(fields)}, got {field_path}"
+    return f"{field_path}: {fault['msg'].removeprefix('Value error, ')}"
 
 
 def _read_file(path: str) -> str:

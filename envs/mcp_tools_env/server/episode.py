@@ -50,14 +50,14 @@ def name_tools(tools: Iterable[tuple[str, str, str]]) -> dict[str, tuple[str, st
     """
     offers = [(f"{prefix}{name}", server, name) for server, prefix, name in tools]
     names: dict[str, tuple[str, str]] = {}
-    renamed = []
+    pairs = []
     # Names that fit unchanged are assigned first, so that no fitted name takes one of them.
     for full_name, server, name in offers:
         if fit_name(full_name) == full_name and full_name not in names:
             names[full_name] = (server, name)
         elif names.get(full_name) != (server, name):
-            renamed.append((full_name, server, name))
-    for full_name, server, name in renamed:
+            pairs.append((full_name, server, name))
+    for full_name, server, name in pairs:
         fitted_name = fit_name(full_name)
         if fitted_name in names and names[fitted_name] != (server, name):
             fitted_name = _hash_name(fitted_name, f"{server}\0{name}")
@@ -70,13 +70,13 @@ def fit_name(name: str) -> str:
     """Return a tool name that chat templates accept; a name that already fits is unchanged."""
     if name in RESERVED_TOOL_NAMES:
         return f"{_RESERVED_PREFIX}{name}"
-    plain = _FOREIGN.sub("_", name) or "_"
-    return plain if len(plain) <= MAX_CHARS else _hash_name(plain, name)
+    safe_name = _FOREIGN.sub("_", name) or "_"
+    return safe_name if len(safe_name) <= MAX_CHARS else _hash_name(safe_name, name)
 
 
 def _hash_name(name: str, source: str) -> str:
-    mark = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()[:_HASH_CHARS]
-    return f"{name[: MAX_CHARS - _HASH_CHARS - 1]}_{mark}"
+    digest = hashlib.sha256(source.encode(errors="surrogatepass")).hexdigest()[:_HASH_CHARS]
+    return f"{name[: MAX_CHARS - _HASH_CHARS - 1]}_{digest}"
 
 
 MAX_ENTRIES: Final = 512
@@ -231,11 +231,11 @@ class Episode:
         started_s = self._budget.elapsed_s()
         start = time.monotonic()
         reason = describe_unsendable(arguments)
-        if (exhausted := self._budget.find_exhausted()) is not None:
-            self.ended = exhausted
-            kind = ToolErrorType.TIMEOUT if exhausted == "time" else ToolErrorType.EXECUTION_ERROR
+        if (limit := self._budget.find_exhausted()) is not None:
+            self.ended = limit
+            kind = ToolErrorType.TIMEOUT if limit == "time" else ToolErrorType.EXECUTION_ERROR
             result = replace(
-                ToolResult.failed(kind, self._budget.describe_exhausted(exhausted), **{BUDGET: exhausted}),
+                ToolResult.failed(kind, self._budget.describe_exhausted(limit), **{BUDGET: limit}),
                 done=True,
                 truncated=True,
             )

@@ -37,14 +37,18 @@ def _process_arguments(server: StdioServer, folder: Path) -> tuple[tuple[str, ..
     """Return the command, environment variables and working directory of a server's process."""
     home = str(folder)
     command = (fill_folder(server.command, ""), *(fill_folder(argument, home) for argument in server.args))
-    passed = {
+    passed_variables = {
         name: os.environ[name]
         for name in (*PASSED_VARIABLES, *server.ropewalk.env_pass)
         if name in os.environ
     }
-    configured = {name: fill_folder(value, home) for name, value in server.env.items()}
+    configured_variables = {name: fill_folder(value, home) for name, value in server.env.items()}
     cwd = folder if server.cwd is None else Path(fill_folder(server.cwd, home))
-    return command, {**_DEFAULTS, "HOME": home, "TMPDIR": home, **passed, **configured}, cwd
+    return (
+        command,
+        {**_DEFAULTS, "HOME": home, "TMPDIR": home, **passed_variables, **configured_variables},
+        cwd,
+    )
 
 
 _MODES: Final[Mapping[str, tuple[str, ...]]] = {

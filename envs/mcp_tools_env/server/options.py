@@ -46,13 +46,11 @@ def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> Rese
     Raises:
         InvalidResetOptionError: An option is unknown or has an invalid value.
     """
-    configured = list(settings.servers)
-    parsed = read_reset(
-        ResetOptions, options, servers=configured, calls=settings.calls, time_s=settings.time_s
-    )
-    if unknown := sorted(set(parsed.servers) - set(configured)):
+    servers = list(settings.servers)
+    parsed = read_reset(ResetOptions, options, servers=servers, calls=settings.calls, time_s=settings.time_s)
+    if unknown := sorted(set(parsed.servers) - set(servers)):
         raise InvalidResetOptionError(
-            f"expected servers that are configured ({', '.join(configured)}), got {', '.join(unknown)[:200]}"
+            f"expected servers that are configured ({', '.join(servers)}), got {', '.join(unknown)[:200]}"
         )
     for name in ("calls", "time_s"):
         if getattr(parsed, name) > (limit := getattr(settings, name)):
@@ -60,7 +58,7 @@ def read_options(options: Mapping[str, Any], settings: McpToolsSettings) -> Rese
                 f"expected at most {limit:g}, which is what the server allows, for the reset option {name}, got "
                 f"{getattr(parsed, name):g}"
             )
-    return parsed.model_copy(update={"servers": [name for name in configured if name in parsed.servers]})
+    return parsed.model_copy(update={"servers": [name for name in servers if name in parsed.servers]})
 
 
 class Budget:
@@ -91,8 +89,8 @@ class Budget:
             return "calls"
         return "time" if self.time_left_s() <= 0 else None
 
-    def describe_exhausted(self, exhausted: Literal["calls", "time"]) -> str:
+    def describe_exhausted(self, limit: Literal["calls", "time"]) -> str:
         """Return the message that a part of the budget is used up."""
-        if exhausted == "calls":
+        if limit == "calls":
             return f"the episode's {self._calls} calls are used up; it has ended"
         return f"the episode's {self._time_s:g} s are used up; it has ended"

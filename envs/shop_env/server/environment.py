@@ -73,11 +73,11 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     def begin_task(self, task: ShopTaskSpec, calls: int) -> ShopObservation:
         """Start the conversation, and return the task as the observation of the reset."""
         scenario = task.scenario
-        self._facts_before: dict[Fact, Any] = collect_facts(scenario.records)
+        self._initial_facts: dict[Fact, Any] = collect_facts(scenario.records)
         self._expected_outcomes: tuple[ExpectedOutcome, ...] = determine_outcomes(scenario)
         self._replies: dict[int, DeskReply] = {}
-        self._verified: set[str] = set()
-        self._wrong_tries = 0
+        self._verified_customers: set[str] = set()
+        self._failed_tries = 0
         return ShopObservation(
             task=task.text(calls),
             requests=len(scenario.requests),
@@ -88,7 +88,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     def earned(self) -> float:
         """Return the reward of the conversation."""
         return judge(
-            self._expected_outcomes, self._replies, self._facts_before, collect_facts(self._records)
+            self._expected_outcomes, self._replies, self._initial_facts, collect_facts(self._records)
         ).reward
 
     # The tools. Their signatures and docstrings become the schemas and descriptions that the policy sees.
@@ -130,7 +130,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     ) -> dict[str, bool]:
         """Compare what the customer told with an account. Give two of the three or more; all given must be right."""
         customer = self._require_customer(customer_id)
-        if self._wrong_tries >= MAX_TRIES:
+        if self._failed_tries >= MAX_TRIES:
             raise ToolFailedError(
                 f"expected at most {MAX_TRIES} wrong tries in one conversation, got another; nobody is verified now"
             )
@@ -139,16 +139,16 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
             _remove_spaces(answer) == _remove_spaces(known) for answer, known in pairs if answer is not None
         ]
         if verified := len(matches) >= 2 and all(matches):
-            self._verified.add(customer.id)
+            self._verified_customers.add(customer.id)
         else:
-            self._wrong_tries += 1
+            self._failed_tries += 1
         return {"verified": verified}
 
     @tool(annotations=_READ_ONLY)
     def get_customer(self, customer_id: Id) -> dict[str, Any]:
         """Look up an account that was verified, with a list of its orders."""
         customer = self._require_customer(customer_id)
-        if customer.id not in self._verified:
+        if customer.id not in self._verified_customers:
             raise ToolFailedError(f"expected verify_identity of {customer.id} first, got none that was right")
         orders = [order for order in self._records.orders.values() if order.customer_id == customer.id]
         orders.sort(key=lambda order: (order.placed, order.id))
@@ -307,7 +307,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
         """
         self._require_request(request)
         # Any other ground would reveal something about an account, and "done" would claim a change to it.
-        if not self._verified and (decision, ground) != ("refused", "not_verified"):
+        if not self._verified_customers and (decision, ground) != ("refused", "not_verified"):
             raise ToolFailedError(
                 "expected verify_identity to be right before anything else than ('refused', 'not_verified') is told, "
                 f"got ({decision!r}, {ground!r})"
@@ -338,7 +338,7 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
             ToolFailedError: There is no such order, or its customer is not verified.
         """
         order = _require(self._records.orders, order_id, "id of an order")
-        if order.customer_id not in self._verified:
+        if order.customer_id not in self._verified_customers:
             raise ToolFailedError(f"expected an order of a verified customer, got {order.id}")
         return order
 

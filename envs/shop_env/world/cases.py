@@ -126,14 +126,14 @@ def _make_return(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
         products.append(other)
     elif case in ("two", "partly"):
         return None
-    least = min(case_maker.return_window(bought) for bought in products)
+    shortest_window = min(case_maker.return_window(bought) for bought in products)
     faulty = case.startswith("faulty")
-    days = case_maker.draw_within(least)
+    days = case_maker.draw_within(shortest_window)
     if case == "over":
-        days = case_maker.draw_beyond(least)
+        days = case_maker.draw_beyond(shortest_window)
     elif case == "faulty":
         days = (
-            case_maker.draw_beyond(least)
+            case_maker.draw_beyond(shortest_window)
             if source.random() < 0.6
             else case_maker.draw_within(policy.faulty_days)
         )
@@ -236,9 +236,9 @@ def _make_late_delivery(case_maker: CaseMaker, case: str) -> CustomerRequest | N
     product = case_maker.take_product()
     if product is None:
         return None
-    late_by = limit - source.choice((1, 1, 2)) if case == "in_time" else limit + source.choice((0, 0, 1, 4))
+    days_late = limit - source.choice((1, 1, 2)) if case == "in_time" else limit + source.choice((0, 0, 1, 4))
     order = case_maker.maker.add_order(
-        case_maker.customer, [product], "delivered", delivered_days=source.randint(2, 50), late_by=late_by
+        case_maker.customer, [product], "delivered", delivered_days=source.randint(2, 50), days_late=days_late
     )
     if case == "already":
         order.credit = case_maker.policy.late_credit

@@ -86,7 +86,7 @@ class Maker:
         status: Status,
         *,
         delivered_days: int = 0,
-        late_by: int = 0,
+        days_late: int = 0,
         payment: str | None = None,
     ) -> Order:
         """Add an order.
@@ -96,14 +96,14 @@ class Maker:
             products: The products in it, one line each.
             status: The order's status.
             delivered_days: How many days ago it was delivered, if it was.
-            late_by: How many days after the promised day it was delivered; negative if before.
+            days_late: How many days after the promised day it was delivered; negative if before.
             payment: The payment method; None draws one.
         """
         source, records = self.source, self.records
         self._order += source.randint(1, 9)
         delivered = self.days_ago(delivered_days) if status == "delivered" else None
         arrival = delivered or self.days_ago(-source.randint(1, 5))
-        placed = arrival - timedelta(source.randint(4, 7) + max(late_by, 0))
+        placed = arrival - timedelta(source.randint(4, 7) + max(days_late, 0))
         lines = []
         for number, product in enumerate(products, 1):
             variant = records.variants[source.choice(product.skus)]
@@ -113,7 +113,7 @@ class Maker:
             customer_id=customer.id,
             placed=placed,
             status=status,
-            promised=arrival - timedelta(late_by),
+            promised=arrival - timedelta(days_late),
             delivered=delivered,
             address=customer.address,
             payment=payment or source.choice([*customer.methods, customer.methods[0], GIFT_CARD]),

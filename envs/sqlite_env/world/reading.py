@@ -178,9 +178,9 @@ class ReadOnlyDatabase:
         self._today = f"{today.isoformat()} 12:00:00"
         self._ticks = 0
         self._deadline = 0.0
-        self._written_before = 0
-        self._stopped: str | None = None
-        self._refused: str | None = None
+        self._initial_written_bytes = 0
+        self._stop_reason: str | None = None
+        self._refusal_reason: str | None = None
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         self._tables = frozenset(name for (name,) in tables) | frozenset(_SCHEMA_TABLES)
         # A separate connection for date functions: the one that runs the query cannot be used inside its functions.
@@ -204,8 +204,8 @@ class ReadOnlyDatabase:
         if (word := _read_first_word(sql)) not in _READING_WORDS:
             raise QueryRefusedError(f"expected one query that reads (SELECT or WITH), got {word!r:.40}")
         _check_expansion(sql)
-        self._ticks, self._stopped, self._refused = 0, None, None
-        self._written_before = _count_written_bytes()
+        self._ticks, self._stop_reason, self._refusal_reason = 0, None, None
+        self._initial_written_bytes = _count_written_bytes()
         self._deadline = time.monotonic() + MAX_QUERY_TIME_S
         try:
             cursor = self._connection.execute(sql)
@@ -222,7 +222,9 @@ class ReadOnlyDatabase:
                 "join and nest less"
             ) from None
         except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
-            raise QueryRefusedError(self._stopped or self._refused or _describe_error(error)) from None
+            raise QueryRefusedError(
+                self._stop_reason or self._refusal_reason or _describe_error(error)
+            ) from None
         return _bound_rows(columns, rows)
 
     def close(self) -> None:
@@ -233,20 +235,20 @@ class ReadOnlyDatabase:
     def _check_progress(self) -> int:
         self._ticks += 1
         if self._ticks * _PROGRESS_INTERVAL > MAX_INSTRUCTIONS:
-            self._stopped = (
+            self._stop_reason = (
                 f"expected a query that SQLite runs in {MAX_INSTRUCTIONS} instructions, got one that takes more; "
                 "join on keys, and filter before joining"
             )
         elif time.monotonic() > self._deadline:
-            self._stopped = (
+            self._stop_reason = (
                 f"expected a query that takes at most {MAX_QUERY_TIME_S:g} s, got one that takes longer"
             )
-        elif _count_written_bytes() - self._written_before > MAX_SPILLED_BYTES:
-            self._stopped = (
+        elif _count_written_bytes() - self._initial_written_bytes > MAX_SPILLED_BYTES:
+            self._stop_reason = (
                 f"expected a query that keeps at most {MAX_SPILLED_BYTES // 1_000_000} MB on its way, got one that "
                 "keeps more; sort and group fewer rows"
             )
-        return self._stopped is not None
+        return self._stop_reason is not None
 
     def _authorize(
         self, action: int, table: str | None, column: str | None, _database: str | None, _inner: str | None
@@ -257,17 +259,17 @@ class ReadOnlyDatabase:
             # For a name that the query itself defines, SQLite reports no column.
             if table in self._tables or not column:
                 return sqlite3.SQLITE_OK
-            self._refused = f"expected one of the tables that list_tables tells, got {table!r:.60}"
+            self._refusal_reason = f"expected one of the tables that list_tables tells, got {table!r:.60}"
         elif action == sqlite3.SQLITE_FUNCTION:
             if str(column).lower() in _FUNCTIONS:
                 return sqlite3.SQLITE_OK
-            self._refused = (
+            self._refusal_reason = (
                 f"expected one of SQLite's plain functions, got {column!r:.60}, which is not available here"
             )
         elif action == sqlite3.SQLITE_RECURSIVE:
-            self._refused = "expected a query without recursion, got WITH RECURSIVE"
+            self._refusal_reason = "expected a query without recursion, got WITH RECURSIVE"
         else:
-            self._refused = "expected a query that only reads, got one that does something else"
+            self._refusal_reason = "expected a query that only reads, got one that does something else"
         return sqlite3.SQLITE_DENY
 
     def _make_date_function(self, name: str) -> Any:
@@ -287,8 +289,8 @@ class ReadOnlyDatabase:
                 for argument in args
             ):
                 return None  # dates in these databases have no time zone
-            marks = ", ".join("?" for _ in args)
-            row = self._clock.execute(f"SELECT {name}({marks})", args).fetchone()
+            placeholders = ", ".join("?" for _ in args)
+            row = self._clock.execute(f"SELECT {name}({placeholders})", args).fetchone()
             return row[0]
 
         return call

@@ -70,7 +70,7 @@ class _Namer:
         self._source = source
         self._words = domain.all_words
         self._names = {role: source.choice(options) for role, options in sorted(domain.tables.items())}
-        self._bare_keys = source.random() < 0.4
+        self._short_key_names = source.random() < 0.4
         self._suffix = source.choice(("id", "no", "ref"))
 
     def tables(self) -> dict[str, Table]:
@@ -135,9 +135,9 @@ class _Namer:
             Amounts.COLUMN: ("event.amount", "REAL", "{amount} in euros"),
         }[domain.amounts]
         score = "{score}, 1 to 5; NULL where none was given"
-        measured = (column(*amount), column("event.score", "INTEGER", score, nullable=True))
+        measure_columns = (column(*amount), column("event.score", "INTEGER", score, nullable=True))
         about = "what is in the {events}, line by line" if domain.lines else "the {events}"
-        tables.append(self._make_table("events", about, *first_columns, item, units, *measured))
+        tables.append(self._make_table("events", about, *first_columns, item, units, *measure_columns))
         about = "{events} of former years; they are not in any other table, and count only where it is said"
         tables.append(self._make_table("archive", about, *self._make_header_columns("archived")))
         tables.append(
@@ -170,12 +170,12 @@ class _Namer:
 
     def _make_key(self, role: str, noun: str) -> Column:
         noun = noun.format(**self._words)
-        name = "id" if self._bare_keys else self._key_name(noun)
+        name = "id" if self._short_key_names else self._key_name(noun)
         return Column(f"{role}.id", name, "INTEGER", f"number of the {noun}", key=True)
 
     def _make_reference(self, role: str, table: str, noun: str) -> Column:
         noun = noun.format(**self._words)
-        key = "id" if self._bare_keys else self._key_name(noun)
+        key = "id" if self._short_key_names else self._key_name(noun)
         target = f"{self._names[table]}.{key}"
         return Column(role, self._key_name(noun), "INTEGER", f"number of the {noun}", references=target)
 
@@ -295,8 +295,8 @@ def write_database(world: DatabaseContents) -> sqlite3.Connection:
     connection.execute("BEGIN")
     for table in world.naming.values():
         connection.execute(f"CREATE TABLE {table.name} ({', '.join(_declare_columns(table))})")
-        marks = ", ".join("?" for _ in table.columns)
-        connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", _iter_rows(world, table))
+        placeholders = ", ".join("?" for _ in table.columns)
+        connection.executemany(f"INSERT INTO {table.name} VALUES ({placeholders})", _iter_rows(world, table))
     connection.execute("COMMIT")
     return connection
 

@@ -10,16 +10,16 @@ from importlib.util import module_from_spec
 from types import ModuleType
 
 
-class Waiting:
+class HookInstaller:
     """A finder that replaces itself by the hook at the first import of a released name."""
 
     def find_spec(
         self, fullname: str, path: object = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the hook's spec for a released name, otherwise None."""
-        root, _, below = fullname.partition(".")
-        former = ("env_server", "client_types", "env_client", "http_env_client", "containers")
-        if root != "openenv" and not (root == "openenv_core" and below.partition(".")[0] in former):
+        root, _, submodule = fullname.partition(".")
+        former_roots = ("env_server", "client_types", "env_client", "http_env_client", "containers")
+        if root != "openenv" and not (root == "openenv_core" and submodule.partition(".")[0] in former_roots):
             return None
         sys.meta_path.remove(self)
         from openenv_core import compat
@@ -27,7 +27,7 @@ class Waiting:
         return compat.install().find_spec(fullname, None)
 
 
-def run_next() -> None:
+def run_next_sitecustomize() -> None:
     """Run the `sitecustomize` that this one shadows."""
     own_folder = os.path.dirname(os.path.abspath(__file__))
     spec = PathFinder.find_spec("sitecustomize", [place for place in sys.path if place != own_folder])
@@ -36,5 +36,5 @@ def run_next() -> None:
 
 
 if __name__ == "sitecustomize":
-    sys.meta_path.insert(0, Waiting())
-    run_next()
+    sys.meta_path.insert(0, HookInstaller())
+    run_next_sitecustomize()

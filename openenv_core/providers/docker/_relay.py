@@ -286,7 +286,7 @@ class Mux(asyncio.Protocol):
             await loop.connect_accepted_socket(partial(self.add, self.number), connection)
 
 
-async def inside(port: int) -> None:
+async def run_inside(port: int) -> None:
     """Run the inner side until the outer side is gone."""
     loop = asyncio.get_running_loop()
     mux = Mux(port)
@@ -427,11 +427,11 @@ def main(arguments: list[str]) -> int:
                 return 0
             except (MuxBrokenError, *_wire.CONNECTION_ERRORS) as error:
                 reason = str(error) or type(error).__name__
-                away = isinstance(
+                is_gone = isinstance(
                     error, (FileNotFoundError, ConnectionRefusedError)
                 )  # the engine is not running
             failures = failures + 1 if time.monotonic() - begin < STEADY_UPTIME_S else 0
-            if away:
+            if is_gone:
                 # Containers may outlive a restart of their engine.
                 failures = min(failures, TRIES - 1)
             if "executable file not found" in reason:
@@ -449,14 +449,14 @@ def raise_descriptor_limit() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = STREAMS + 64
-    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    needed = STREAMS + 64
+    raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < raised:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
 
 
 if __name__ == "__main__":
     if len(sys.argv) == 2:
-        asyncio.run(inside(int(sys.argv[1])))
+        asyncio.run(run_inside(int(sys.argv[1])))
     else:
         sys.exit(main(sys.argv[1:]))

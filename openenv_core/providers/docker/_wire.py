@@ -109,9 +109,9 @@ def call(
     """
     connection = _Connection(address, timeout_s)
     try:
-        packed = isinstance(body, bytes)
-        data = body if body is None or packed else json.dumps(body).encode()
-        kind = "application/x-tar" if packed else "application/json"
+        is_archive = isinstance(body, bytes)
+        data = body if body is None or is_archive else json.dumps(body).encode()
+        kind = "application/x-tar" if is_archive else "application/json"
         headers = {} if data is None else {"Content-Type": kind}
         connection.request(method, target(path, query), data, headers)
         answer = connection.getresponse()
@@ -182,11 +182,11 @@ def stream(address: EngineAddress, path: str, body: Any, *, timeout_s: float, mo
     connection = _Connection(address, timeout_s)
     try:
         connection.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        below = connection.sock  # the response takes it over
+        sock = connection.sock  # the response takes it over
         with connection.getresponse() as answer:
             size, pieces = 0, list[bytes]()
             while size < most and (left_s := deadline - time.monotonic()) > 0:
-                below.settimeout(left_s)
+                sock.settimeout(left_s)
                 try:
                     piece = answer.read1(1 << 16)
                 except TimeoutError:

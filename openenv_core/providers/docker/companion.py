@@ -62,8 +62,8 @@ class Companion:
         self._closing = threading.Event()
         self._guard = threading.Lock()  # protects the process and its replacement
         self._changed = threading.Condition()
-        self._making = 0
-        self._there: set[str] = set()
+        self._creating_count = 0
+        self._containers: set[str] = set()
         self._process = self._spawn()
         threading.Thread(target=self._watch, name="openenv-companion", daemon=True).start()
 
@@ -85,28 +85,28 @@ class Companion:
                     f"expected a program that goes on, got one that is ending, to start {name}; "
                     "close what starts containers before the program's end"
                 )
-            self._making += 1
-            self._there.add(name)
+            self._creating_count += 1
+            self._containers.add(name)
         try:
             yield
         finally:
             with self._changed:
-                self._making -= 1
+                self._creating_count -= 1
                 self._changed.notify_all()
 
     def mark_removed(self, name: str) -> None:
         """Record that a container does not exist. Takes no lock, because finalizers call it."""
-        self._there.discard(name)
+        self._containers.discard(name)
 
     def close(self, timeout_s: float) -> None:
         """Tell the companion that no more containers will be created, and wait until the existing ones are removed."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closing.set()
-            while self._making and (left := deadline - time.monotonic()) > 0:
+            while self._creating_count and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             # A container may still be created: send only end of file, as if this program had died.
-            message = b"" if self._making else b"q" if self._there else b"n"
+            message = b"" if self._creating_count else b"q" if self._containers else b"n"
         with self._guard:
             if self._process.poll() is not None and message != b"n":
                 self._replace()

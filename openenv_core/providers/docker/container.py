@@ -104,7 +104,7 @@ class Container:
         self.options = options
         self.url = ""
         self._engine = engine
-        self._born = time.time()
+        self._created_at = time.time()
         self._process = os.getpid()
         self._mark_removed = partial(companion_process.mark_removed, name)
         self._removal = weakref.finalize(
@@ -133,15 +133,15 @@ class Container:
             return ContainerState(True)
         # OOMKilled is not set if a child of the first process was killed; the engine's events show that.
         out_of_memory = bool(state.get("OOMKilled")) or self._engine.ended_for_memory(
-            self.id, self._born - 1, time.time()
+            self.id, self._created_at - 1, time.time()
         )
         return ContainerState(False, int(state["ExitCode"]), out_of_memory, str(state.get("Error") or ""))
 
     def end_state(self) -> ContainerState:
         """Return the state; if the container was killed, wait for the engine's OOM event, if any."""
         state = self.state()
-        told_by = time.monotonic() + OOM_EVENT_WAIT_S
-        while state.exit_code == KILLED and not state.out_of_memory and time.monotonic() < told_by:
+        deadline = time.monotonic() + OOM_EVENT_WAIT_S
+        while state.exit_code == KILLED and not state.out_of_memory and time.monotonic() < deadline:
             time.sleep(OOM_POLL_INTERVAL_S)
             state = self.state()
         return state
@@ -194,7 +194,7 @@ def _close(relay: Relay, process: int) -> None:
 
 
 def _remove_forgotten(
-    engine: DockerEngine, container: str, process: int, noted_gone: Callable[[], None]
+    engine: DockerEngine, container: str, process: int, on_gone: Callable[[], None]
 ) -> None:
     """Remove a container that was not closed; in a fork of its owner, do nothing."""
     if os.getpid() != process:
@@ -205,7 +205,7 @@ def _remove_forgotten(
         # An exception in a finalizer cannot be caught, and the companion keeps trying.
         logger.warning("a container that nobody closed is left to the companion process: %s", error)
     else:
-        noted_gone()
+        on_gone()
 
 
 def _remove(engine: DockerEngine, container: str) -> None:
@@ -514,10 +514,10 @@ def provider_for(
         ConfigurationError: An option is unknown, or the given provider does not start images.
     """
     known = set(client_options)
-    of_client = {name: value for name, value in options.items() if name in known}
-    of_container = {name: value for name, value in options.items() if name not in known}
+    for_client = {name: value for name, value in options.items() if name in known}
+    for_container = {name: value for name, value in options.items() if name not in known}
     if given is None:
-        return LocalDockerProvider(image, **of_container), of_client
+        return LocalDockerProvider(image, **for_container), for_client
     for name in ("start_container", "wait_for_ready", "stop_container"):
         if not callable(getattr(given, name, None)):
             raise ConfigurationError(
@@ -526,5 +526,5 @@ def provider_for(
                 "EnvClient(provider=...)"
             )
     provider: Any = given
-    start = partial(provider.start_container, image, **of_container)
-    return CallableProvider(start, provider.wait_for_ready, provider.stop_container), of_client
+    start = partial(provider.start_container, image, **for_container)
+    return CallableProvider(start, provider.wait_for_ready, provider.stop_container), for_client

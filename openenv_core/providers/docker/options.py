@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from openenv_core.errors import ConfigurationError, describe_faults
-from openenv_core.providers.base import LOOPBACK, TOKENS, first_token
+from openenv_core.providers.base import LOOPBACK, TOKENS, read_first_token
 
 RESERVED_LABELS: Final = "ropewalk."
 """Prefix of labels that only we may set."""
@@ -187,7 +187,7 @@ class ContainerOptions(BaseModel):
     def token(self) -> str | None:
         """The first bearer token in the server's environment variables, if any."""
         # A token file is inside the container and cannot be read from here.
-        return first_token({TOKENS: self.env_vars.get(TOKENS, "")})
+        return read_first_token({TOKENS: self.env_vars.get(TOKENS, "")})
 
 
 def options_with(options: ContainerOptions | None, fields: Mapping[str, Any]) -> ContainerOptions:

@@ -28,9 +28,9 @@ from openenv_core.sandbox.inside.interpreter import (
     MAX_DESCRIPTORS,
     REPEAT_SIGNAL,
     Furnish,
-    arrange,
     interpret,
     pack,
+    place_descriptors,
     receive,
 )
 
@@ -84,7 +84,7 @@ class _Pipes:
 
     def __init__(self, agent: "Agent", stream: str, pipes: dict[int, str]) -> None:
         self._agent, self._stream, self._pipes = agent, stream, pipes
-        self._owed = 0
+        self._uncredited = 0
         agent.pipes[stream] = self
         for descriptor in pipes:
             os.set_blocking(descriptor, False)
@@ -92,8 +92,8 @@ class _Pipes:
 
     def acknowledge(self, size: int) -> None:
         """Note that the client has received some bytes."""
-        before, self._owed = self._owed, max(0, self._owed - size)
-        if before >= WINDOW > self._owed:
+        before, self._uncredited = self._uncredited, max(0, self._uncredited - size)
+        if before >= WINDOW > self._uncredited:
             for descriptor in self._pipes:
                 self._agent.watch(descriptor, self._read)
 
@@ -121,8 +121,8 @@ class _Pipes:
             self._drop(descriptor)
             return False
         self._agent.send({"stream": self._stream, "pipe": self._pipes[descriptor]}, data)
-        self._owed += len(data)
-        if self._owed >= WINDOW:
+        self._uncredited += len(data)
+        if self._uncredited >= WINDOW:
             for each in self._pipes:
                 self._agent.unwatch(each)
         return True
@@ -145,9 +145,7 @@ class _Feed:
 
     def write(self, data: bytes) -> None:
         if self.closing:
-            raise _RefusedError(
-                "failed_precondition", "expected a standard input that is open, got a closed one"
-            )
+            raise _RefusedError("failed_precondition", "the standard input is closed")
         if len(self._unread) > WINDOW:
             raise _RefusedError("resource_exhausted", "expected it to read its input, which it does not")
         self._unread += data
@@ -209,7 +207,7 @@ class _Life(NamedTuple):
     control: socket.socket
     stdout: int
     stderr: int
-    ours: bool
+    is_child: bool
     """Whether it is a child of the agent, which can be waited for."""
 
 
@@ -242,7 +240,7 @@ class _Context:
             self._signal(signal.SIGKILL if time.monotonic() > self._kill_at else REPEAT_SIGNAL)
 
     def restart(self) -> None:
-        self.ended(self.kill())
+        self.on_exit(self.kill())
 
     def kill(self) -> int:
         """Kill the process, if there is one, and return its exit code."""
@@ -252,16 +250,16 @@ class _Context:
             os.kill(self._life.process, signal.SIGKILL)
         return (
             os.waitstatus_to_exitcode(os.waitpid(self._life.process, 0)[1])
-            if self._life.ours
+            if self._life.is_child
             else -signal.SIGKILL
         )
 
     def reap(self) -> None:
         """Reap the process if it has ended."""
-        if self._life is not None and self._life.ours:
+        if self._life is not None and self._life.is_child:
             process, status = os.waitpid(self._life.process, os.WNOHANG)
             if process:
-                self.ended(os.waitstatus_to_exitcode(status))
+                self.on_exit(os.waitstatus_to_exitcode(status))
 
     def fork(self, home: str, folder: str) -> int:
         """Fork the interpreter; return the copy's process id. The copy takes the next descriptors the host sends."""
@@ -280,7 +278,7 @@ class _Context:
         control.settimeout(None)
         return process
 
-    def ended(self, code: int | None = None) -> None:
+    def on_exit(self, code: int | None = None) -> None:
         """Report the end of the process to the running cell's client, if any, and start another process."""
         self.close(code)
         with contextlib.suppress(OSError):  # there are too many processes: the next cell tries again
@@ -306,7 +304,7 @@ class _Context:
         try:
             os.kill(self._life.process, number)
         except ProcessLookupError:  # not a child, which would exist until it is waited for
-            self.ended()
+            self.on_exit()
 
     def _done(self) -> None:
         self._running, self._kill_at = False, None
@@ -332,7 +330,7 @@ class _Context:
             try:
                 nothing = os.open(os.devnull, os.O_RDONLY)  # in a container, stdin is the host's channel
                 host = [] if self._agent.host is None else [self._agent.host.fileno()]
-                arrange([nothing, to_stdout, to_stderr, theirs.fileno(), *host])
+                place_descriptors([nothing, to_stdout, to_stderr, theirs.fileno(), *host])
                 os.chdir(self.cwd)
                 interpret(socket.socket(fileno=3), self._agent.furnish)
             finally:
@@ -340,7 +338,7 @@ class _Context:
         theirs.close()
         os.close(to_stdout)
         os.close(to_stderr)
-        return _Life(process, control, stdout, stderr, ours=True)
+        return _Life(process, control, stdout, stderr, is_child=True)
 
     def _on_answer(self, _: int) -> None:
         assert self._life is not None
@@ -351,8 +349,8 @@ class _Context:
             # The code has closed or corrupted the channel, so the interpreter cannot be used any more.
             self._agent.unwatch(control.fileno())
             self._signal(signal.SIGKILL)
-            if not life.ours and self._life is life:
-                self.ended()
+            if not life.is_child and self._life is life:
+                self.on_exit()
             return
         self.pipes.drain()
         if "end" in header:
@@ -366,17 +364,17 @@ class _Watcher:
 
     def __init__(self, agent: "Agent", name: str, path: str, recursive: bool, held: bool) -> None:
         self._agent, self._name, self._path, self._recursive = agent, name, path, recursive
-        self._held: list[tuple[str, str]] | None = [] if held else None
-        self._seen = self._snapshot()
+        self._held_events: list[tuple[str, str]] | None = [] if held else None
+        self._last_snapshot = self._snapshot()
 
     def take(self) -> list[tuple[str, str]]:
         """Return the events since the last call."""
-        events, self._held = (self._held or []), []
+        events, self._held_events = (self._held_events or []), []
         return events
 
     def tick(self) -> None:
-        now, before = self._snapshot(), self._seen
-        self._seen = now
+        now, before = self._snapshot(), self._last_snapshot
+        self._last_snapshot = now
         gone = {before[name][0]: name for name in before.keys() - now.keys()}
         events = []
         for name in sorted(now):
@@ -389,8 +387,8 @@ class _Watcher:
             elif now[name][2] != before[name][2]:
                 events.append(("CHMOD", name))
         events += [("REMOVE", name) for name in sorted(gone.values())]
-        if self._held is not None:
-            self._held = [*self._held, *events][-MAX_ENTRIES:]
+        if self._held_events is not None:
+            self._held_events = [*self._held_events, *events][-MAX_ENTRIES:]
             return
         for begin in range(0, len(events), _EVENTS):
             self._agent.send({"stream": self._name, "events": events[begin : begin + _EVENTS]})
@@ -567,7 +565,7 @@ class Agent:
     def _op_fork(self, folder: str, contexts: list[str]) -> None:
         """Fork the agent; the copy has the given contexts, its own folder and channel, and no commands."""
         if self.host is None:
-            raise _RefusedError("unimplemented", "expected a sandbox that can be forked, got one that cannot")
+            raise _RefusedError("unimplemented", "the sandbox cannot be forked")
         home = self._home
 
         def ignore_others(below: str, _: list[str]) -> list[str]:
@@ -608,21 +606,21 @@ class Agent:
         """In the copy: release the original's resources, and serve the copy's channel."""
         try:
             self._selector.close()  # garbage-collected later, it would close a reused descriptor number
-            control, stdout, stderr, channel, *leads = [
+            control, stdout, stderr, channel, *context_fds = [
                 fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 5) for each in descriptors
             ]
             nothing = os.open(os.devnull, os.O_RDONLY)
-            arrange([nothing, stdout, stderr, control, channel], leads)
+            place_descriptors([nothing, stdout, stderr, control, channel], context_fds)
             home, self._home = self._home, folder
             self._reads = self._writes = 4
             self._clear()
             self.furnish(folder)
-            for (name, cwd, process), (lead, out, err) in zip(
-                contexts, zip(*[iter(leads)] * 3, strict=True), strict=True
+            for (name, cwd, process), (control_fd, out, err) in zip(
+                contexts, zip(*[iter(context_fds)] * 3, strict=True), strict=True
             ):
                 if cwd == home or cwd.startswith(home + "/"):
                     cwd = folder + cwd[len(home) :]
-                life = _Life(process, socket.socket(fileno=lead), out, err, ours=False)
+                life = _Life(process, socket.socket(fileno=control_fd), out, err, is_child=False)
                 self._contexts[name] = _Context(self, name, cwd, life)
             os.write(3, FORKED)
             self.serve()
@@ -675,7 +673,7 @@ class Agent:
 
     def _op_input(self, pid: int, blob: bytes) -> None:
         if (feed := self._command(pid).feed) is None:
-            raise _RefusedError("failed_precondition", "expected a command with stdin=True, got one without")
+            raise _RefusedError("failed_precondition", "the command was started without stdin=True")
         feed.write(blob)
 
     def _op_close_stdin(self, pid: int) -> None:
@@ -761,7 +759,7 @@ class Agent:
     def _op_watch(self, name: str, path: str, recursive: bool, held: bool) -> None:
         if len(self._watchers) >= MAX_WATCHERS:
             raise _RefusedError(
-                "resource_exhausted", f"expected at most {MAX_WATCHERS} watchers, got one more; stop one"
+                "resource_exhausted", f"there are {MAX_WATCHERS} watchers, the most allowed; stop one"
             )
         self._watchers[name] = _Watcher(self, name, self._path(path), recursive, held)
 

@@ -66,8 +66,8 @@ def _bundle(value: Any, text: str) -> dict[str, str]:
     """Return a value's representations in every mime type that its class offers, and as text."""
     data: dict[str, str] = {"text/plain": text}
     kind = type(value)
-    if callable(several := getattr(kind, "_repr_mimebundle_", None)):
-        representations = several(value)
+    if callable(make_bundle := getattr(kind, "_repr_mimebundle_", None)):
+        representations = make_bundle(value)
         representations = representations[0] if isinstance(representations, tuple) else representations
         data.update(
             {
@@ -235,8 +235,8 @@ def _lines(error: BaseException) -> list[str]:
 
 def _chain(summary: traceback.TracebackException) -> list[traceback.TracebackException]:
     chain: list[traceback.TracebackException] = []
-    left = [summary]
-    while left and len(chain) < 32:
-        chain.append(left.pop())
-        left += [other for other in (chain[-1].__cause__, chain[-1].__context__) if other is not None]
+    unvisited = [summary]
+    while unvisited and len(chain) < 32:
+        chain.append(unvisited.pop())
+        unvisited += [other for other in (chain[-1].__cause__, chain[-1].__context__) if other is not None]
     return chain

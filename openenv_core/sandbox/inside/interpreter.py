@@ -52,7 +52,7 @@ def receive(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
         EOFError: The other end is closed.
     """
 
-    def exactly(size: int) -> bytes:
+    def read_exactly(size: int) -> bytes:
         parts = bytearray()
         while len(parts) < size:
             piece = read(min(size - len(parts), FILE_PIECE))
@@ -61,8 +61,8 @@ def receive(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
             parts += piece
         return bytes(parts)
 
-    head, size = FRAME.unpack(exactly(FRAME.size))
-    return json.loads(exactly(head)), exactly(size)
+    head, size = FRAME.unpack(read_exactly(FRAME.size))
+    return json.loads(read_exactly(head)), read_exactly(size)
 
 
 def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
@@ -71,7 +71,7 @@ def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
     return FRAME.pack(len(head), len(blob)) + head + blob
 
 
-def arrange(descriptors: list[int], kept: Iterable[int] = ()) -> None:
+def place_descriptors(descriptors: list[int], kept: Iterable[int] = ()) -> None:
     """Renumber descriptors from 0 on, and close all others except those to keep."""
     high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, len(descriptors)) for each in descriptors]
     for place, descriptor in enumerate(high):
@@ -86,16 +86,16 @@ def _forked(control: socket.socket, furnish: Furnish, home: str, folder: str) ->
     """Fork the interpreter with its state; return whether this is the copy, which is not a child of the agent."""
     with socket.socket(fileno=os.dup(HOST)) as host:
         _, descriptors, _, _ = socket.recv_fds(host, 1, MAX_DESCRIPTORS)
-    seeded = random.getstate()  # Python reseeds in every fork
-    if (between := os.fork()) != 0:
+    random_state = random.getstate()  # Python reseeds in every fork
+    if (middle_pid := os.fork()) != 0:
         for descriptor in descriptors:
             os.close(descriptor)
-        os.waitpid(between, 0)
+        os.waitpid(middle_pid, 0)
         return False
     if (copy := os.fork()) != 0:
         control.sendall(pack({"process": copy}))
         os._exit(0)
-    random.setstate(seeded)
+    random.setstate(random_state)
     for place, descriptor in enumerate(descriptors, 1):
         os.dup2(descriptor, place, inheritable=place < 3)
         os.close(descriptor)

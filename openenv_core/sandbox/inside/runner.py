@@ -18,8 +18,8 @@ from openenv_core.sandbox.inside.cells import Cells, ShownBundles, describe
 from openenv_core.sandbox.values import decode, dumps
 
 # Kept here, because code may replace them in their own module.
-_install = signal.signal
-_installed = signal.getsignal
+_set_handler = signal.signal
+_get_handler = signal.getsignal
 _raise = signal.raise_signal
 
 
@@ -31,44 +31,44 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self._ours = self._interrupted
-        self._theirs: Any = None
+        self._our_handler = self._on_interrupt
+        self._user_handler: Any = None
         self._handlers_installed = False
         self._runs = False
-        self._missed = False
+        self._interrupt_pending = False
 
     def install(self) -> None:
         """Install the handlers."""
-        _install(signal.SIGINT, self._ours)
-        _install(frames.REPEAT_SIGNAL, self._repeated)
+        _set_handler(signal.SIGINT, self._our_handler)
+        _set_handler(frames.REPEAT_SIGNAL, self._on_repeat)
         self._handlers_installed = True
 
     def reset(self) -> None:
         """Discard a missed interrupt, in a fork: it was meant for the head; the fork receives its own."""
-        self._missed = False
+        self._interrupt_pending = False
 
     def begin(self) -> None:
         """Note that code runs. The code's handler is installed first, or an interrupt raised here would lose it."""
-        if self._theirs is not None:
-            _install(signal.SIGINT, self._theirs)
-            self._theirs = None
+        if self._user_handler is not None:
+            _set_handler(signal.SIGINT, self._user_handler)
+            self._user_handler = None
         self._runs = True
 
     def end(self) -> None:
         """Note that no code runs. Idempotent, because the code's handler may raise here."""
         self._runs = False
-        if self._handlers_installed and (handler := _installed(signal.SIGINT)) is not self._ours:
-            self._theirs = handler
-            _install(signal.SIGINT, self._ours)
+        if self._handlers_installed and (handler := _get_handler(signal.SIGINT)) is not self._our_handler:
+            self._user_handler = handler
+            _set_handler(signal.SIGINT, self._our_handler)
 
-    def _interrupted(self, *_: object) -> None:
-        self._missed = not self._runs
+    def _on_interrupt(self, *_: object) -> None:
+        self._interrupt_pending = not self._runs
         if self._runs:
             raise KeyboardInterrupt
 
-    def _repeated(self, *_: object) -> None:
-        if self._runs and self._missed:
-            self._missed = False
+    def _on_repeat(self, *_: object) -> None:
+        if self._runs and self._interrupt_pending:
+            self._interrupt_pending = False
             _raise(signal.SIGINT)
 
 

@@ -49,7 +49,7 @@ _WARM_UP_ROUNDS: Final = 24
 
 _SCRATCH_BYTES: Final = 256 << 20
 
-_kept: list[ModuleType] = []
+_hidden_modules: list[ModuleType] = []
 
 
 def warm_up(*, filtered: bool) -> None:
@@ -114,7 +114,7 @@ def main(descriptor: int) -> None:
         warm_up(filtered=spec.isolation != "process")
     # Code must not be able to import this project's modules. They are kept alive, because they are still in use.
     ours = [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]
-    _kept.extend(sys.modules.pop(name) for name in ours)
+    _hidden_modules.extend(sys.modules.pop(name) for name in ours)
     prepared.settle()
     # Garbage collection would write to every object's header, and so copy pages shared with the interpreters.
     gc.collect()

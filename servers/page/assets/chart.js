@@ -1,6 +1,6 @@
 // What an episode earned, step by step, and its other numbers.
 
-const WIDE = 1000, HIGH = 260, MOST_CURVES = 6;
+const WIDE = 1000, HIGH = 260, MAX_CURVES = 6;
 
 /** A bar for each step's reward, and a line through their sum. */
 function rewardChart(rewards) {
@@ -19,7 +19,7 @@ function rewardChart(rewards) {
 function numberCurves(observations) {
   const names = Object.keys(observations.at(-1) ?? {}).filter((name) =>
     !["reward", "done"].includes(name) && observations.every((one) => typeof one[name] === "number"));
-  return names.filter((name) => new Set(observations.map((one) => one[name])).size > 1).slice(0, MOST_CURVES).map((name) => {
+  return names.filter((name) => new Set(observations.map((one) => one[name])).size > 1).slice(0, MAX_CURVES).map((name) => {
     const numbers = observations.map((one) => one[name]);
     return make("div", { className: "series" }, make("span", { textContent: name.replaceAll("_", " "), title: name }),
       curve(numbers, `${name}, step by step`), make("b", { textContent: figure(numbers.at(-1)) }));

@@ -1,15 +1,15 @@
 // What is played: a session, its episodes and their steps. It knows no element of the page.
 
-const MOST_EPISODES = 50, MOST_KEPT = 32e6;
+const MAX_EPISODES = 50, MAX_OBSERVATION_CHARS = 32e6;
 
 class Game {
-  /** `changed` is called whenever there is something else to show. */
-  constructor(told, changed) {
-    this.told = told;
-    this.changed = changed;
-    this.link = null;
+  /** `onChange` is called whenever there is something else to show. */
+  constructor(description, onChange) {
+    this.description = description;
+    this.onChange = onChange;
+    this.session = null;
     this.mode = "new"; // then: opening, waiting, playing, broken, ended
-    this.why = this.place = null;
+    this.reason = this.queue = null;
     this.busy = false;
     this.episodes = [];
     this.tools = [];
@@ -19,89 +19,89 @@ class Game {
     return this.episodes.at(-1) ?? null;
   }
 
-  get over() {
+  get isOver() {
     return !this.episode || this.episode.done || this.mode === "ended" || this.mode === "new";
   }
 
-  #set(mode, change = {}) {
-    Object.assign(this, { mode, why: null, place: null }, change);
-    this.changed();
+  #setMode(mode, fields = {}) {
+    Object.assign(this, { mode, reason: null, queue: null }, fields);
+    this.onChange();
   }
 
   async #open(token) {
-    this.#set("opening");
-    const link = (this.link = new Link(token, {
-      queue: (place) => this.#set("waiting", { place }),
-      lost: () => this.mode !== "broken" && this.#set("broken"),
-      back: () => this.#set("playing"),
-      ended: (why) => {
-        if (this.link !== link) return;
-        this.link = null;
-        this.#set(why === null ? "new" : "ended", { why });
+    this.#setMode("opening");
+    const session = (this.session = new ServerSession(token, {
+      onQueue: (queue) => this.#setMode("waiting", { queue }),
+      onBreak: () => this.mode !== "broken" && this.#setMode("broken"),
+      onResume: () => this.#setMode("playing"),
+      onEnd: (reason) => {
+        if (this.session !== session) return;
+        this.session = null;
+        this.#setMode(reason === null ? "new" : "ended", { reason });
       },
     }));
-    await link.open();
-    this.#set("playing");
+    await session.open();
+    this.#setMode("playing");
   }
 
   /** Begin an episode, in a session that is opened for the first one. */
   async reset(options, token) {
-    await this.#alone(async () => {
-      if (!this.link) await this.#open(token);
-      const result = await this.link.ask("reset", options);
-      this.episodes.push({ number: (this.episode?.number ?? 0) + 1, options, done: result.done, total: 0, steps: [this.#step(null, result)] });
-      if (this.episodes.length > MOST_EPISODES) this.episodes.shift();
-      if (!this.tools.length && formsOf(this.told.action).some((form) => form.callsTools)) await this.#findTools();
+    await this.#runExclusive(async () => {
+      if (!this.session) await this.#open(token);
+      const result = await this.session.ask("reset", options);
+      this.episodes.push({ number: (this.episode?.number ?? 0) + 1, options, done: result.done, total: 0, steps: [this.#makeStep(null, result)] });
+      if (this.episodes.length > MAX_EPISODES) this.episodes.shift();
+      if (!this.tools.length && formsOf(this.description.action).some((form) => form.callsTools)) await this.#findTools();
     });
   }
 
   async step(action) {
-    await this.#alone(async () => {
-      const result = await this.link.ask("step", action), episode = this.episode;
-      episode.steps.push(this.#step(action, result));
+    await this.#runExclusive(async () => {
+      const result = await this.session.ask("step", action), episode = this.episode;
+      episode.steps.push(this.#makeStep(action, result));
       episode.total += result.reward ?? 0;
       episode.done = result.done;
-      this.#bound();
+      this.#dropOldObservations();
     });
   }
 
   state() {
-    return this.link.ask("state");
+    return this.session.ask("state");
   }
 
-  leave(why = null) {
-    this.link?.close(why);
+  leave(reason = null) {
+    this.session?.close(reason);
   }
 
-  async #alone(work) {
+  async #runExclusive(work) {
     if (this.busy) return;
     this.busy = true;
-    this.changed();
+    this.onChange();
     try {
       await work();
     } finally {
       this.busy = false;
-      this.changed();
+      this.onChange();
     }
   }
 
-  #step(action, { observation, reward, done, metadata }) {
+  #makeStep(action, { observation, reward, done, metadata }) {
     const size = JSON.stringify(observation).length;
     return { action, observation, reward, done, metadata: metadata ?? observation.metadata, size };
   }
 
   async #findTools() {
-    const answer = await this.link.ask("mcp", { jsonrpc: "2.0", id: 1, method: "tools/list" });
+    const answer = await this.session.ask("mcp", { jsonrpc: "2.0", id: 1, method: "tools/list" });
     this.tools = answer?.result?.tools ?? [];
   }
 
   /** Forget the oldest observations of a long play: a tab's memory has an end. */
-  #bound() {
+  #dropOldObservations() {
     const steps = this.episodes.flatMap((episode) => episode.steps);
-    let kept = steps.reduce((sum, step) => sum + step.size, 0);
+    let total = steps.reduce((sum, step) => sum + step.size, 0);
     for (const step of steps) {
-      if (kept <= MOST_KEPT) break;
-      kept -= step.size;
+      if (total <= MAX_OBSERVATION_CHARS) break;
+      total -= step.size;
       Object.assign(step, { observation: null, size: 0 });
     }
   }

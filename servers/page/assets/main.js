@@ -3,7 +3,7 @@
 const TOKEN = "ropewalk token";
 const LEADING = ["text", "prompt", "task", "message", "error", "stdout", "stderr", "outputs", "result"];
 
-function session(name, value) {
+function storedValue(name, value) {
   try {
     if (value !== undefined) sessionStorage.setItem(name, value);
     return sessionStorage.getItem(name);
@@ -14,23 +14,23 @@ function session(name, value) {
 
 /** What an action does, in one line. */
 function summaryOf(action) {
-  const { type, tool_name: tool, arguments: given, metadata, ...rest } = action;
-  const values = Object.entries(tool ? given ?? {} : rest);
+  const { type, tool_name: tool, arguments: toolArguments, metadata, ...rest } = action;
+  const values = Object.entries(tool ? toolArguments ?? {} : rest);
   const short = (value) => (typeof value === "string" ? value : JSON.stringify(value)).replace(/\s+/g, " ").slice(0, 80);
-  const told = values.length === 1 && !tool ? short(values[0][1]) : values.map(([name, value]) => `${name}: ${short(value)}`).join(", ");
-  return [tool ?? (type && type !== "call_tool" ? type.replaceAll("_", " ") : ""), told].filter(Boolean).join("  ");
+  const valueText = values.length === 1 && !tool ? short(values[0][1]) : values.map(([name, value]) => `${name}: ${short(value)}`).join(", ");
+  return [tool ?? (type && type !== "call_tool" ? type.replaceAll("_", " ") : ""), valueText].filter(Boolean).join("  ");
 }
 
 class Main {
-  constructor(told) {
-    this.told = told;
-    this.game = new Game(told, () => this.draw());
+  constructor(description) {
+    this.description = description;
+    this.game = new Game(description, () => this.draw());
     this.raw = false;
     this.view = null; // the episode and the step that are looked at; null: the last ones
     this.drawnTools = null;
-    document.title = `${told.title} · play`;
-    byId("title").textContent = told.title;
-    this.reset = new FormView({ ...formsOf(told.reset)[0], title: "reset" }, "New episode", (options) => this.begin(options), "n");
+    document.title = `${description.title} · play`;
+    byId("title").textContent = description.title;
+    this.reset = new FormView({ ...formsOf(description.reset)[0], title: "reset" }, "New episode", (options) => this.begin(options), "n");
     const seed = this.reset.fields.find((one) => one.field.name === "seed");
     const others = this.reset.fields.filter((one) => one !== seed && one.field.name !== "episode_id");
     this.reset.fields.find((one) => one.field.name === "episode_id")?.element.remove();
@@ -41,15 +41,15 @@ class Main {
     byId("leave").onclick = () => this.game.leave();
     byId("state-button").onclick = () => this.showState();
     byId("raw").onclick = () => this.toggleRaw();
-    byId("now").onclick = () => this.look(null);
-    for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, () => this.#awake(), { passive: true });
+    byId("now").onclick = () => this.showView(null);
+    for (const kind of ["pointerdown", "keydown"]) document.addEventListener(kind, () => this.#restartIdleTimer(), { passive: true });
     addEventListener("pagehide", () => this.game.leave());
     this.draw();
     document.body.dataset.ready = "yes";
   }
 
   #about() {
-    const { name, description, version, author, documentation_url: url, readme_content: readme } = this.told.about;
+    const { name, description, version, author, documentation_url: url, readme_content: readme } = this.description.about;
     const link = /^https?:\/\//.test(url ?? "") ? make("a", { href: url, rel: "noopener noreferrer", target: "_blank", textContent: "documentation" }) : null;
     byId("about").append(make("p", { textContent: description }),
       make("p", { className: "none" }, [name, version, author].filter(Boolean).join(" · "), link && " · ", link),
@@ -57,20 +57,20 @@ class Main {
   }
 
   /** A session that nobody plays in is given back; whoever waits in the queue has nothing to do. */
-  #awake() {
-    clearTimeout(this.sleep);
-    const { idle_s: seconds } = this.told, words = seconds < 60 ? counted(seconds, "second") : counted(Math.round(seconds / 60), "minute");
-    const leave = () => this.game.leave(`Nothing was done for ${words}, so the session was given back.`);
-    this.sleep = setTimeout(() => (this.game.mode === "waiting" ? this.#awake() : leave()), 1000 * seconds);
+  #restartIdleTimer() {
+    clearTimeout(this.idleTimer);
+    const { idle_s: seconds } = this.description, duration = seconds < 60 ? counted(seconds, "second") : counted(Math.round(seconds / 60), "minute");
+    const leave = () => this.game.leave(`Nothing was done for ${duration}, so the session was given back.`);
+    this.idleTimer = setTimeout(() => (this.game.mode === "waiting" ? this.#restartIdleTimer() : leave()), 1000 * seconds);
   }
 
   async begin(options) {
     this.view = null;
-    this.#awake();
+    this.#restartIdleTimer();
     try {
-      await this.game.reset(options, session(TOKEN));
+      await this.game.reset(options, storedValue(TOKEN));
     } catch (error) {
-      if (error.errors || this.game.link) throw error; // else the notice says it
+      if (error.errors || this.game.session) throw error; // else the notice says it
     }
     this.focusAction();
   }
@@ -78,26 +78,26 @@ class Main {
   async step(action) {
     this.view = null;
     await this.game.step(action);
-    if (this.game.over) this.reset.element.querySelector(".do").focus();
+    if (this.game.isOver) this.reset.element.querySelector(".do").focus();
   }
 
   focusAction() {
-    if (!this.game.over) this.forms?.find((form) => form.element.isConnected)?.focus();
+    if (!this.game.isOver) this.forms?.find((form) => form.element.isConnected)?.focus();
   }
 
-  look(view) {
+  showView(view) {
     this.view = view;
     this.draw();
   }
 
   move(by) {
-    const { episode, at } = this.shown();
+    const { episode, at } = this.currentView();
     if (!episode) return;
     const to = Math.max(0, Math.min(episode.steps.length - 1, at + by));
-    this.look(episode === this.game.episode && to === episode.steps.length - 1 ? null : { episode, at: to });
+    this.showView(episode === this.game.episode && to === episode.steps.length - 1 ? null : { episode, at: to });
   }
 
-  shown() {
+  currentView() {
     const episode = this.view?.episode ?? this.game.episode;
     return { episode, at: this.view?.at ?? (episode ? episode.steps.length - 1 : 0) };
   }
@@ -108,7 +108,7 @@ class Main {
   }
 
   async showState() {
-    if (!this.game.link || this.game.busy) return;
+    if (!this.game.session || this.game.busy) return;
     try {
       byId("state-box").replaceChildren(valueBox(await this.game.state()));
     } catch (error) {
@@ -121,7 +121,7 @@ class Main {
     const { game } = this;
     document.body.dataset.mode = game.mode;
     document.body.classList.toggle("busy", game.busy);
-    byId("leave").hidden = !game.link;
+    byId("leave").hidden = !game.session;
     byId("leave").textContent = game.mode === "waiting" ? "leave the queue" : "leave";
     byId("state-button").hidden = game.mode !== "playing";
     byId("status").textContent = { new: "", opening: "connecting …", waiting: "in the queue", playing: "playing", broken: "reconnecting …", ended: "ended" }[game.mode];
@@ -132,24 +132,24 @@ class Main {
   }
 
   #notice() {
-    const { mode, place, why, episode } = this.game, box = byId("notice");
-    const say = (kind, title, words) => {
+    const { mode, queue, reason, episode } = this.game, box = byId("notice");
+    const show = (kind, title, text) => {
       box.className = `notice ${kind}`;
-      box.replaceChildren(make("h2", { textContent: title }), make("p", { textContent: words }));
+      box.replaceChildren(make("h2", { textContent: title }), make("p", { textContent: text }));
     };
     box.hidden = false;
     if (mode === "waiting") {
-      const about = place.estimate_s === null ? "" : ` That takes about ${counted(Math.max(1, Math.round(place.estimate_s)), "second")}.`;
-      say("", `You are number ${place.place} of ${place.waiting} in the queue`, `Every session is taken. Yours begins as soon as one is given back.${about}`);
-    } else if (mode === "broken") say("", "The connection broke", "Trying to get back to your session; nothing is lost yet.");
-    else if (mode === "ended") say("wrong", "The session has ended", `${why} A new episode opens another.`);
-    else if (!episode) say("", this.told.about.description, "“New episode” opens a session that is yours alone. A seed gives the same episode again, where the environment keeps to it.");
-    else if (episode.done && !this.view) say(episode.total < 0 ? "bad" : episode.total > 0 ? "good" : "", `Episode ${episode.number} is over: ${signed(episode.total)}`, `${counted(episode.steps.length - 1, "step")}. Begin another with “New episode”.`);
+      const estimate = queue.estimate_s === null ? "" : ` That takes about ${counted(Math.max(1, Math.round(queue.estimate_s)), "second")}.`;
+      show("", `You are number ${queue.place} of ${queue.waiting} in the queue`, `Every session is taken. Yours begins as soon as one is given back.${estimate}`);
+    } else if (mode === "broken") show("", "The connection broke", "Trying to get back to your session; nothing is lost yet.");
+    else if (mode === "ended") show("wrong", "The session has ended", `${reason} A new episode opens another.`);
+    else if (!episode) show("", this.description.about.description, "“New episode” opens a session that is yours alone. A seed gives the same episode again, where the environment keeps to it.");
+    else if (episode.done && !this.view) show(episode.total < 0 ? "bad" : episode.total > 0 ? "good" : "", `Episode ${episode.number} is over: ${signed(episode.total)}`, `${counted(episode.steps.length - 1, "step")}. Begin another with “New episode”.`);
     else box.hidden = true;
   }
 
   #observation() {
-    const { episode, at } = this.shown(), box = byId("observation"), step = episode?.steps[at];
+    const { episode, at } = this.currentView(), box = byId("observation"), step = episode?.steps[at];
     byId("head").hidden = !episode;
     byId("past").hidden = !this.view;
     if (!episode) return box.replaceChildren();
@@ -159,25 +159,25 @@ class Main {
     byId("raw").ariaPressed = `${this.raw}`;
     if (this.drawn === step && this.drawnRaw === this.raw) return null;
     [this.drawn, this.drawnRaw] = [step, this.raw];
-    if (!step.observation) return box.replaceChildren(make("p", { className: "none", textContent: "This observation was forgotten: the play got long." }));
+    if (!step.observation) return box.replaceChildren(make("p", { className: "none", textContent: "This observation is no longer kept: the play is long." }));
     if (this.raw) return box.replaceChildren(make("div", { className: "text", textContent: JSON.stringify(step.observation, null, 2) }));
     const names = Object.keys(step.observation).filter((name) => !["metadata", "reward", "done"].includes(name));
-    const isWords = (name) => typeof step.observation[name] === "string" && step.observation[name] && !pictureOf(step.observation[name]);
-    const [words] = ["text", "prompt", "task"].filter((name) => isWords(name));
-    const rest = names.filter((name) => name !== words && !(step.observation[name] === null || step.observation[name] === ""));
+    const isText = (name) => typeof step.observation[name] === "string" && step.observation[name] && !pictureOf(step.observation[name]);
+    const [leadName] = ["text", "prompt", "task"].filter((name) => isText(name));
+    const rest = names.filter((name) => name !== leadName && !(step.observation[name] === null || step.observation[name] === ""));
     rest.sort((a, b) => (LEADING.indexOf(a) + 1 || 99) - (LEADING.indexOf(b) + 1 || 99));
     const metadata = Object.keys(step.metadata ?? {}).length ? make("details", {}, make("summary", { textContent: "metadata" }), valueBox(step.metadata)) : "";
-    box.replaceChildren(words ? make("div", { className: "lead", textContent: step.observation[words] }) : "", rest.length ? fieldsBox(step.observation, 0, rest) : "", metadata);
+    box.replaceChildren(leadName ? make("div", { className: "lead", textContent: step.observation[leadName] }) : "", rest.length ? fieldsBox(step.observation, 0, rest) : "", metadata);
     return null;
   }
 
   #actions() {
     const { game } = this, box = byId("actions");
-    box.hidden = game.over;
+    box.hidden = game.isOver;
     box.inert = game.busy || game.mode !== "playing";
-    if (game.over || this.drawnTools === game.tools) return;
+    if (game.isOver || this.drawnTools === game.tools) return;
     this.drawnTools = game.tools;
-    const kinds = formsOf(this.told.action).filter((form) => !form.listsTools && !(form.callsTools && game.tools.length));
+    const kinds = formsOf(this.description.action).filter((form) => !form.listsTools && !(form.callsTools && game.tools.length));
     const parts = kinds.map((form) => ({ name: form.title.replace(/Action$/, ""), about: form.description, view: new FormView(form, kinds.length > 1 ? form.title : "Step", (values) => this.step(values)) }));
     for (const tool of game.tools) {
       const form = { ...formsOf(tool.inputSchema ?? tool.input_schema ?? {})[0], fixed: {} };
@@ -204,20 +204,20 @@ class Main {
   }
 
   #history() {
-    const { episode, at } = this.shown();
-    const taken = episode?.steps.slice(1) ?? [];
-    const seen = (episode?.steps ?? []).map((step) => step.observation).filter(Boolean);
-    const earns = taken.some((step) => typeof step.reward === "number");
-    byId("rewards").hidden = !earns;
-    if (earns) {
+    const { episode, at } = this.currentView();
+    const actionSteps = episode?.steps.slice(1) ?? [];
+    const observations = (episode?.steps ?? []).map((step) => step.observation).filter(Boolean);
+    const hasRewards = actionSteps.some((step) => typeof step.reward === "number");
+    byId("rewards").hidden = !hasRewards;
+    if (hasRewards) {
       byId("total").textContent = signed(episode.total);
       byId("total").className = shade(episode.total);
-      byId("chart").replaceChildren(rewardChart(taken.map((step) => step.reward ?? 0)), ...numberCurves(seen));
+      byId("chart").replaceChildren(rewardChart(actionSteps.map((step) => step.reward ?? 0)), ...numberCurves(observations));
     }
     byId("steps").replaceChildren(...(episode?.steps ?? []).map((step, n) => {
-      const words = n ? summaryOf(step.action) : `reset${Object.entries(episode.options).map(([name, value]) => ` ${name} ${JSON.stringify(value)}`).join(",")}`;
-      const button = make("button", { type: "button", onclick: () => this.look({ episode, at: n }) },
-        make("span", { className: "none", textContent: n }), make("span", { className: "what", textContent: words }),
+      const text = n ? summaryOf(step.action) : `reset${Object.entries(episode.options).map(([name, value]) => ` ${name} ${JSON.stringify(value)}`).join(",")}`;
+      const button = make("button", { type: "button", onclick: () => this.showView({ episode, at: n }) },
+        make("span", { className: "none", textContent: n }), make("span", { className: "what", textContent: text }),
         make("span", { className: `reward ${shade(step.reward ?? 0)}`, textContent: n && typeof step.reward === "number" ? signed(step.reward) : "" }));
       button.ariaCurrent = n === at ? "step" : "false";
       return make("li", {}, button);
@@ -227,7 +227,7 @@ class Main {
     byId("episodes").replaceChildren(...(this.game.episodes.length > 1 ? this.game.episodes : []).map((one) => {
       const button = make("button", { type: "button", className: shade(one.total), textContent: `${one.number}: ${signed(one.total)}`, title: `episode ${one.number}` });
       button.ariaPressed = `${one === episode}`;
-      button.onclick = () => this.look(one === this.game.episode ? null : { episode: one, at: one.steps.length - 1 });
+      button.onclick = () => this.showView(one === this.game.episode ? null : { episode: one, at: one.steps.length - 1 });
       return button;
     }));
   }
@@ -236,11 +236,11 @@ class Main {
 function keyTable(main) {
   return [
     [["n"], "new episode, with what is filled in", () => main.game.busy || main.reset.send()],
-    [[..."123456789"], "a choice of the action", (digit) => main.game.over || main.game.busy || main.forms.find((form) => form.element.isConnected).press(digit)],
+    [[..."123456789"], "a choice of the action", (digit) => main.game.isOver || main.game.busy || main.forms.find((form) => form.element.isConnected).press(digit)],
     [["a"], "go to the action", () => main.focusAction()],
     [["k", "["], "the step before", () => main.move(-1)],
     [["j", "]"], "the step after", () => main.move(1)],
-    [["Escape"], "leave a field; back to the present", () => (document.activeElement.blur(), main.look(null))],
+    [["Escape"], "leave a field; back to the present", () => (document.activeElement.blur(), main.showView(null))],
     [["x"], "the observation as JSON", () => main.toggleRaw()],
     [["s"], "the state", () => main.showState()],
     [["t"], "light, dark, or as the system has it", nextTheme],
@@ -248,16 +248,16 @@ function keyTable(main) {
   ];
 }
 
-/** What the page is told; a server with tokens is asked with the visitor's. */
+/** Load the page's description, with the visitor's token if the server asks for one. */
 async function load() {
-  const token = session(TOKEN);
+  const token = storedValue(TOKEN);
   const answer = await fetch("page.json", { headers: token ? { Authorization: `Bearer ${token}` } : {} });
   if (answer.status === 401) {
     byId("token-wrong").hidden = !token;
     byId("token").showModal();
     return;
   }
-  if (!answer.ok) throw new Error(`expected the environment's description, got ${answer.status}`);
+  if (!answer.ok) throw new Error(`the server answered status ${answer.status}`);
   listenToKeys(keyTable(new Main(await answer.json())));
 }
 
@@ -271,7 +271,7 @@ function start() {
 
 byId("token").oncancel = (event) => event.preventDefault();
 byId("token-form").onsubmit = () => {
-  session(TOKEN, byId("token-input").value.trim());
+  storedValue(TOKEN, byId("token-input").value.trim());
   start();
 };
 start();

@@ -123,7 +123,7 @@ async def test_closing_a_session_answers_its_waiting_calls() -> None:
         bodies = [tool_call("wait", seconds=60) | {"id": number} for number in range(4)]
         calls = [asyncio.create_task(http.post("/mcp", json=body, headers=head)) for body in bodies]
         (session,) = app.sessions.standing
-        await eventually(lambda: session._waiting == 3)
+        await eventually(lambda: session._waiting_calls == 3)
         assert (await http.delete("/mcp", headers=head)).status_code == 200
         for reply in await asyncio.gather(*calls):
             assert "Unknown session_id" in reply.text
@@ -153,7 +153,7 @@ async def test_closed_connection_gets_no_notifications_of_its_shared_session() -
         head = STREAMS | {"mcp-session-id": shared}
         assert (await request(address, "DELETE", "/mcp", None, head)).status_code == 200
         await eventually(lambda: not hub.peers)
-        assert not app.sessions.find("", handle).over
+        assert not app.sessions.find("", handle).ended
 
 
 async def test_client_info_and_subscriptions_have_size_limits() -> None:

@@ -37,7 +37,7 @@ async def test_handshake_opens_a_session_and_disconnect_closes_it() -> None:
             assert result.structured_content is not None
             assert result.structured_content["episode"] == 1
             assert client.server_info.name == "toolbox"
-        await eventually(lambda: session.over and not ToolBox.living - before)
+        await eventually(lambda: session.ended and not ToolBox.living - before)
         assert app.sessions.active == 0
 
 
@@ -76,7 +76,7 @@ async def test_connections_share_the_session_of_a_handle_and_leave_it_open() -> 
             await one.call_tool("bump")
             assert text_of(await two.call_tool("bump")) == "2"
         (session,) = app.sessions.standing
-        assert not session.over
+        assert not session.ended
         assert (await rpc(address, "openenv/session/close", {"session_id": handle}))["result"]["closed"]
 
 
@@ -223,11 +223,11 @@ async def test_idle_session_ends_unless_a_stream_is_open(
             (listened,) = app.sessions.standing
             await eventually(lambda: listened.listeners == 1)  # the stream of GET
             unused = (await greet(address)).headers["mcp-session-id"]
-            app.sessions._idle_s = 0.2  # from when both stand, however long that took
+            app.sessions._idle_timeout_s = 0.2  # from when both stand, however long that took
             await eventually(lambda: app.sessions.standing == [listened])
             reply = await request(address, "GET", "/mcp", None, STREAMS | {"mcp-session-id": unused})
             assert reply.status_code == 404
-            assert not listened.over
+            assert not listened.ended
         await eventually(lambda: app.sessions.active == 0)
 
 
@@ -247,7 +247,7 @@ async def test_session_ends_after_its_client_drops_all_connections(
             assert stream.status_code == 200
             (session,) = app.sessions.standing
             await eventually(lambda: session.listeners == 1)
-            app.sessions._idle_s = 0.2  # from when the stream stands, however long that took
+            app.sessions._idle_timeout_s = 0.2  # from when the stream stands, however long that took
         await eventually(lambda: app.sessions.active == 0)
 
 
@@ -283,7 +283,7 @@ async def test_environment_without_tools_is_answered_with_404() -> None:
     async with serving(app) as address:
         reply = await greet(address)
         assert reply.status_code == 404
-        assert "offers none" in reply.json()["error"]["message"]
+        assert "offers no tools" in reply.json()["error"]["message"]
 
 
 @pytest.mark.soak

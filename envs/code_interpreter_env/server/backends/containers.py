@@ -31,7 +31,7 @@ from .hosted import (
     InsideCall,
     NoAnswerError,
 )
-from .outputs import OutputCollector, make_stopped
+from .outputs import OutputCollector, make_stopped_execution
 
 IMAGE: Final = f"{PREFIX}CONTAINER_IMAGE"
 SIZE: Final = f"{PREFIX}CONTAINERS"
@@ -170,7 +170,7 @@ class _ContainerInterpreter(HostedInterpreter):
             if self._is_our_server:  # its own timeout should have come first
                 raise HostFailureError("the server in the container is silent", state_lost=True) from None
             reason = f"it took longer than {timeout_s:g} s, and its container was given up"
-            return make_stopped("timeout", reason, state_lost=True)
+            return make_stopped_execution("timeout", reason, state_lost=True)
         except ConnectionLostError as error:
             return await self._explain_end(error)
         except ServerError as error:
@@ -235,7 +235,7 @@ class _ContainerInterpreter(HostedInterpreter):
             raise HostFailureError(str(error), state_lost=True) from error
         if not state.out_of_memory:
             raise HostFailureError(f"the container {state}", state_lost=True) from error
-        return make_stopped("memory", f"the container {state}", state_lost=True)
+        return make_stopped_execution("memory", f"the container {state}", state_lost=True)
 
     def _make_client(self, lease: PoolLease[Container]) -> CodeInterpreterEnv:
         limits = self._limits

@@ -34,7 +34,7 @@ from openenv_core.sandbox import (
     SandboxUnavailableError,
 )
 
-from .outputs import OutputCollector, make_stopped
+from .outputs import OutputCollector, make_stopped_execution
 
 MAX_REPLY_BYTES: Final = 8 << 20
 """The maximum size of a reply of our own code in an interpreter: a chunk of a file, or a list of files."""
@@ -84,11 +84,11 @@ class InsideCall:
     def __init__(self, function: str, **arguments: Any) -> None:
         self.function = function
         self._marker = f"<{secrets.token_hex(16)}>"
-        packed = base64.b64encode(json.dumps(arguments).encode()).decode()
+        encoded_arguments = base64.b64encode(json.dumps(arguments).encode()).decode()
         # An expression, so that it adds no names to the session's namespace.
         self.expression = (
             "(lambda names: (__import__('builtins').exec(names.pop('source'), names), "
-            f"names['answer']({function!r}, {packed!r}, {self._marker!r}))[1])"
+            f"names['answer']({function!r}, {encoded_arguments!r}, {self._marker!r}))[1])"
             f"({{'__name__': 'files_of_a_session', 'source': {_source()!r}}})"
         )
         self.statement = f"print({self.expression})"
@@ -129,10 +129,10 @@ def check_path(path: str) -> str:
         raise FileRefusedError(
             path[:100], f"a path has 1 to {MAX_PATH_CHARS} printable characters, and slashes forward"
         )
-    plain = PurePosixPath(path)
-    if plain.is_absolute() or ".." in plain.parts or not plain.parts:
+    pure_path = PurePosixPath(path)
+    if pure_path.is_absolute() or ".." in pure_path.parts or not pure_path.parts:
         raise FileRefusedError(path, "a path is relative to the workspace and stays in it")
-    return str(plain)
+    return str(pure_path)
 
 
 class FileListing:
@@ -206,7 +206,7 @@ class HostedInterpreter(ABC):
         self._lost = False
         self._loss: str | None = None  # the reason of a loss that no result has reported yet
         self._root = ""
-        self._had_stdin = False
+        self._stdin_was_set = False
         self._leftovers: list[str] = []
         self._listing = FileListing(limits)
 
@@ -255,14 +255,14 @@ class HostedInterpreter(ABC):
                 await self._replace_if_lost()
                 if (loss := self._loss) is not None:
                     reason = f"{loss}; nothing was run, and what comes next begins anew"
-                    execution = make_stopped("sandbox_error", reason, state_lost=True)
+                    execution = make_stopped_execution("sandbox_error", reason, state_lost=True)
                 else:
                     start = time.monotonic()
                     execution = await self._run(code, collector, limit_s, stdin)
                     self._lost = self._lost or execution.state_lost
             except HostFailureError as failure:
                 lost = failure.state_lost or self._loss is not None
-                execution = make_stopped("sandbox_error", str(failure), state_lost=lost)
+                execution = make_stopped_execution("sandbox_error", str(failure), state_lost=lost)
                 self._lost = self._lost or failure.state_lost
             except asyncio.CancelledError:
                 self._mark_lost("the execution before was cancelled, and its interpreter given up")
@@ -378,14 +378,14 @@ class HostedInterpreter(ABC):
 
     async def _set_stdin(self, stdin: str | None, timeout_s: float) -> None:
         """Set the standard input of the next execution, replacing that of the last one."""
-        if stdin is not None or self._had_stdin:
+        if stdin is not None or self._stdin_was_set:
             await self._call_inside(InsideCall("stdin", text=stdin or ""), timeout_s)
-            self._had_stdin = stdin is not None
+            self._stdin_was_set = stdin is not None
 
     async def _replace(self) -> None:
         if self._root:
             self._leftovers.append(self._root)  # a dead interpreter could not remove its folder
-        self._root, self._had_stdin = "", False
+        self._root, self._stdin_was_set = "", False
         await self._begin()
         if self.closed:  # while it started
             await self._end()
@@ -447,8 +447,8 @@ class HostedBackend(ABC):
     isolation = "remote"
 
     def __init__(self) -> None:
-        self._connected = False
-        self._opened: set[HostedInterpreter] = set()
+        self._is_connected = False
+        self._open_interpreters: set[HostedInterpreter] = set()
 
     @abstractmethod
     async def _connect(self) -> None:
@@ -478,7 +478,7 @@ class HostedBackend(ABC):
         except (HostFailureError, ProviderError) as failure:
             await self.close()
             raise SandboxUnavailableError(str(failure)) from failure
-        self._connected = True
+        self._is_connected = True
 
     async def open(
         self, limits: Limits, *, packages: tuple[str, ...] = (), snapshot: bool = False
@@ -488,10 +488,12 @@ class HostedBackend(ABC):
             raise ConfigurationError(
                 "expected a session without snapshots, which only the local sandbox has; leave snapshot out"
             )
-        if not self._connected:
+        if not self._is_connected:
             raise SandboxUnavailableError("expected a backend that was started, got one that is not")
         interpreter = self._make_interpreter(limits, packages)
-        self._opened = {each for each in self._opened if not each.closed} | {interpreter}
+        self._open_interpreters = {each for each in self._open_interpreters if not each.closed} | {
+            interpreter
+        }
         try:
             await interpreter.open()
         except HostFailureError as failure:
@@ -500,9 +502,9 @@ class HostedBackend(ABC):
 
     async def close(self) -> None:
         """Close all interpreters and disconnect from the host. Idempotent."""
-        opened, self._opened = self._opened, set()
-        await asyncio.gather(*(each.close() for each in opened), return_exceptions=True)
-        self._connected = False
+        interpreters, self._open_interpreters = self._open_interpreters, set()
+        await asyncio.gather(*(each.close() for each in interpreters), return_exceptions=True)
+        self._is_connected = False
         await self._disconnect()
 
 

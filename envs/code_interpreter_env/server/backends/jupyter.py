@@ -28,7 +28,7 @@ from .hosted import (
     send_bounded,
     shorten_body,
 )
-from .outputs import OutputCollector, make_raised, make_stopped, strip_colours
+from .outputs import OutputCollector, make_failed_execution, make_stopped_execution, strip_colours
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -211,17 +211,17 @@ class _KernelRequest:
         self.done: asyncio.Future[_Message] = asyncio.get_running_loop().create_future()
         self._on_message = on_message
         self._reply: _Message | None = None
-        self._idle = False
+        self._is_idle = False
 
     def handle(self, message: _Message, kind: str, content: _Message) -> None:
         """Process one message that belongs to this request."""
         if kind == "status":
-            self._idle = self._idle or content.get("execution_state") == "idle"
+            self._is_idle = self._is_idle or content.get("execution_state") == "idle"
         elif kind.endswith("_reply") and message.get("channel") == "shell":
             self._reply = content
         else:
             self._on_message(kind, content)
-        if self._idle and self._reply is not None and not self.done.done():
+        if self._is_idle and self._reply is not None and not self.done.done():
             self.done.set_result(self._reply)
 
 
@@ -232,14 +232,14 @@ class _Channel:
 
     Attributes:
         ended: Done once the connection has ended; its result is the reason, never an exception.
-        died: Whether the kernel ended, rather than the connection.
-        flooded: Whether it ended because a message exceeded the size limit.
+        kernel_died: Whether the kernel ended, rather than the connection.
+        message_too_large: Whether it ended because a message exceeded the size limit.
     """
 
     def __init__(self, socket: "ClientConnection") -> None:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.died = False
-        self.flooded = False
+        self.kernel_died = False
+        self.message_too_large = False
         self._socket = socket
         self._session = secrets.token_hex(16)
         self._requests: dict[str, _KernelRequest] = {}
@@ -312,7 +312,7 @@ class _Channel:
         try:
             async for frame in self._socket:
                 if isinstance(frame, str) and (death := self._handle_frame(frame)):
-                    self.died, reason = True, death
+                    self.kernel_died, reason = True, death
                     return
             reason = self._read_close_reason()
         except Exception as error:
@@ -338,8 +338,8 @@ class _Channel:
 
     def _read_close_reason(self) -> str:
         close_sent = self._socket.protocol.close_sent
-        self.flooded = close_sent is not None and close_sent.code == _TOO_LARGE
-        if self.flooded:
+        self.message_too_large = close_sent is not None and close_sent.code == _TOO_LARGE
+        if self.message_too_large:
             return "the kernel sent a message that is larger than any may be"
         code, reason = self._socket.close_code, self._socket.close_reason
         return f"the connection to the kernel ended ({code}{f': {reason}' if reason else ''})"
@@ -414,8 +414,8 @@ class _JupyterInterpreter(HostedInterpreter):
         )
         if collector.flood.done():
             reason = f"it wrote more than {self._limits.output_hard_bytes} bytes; {consequence}"
-            return make_stopped("output_limit", reason, state_lost=not state_kept)
-        return make_stopped(
+            return make_stopped_execution("output_limit", reason, state_lost=not state_kept)
+        return make_stopped_execution(
             "timeout", f"it took longer than {timeout_s:g} s; {consequence}", state_lost=not state_kept
         )
 
@@ -461,15 +461,15 @@ class _JupyterInterpreter(HostedInterpreter):
     async def _explain_end(self, channel: _Channel) -> Execution:
         """Return how code ended whose channel ended while it ran."""
         ending = channel.ended.result()
-        if channel.died:
-            return make_stopped("killed", f"{ending} while the code ran", state_lost=True)
-        if channel.flooded:
+        if channel.kernel_died:
+            return make_stopped_execution("killed", f"{ending} while the code ran", state_lost=True)
+        if channel.message_too_large:
             state_kept = await self._reconnect(channel)
             consequence = "it was interrupted" if state_kept else "its kernel was ended"
             reason = f"it wrote more than {self._limits.output_hard_bytes} bytes at once; {consequence}"
-            return make_stopped("output_limit", reason, state_lost=not state_kept)
+            return make_stopped_execution("output_limit", reason, state_lost=not state_kept)
         reason = f"{ending} while the code ran, and nobody knows how far it got"
-        return make_stopped("sandbox_error", reason, state_lost=True)
+        return make_stopped_execution("sandbox_error", reason, state_lost=True)
 
     async def _reconnect(self, old_channel: _Channel) -> bool:
         """Interrupt a kernel whose connection we closed, and reconnect; return whether it responds."""
@@ -552,7 +552,7 @@ def _make_message_handler(collector: OutputCollector) -> Callable[[str, _Message
 def _to_execution(reply: _Message, collector: OutputCollector) -> Execution:
     """Return how code ended, from its kernel's reply."""
     if reply.get("status") != "ok":
-        return make_raised(collector.error or _to_code_error(reply))
+        return make_failed_execution(collector.error or _to_code_error(reply))
     payload = reply.get("payload")
     if isinstance(payload, list) and any(
         isinstance(each, dict) and each.get("source") == "ask_exit" and not each.get("keepkernel")

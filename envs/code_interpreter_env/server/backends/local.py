@@ -18,14 +18,14 @@ class _SandboxEntry:
     """The sandbox of one set of packages."""
 
     sandbox: Sandbox
-    ready: asyncio.Task[None]
-    opening: int = 0
-    used_at: float = field(default=0.0)
+    start_task: asyncio.Task[None]
+    opening_count: int = 0
+    last_used_at: float = field(default=0.0)
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether the sandbox has no sessions and none is opening."""
-        return not self.opening and not self.sandbox.sessions
+        return not self.opening_count and not self.sandbox.sessions
 
 
 class LocalBackend:
@@ -65,14 +65,14 @@ class LocalBackend:
         if entry is None:
             self._make_room()
             entry = self._add_entry(packages)
-        entry.opening += 1
+        entry.opening_count += 1
         try:
-            if not entry.ready.done() or entry.ready.exception() is not None:
+            if not entry.start_task.done() or entry.start_task.exception() is not None:
                 await self._wait_started(entry, packages)
-            entry.used_at = asyncio.get_running_loop().time()
+            entry.last_used_at = asyncio.get_running_loop().time()
             return await entry.sandbox.open(limits, snapshot=snapshot)
         finally:
-            entry.opening -= 1
+            entry.opening_count -= 1
 
     async def close(self) -> None:
         """Close all sandboxes and their sessions. Idempotent."""
@@ -89,13 +89,13 @@ class LocalBackend:
         )
         sandbox = Sandbox(config)
         entry = self._entries[packages] = _SandboxEntry(sandbox, asyncio.create_task(sandbox.start()))
-        entry.used_at = asyncio.get_running_loop().time()
+        entry.last_used_at = asyncio.get_running_loop().time()
         return entry
 
     async def _wait_started(self, entry: _SandboxEntry, packages: Packages) -> None:
         """Wait until a sandbox has started; drop its entry if it fails. Several sessions may wait for one sandbox."""
         try:
-            await asyncio.shield(entry.ready)
+            await asyncio.shield(entry.start_task)
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -106,7 +106,7 @@ class LocalBackend:
     def _make_room(self) -> None:
         if len(self._entries) < self._settings.max_sandboxes:
             return
-        idle = [(entry.used_at, packages) for packages, entry in self._entries.items() if entry.idle]
+        idle = [(entry.last_used_at, packages) for packages, entry in self._entries.items() if entry.is_idle]
         if not idle:
             raise SandboxUnavailableError(
                 f"expected at most {self._settings.max_sandboxes} sets of packages in use at once, got one more; ask "
@@ -118,7 +118,7 @@ class LocalBackend:
 
     @staticmethod
     async def _close_entry(entry: _SandboxEntry) -> None:
-        if not entry.ready.done():
-            entry.ready.cancel()
-        await asyncio.gather(entry.ready, return_exceptions=True)
+        if not entry.start_task.done():
+            entry.start_task.cancel()
+        await asyncio.gather(entry.start_task, return_exceptions=True)
         await entry.sandbox.close()

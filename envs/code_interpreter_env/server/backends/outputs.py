@@ -23,12 +23,12 @@ _EXIT_CODES: Final[Mapping[Status, int]] = {
 }
 
 
-def make_stopped(status: Status, reason: str, *, state_lost: bool) -> Execution:
+def make_stopped_execution(status: Status, reason: str, *, state_lost: bool) -> Execution:
     """Return an execution for code that was stopped."""
     return Execution(status=status, exit_code=_EXIT_CODES[status], state_lost=state_lost, reason=reason)
 
 
-def make_raised(error: CodeError) -> Execution:
+def make_failed_execution(error: CodeError) -> Execution:
     """Return an execution for code that raised an exception; for `SystemExit`, its exit code decides."""
     if error.ename == "MemoryError":
         return Execution(status="memory", exit_code=EXIT_ERROR, error=error)

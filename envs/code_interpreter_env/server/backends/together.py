@@ -35,7 +35,7 @@ from .hosted import (
     send_bounded,
     shorten_body,
 )
-from .outputs import OutputCollector, make_raised, make_stopped, parse_traceback
+from .outputs import OutputCollector, make_failed_execution, make_stopped_execution, parse_traceback
 
 DEFAULT_URL: Final = "https://api.together.ai/v1"
 TOKEN: Final = "TOGETHER_API_KEY"
@@ -347,14 +347,14 @@ class _TogetherInterpreter(HostedInterpreter):
         except _ServiceTimeoutError as error:
             await self._require_service()
             reason = f"{error}; the session was left behind, as there is no way to interrupt it"
-            return make_stopped("timeout", reason, state_lost=True)
+            return make_stopped_execution("timeout", reason, state_lost=True)
         except ResponseTooLargeError as failure:
-            return make_stopped("output_limit", str(failure), state_lost=False)
+            return make_stopped_execution("output_limit", str(failure), state_lost=False)
         execution.collect_into(collector)
         if collector.flood.done():
             reason = f"it wrote more than {self._limits.output_hard_bytes} bytes, and was not stopped"
-            return make_stopped("output_limit", reason, state_lost=False)
-        return Execution(status="ok") if collector.error is None else make_raised(collector.error)
+            return make_stopped_execution("output_limit", reason, state_lost=False)
+        return Execution(status="ok") if collector.error is None else make_failed_execution(collector.error)
 
     async def _call_inside(self, call: InsideCall, timeout_s: float) -> str:
         return (await self._send(call.statement, timeout_s, MAX_REPLY_BYTES, repeatable=True)).stdout()

@@ -174,8 +174,8 @@ class UpstreamConnection:
             return
         if self._is_opening:
             owner.cancel()  # only while opening: it does not wait for `_closing` yet; once closing, let it finish
-        _, late = await asyncio.wait([owner], timeout=CLOSE_TIMEOUT_S)
-        if late:
+        _, pending = await asyncio.wait([owner], timeout=CLOSE_TIMEOUT_S)
+        if pending:
             owner.cancel()
             await asyncio.wait([owner], timeout=CLOSE_TIMEOUT_S)
 

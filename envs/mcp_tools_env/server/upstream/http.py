@@ -62,9 +62,9 @@ class _PendingPosts:
         """Register a request. A cancellation notification aborts the request that it names."""
         message = json.loads(body) if body else {}
         if message.get("method") == _CANCELLED:
-            other = self._posts.pop((message.get("params") or {}).get("requestId"), None)
-            if other is not None:
-                other.abort()
+            cancelled = self._posts.pop((message.get("params") or {}).get("requestId"), None)
+            if cancelled is not None:
+                cancelled.abort()
         post = _PendingPost()
         request_id = message.get("id") if "method" in message else None
         if request_id is not None:
@@ -256,9 +256,9 @@ class _BoundedStream(httpx2.AsyncByteStream):
             length += len(chunk)
             if self._events:
                 await throttle.wait(chunk.count(b"data:"))
-                before, separator, part_of_next = chunk.rpartition(b"\n\n")
+                complete, separator, part_of_next = chunk.rpartition(b"\n\n")
                 if separator:
-                    self._require(counter.add(before), f"{MAX_VALUES} values")
+                    self._require(counter.add(complete), f"{MAX_VALUES} values")
                     counter = ValueCounter()
                 self._require(counter.add(part_of_next), f"{MAX_VALUES} values")
             else:

@@ -72,7 +72,7 @@ class ArgumentCheck:
         messages: list[str] = []
         token = _BUDGET.set(_Budget())
         try:
-            _BUDGET.get().fault = 1 + (len(dumps(arguments)) + self._size) // BYTES_A_CHECK
+            _BUDGET.get().fault_cost = 1 + (len(dumps(arguments)) + self._size) // BYTES_A_CHECK
             for error in self._validator.iter_errors(dict(arguments)):
                 messages.append(_describe(error))
                 if len(messages) >= MAX_FAULTS:
@@ -86,12 +86,12 @@ class ArgumentCheck:
 
 class _Budget:
     def __init__(self) -> None:
-        self.left = MAX_CHECKS
-        self.fault = 1  # the cost of reporting one fault
+        self.checks_left = MAX_CHECKS
+        self.fault_cost = 1  # the cost of reporting one fault
 
     def spend(self, cost: int = 1) -> None:
-        self.left -= cost
-        if self.left < 0:
+        self.checks_left -= cost
+        if self.checks_left < 0:
             raise _TooMuchError
 
 
@@ -109,12 +109,12 @@ def _describe(error: jsonschema.ValidationError) -> str:
 def _bound_validator(kind: type[Validator]) -> type[Validator]:
     """Return a validator class that counts the cost of every keyword, and restricts or skips the dangerous ones."""
     keywords: dict[str, _Keyword] = {
-        name: _count_keyword(keyword, whole=name in _WHOLE_VALUE_KEYWORDS)
+        name: _count_keyword(keyword, whole_values=name in _WHOLE_VALUE_KEYWORDS)
         for name, keyword in kind.VALIDATORS.items()
         if name not in _SKIPPED_KEYWORDS
     }
     keywords |= dict.fromkeys((name for name in _SKIPPED_KEYWORDS if name in kind.VALIDATORS), _skip_keyword)
-    keywords["uniqueItems"] = _count_keyword(_check_unique, whole=True)
+    keywords["uniqueItems"] = _count_keyword(_check_unique, whole_values=True)
     keywords["pattern"] = _check_pattern
     for name in ("patternProperties", "additionalProperties"):
         if name in keywords:
@@ -123,14 +123,14 @@ def _bound_validator(kind: type[Validator]) -> type[Validator]:
     return extended
 
 
-def _count_keyword(keyword: _Keyword, *, whole: bool = False) -> _Keyword:
+def _count_keyword(keyword: _Keyword, *, whole_values: bool = False) -> _Keyword:
     def check(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         budget = _BUDGET.get()
         budget.spend(1 + _count_members(value) + _count_members(instance))
-        if whole and _count_members(instance):
+        if whole_values and _count_members(instance):
             budget.spend((len(dumps(value)) + len(dumps(instance))) // BYTES_A_CHECK)
         for error in keyword(validator, value, instance, schema) or ():
-            budget.spend(budget.fault)
+            budget.spend(budget.fault_cost)
             yield error
 
     return check

@@ -201,15 +201,15 @@ class ServerProcess:
         """Process the guard's messages until it exits."""
         try:
             while line := await status.readline():
-                word, _, number = line.decode().strip().partition(" ")
-                if word == "ended":
+                event, _, number = line.decode().strip().partition(" ")
+                if event == "ended":
                     self._code = int(number)
                     self.ended.set()  # the guard itself stays until it is released
-                elif word == "started":
+                elif event == "started":
                     self._pid = int(number)
                     if not self._started.done():  # the waiting call may have been cancelled
                         self._started.set_result(self._pid)
-                elif word == "failed" and not self._started.done():
+                elif event == "failed" and not self._started.done():
                     self._started.set_exception(OSError(int(number), os.strerror(int(number))))
         finally:
             if not self._started.done():
@@ -366,7 +366,7 @@ class _LineSplitter:
         if b"{" not in data:
             # Data without objects is not split, except at its first and last line end.
             data = b"\n".join(data.split(b"\n", 1)[:1] + data.rsplit(b"\n", 1)[1:])
-        *complete, rest = data.split(b"\n")
+        *complete, remainder = data.split(b"\n")
         for piece in complete:
             self._add(piece)
             if not self._dropping and (line := b"".join(self._parts).strip()).startswith(b"{"):
@@ -377,7 +377,7 @@ class _LineSplitter:
                         f"it wrote a message of more than {MAX_VALUES} values, which is the most here"
                     )
             self._parts, self._length, self._dropping = [], 0, False
-        self._add(rest)
+        self._add(remainder)
         return lines
 
     def _add(self, piece: bytes) -> None:

@@ -12,7 +12,11 @@ from envs.code_interpreter_env.server.backends.hosted import (
     NoAnswerError,
     check_path,
 )
-from envs.code_interpreter_env.server.backends.outputs import OutputCollector, make_raised, parse_traceback
+from envs.code_interpreter_env.server.backends.outputs import (
+    OutputCollector,
+    make_failed_execution,
+    parse_traceback,
+)
 from openenv_core.sandbox import CodeError, Execution, FileRefusedError, Limits
 
 LIMITS = Limits(output_bytes=10, output_hard_bytes=1024, outputs_bytes=1024, files=8)
@@ -66,7 +70,7 @@ def test_exception_and_exit_status() -> None:
         ("SystemExit", "512", "error", 1),
         ("SystemExit", "words", "error", 1),
     ):
-        verdict = make_raised(CodeError(ename=name, evalue=value))
+        verdict = make_failed_execution(CodeError(ename=name, evalue=value))
         assert (verdict.status, verdict.exit_code) == (status, exit_code)
         assert (verdict.error is None) == (status == "ok")
     text = "Traceback (most recent call last):\n  x\n\x1b[0;31ma.b.Own\x1b[0m: two\nlines\n  indented"
