@@ -6,8 +6,10 @@ from uuid import UUID
 
 import httpx
 from counter import (
+    AsyncCounter,
     Awkward,
     BlockingCounter,
+    Count,
     Counter,
     ReleasedCounter,
     SlowAsync,
@@ -217,6 +219,22 @@ async def test_an_id_of_the_servers_choice_and_its_cookie() -> None:
         assert app.sessions.active == 2
         async with socket_to(address, f"?session_id={session}") as ws:
             assert (await ask(ws, STATE))["data"]["total"] == 5
+
+
+async def test_new_session_whose_client_leaves_before_it_learns_the_id_is_ended() -> None:
+    entered = asyncio.Event()
+
+    class SlowReset(AsyncCounter):
+        async def reset(self, **_: Any) -> Count:  # type: ignore[override]
+            entered.set()
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    app = app_of(SlowReset)
+    async with serving(app) as address:
+        asked = asyncio.create_task(request(address, "POST", "/reset", None, {HEADER: "new"}))
+        await asyncio.wait_for(entered.wait(), PATIENCE_S)
+        asked.cancel()
+        await eventually(lambda: app.sessions.active == 0)
 
 
 async def test_ids_that_are_none_are_refused() -> None:
