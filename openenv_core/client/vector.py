@@ -140,7 +140,8 @@ class VectorClient:
         Raises:
             ServerError: The server has no such snapshot, or no room for all sessions.
         """
-        return (await self.ask("open", snapshot=snapshot, count=count))[0].fields["members"]  # type: ignore[no-any-return]
+        # The last: before it may come frames that report the place in the queue.
+        return (await self.ask("open", snapshot=snapshot, count=count))[-1].fields["members"]  # type: ignore[no-any-return]
 
     async def end(self, members: Sequence[int] = (), snapshots: Sequence[str] = ()) -> None:
         """End sessions and drop snapshots, all or none.

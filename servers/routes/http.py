@@ -304,6 +304,10 @@ class HttpRoutes:
             return json_answer(await self._run(request, session, work, args), 200, headers)
         except RefusalError as refusal:
             return refusal_response(refusal, self._sessions.metrics)
+        except asyncio.CancelledError:
+            if session is not None and session_id == NEW:
+                sessions.drop(session)  # nobody has been told its id
+            raise
         except FATAL as error:
             if session is None:
                 raise

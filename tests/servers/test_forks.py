@@ -103,6 +103,19 @@ async def test_concurrent_forks_keep_the_member_limit_of_a_connection(
         assert app.sessions.active == 6
 
 
+async def test_restore_at_a_full_server_waits_for_a_slot() -> None:
+    app = app_of(Counter, 3, max_wait_s=60.0)
+    async with serving(app) as address, vector(address, 2) as client:
+        await client.ask("reset", seeds=[1, 5])
+        snapshot = await client.snapshot(1)
+        async with vector(address):
+            read = client._conversation._frames_read
+            restoring = asyncio.create_task(client.restore(snapshot))
+            await eventually(lambda: client._conversation._frames_read > read)  # its place in the queue
+        assert await restoring == [2]
+        assert await totals(client, [2], 1) == [6]
+
+
 @EVERY_WAY
 async def test_snapshot_outlives_its_connection_and_belongs_to_its_owner(env: Any) -> None:
     tokens = ("first-token-0123456789", "other-token-0123456789")

@@ -5,8 +5,10 @@ from typing import Any
 from uuid import UUID
 
 from counter import (
+    AsyncCounter,
     Awkward,
     BlockingCounter,
+    Count,
     Counter,
     ReleasedCounter,
     SlowAsync,
