@@ -104,23 +104,22 @@ class LocalProcessProvider(OwnedServerProvider):
         return "" if self._tail is None else self._tail.text()
 
     def _launch(self) -> str:
-        with listen() as listener:
+        self._guard = self._tail = None
+        server = _GuardedServer(self._stop_timeout_s + KILL_MARGIN_S)
+        self._ending = weakref.finalize(self, server.end)  # first: a Ctrl-C may come at any moment
+        with listen() as listener, server.stdin:
             port = int(listener.getsockname()[1])
-            guard = self._spawn(listener.fileno())
-        output = _OutputTail(guard, self._log)
-        self._guard, self._tail = guard, output
-        self._ending = weakref.finalize(
-            self, _end, guard, output, self._stop_timeout_s + KILL_MARGIN_S, os.getpid()
-        )
+            guard = server.guard = self._guard = self._spawn(listener.fileno(), server.stdin)
+        output = server.output = self._tail = _OutputTail(guard, self._log)
         self._wait_until_healthy(guard, port, output)
         return f"http://{LOOPBACK}:{port}"
 
-    def _spawn(self, fd: int) -> "subprocess.Popen[bytes]":
+    def _spawn(self, fd: int, lifeline: IO[bytes]) -> "subprocess.Popen[bytes]":
         command = [argument.replace("{app}", self.app).replace("{fd}", str(fd)) for argument in self._command]
         try:
             return subprocess.Popen(
                 guard_command(command, grace_s=self._stop_timeout_s, inherited_fd=fd),
-                stdin=subprocess.PIPE,
+                stdin=lifeline,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 cwd=self._cwd,
@@ -207,20 +206,48 @@ def _append_log(chunk: bytes, log: Path) -> Path | None:
     return log
 
 
-def _end(guard: "subprocess.Popen[bytes]", output: _OutputTail, timeout_s: float, owner: int) -> None:
-    """Stop the guard, which stops the server, and wait for both; kill the guard if it does not end in time.
+class _GuardedServer:
+    """A server under a guard, which ends both when the lifeline is closed.
 
-    Does not stop them in a fork of the owner.
+    The lifeline is there before the guard, so that a start can be undone wherever a Ctrl-C interrupts it.
+
+    Args:
+        timeout_s: Seconds that the guard has to end.
+
+    Attributes:
+        stdin: The guard's end of the lifeline.
+        guard: The guard; None until it is known.
+        output: The server's output; None until it is read.
     """
-    assert guard.stdin is not None
-    guard.stdin.close()
-    if os.getpid() != owner:
-        guard.poll()  # marks it as ended, because it is not a child of this process
-        return
-    guard.terminate()  # a fork of this process may hold the pipe open
-    try:
-        guard.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        guard.kill()
-        guard.wait()
-    output.join(KILL_MARGIN_S)
+
+    def __init__(self, timeout_s: float) -> None:
+        read, write = os.pipe()
+        self.stdin: IO[bytes] = open(read, "rb", 0)  # noqa: SIM115 - closed once the guard has it
+        self._lifeline: IO[bytes] = open(write, "wb", 0)  # noqa: SIM115 - closed by end()
+        self._timeout_s = timeout_s
+        self._owner = os.getpid()
+        self.guard: subprocess.Popen[bytes] | None = None
+        self.output: _OutputTail | None = None
+
+    def end(self) -> None:
+        """Stop the guard, which stops the server, and wait for both; kill the guard if it does not end in time.
+
+        Does not stop them in a fork of the owner.
+        """
+        self._lifeline.close()
+        guard = self.guard
+        if guard is None:
+            return
+        if os.getpid() != self._owner:
+            guard.poll()  # marks it as ended, because it is not a child of this process
+            return
+        guard.terminate()  # a fork of this process may hold the pipe open
+        try:
+            guard.wait(self._timeout_s)
+        except subprocess.TimeoutExpired:
+            guard.kill()
+            guard.wait()
+        if self.output is not None:
+            self.output.join(KILL_MARGIN_S)
+        elif guard.stdout is not None:
+            guard.stdout.close()

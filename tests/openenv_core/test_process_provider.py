@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -284,6 +285,26 @@ def test_silent_server_fails_at_the_start_timeout() -> None:
 def test_missing_directory_is_reported() -> None:
     with pytest.raises(ProviderError, match="expected to start"):
         LocalProcessProvider("counter:app", cwd="/no/such/directory").start()
+
+
+@pytest.mark.parametrize("where", ["subprocess.Popen", "_OutputTail"])
+def test_a_ctrl_c_just_after_the_server_s_process_began_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    begin, guards = subprocess.Popen, list[Any]()
+
+    def interrupt(process: Any, *_: Any, **options: Any) -> None:
+        guards.append(begin(process, **options) if options else process)
+        raise KeyboardInterrupt
+
+    provider = LocalProcessProvider("counter:app", cwd=SUPPORT)
+    with monkeypatch.context() as patched:
+        patched.setattr(f"openenv_core.providers.process.{where}", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            provider.start()
+    (guard,) = guards
+    eventually(lambda: guard.poll() is not None)
+    guard.stdout.close()
 
 
 def test_stopping_ends_a_running_start() -> None:
