@@ -184,9 +184,10 @@ class EnvironmentApp(FastAPI):
         elif not production and (settings.web or served.page.always):  # production serves no reset or step
             page = Page(served.page, served.action, sessions, decoder, metadata, _title(served), settings)
             self.router.routes.extend(page.routes())
-        self.include_router(about_router(sessions, schemas, metadata))
-        self.include_router(page_router(_title(served), metadata, schemas, self.openapi))
-        self.include_router(tasks_router(sessions, _title(served)))
+        # Not by `include_router`, which would build each of these routes a second time.
+        self.router.routes += about_router(sessions, schemas, metadata).routes
+        self.router.routes += page_router(_title(served), metadata, schemas, self.openapi).routes
+        self.router.routes += tasks_router(sessions, _title(served)).routes
         routes = len(self.router.routes) - self._routes_at
         self.router.routes.extend(added)
         self.openapi_schema = None
