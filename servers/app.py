@@ -23,7 +23,7 @@ from servers.metrics import METRICS_PATH, ServerMetrics, SharedCounts
 from servers.page import Page, PageOptions
 from servers.routes.about import MetadataSource, about_router, page_router
 from servers.routes.batch import BatchDialect
-from servers.routes.description import describe, describe_api
+from servers.routes.description import describe_api, describe_each
 from servers.routes.http import HttpRoutes, path_of
 from servers.routes.jsonrpc import JsonRpc
 from servers.routes.link import Links
@@ -151,9 +151,8 @@ class EnvironmentApp(FastAPI):
         )
         self.state.sessions = sessions
         production = settings.mode == "production"
-        encoder = ObservationEncoder(
-            *(describe(served.models[name]) for name in ("observation", "reset_observation"))
-        )
+        schemas = describe_each(served.models)
+        encoder = ObservationEncoder(schemas["observation"], schemas["reset_observation"])
         decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=production)
         tooling = Tooling(served.factory, served.action)
         rpc = JsonRpc(sessions, tooling)
@@ -185,9 +184,10 @@ class EnvironmentApp(FastAPI):
         elif not production and (settings.web or served.page.always):  # production serves no reset or step
             page = Page(served.page, served.action, sessions, decoder, metadata, _title(served), settings)
             self.router.routes.extend(page.routes())
-        self.include_router(about_router(sessions, served.models, metadata))
-        self.include_router(page_router(_title(served), metadata, served.models, self.openapi))
-        self.include_router(tasks_router(sessions, _title(served)))
+        # Not by `include_router`, which would build each of these routes a second time.
+        self.router.routes += about_router(sessions, schemas, metadata).routes
+        self.router.routes += page_router(_title(served), metadata, schemas, self.openapi).routes
+        self.router.routes += tasks_router(sessions, _title(served)).routes
         routes = len(self.router.routes) - self._routes_at
         self.router.routes.extend(added)
         self.openapi_schema = None

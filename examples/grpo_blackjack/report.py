@@ -13,7 +13,6 @@ from rich.table import Table
 from envs.blackjack_env.baselines import baselines
 from envs.blackjack_env.oracle import Answer, DecisionState, Rules, agreement, evaluate
 from examples.grpo_blackjack.hands import count_hands, load_metrics
-from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid
 from rl_bridge.config import Config
 from rl_bridge.rollout import EvaluationResult
 from rl_bridge.types import Ending
@@ -36,6 +35,9 @@ def write_report(
         config: The run's configuration.
         rules: The payout of naturals.
     """
+    # Every process of a run imports the task, hence this module; only the controller, at the end, needs matplotlib.
+    from examples.grpo_blackjack.pictures import draw_learning_curve, draw_policy_grid
+
     metrics = folder / "metrics.jsonl"
     report = summarize(answers, result, config=config, rules=rules, rows=load_metrics(metrics))
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

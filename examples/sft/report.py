@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.console import Console
 
-from examples.sft.pictures import draw_success_curves
 from openenv_core.evaluation.statistics import wilson_interval
 from rl_bridge.rollout import EvaluationResult
 
@@ -38,6 +37,9 @@ def write_report(folder: Path, result: EvaluationResult) -> None:
     console = Console()
     written = [folder / "report.json"]
     if (folder / "metrics.jsonl").is_file():  # absent if a checkpoint is only evaluated
+        # Every process of a run imports its task, hence this module; only the controller, at the end, needs matplotlib.
+        from examples.sft.pictures import draw_success_curves
+
         written.append(folder / "learning_curve.png")
         draw_success_curves({folder.name: folder}, written[-1], title=folder.name)
     if not report["tasks"]:

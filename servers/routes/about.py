@@ -13,7 +13,7 @@ from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from servers.execution import FATAL, name_of
-from servers.routes.description import answer, describe
+from servers.routes.description import answer, describe_own
 from servers.security import owner_of
 from servers.sessions import SessionTable
 
@@ -42,11 +42,12 @@ _CAPACITY: Final = {
 }
 
 
-def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "MetadataSource") -> APIRouter:
-    """Return the routes about the server; `models` are the environment's models, under the keys of /schema."""
+def about_router(
+    sessions: SessionTable, schemas: dict[str, dict[str, Any]], metadata: "MetadataSource"
+) -> APIRouter:
+    """Return the routes about the server; `schemas` are those of the environment's models, as /schema returns them."""
     # Without response models: FastAPI takes longer to build these than all routes.
     router = APIRouter()
-    schemas = {name: describe(model) for name, model in models.items()}
     schemas_schema = {"type": "object", "properties": {name: {"type": "object"} for name in schemas}}
 
     @router.get(
@@ -75,7 +76,7 @@ def about_router(sessions: SessionTable, models: dict[str, Any], metadata: "Meta
     @router.get(
         "/metadata",
         response_model=None,
-        responses={200: answer("Its name and description.", describe(EnvironmentMetadata))},
+        responses={200: answer("Its name and description.", describe_own(EnvironmentMetadata))},
     )
     async def get_metadata(request: Request) -> EnvironmentMetadata:
         """Return the environment's metadata."""
@@ -146,19 +147,22 @@ _MODELS: Final = {
 
 
 def page_router(
-    title: str, metadata: MetadataSource, models: dict[str, Any], document: Callable[[], dict[str, Any]]
+    title: str,
+    metadata: MetadataSource,
+    schemas: dict[str, dict[str, Any]],
+    document: Callable[[], dict[str, Any]],
 ) -> APIRouter:
     """Return the routes of the HTML page: `/`, and `/docs` and `/redoc` as in FastAPI.
 
-    It shows the `models`, which are under the keys of /schema, and the OpenAPI `document`.
+    It shows the `schemas` of the models, which are under the keys of /schema, and the OpenAPI `document`.
     """
     router = APIRouter(include_in_schema=False)
-    schemas = {name: describe(models[key]) for key, name in _MODELS.items()}
+    shown = {name: schemas[key] for key, name in _MODELS.items()}
 
     async def page(request: Request) -> Response:
         reported_metadata = await metadata.ask(owner_of(request.scope))
         url = str(request.base_url).rstrip("/")
-        text = "".join(_page(title, reported_metadata.description, url, schemas, document()))
+        text = "".join(_page(title, reported_metadata.description, url, shown, document()))
         return Response(text, media_type="text/html", headers={"content-security-policy": _POLICY})
 
     for path in ("/", "/docs", "/redoc"):

@@ -1,5 +1,6 @@
 """The OpenAPI document: schemas of the environment's models, and the responses of all routes."""
 
+import functools
 import inspect
 from copy import deepcopy
 from typing import Any, Final, get_type_hints
@@ -42,6 +43,21 @@ def describe(model: Any, prefix: str = "#/$defs/") -> dict[str, Any]:
         names = [str(definition.get("title", name)) for name, definition in schema["$defs"].items()]
         schema["title"] = _TOOL_ACTION if _TOOL_ACTION in names else names[0]
     return schema
+
+
+def describe_each(models: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the JSON schema of each model, under its key; a model that has several keys is described once."""
+    by_model: dict[int, dict[str, Any]] = {}
+    for model in models.values():
+        if id(model) not in by_model:
+            by_model[id(model)] = describe(model)
+    return {name: by_model[id(model)] for name, model in models.items()}
+
+
+@functools.cache
+def describe_own(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the JSON schema of one of our models, which is the same for every app. It must not be modified."""
+    return describe(model)
 
 
 def describe_reset(factory: Any) -> dict[str, Any]:

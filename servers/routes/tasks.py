@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
 from servers.execution import FATAL, EnvironmentRunner
-from servers.routes.description import answer, body, describe, problem
+from servers.routes.description import answer, body, describe_own, problem
 from servers.routes.http import json_answer, read_model, refusal_response, report_error, respond
 from servers.security import owner_of
 from servers.sessions import SessionTable
@@ -131,7 +131,7 @@ def tasks_router(sessions: SessionTable, env_name: str) -> APIRouter:
             description=route.text,
             response_model=None,
             responses=_responses({"type": "object", "required": [route.key, *extra_fields]}),
-            openapi_extra=_NAME | body(describe(route.body), required=True),
+            openapi_extra=_NAME | body(describe_own(route.body), required=True),
         )
 
     for path, route in _ROUTES.items():
