@@ -234,7 +234,7 @@ async def test_a_survivor_that_is_full_is_waited_for_as_a_full_server_is(
     async with several() as servers:
         urls = [await servers.start(), await servers.start(sessions=1)]
         async with CounterEnv(urls[1]) as holder, CounterEnv(urls) as env:
-            env._options = replace(env._options, connect_timeout_s=0.2)
+            env._options = replace(env._options, connect_timeout_s=0.7)
             while env.base_url != urls[0]:
                 env._use_next_server()
             await env.disconnect()

@@ -126,14 +126,6 @@ async def test_each_of_several_servers_is_asked_before_one_is_called_full() -> N
                     await third.reset()
 
 
-def test_pauses_grow_to_a_bound_and_heed_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting.random, "uniform", lambda least, most: most)
-    backoff = waiting.Backoff(1.0, 6.0)
-    assert [backoff.next_s() for _ in range(4)] == [1, 2, 4, 6]
-    backoff.reset()
-    assert [backoff.next_s(asked) for asked in (0.0, 5.0, 60.0)] == [1, 5, 6]
-
-
 async def test_a_vector_waits_until_all_its_sessions_are_to_be_had() -> None:
     app = app_of(2)
     async with serving(app) as address, CounterEnv(f"http://{address}") as first:

@@ -17,6 +17,7 @@ from counter import (
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of
 from serving import PATIENCE_S, ask, eventually, request, serving, socket_to
 
+from servers.routes.http import while_connected
 from servers.sessions.session import MAX_WAITING
 
 # Without a session
@@ -301,3 +302,20 @@ async def test_a_call_in_a_session_goes_on_when_its_client_leaves() -> None:
         env.release.set()
         assert (await waiting).status_code == 200
         assert (env.stepping, env.closed) == (0, 0)
+
+
+async def test_result_that_comes_with_the_disconnect_is_not_lost() -> None:
+    """It may be a connection or a session, which somebody has to close."""
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def work(turns: int) -> bool:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        made.append(turns)
+        return True
+
+    for turns in range(10):
+        made: list[int] = []
+        assert (await while_connected(receive, work(turns)) is None) == (not made)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from rl_bridge.errors import RunInUseError
-from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own, is_unused
+from rl_bridge.loops.folder_lock import LOCK_FILE, is_unused, lock_folder
 from tests.rl_bridge.forked_child import forked_child
 
 
 def require_free(folder: Path) -> None:
-    with folder_of_ones_own(folder):
+    with lock_folder(folder):
         pass
 
 
@@ -40,7 +40,7 @@ def test_folder_is_unused_until_a_run_has_left_what_can_be_gone_on_with(
 
 def test_second_process_learns_who_holds_the_folder_and_what_to_do(tmp_path: Path) -> None:
     with (
-        folder_of_ones_own(tmp_path),
+        lock_folder(tmp_path),
         pytest.raises(
             RunInUseError, match=rf"process {os.getpid()} on \S+ has it since \d{{4}}-.*Wait for its end"
         ),
@@ -52,7 +52,7 @@ def test_second_process_learns_who_holds_the_folder_and_what_to_do(tmp_path: Pat
 def test_folder_is_free_as_soon_as_its_process_is_dead(tmp_path: Path) -> None:
     def hold() -> ExitStack:
         stack = ExitStack()
-        stack.enter_context(folder_of_ones_own(tmp_path))
+        stack.enter_context(lock_folder(tmp_path))
         return stack
 
     with forked_child(hold) as holder, pytest.raises(RunInUseError, match=f"process {holder} "):
@@ -62,7 +62,7 @@ def test_folder_is_free_as_soon_as_its_process_is_dead(tmp_path: Path) -> None:
 
 def test_no_child_keeps_the_folder(tmp_path: Path) -> None:
     with ExitStack() as children:
-        with folder_of_ones_own(tmp_path):
+        with lock_folder(tmp_path):
             executed = children.enter_context(subprocess.Popen(["sleep", "60"], close_fds=False))
             children.callback(executed.kill)
             children.enter_context(forked_child(lambda: True))

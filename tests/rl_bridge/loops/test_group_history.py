@@ -106,7 +106,7 @@ async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it
         train_seconds=1.5,
         dataset=None,
         deadline=deadline,
-        trainers_turn_between=nullcontext,
+        lend_gpus_to_trainer=nullcontext,
         trainer=SimpleNamespace(save_checkpoint=SimpleNamespace(route=save)),
     )
     monkeypatch.setattr(dispatching, "dump_groups", slowly)

@@ -13,7 +13,7 @@ from store_stage import Directory, assert_same, sibling, snapshot_of, state_of
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights import WeightStore
 from rl_bridge.weights.local import SegmentReader
-from rl_bridge.weights.segments import SegmentAddress, _start_ticks, own_machine, own_origin
+from rl_bridge.weights.segments import SegmentAddress, _read_start_ticks, machine_identifier, own_origin
 from rl_bridge.weights.snapshot import Origin, Publication
 from tests.rl_bridge.forked_child import forked_child
 
@@ -47,9 +47,9 @@ async def test_publisher_killed_while_writing_is_reported_to_waiting_readers(
 ) -> None:
     await store.put(1, state_of(1.0))
     with forked_child(lambda: True) as pid:
-        ticks = _start_ticks(pid)
+        ticks = _read_start_ticks(pid)
         assert ticks is not None
-        origin = Origin(machine=own_machine(), pid=pid, started=ticks, rank=0)
+        origin = Origin(machine=machine_identifier(), pid=pid, started=ticks, rank=0)
         await directory.announce(2, Publication(group="first trainer", number=2), origin, 1, None)
         patient = sibling(store, directory)
         patient._timeout_s = 30.0
@@ -77,7 +77,7 @@ async def test_snapshots_of_a_killed_publisher_are_gone_and_the_error_says_so(
     await store.put(1, state_of(1.0))
     (own,) = (await snapshot_of(directory, 1)).contributions
     with forked_child(lambda: True) as pid:
-        ticks = _start_ticks(pid)
+        ticks = _read_start_ticks(pid)
         assert ticks is not None
     for origin, why in (
         (

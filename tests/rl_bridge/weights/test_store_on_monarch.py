@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from missing import missing
+from serving import eventually
 
 from rl_bridge.errors import ReplicaLostError, RoleError, SnapshotOverwrittenError, WeightsError
 
@@ -155,7 +156,7 @@ async def test_late_data_of_a_replaced_publisher_is_never_taken_for_its_successo
     before, after = life("first"), life("second")
     volumes.late = late = asyncio.Event()
     sending = asyncio.ensure_future(before.put(5, {"w": torch.full((3,), 1.0)}))
-    await asyncio.sleep(0.05)  # it is on its way
+    await eventually(lambda: volumes.late is None)  # it is on its way
     await after.put(5, {"w": torch.full((3,), 2.0)})
     assert (await after.get(5))["w"].tolist() == [2.0] * 3
     late.set()  # and arrives under the name that its successor has
@@ -218,7 +219,7 @@ async def test_overwritten_snapshot_is_told_apart_from_a_failed_fetch(
 
     first, second = (Publication(group="trainer", number=number) for number in (1, 2))
     origin = Origin(machine="another", pid=1, started=1, rank=0)
-    part = StoredPart(whole=(4,), box=Box.whole((4,)), dtype="uint8", offset=0, nbytes=4)
+    part = StoredPart(full_shape=(4,), box=Box.of_shape((4,)), dtype="uint8", offset=0, nbytes=4)
 
     class Fetch:
         def read_remote(self, *_: object) -> None:
