@@ -436,7 +436,7 @@ def test_the_released_provider_is_ours(engine: DockerEngine, hostile_image: str)
             with GenericEnvClient(url).sync() as client:
                 client.reset()
                 assert client.step({"what": "variable", "text": "A"}).observation["said"] == "b"
-            with pytest.raises(ConfigurationError, match="a second start_container"):
+            with pytest.raises(ConfigurationError, match="has started a container already"):
                 provider.start_container(hostile_image)
         finally:
             provider.stop_container()

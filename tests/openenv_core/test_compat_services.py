@@ -129,7 +129,7 @@ def test_evaluation_is_delegated_and_its_metrics_returned(monkeypatch: pytest.Mo
     log.status = "error"
     with pytest.raises(RuntimeError, match="failed with status error"):
         harness.run_from_config(config)
-    with pytest.raises(ValueError, match="expected a 'model'"):
+    with pytest.raises(ValueError, match="has no 'model'"):
         harness.run("1", {}, "d", {})
 
 

@@ -207,7 +207,7 @@ async def test_members_count_against_the_cap_of_their_token() -> None:
     app = app_of(Counter, cap=8, tokens=(token,), max_sessions_per_token=3)
     headers = {"Authorization": f"Bearer {token}"}
     async with serving(app) as address, batch_of(address, additional_headers=headers) as connection:
-        assert "token, got 0 of 3" in (await request(connection, op="open", count=4))["error"]["message"]
+        assert "token: 0 of 3" in (await request(connection, op="open", count=4))["error"]["message"]
         assert len((await request(connection, op="open", count=3))["members"]) == 3
 
 
@@ -670,7 +670,7 @@ async def test_request_that_waits_for_another_when_its_socket_is_replaced_is_ans
     async with app.running():
         one = Link(app._ensure_built().links, "")
         await one.receive(json.dumps({"id": 1, "op": "open", "count": size, "lease_s": 60}))
-        await eventually(lambda: one.batch.opened == size)
+        await eventually(lambda: one.batch.opened_count == size)
         first = asyncio.create_task(one.receive(json.dumps({"id": 2, "op": "reset"})))
         while not any(request.round for request in one.running):  # noqa: ASYNC110 - it has many turns to go
             await asyncio.sleep(0)

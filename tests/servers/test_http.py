@@ -218,6 +218,22 @@ async def test_server_chosen_id_and_its_cookie() -> None:
             assert (await ask(ws, STATE))["data"]["total"] == 5
 
 
+async def test_new_session_whose_client_leaves_before_it_learns_the_id_is_ended() -> None:
+    entered = asyncio.Event()
+
+    class SlowReset(AsyncCounter):
+        async def reset(self, **_: Any) -> Count:  # type: ignore[override]
+            entered.set()
+            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    app = app_of(SlowReset)
+    async with serving(app) as address:
+        creation = asyncio.create_task(request(address, "POST", "/reset", None, {HEADER: "new"}))
+        await asyncio.wait_for(entered.wait(), WAIT_TIMEOUT_S)
+        creation.cancel()
+        await eventually(lambda: app.sessions.active == 0)
+
+
 async def test_invalid_session_ids_are_refused() -> None:
     app = app_of(Counter)
     async with serving(app) as address:

@@ -84,7 +84,7 @@ async def test_wait_ends_by_deadline_cancellation_or_shutdown() -> None:
     queue = queue_of(1)
     first = queue.enter("a")
     with pytest.raises(
-        FullError, match=r"within 0\.\d+ s, got 1 of 1 in use, and place 1 in the queue"
+        FullError, match=r"within 0\.\d+ s: 1 of 1 in use, and place 1 in the queue"
     ) as timed_out:
         await queue.enter("a", wait_s=0.25).wait_granted()
     assert timed_out.value.queue["waited_s"] >= 0.25

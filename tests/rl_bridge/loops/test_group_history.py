@@ -113,7 +113,7 @@ async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it
     for number in range(3):
         await buffer.add(group(number))
     async with asyncio.timeout(2 * HANG_S):
-        convert_write_errors = asyncio.create_task(Run.checkpoint(cast(Run, run)))
+        write_task = asyncio.create_task(Run.checkpoint(cast(Run, run)))
         await asyncio.to_thread(dumping.wait, HANG_S)
         await buffer.add(group(3))  # one comes, two go, and the run goes on with its books
         await buffer.sample(0, 2)
@@ -121,7 +121,7 @@ async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it
         dispatcher.health[""].counts.played = 77
         run.train_seconds = 99.0
         may_go_on.set()
-        await convert_write_errors
+        await write_task
     ((state, attachments),) = saved
     assert state["fates"] == ["of then"]
     assert state["seconds"] == 1.5

@@ -114,7 +114,7 @@ async def test_connection_id_is_not_accepted_for_another_session() -> None:
         both = STREAMS | {"X-OpenEnv-Session": mine, "mcp-protocol-version": STATELESS}
         refused = await request(address, "POST", f"/mcp/{other}", LISTING, both)
         assert refused.status_code == 400
-        assert "expected one session" in refused.text
+        assert "the path names one session" in refused.text
 
 
 @pytest.mark.soak

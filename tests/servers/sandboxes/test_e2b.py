@@ -560,7 +560,7 @@ def test_fork_is_refused_where_the_state_cannot_be_copied(
     runs = threading.Thread(target=sandbox.run_code, args=(code,))
     runs.start()
     eventually(lambda: sandbox.files.exists("begun"))
-    refused(409, "runs no code", sandbox.fork)
+    refused(409, "runs code", sandbox.fork)
     sandbox.files.write("go", "")
     runs.join()
     (fork,) = sandbox.fork()

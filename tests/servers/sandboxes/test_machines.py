@@ -195,7 +195,7 @@ async def test_a_cell_that_writes_faster_than_is_read_is_interrupted_before_the_
 class _Session:
     """A session whose fork takes as long as one likes."""
 
-    isolation, limits, related = Isolation.PROCESS, Limits(), False
+    isolation, limits, has_relatives = Isolation.PROCESS, Limits(), False
 
     def __init__(self) -> None:
         self.forking, self.may_fork = asyncio.Event(), asyncio.Event()
@@ -207,7 +207,7 @@ class _Session:
     async def fork_agent(self, *_: object) -> "_Session":
         self.forking.set()
         await self.may_fork.wait()
-        self.related = True
+        self.has_relatives = True
         return _Session()
 
     def freeze(self, *, frozen: bool) -> None:
@@ -223,13 +223,13 @@ async def test_a_pause_waits_for_a_fork_and_a_fork_for_no_pause() -> None:
         pausing = asyncio.create_task(machine.freeze(frozen=True))
         await asyncio.sleep(0)
         session.may_fork.set()
-        with pytest.raises(GuestError, match="without forks"):
+        with pytest.raises(GuestError, match="has forks"):
             await pausing
         assert session.frozen == []
         await (await forking).close()
-        session.related = False
+        session.has_relatives = False
         await machine.freeze(frozen=True)
-        with pytest.raises(GuestError, match="not paused"):
+        with pytest.raises(GuestError, match="is paused"):
             await machine.fork([])
 
 
