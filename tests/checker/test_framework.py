@@ -249,7 +249,7 @@ def test_paths_are_found_and_followed(tmp_path: Path, monkeypatch: Any) -> None:
     assert target_of(".").folder == folder
     file = folder / "server" / "app.py"
     assert target_of(f"{file}:other") == Target(TargetKind.PATH, f"{file}:other", folder)
-    with pytest.raises(ConfigurationError, match="got none"):
+    with pytest.raises(ConfigurationError, match="no folder or file at"):
         target_of("./nowhere")
     with pytest.raises(ConfigurationError, match="got 'x'"):
         target_of("x", kind=TargetKind.URL)

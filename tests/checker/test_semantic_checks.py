@@ -62,7 +62,7 @@ def test_where_episodes_part(one: list[Any], other: list[Any], told: str) -> Non
 def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> None:
     actions = [{"amount": 4}, {"amount": "x"}, {"amount": 9}, {"amount": 1}]
     with LocalEnvironment(served(factory)) as environment:
-        played = [turn.plain for turn in turns(environment, environment.reset, 3, actions)]
+        played = [turn.wire_result for turn in turns(environment, environment.reset, 3, actions)]
     assert [one.get("error") or (one["observation"]["total"], one["done"]) for one in played] == [
         (3, False),
         (7, False),

@@ -208,8 +208,8 @@ def test_what_had_ended_before_an_interruption_is_reported(
     from openenv_core.checker import runner as isolation
     from openenv_core.checker.results import Status, result_of
 
-    def interrupted(target: Any, limits: Any, wanted: Any, *, after: Any, **_: Any) -> None:
-        after(result_of(wanted[0], Status.PASSED, "", "", 0.1))
+    def interrupted(target: Any, limits: Any, wanted: Any, *, on_result: Any, **_: Any) -> None:
+        on_result(result_of(wanted[0], Status.PASSED, "", "", 0.1))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(isolation, "run_isolated", interrupted)

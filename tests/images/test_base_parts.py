@@ -126,7 +126,7 @@ def test_the_base_s_fingerprint_follows_its_parts(monkeypatch: pytest.MonkeyPatc
             (folder / "ropewalk.whl").write_text(installed_file)
             return installed.PlacedPackage("./ropewalk.whl", ("pydantic>=2.9",))
 
-        monkeypatch.setattr(installed, "place", place)
+        monkeypatch.setattr(installed, "copy_package", place)
         with base.context() as request:
             assert (request.context / "healthcheck.py").is_file()
             return request.labels[base.FINGERPRINT]

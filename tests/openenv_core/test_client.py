@@ -435,7 +435,7 @@ def test_urls() -> None:
     for bad in ("h:1", "ftp://h", "http://", "http://:1", "http://[::1"):
         with pytest.raises(ConfigurationError, match="expected a URL"):
             websocket_url(bad)
-    with pytest.raises(ConfigurationError, match="got neither"):
+    with pytest.raises(ConfigurationError, match="neither base_url nor provider"):
         CounterEnv()
     with pytest.raises(ConfigurationError, match="expected an app"):
         GenericEnvClient.from_process()

@@ -129,7 +129,7 @@ def test_evaluation_is_handed_on_and_its_metrics_come_back(monkeypatch: pytest.M
     log.status = "error"
     with pytest.raises(RuntimeError, match="failed with status error"):
         harness.run_from_config(config)
-    with pytest.raises(ValueError, match="expected a 'model'"):
+    with pytest.raises(ValueError, match="has no 'model'"):
         harness.run("1", {}, "d", {})
 
 

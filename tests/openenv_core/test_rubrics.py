@@ -122,7 +122,7 @@ def test_rubrics_below_are_found_by_their_paths() -> None:
         "game.rubric_1",
     ]
     assert outer.get_rubric("game.rubric_1") is inner[1]
-    with pytest.raises(KeyError, match="none called 'rubric_2'"):
+    with pytest.raises(KeyError, match="no rubric 'rubric_2'"):
         outer.get_rubric("game.rubric_2")
 
 

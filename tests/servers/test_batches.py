@@ -207,7 +207,7 @@ async def test_members_count_against_the_cap_of_their_token() -> None:
     app = app_of(Counter, cap=8, tokens=(token,), max_sessions_per_token=3)
     headers = {"Authorization": f"Bearer {token}"}
     async with serving(app) as address, batch_of(address, additional_headers=headers) as connection:
-        assert "token, got 0 of 3" in (await request(connection, op="open", count=4))["error"]["message"]
+        assert "token: 0 of 3" in (await request(connection, op="open", count=4))["error"]["message"]
         assert len((await request(connection, op="open", count=3))["members"]) == 3
 
 

@@ -79,7 +79,7 @@ def test_slots_are_counted_over_all_workers() -> None:
     one.acquire("a")
     other.acquire("a")
     one.acquire("a")
-    with pytest.raises(RefusalError, match="of this token, got 3 of 3"):
+    with pytest.raises(RefusalError, match="of this token: 3 of 3"):
         other.acquire("a")
     other.acquire("b")
     with pytest.raises(RefusalError, match="no free session: 4 of 4"):
@@ -166,7 +166,7 @@ def test_a_process_that_is_frozen_with_the_lock_stops_nobody() -> None:
             slots = seen_by(fd, 0)
             for _ in range(3):
                 slots.acquire("a")
-            with pytest.raises(RefusalError, match="of this token, got 3 of 3"):
+            with pytest.raises(RefusalError, match="of this token: 3 of 3"):
                 slots.acquire("a")
             slots.release("a")
         finally:

@@ -225,7 +225,7 @@ def test_the_same_folder_loads_twice_and_another_of_its_name_does_not(tmp_path: 
         ("later:app", r"got HTTPEnvClient, which it does not: it belongs to release 0.1"),
         ("tried:app", r"got HTTPEnvClient, which it does not: it belongs to release 0.1"),
         ("./nowhere", r"there is no folder or file at \./nowhere"),
-        ("nowhere.py", r"expected a folder or file at nowhere.py, got none"),
+        ("nowhere.py", r"there is no folder or file at nowhere.py"),
         (
             "./empty",
             r"expected an environment in the folder \./empty, got neither openenv.yaml nor server/app.py",

@@ -115,7 +115,7 @@ async def test_a_connection_is_not_taken_for_one_of_another_session() -> None:
         both = STREAMS | {"X-OpenEnv-Session": mine, "mcp-protocol-version": STATELESS}
         refused = await request(address, "POST", f"/mcp/{other}", LISTING, both)
         assert refused.status_code == 400
-        assert "expected one session" in refused.text
+        assert "names one session" in refused.text
 
 
 @pytest.mark.soak
