@@ -545,7 +545,7 @@ async def test_a_server_holds_few_bytes_of_requests_that_wait(monkeypatch: pytes
         for number in range(1, 9):
             await second.send(json.dumps({"id": number, "op": "state"}) + 100 * " ")
         conversations: Any = app._ensure_built().sockets._conversations
-        (waiting,) = [one for one in conversations if one._link._opening]
+        (waiting,) = [one for one in conversations if one._link._opening_count]
         await eventually(lambda: len(waiting._link.running) > 1)
         await asyncio.sleep(0.05)
         assert len(waiting._link.running) == 3
