@@ -85,11 +85,11 @@ class EnvironmentApp(FastAPI):
         self._slots: SessionSlots | None = None
         self._new_id: Callable[[], str] | None = None
         self._counts: SharedCounts | None = None
-        self._parts: _Parts | None = None
+        self._components: _Parts | None = None
         self._started = False
-        self._routes_at = len(self.router.routes)
+        self._own_route_count = len(self.router.routes)
         self._refusal: OpenEnvError | None = None
-        self._refusals_taken = False
+        self._refusal_collected = False
         _check_cap(served.factory, settings.max_sessions or served.cap)
 
     @property
@@ -128,17 +128,17 @@ class EnvironmentApp(FastAPI):
         """
         if self._started:
             raise ConfigurationError("the server runs already; give it other settings before it starts")
-        if self._parts is not None:  # already built, since a property was read
-            del self.router.routes[self._routes_at : self._routes_at + self._parts.routes]
-            self._parts = None
+        if self._components is not None:  # already built, since a property was read
+            del self.router.routes[self._own_route_count : self._own_route_count + self._components.routes]
+            self._components = None
         _check_cap(self.served.factory, settings.max_sessions or self.served.cap)
         self.settings, self._slots, self._new_id, self._counts = settings, slots, new_id, counts
 
     def _ensure_built(self) -> "_Parts":
         """Return the app's parts, built on first use, which is usually when its server starts."""
-        if self._parts is None:
-            self._parts = self._build()
-        return self._parts
+        if self._components is None:
+            self._components = self._build()
+        return self._components
 
     def _build(self) -> "_Parts":
         served, settings = self.served, self.settings
@@ -167,15 +167,15 @@ class EnvironmentApp(FastAPI):
             send_timeout_s=settings.send_timeout_s,
         )
         # Routes that the environment's author adds come after ours, whenever they were added.
-        added = self.router.routes[self._routes_at :]
-        del self.router.routes[self._routes_at :]
+        added = self.router.routes[self._own_route_count :]
+        del self.router.routes[self._own_route_count :]
         # Plain Starlette routes: FastAPI would do nothing for these, and double the time of each request.
-        unseen: list[BaseRoute] = [Route(MCP_PATH, rpc.serve, methods=["POST"])]
+        unlisted_routes: list[BaseRoute] = [Route(MCP_PATH, rpc.serve, methods=["POST"])]
         if settings.metrics:
-            unseen.append(Route(METRICS_PATH, metrics.serve, methods=["GET"]))
+            unlisted_routes.append(Route(METRICS_PATH, metrics.serve, methods=["GET"]))
         if not production:
-            unseen += HttpRoutes(sessions, decoder).routes()
-        self.router.routes.extend(unseen)
+            unlisted_routes += HttpRoutes(sessions, decoder).routes()
+        self.router.routes.extend(unlisted_routes)
         metadata = MetadataSource(sessions, served.name)
         page = None
         if served.page is None:
@@ -188,7 +188,7 @@ class EnvironmentApp(FastAPI):
         self.router.routes += about_router(sessions, schemas, metadata).routes
         self.router.routes += page_router(_title(served), metadata, schemas, self.openapi).routes
         self.router.routes += tasks_router(sessions, _title(served)).routes
-        routes = len(self.router.routes) - self._routes_at
+        routes = len(self.router.routes) - self._own_route_count
         self.router.routes.extend(added)
         self.openapi_schema = None
         return _Parts(
@@ -208,7 +208,7 @@ class EnvironmentApp(FastAPI):
 
     def collect_refusals(self) -> Callable[[], OpenEnvError | None]:
         """Return a function that gives the error that refused the start, if any; the caller reports it, not the log."""
-        self._refusals_taken = True
+        self._refusal_collected = True
         return lambda: self._refusal
 
     async def drain(self, deadline_s: float) -> None:
@@ -299,7 +299,7 @@ class EnvironmentApp(FastAPI):
 
         async def send_refusal(message: Message) -> None:
             if message["type"] == "lifespan.startup.failed" and self._refusal is not None:
-                message = {**message, "message": "" if self._refusals_taken else str(self._refusal)}
+                message = {**message, "message": "" if self._refusal_collected else str(self._refusal)}
             await send(message)
 
         return send_refusal

@@ -189,16 +189,16 @@ def source_of(target: str) -> Path:
     """
     kind = importable_kind(target)
     if kind is TargetKind.MODULE:
-        return _of_module(target.rpartition(":")[0], target)
+        return _source_of_module(target.rpartition(":")[0], target)
     if kind is TargetKind.NAME and (package := package_of(target)) is not None:
-        return _of_module(package, target)
+        return _source_of_module(package, target)
     path, _ = split_path(target)
     if kind is TargetKind.NAME or not path.exists():
         raise ConfigurationError(f"expected an environment's source at {target!r}, got none; {FORMS}")
     return _enclosing_folder(path.resolve())
 
 
-def _of_module(module: str, target: str) -> Path:
+def _source_of_module(module: str, target: str) -> Path:
     location = find_module(module)
     if location is None:
         raise ConfigurationError(

@@ -117,7 +117,7 @@ def host(
     except SystemExit:  # uvicorn exits if the application does not start
         _raise_refusal(server, assembled)
         raise
-    server.end.exit_within(_KILL_AFTER_DRAIN_S)  # the interpreter also waits for threads
+    server.end.set_deadline(_KILL_AFTER_DRAIN_S)  # the interpreter also waits for threads
     _raise_refusal(server, assembled)
     return 0 if server.started else 1
 
@@ -151,21 +151,21 @@ class ExitTimer:
     def __init__(self, on_cut: Callable[[], None] | None = None) -> None:
         self._on_cut = on_cut
         self._deadline = float("inf")
-        self._deadline_moved = threading.Event()
+        self._deadline_changed = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def exit_within(self, seconds: float) -> None:
+    def set_deadline(self, seconds: float) -> None:
         """End the process in this many seconds, unless an earlier deadline is set."""
         self._deadline = min(self._deadline, time.monotonic() + seconds)
-        self._deadline_moved.set()
+        self._deadline_changed.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._wait, name="ropewalk-end", daemon=True)
             self._thread.start()
 
     def _wait(self) -> None:
         while (left_s := self._deadline - time.monotonic()) > 0:
-            if self._deadline_moved.wait(left_s):
-                self._deadline_moved.clear()
+            if self._deadline_changed.wait(left_s):
+                self._deadline_changed.clear()
         with suppress(Exception):
             print("ropewalk: process ended while something still hung", file=sys.stderr, flush=True)  # noqa: T201
         if self._on_cut is not None:
@@ -256,13 +256,13 @@ class _Server(uvicorn.Server):
         self._interrupts += sig == signal.SIGINT
         if self._interrupts > 1:
             self.force_exit = True
-            self.end.exit_within(_FORCED_EXIT_GRACE_S)
+            self.end.set_deadline(_FORCED_EXIT_GRACE_S)
         self.should_exit = True
-        self.end.exit_within(self._drain_s + _KILL_AFTER_DRAIN_S)
+        self.end.set_deadline(self._drain_s + _KILL_AFTER_DRAIN_S)
 
     def _watch_lifeline(self, lifeline: int) -> None:
         # In a thread, because the event loop may hang in an environment's step.
         while os.read(lifeline, 512):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
-        self.end.exit_within(self._drain_s + _KILL_AFTER_DRAIN_S)
+        self.end.set_deadline(self._drain_s + _KILL_AFTER_DRAIN_S)

@@ -40,21 +40,23 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
         ConfigurationError: The address is invalid, not of this machine, or in use.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    both = host == "::" and socket.has_dualstack_ipv6()
+    is_dual_stack = host == "::" and socket.has_dualstack_ipv6()
     try:
         return socket.create_server(
-            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=both, reuse_port=shared
+            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=is_dual_stack, reuse_port=shared
         )
     except (OSError, OverflowError) as error:
         # On an address of this machine, listening can fail only for its port: in use, reserved or out of range.
-        elsewhere = isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _NO_ADDRESS_OF_OURS
+        is_foreign_address = (
+            isinstance(error, socket.gaierror) or getattr(error, "errno", None) in _NO_ADDRESS_OF_OURS
+        )
         raise ConfigurationError(
             f"expected to listen on {url_host(host)}:{port}, got: {error}; "
-            + ("choose a --host that this machine has" if elsewhere else "choose another --port")
+            + ("choose a --host that this machine has" if is_foreign_address else "choose another --port")
         ) from error
 
 
-def listen_often(host: str, port: int, times: int) -> list[socket.socket]:
+def open_listeners(host: str, port: int, times: int) -> list[socket.socket]:
     """Return several sockets that listen on one address; the kernel distributes connections among them.
 
     Of 64 connections to two processes, one process got 27 to 37 in this way, in a burst or one after another. If both

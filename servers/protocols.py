@@ -268,11 +268,11 @@ class _ReceiveQueue:
     which an application that waits for nothing else would receive without yielding to other tasks; so `get` yields.
     """
 
-    __slots__ = ("_events", "_received", "waiter")
+    __slots__ = ("_events", "_events_since_yield", "waiter")
 
     def __init__(self) -> None:
         self._events: list[Any] = []
-        self._received = 0  # events since the last yield
+        self._events_since_yield = 0  # events since the last yield
         self.waiter: asyncio.Future[None] | None = None
 
     def put_nowait(self, event: Any) -> None:
@@ -282,12 +282,12 @@ class _ReceiveQueue:
 
     async def get(self) -> Any:
         """Wait for the next event; for one caller at a time."""
-        self._received += 1
-        if self._received > _EVENTS_PER_YIELD:
-            self._received = 1
+        self._events_since_yield += 1
+        if self._events_since_yield > _EVENTS_PER_YIELD:
+            self._events_since_yield = 1
             await asyncio.sleep(0)
         while not self._events:
-            self._received = 1
+            self._events_since_yield = 1
             self.waiter = asyncio.get_running_loop().create_future()
             await self.waiter
         return self._events.pop(0)

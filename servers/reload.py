@@ -82,16 +82,16 @@ class Reloader:
         listener: The listening socket. It stays open here, so that connections made while no server runs wait for the
             next one.
         folders: Folders to watch.
-        say: Prints a line for the user.
+        report: Prints a line for the user.
     """
 
     def __init__(
-        self, plan: ServePlan, listener: socket.socket, folders: Sequence[Path], say: Callable[[str], None]
+        self, plan: ServePlan, listener: socket.socket, folders: Sequence[Path], report: Callable[[str], None]
     ) -> None:
         self._plan = replace(plan, listener=listener.fileno())
         self._restart_arguments: tuple[str, ...] = ()
         self._folders = folders
-        self._say = say
+        self._report = report
         self._stop = threading.Event()
         self._interrupts = 0
         self._guard: subprocess.Popen[bytes] | None = None
@@ -122,11 +122,11 @@ class Reloader:
         return 0
 
     def _follow(self, changes: Iterable[set[tuple[Any, str]]]) -> None:
-        for changed in changes:
+        for changed_paths in changes:
             if self._stop.is_set():
                 return
-            if changed:
-                self._reload(sorted({Path(path) for _, path in changed}))
+            if changed_paths:
+                self._reload(sorted({Path(path) for _, path in changed_paths}))
             elif self._guard is None and not self._waiting:
                 self._start()  # only once the watch is set up, so that no change is missed
             else:
@@ -135,7 +135,7 @@ class Reloader:
     def _reload(self, files: Sequence[Path]) -> None:
         names = [self._relative_name(file) for file in files[:_NAMES_SHOWN]]
         more = f" and {len(files) - len(names)} more" if len(files) > len(names) else ""
-        self._say(f"ropewalk: {', '.join(names)}{more} changed; restarting")
+        self._report(f"ropewalk: {', '.join(names)}{more} changed; restarting")
         self._end()
         _remove_bytecode(files)
         if not self._stop.is_set():
@@ -166,7 +166,7 @@ class Reloader:
             self._end()
             self._waiting = True
             outcome = "could not start" if status == _FAILED else f"ended with status {status}"
-            self._say(f"ropewalk: the server {outcome}; waiting for the next change")
+            self._report(f"ropewalk: the server {outcome}; waiting for the next change")
 
     def _end(self) -> None:
         guard, self._guard = self._guard, None

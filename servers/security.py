@@ -115,7 +115,7 @@ class Guard:
         is_open: Callable[[Scope], bool] = lambda _: False,
     ) -> None:
         self._app = app
-        self._streamed = streamed
+        self._is_streamed = streamed
         self._is_open = is_open
         self._tokens = Tokens(settings.tokens)
         self._hosts = _AllowedHosts(settings.allowed_hosts)
@@ -149,7 +149,7 @@ class Guard:
         headers = _headers(scope)
         try:
             self._admit(scope, headers)
-            if self._streamed(scope) or not self._expects_body(headers):
+            if self._is_streamed(scope) or not self._expects_body(headers):
                 return receive
             body = await self._read_body(receive)
         except HttpRefusalError as refusal:
@@ -165,7 +165,7 @@ class Guard:
         if not authorization and self._is_open(scope):
             return
         if not authorization and scope["type"] == "websocket":
-            authorization = _token_in(scope.get("subprotocols") or ())
+            authorization = _find_tokens(scope.get("subprotocols") or ())
         scope[_PRINCIPAL] = self._tokens.principal(authorization)
 
     def _expects_body(self, headers: _Headers) -> bool:
@@ -185,7 +185,7 @@ class Guard:
             raise HttpRefusalError(400, "expected one whole number in Content-Length")
         # int() of many digits is slow, and a length of more than twenty digits is too large in any case.
         if len(length) > 20 or int(length) > self._max_body_bytes:
-            raise self._too_large()
+            raise self._make_too_large()
         return int(length) > 0
 
     async def _read_body(self, receive: Receive) -> bytes | None:
@@ -201,7 +201,7 @@ class Guard:
                     chunk = message.get("body", b"")
                     size += len(chunk)
                     if size > self._max_body_bytes:
-                        raise self._too_large()
+                        raise self._make_too_large()
                     parts.append(chunk)
                     if not message.get("more_body", False):
                         return b"".join(parts)
@@ -209,7 +209,7 @@ class Guard:
             text = f"expected the whole body within {self._body_timeout_s:g} s, got {size} bytes of it"
             raise HttpRefusalError(408, text) from None
 
-    def _too_large(self) -> HttpRefusalError:
+    def _make_too_large(self) -> HttpRefusalError:
         return HttpRefusalError(
             413,
             f"the body is larger than {self._max_body_bytes} bytes; the limit is --max-body "
@@ -284,7 +284,7 @@ class _AllowedHosts:
                 raise ConfigurationError(
                     f"expected an allowed host to be a name without scheme and port, *.NAME or *, got {name!r}"
                 )
-        self._any = _ANY in names
+        self._allows_any = _ANY in names
         self._names = frozenset(name for name in names if not name.startswith("*."))
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
 
@@ -305,7 +305,7 @@ class _AllowedHosts:
         return netloc
 
     def _serves(self, host: str, local: object) -> bool:
-        if self._any or host in self._names or host == "localhost" or ip_address(host) is not None:
+        if self._allows_any or host in self._names or host == "localhost" or ip_address(host) is not None:
             return True
         if host.endswith(self._suffixes):
             return True
@@ -316,7 +316,7 @@ class _Origins:
     """The origins of pages that may use a server: its own, and those that the settings allow."""
 
     def __init__(self, allowed: Sequence[str]) -> None:
-        self._any = _ANY in allowed
+        self._allows_any = _ANY in allowed
         self._allowed = frozenset(_parse_origin(origin) or origin for origin in allowed)
         for origin in self._allowed - {_ANY, "null"}:
             if isinstance(origin, str):
@@ -326,7 +326,7 @@ class _Origins:
 
     def check(self, values: Sequence[bytes], host: _Netloc) -> None:
         """Refuse a request whose Origin is neither absent, nor the host's own, nor allowed."""
-        if not values or self._any:
+        if not values or self._allows_any:
             return
         text = values[0].decode("latin-1").strip()
         origin = _parse_origin(text)
@@ -395,7 +395,7 @@ class Tokens:
         return principal
 
 
-def _token_in(subprotocols: Iterable[str]) -> list[bytes]:
+def _find_tokens(subprotocols: Iterable[str]) -> list[bytes]:
     """Return the token among a WebSocket's subprotocols, in the form of Authorization headers."""
     for name in subprotocols:
         if name.startswith(TOKEN_SUBPROTOCOL):

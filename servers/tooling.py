@@ -89,7 +89,7 @@ class Tooling:
             raise _make_type_error(ListToolsObservation, observation)
         return [ToolSpec(**tool.model_dump()) for tool in observation.tools]
 
-    async def begin(
+    async def start_call(
         self, runner: EnvironmentRunner, name: str, arguments: Mapping[str, Any], context: ToolContext
     ) -> ToolResult | Awaitable[ToolResult]:
         """Call a tool; the result may be an awaitable, as of `EnvironmentRunner.start_method`.
@@ -158,5 +158,5 @@ def _read(value: Any) -> ToolResult:
     return ToolResult.of(value)
 
 
-def _make_type_error(wanted: type, got: object) -> TypeError:
-    return TypeError(f"expected a {wanted.__name__} from step, got {short(type(got).__name__)}")
+def _make_type_error(expected: type, got: object) -> TypeError:
+    return TypeError(f"expected a {expected.__name__} from step, got {short(type(got).__name__)}")

@@ -244,7 +244,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         if self._conversation is not None:
             raise ConfigurationError(
-                "the client has connected, and sync() comes before that; make a new client"
+                "the client is already connected, so sync() comes too late; make a new client"
             )
         return SyncEnvClient(self)
 
@@ -770,7 +770,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     def __await__(self) -> Generator[Any, None, EnvClient[ActT, ObsT, StateT]]:
         if self._thread is not None:
-            raise ConfigurationError("the client was used, and await comes before that; make a new one")
+            raise ConfigurationError("the client is already in use, so await comes too late; make a new one")
         return self._client.__aenter__().__await__()
 
     def __getattr__(self, name: str) -> Any:

@@ -105,7 +105,7 @@ def _print_table(listed: "Sequence[ListedEnvironment]") -> None:
             environment.name,
             environment.version or "-",
             environment.target,
-            _short(environment.where),
+            _shorten_address(environment.where),
             environment.description,
         )
         for environment in listed
@@ -124,16 +124,16 @@ def _shorten(line: str, width: int | None) -> str:
     return line if width is None or len(line) <= width else f"{line[: max(0, width - 3)]}..."
 
 
-def _short(where: str) -> str:
+def _shorten_address(where: str) -> str:
     """Return the shortest form of a folder: relative to the working directory, to home, or absolute."""
     path = Path(where)
     if not path.is_absolute():
         return where
     if path == Path.cwd():
         return "."
-    for top, sign in ((Path.cwd(), "."), (Path.home(), "~")):
-        if path.is_relative_to(top):
-            return f"{sign}/{path.relative_to(top)}"
+    for folder, sign in ((Path.cwd(), "."), (Path.home(), "~")):
+        if path.is_relative_to(folder):
+            return f"{sign}/{path.relative_to(folder)}"
     return where
 
 

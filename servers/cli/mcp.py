@@ -99,7 +99,7 @@ def _serve(
         show(error)
         return FAILED
     finally:
-        ExitTimer().exit_within(_LEFTOVER_GRACE_S)
+        ExitTimer().set_deadline(_LEFTOVER_GRACE_S)
     return 0 if served else ENDED
 
 

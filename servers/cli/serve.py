@@ -18,7 +18,7 @@ from servers.listening import (
     inherit_socket,
     is_exposed,
     listen,
-    listen_often,
+    open_listeners,
     require_token_if_exposed,
     url_host,
 )
@@ -93,18 +93,18 @@ def run(arguments: argparse.Namespace) -> int:
         with installed_with("server", "a server's packages", "fastapi", "starlette", "uvicorn"):
             if arguments.workers > 1:
                 return _run_fleet(arguments, settings, listeners)
-            return _run_here(arguments, settings, listeners[0])
+            return _run_in_process(arguments, settings, listeners[0])
 
 
 def _listeners(arguments: argparse.Namespace) -> list[socket]:
     if arguments.fd is not None:
         return [inherit_socket(arguments.fd)]
     if arguments.workers > 1:
-        return listen_often(arguments.host, arguments.port, arguments.workers)
+        return open_listeners(arguments.host, arguments.port, arguments.workers)
     return [listen(arguments.host, arguments.port)]
 
 
-def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
+def _run_in_process(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:
     from openenv_core.tracebacks import show
 
     gc.set_threshold(_GC_THRESHOLD)  # imports make little garbage, and frequent collections delay the start
@@ -121,7 +121,7 @@ def _run_here(arguments: argparse.Namespace, settings: ServerSettings, listener:
     from servers.logs import configure_logging
 
     configure_logging(arguments.log_level, settings.tokens)
-    assembled = assemble(app, arguments.app, settings, _session_options_given(arguments))
+    assembled = assemble(app, arguments.app, settings, _find_session_options(arguments))
     _announce(arguments, listener)
     return host(assembled, [listener], drain_s=settings.drain_s)
 
@@ -176,13 +176,13 @@ def _check_reload_options(arguments: argparse.Namespace) -> None:
 def _plan_options(arguments: argparse.Namespace, settings: ServerSettings) -> dict[str, Any]:
     return {
         "app": arguments.app,
-        "options": _session_options_given(arguments),
+        "options": _find_session_options(arguments),
         "log_level": arguments.log_level,
         "settings": settings,
     }
 
 
-def _session_options_given(arguments: argparse.Namespace) -> tuple[str, ...]:
+def _find_session_options(arguments: argparse.Namespace) -> tuple[str, ...]:
     return tuple(option for name, option in _SESSION_OPTIONS.items() if _is_given(arguments, name))
 
 

@@ -155,57 +155,57 @@ def rows_of(before: Scrape, now: Scrape) -> list[Row]:
         ]
     seconds = max(now.at - before.at, 1e-9)
 
-    def grown(*key: str) -> float:
+    def growth_of(*key: str) -> float:
         """Return a counter's increase between the scrapes; a restarted server has begun at zero."""
         value = samples.get(key, 0.0)
-        former = value if before.error else before.samples.get(key, 0.0)
-        return value - former if value >= former else value
+        previous = value if before.error else before.samples.get(key, 0.0)
+        return value - previous if value >= previous else value
 
     environment_s, server_s = (
-        grown(f"ropewalk_{name}_seconds_total", "step") for name in ("environment", "server")
+        growth_of(f"ropewalk_{name}_seconds_total", "step") for name in ("environment", "server")
     )
     bucket = ("ropewalk_call_seconds_bucket", "step")
-    buckets = [(float(key[2]), grown(*key)) for key in samples if key[:2] == bucket]
-    errors = {code: grown("ropewalk_errors_total", code) for code in now.of("ropewalk_errors_total")}
+    buckets = [(float(key[2]), growth_of(*key)) for key in samples if key[:2] == bucket]
+    errors = {code: growth_of("ropewalk_errors_total", code) for code in now.of("ropewalk_errors_total")}
     slots_in_use = now.of("ropewalk_slots_in_use")
     row = {
         "server": where,
         "slots": f"{sum(slots_in_use.values()):g}/{samples['ropewalk_slots',]:g}",
         "waiting": f"{samples['ropewalk_queue_waiting',]:g}",
-        "steps/s": f"{grown('ropewalk_call_seconds_count', 'step') / seconds:.1f}",
-        "resets/s": f"{grown('ropewalk_call_seconds_count', 'reset') / seconds:.1f}",
+        "steps/s": f"{growth_of('ropewalk_call_seconds_count', 'step') / seconds:.1f}",
+        "resets/s": f"{growth_of('ropewalk_call_seconds_count', 'reset') / seconds:.1f}",
         "p50": _milliseconds(quantile(buckets, 0.5)),
         "p99": _milliseconds(quantile(buckets, 0.99)),
         "in environment": f"{environment_s / (environment_s + server_s):.0%}"
         if environment_s + server_s > 0
         else "-",
-        "in/s": _bytes(grown("ropewalk_received_bytes_total") / seconds),
-        "out/s": _bytes(grown("ropewalk_sent_bytes_total") / seconds),
+        "in/s": _bytes(growth_of("ropewalk_received_bytes_total") / seconds),
+        "out/s": _bytes(growth_of("ropewalk_sent_bytes_total") / seconds),
         "errors/s": " ".join(f"{code} {count / seconds:.3g}" for code, count in errors.items() if count),
     }
     workers = [
         {
             "server": f"{where} worker {worker}",
             "slots": f"{slots:g}",
-            "steps/s": f"{grown('ropewalk_worker_steps_total', worker) / seconds:.1f}",
+            "steps/s": f"{growth_of('ropewalk_worker_steps_total', worker) / seconds:.1f}",
         }
         for worker, slots in sorted(slots_in_use.items(), key=lambda item: int(item[0]))
     ]
     return [row, *(workers if len(workers) > 1 else ())]
 
 
-def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:
+def quantile(buckets: Sequence[tuple[float, float]], fraction: float) -> float | None:
     """Return a quantile of a histogram in the unit of its bounds; None without observations.
 
     Observations are assumed to be spread evenly within a bucket, as in Prometheus's `histogram_quantile`.
 
     Args:
         buckets: Upper bounds, the last one infinite, with cumulative counts.
-        share: The quantile, between 0 and 1.
+        fraction: The quantile, between 0 and 1.
     """
     if not buckets or not buckets[-1][1]:
         return None
-    rank, low, below = share * buckets[-1][1], 0.0, 0.0
+    rank, low, below = fraction * buckets[-1][1], 0.0, 0.0
     for bound, count in buckets:
         if count >= rank:
             return low if bound == float("inf") else low + (bound - low) * (rank - below) / (count - below)

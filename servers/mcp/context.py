@@ -96,8 +96,8 @@ class _AnswerRounds:
 
     def __init__(self, state: str | None, responses: object) -> None:
         saved: dict[str, Any] = {} if state is None else json.loads(state)
-        self._answered: list[dict[str, Any]] = saved.get("answered", [])
-        self._partly: dict[str, Any] = saved.get("partly", {})
+        self._answered_rounds: list[dict[str, Any]] = saved.get("answered", [])
+        self._partial_answers: dict[str, Any] = saved.get("partly", {})
         self._responses = responses if isinstance(responses, Mapping) else {}
         self._next_round = 0
         self.open: dict[str, Request] = {}
@@ -105,27 +105,30 @@ class _AnswerRounds:
     def answers(self, questions: Mapping[str, Request]) -> dict[str, Any] | None:
         """Return the answers to a tool's questions; None if the client must be asked first."""
         number, self._next_round = self._next_round, self._next_round + 1
-        if number < len(self._answered):
-            answered = self._answered[number]
+        if number < len(self._answered_rounds):
+            answered = self._answered_rounds[number]
         else:
             answered = {
                 key: answer
                 for key, question in questions.items()
-                if (answer := self._partly.get(key) or _read_answer(question, self._responses.get(key)))
+                if (
+                    answer := self._partial_answers.get(key)
+                    or _read_answer(question, self._responses.get(key))
+                )
             }
-            self._partly, self._responses = {}, {}
+            self._partial_answers, self._responses = {}, {}
         self.open = {key: question for key, question in questions.items() if key not in answered}
         if self.open:
-            self._partly = answered
-            del self._answered[number:]
+            self._partial_answers = answered
+            del self._answered_rounds[number:]
             return None
-        if number == len(self._answered):
-            self._answered.append(answered)
+        if number == len(self._answered_rounds):
+            self._answered_rounds.append(answered)
         return {key: answered[key] for key in questions}
 
     def result(self) -> dict[str, Any]:
         """Return the result, as MCP JSON, of a call that ends with questions."""
-        state = {"answered": self._answered, "partly": self._partly}
+        state = {"answered": self._answered_rounds, "partly": self._partial_answers}
         return {
             "resultType": "input_required",
             "inputRequests": {key: to_mcp(question) for key, question in self.open.items()},

@@ -54,7 +54,7 @@ class _Connection:
 
     Attributes:
         session: The session that it belongs to.
-        owns: Whether the connection opened the session, and closes it.
+        owns_session: Whether the connection opened the session, and closes it.
         id: The value of its `mcp-session-id` header.
         peer: The client.
         events: The latest events sent on it.
@@ -64,13 +64,13 @@ class _Connection:
         posts: Number of requests in flight, streams of GET not counted.
         streams: Number of open streams of GET, on which no reply is due.
         idle: Set while `posts` is zero.
-        last_use: When its last request ended, by the event loop's clock.
+        last_used_at: When its last request ended, by the event loop's clock.
     """
 
-    def __init__(self, session: EnvironmentSession, *, owns: bool, held_events: HeldEvents) -> None:
+    def __init__(self, session: EnvironmentSession, *, owns_session: bool, held_events: HeldEvents) -> None:
         self.session = session
-        self.owns = owns
-        self.id = session.id if owns else f"{session.id}{SHARED_ID_SEPARATOR}{secrets.token_hex(16)}"
+        self.owns_session = owns_session
+        self.id = session.id if owns_session else f"{session.id}{SHARED_ID_SEPARATOR}{secrets.token_hex(16)}"
         self.peer = Peer()
         self.events = RecentEvents(held_events)
         self.transport = StreamableHTTPServerTransport(
@@ -81,7 +81,7 @@ class _Connection:
         self.posts = self.streams = 0
         self.idle = asyncio.Event()
         self.idle.set()
-        self.last_use = asyncio.get_running_loop().time()
+        self.last_used_at = asyncio.get_running_loop().time()
 
     @contextmanager
     def in_use(self, *, stream: bool) -> Iterator[None]:
@@ -93,7 +93,7 @@ class _Connection:
         try:
             yield
         finally:
-            self.last_use = asyncio.get_running_loop().time()
+            self.last_used_at = asyncio.get_running_loop().time()
             self.streams -= stream
             self.posts -= not stream
             if not self.posts:
@@ -112,7 +112,7 @@ class McpEngine:
             self._server, max_request_body_size=settings.max_body_bytes
         )
         self._manager: asyncio.Task[None] | None = None
-        self._held = HeldEvents()
+        self._held_events = HeldEvents()
         self._hubs: dict[EnvironmentSession, Hub] = {}
         self._connections: dict[EnvironmentSession, dict[str, _Connection]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -179,10 +179,10 @@ class McpEngine:
         request, owner = exchange.request, exchange.owner
         session = None
         if request.http == "POST" and request.version in MODERN_PROTOCOL_VERSIONS:
-            named = request.in_path is not None or (
+            session_ids = request.in_path is not None or (
                 request.in_header is not None and request.method != DISCOVER
             )
-            session = (await self._session_of(request, owner))[0] if named else None
+            session = (await self._session_of(request, owner))[0] if session_ids else None
         if session is None:
             origin = RequestOrigin(owner, named=request.in_path is not None or request.in_header is not None)
             await self._stateless.handle_request(
@@ -196,16 +196,16 @@ class McpEngine:
             )
 
     async def _initialize(self, exchange: Exchange) -> None:
-        finding = self._session_of(exchange.request, exchange.owner)
-        result = await while_connected(exchange.receive, finding)
+        lookup = self._session_of(exchange.request, exchange.owner)
+        result = await while_connected(exchange.receive, lookup)
         if result is None:
             client_left = JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
             raise McpRequestRefusedError(CLIENT_LEFT, client_left)
-        session, opened = result
+        session, is_new = result
         with _hold_session(session):
             connection = None
             try:
-                connection = await self._connect(session, owns=opened)
+                connection = await self._connect(session, owns=is_new)
                 await self._handle_request(connection, exchange, exchange.send)
             finally:
                 if (
@@ -216,7 +216,7 @@ class McpEngine:
                 ):
                     if connection is not None:
                         self._close_connection(connection)
-                    if opened:
+                    if is_new:
                         await self._sessions.close(session)
 
     async def _answer_connected(self, exchange: Exchange, connection_id: str) -> None:
@@ -225,12 +225,12 @@ class McpEngine:
         with suppress(RefusalError):
             session = self._sessions.find(exchange.owner, request.session)
             connection = self._connections.get(session, {}).get(connection_id)
-        named = {request.in_path, request.in_header} - {None}
+        session_ids = {request.in_path, request.in_header} - {None}
         if (
             connection is None
             or not connection.established
             or connection.session.ended
-            or named - {connection.session.id}
+            or session_ids - {connection.session.id}
         ):
             text = "the mcp-session-id names no connection of this caller"
             raise McpRequestRefusedError.invalid(text, 404)
@@ -250,7 +250,7 @@ class McpEngine:
             ending = request.http == "DELETE"
             if ending:
                 self._remove_connection(connection)
-                if connection.owns:
+                if connection.owns_session:
                     await self._sessions.close(connection.session)
                     await _wait_at_most(connection.idle.wait(), FINAL_REPLY_TIMEOUT_S)
             status = await self._handle_request(connection, exchange, exchange.send)
@@ -346,19 +346,19 @@ class McpEngine:
     async def _connect(self, session: EnvironmentSession, *, owns: bool) -> _Connection:
         connections = self._connections.setdefault(session, {})
         if len(connections) >= MAX_CONNECTIONS:
-            unused = [
+            unused_connections = [
                 candidate
                 for candidate in connections.values()
                 if candidate.established
                 and not candidate.posts
                 and not candidate.streams
-                and not candidate.owns
+                and not candidate.owns_session
             ]
-            if not unused:
+            if not unused_connections:
                 text = "the session has as many connections as it may have; try again later"
                 raise McpRequestRefusedError(503, JsonRpcFaultError(jsonrpc.SERVER_ERROR, text))
-            self._close_connection(min(unused, key=lambda candidate: candidate.last_use))
-        connection = _Connection(session, owns=owns, held_events=self._held)
+            self._close_connection(min(unused_connections, key=lambda candidate: candidate.last_used_at))
+        connection = _Connection(session, owns_session=owns, held_events=self._held_events)
         self._connections.setdefault(session, {})[connection.id] = connection
         ready = asyncio.Event()
         connection.task = keep(asyncio.create_task(self._serve(connection, ready)))

@@ -35,7 +35,7 @@ class McpEntry:
         self, app: ASGIApp, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings
     ) -> None:
         self._app = app
-        self._served = (sessions, tooling, name, settings)
+        self._engine_args = (sessions, tooling, name, settings)
         self._loading: asyncio.Task[McpEngine] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +95,7 @@ class McpEntry:
             pool.close()
         if not succeeded:
             raise value
-        engine: McpEngine = value.McpEngine(*self._served)
+        engine: McpEngine = value.McpEngine(*self._engine_args)
         await engine.start()
         return engine
 

@@ -60,33 +60,33 @@ class RecentEvents(EventStore):
 
     def __init__(self, held_events: HeldEvents) -> None:
         self.weight = 0
-        self._held = held_events
+        self._held_events = held_events
         self._events: deque[_Event] = deque()
-        self._last = 0
+        self._last_id = 0
         self._standing: int | None = None  # the last event of the stream of GET
 
     async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
         """Store an event; return its id."""
-        self._last += 1
+        self._last_id += 1
         if stream_id == GET_STREAM_KEY:
-            self._standing = self._last
+            self._standing = self._last_id
         weight = len(stream_id) + _measure_weight(message)  # clients choose the stream's id
         if weight > MAX_WEIGHT:
             message = _make_replacement(message)
             weight = len(stream_id) + _measure_weight(message)
         if weight <= MAX_WEIGHT:
-            self._events.append(_Event(self._last, stream_id, message, weight))
+            self._events.append(_Event(self._last_id, stream_id, message, weight))
             self.weight += weight
         while len(self._events) > MAX_EVENTS or self.weight > MAX_WEIGHT:
             self.weight -= self._events.popleft().weight
-        self._held.count(self)
-        return str(self._last)
+        self._held_events.count(self)
+        return str(self._last_id)
 
     def clear(self) -> None:
         """Drop all events."""
         self._events.clear()
         self.weight = 0
-        self._held.drop(self)
+        self._held_events.drop(self)
 
     def after(self, event_id: str) -> tuple[str, list[_Event]] | None:
         """Return the stream of an event and the events after it; None if the event is no longer kept."""

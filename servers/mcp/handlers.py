@@ -100,7 +100,7 @@ class Handlers:
     def __init__(self, sessions: SessionTable, tooling: Tooling, only: RequestOrigin | None = None) -> None:
         self._sessions = sessions
         self._tooling = tooling
-        self._only = only
+        self._fixed_origin = only
         limit = sessions.step_timeout_s
         self._answer_s = None if limit is None else limit * _ANSWER_SHARE
 
@@ -110,7 +110,7 @@ class Handlers:
 
     def origin(self, ctx: Ctx) -> RequestOrigin:
         """Return the caller and session of a request."""
-        return origin_of(ctx, self._only)
+        return origin_of(ctx, self._fixed_origin)
 
     # Lists
 
@@ -143,10 +143,10 @@ class Handlers:
 
     async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> dict[str, Any]:
         """Answer tools/call."""
-        arguments, began = params.arguments or {}, perf_counter()
+        arguments, started_at = params.arguments or {}, perf_counter()
         result, context = await self._call(
             ctx,
-            lambda runner, context: self._tooling.begin(runner, params.name, arguments, context),
+            lambda runner, context: self._tooling.start_call(runner, params.name, arguments, context),
             _make_ended_result,
         )
         if isinstance(result, dict):
@@ -165,7 +165,7 @@ class Handlers:
         if error is not None and error.error_type is ToolErrorType.TOOL_NOT_FOUND:
             raise MCPError(types.INVALID_PARAMS, error.message)
         if (metrics := self._sessions.metrics).enabled:
-            metrics.counts.calls[TOOL].observe(perf_counter() - began, context.spent_s)
+            metrics.counts.calls[TOOL].observe(perf_counter() - started_at, context.spent_s)
         answer: dict[str, Any] = {"content": result.content, "isError": result.is_error}
         return answer if result.structured is None else answer | {"structuredContent": result.structured}
 
@@ -263,13 +263,13 @@ class Handlers:
 
         async def work(runner: EnvironmentRunner) -> Any:
             pending = await begin(runner, context)
-            context.spent_s, resumed = runner.spent_s, perf_counter()
+            context.spent_s, resumed_at = runner.spent_s, perf_counter()
             if not isawaitable(pending):
                 return pending
             try:
                 return await context.run(pending)
             finally:
-                context.spent_s += perf_counter() - resumed
+                context.spent_s += perf_counter() - resumed_at
 
         try:
             value = await session.run_waiting(work)

@@ -35,18 +35,20 @@ class Outbox:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[Callable[[], Awaitable[None]]] = deque(maxlen=MAX_WAITING)
+        self._queue: deque[Callable[[], Awaitable[None]]] = deque(maxlen=MAX_WAITING)
         self._task: asyncio.Task[None] | None = None
         self._closed = False
-        self._woken = False
+        self._wakeup_scheduled = False
 
     def put(self, message: Callable[[], Awaitable[None]]) -> None:
         """Queue a message; never blocks."""
         if self._closed:
             return
-        self._waiting.append(message)
-        if not self._woken:  # a thread that sends without end would fill the event loop's unbounded queue
-            self._woken = True
+        self._queue.append(message)
+        if (
+            not self._wakeup_scheduled
+        ):  # a thread that sends without end would fill the event loop's unbounded queue
+            self._wakeup_scheduled = True
             with suppress(RuntimeError):  # the event loop is closed, and so is the connection
                 self._loop.call_soon_threadsafe(self._on_wake)
 
@@ -59,18 +61,18 @@ class Outbox:
     def close(self) -> None:
         """Drop the queued messages and send no more."""
         self._closed = True
-        self._waiting.clear()
+        self._queue.clear()
         if self._task is not None:
             self._task.cancel()
 
     def _on_wake(self) -> None:
-        self._woken = False  # first, so that a message put from now on wakes the event loop again
-        if self._waiting and (self._task is None or self._task.done()):
+        self._wakeup_scheduled = False  # first, so that a message put from now on wakes the event loop again
+        if self._queue and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._send(), name="messages to an MCP client")
 
     async def _send(self) -> None:
-        while self._waiting:
-            message = self._waiting.popleft()
+        while self._queue:
+            message = self._queue.popleft()
             try:
                 await message()
             except Exception as error:

@@ -66,7 +66,7 @@ class McpRequest:
 def is_mcp(scope: Scope) -> bool:
     """Whether a request is for /mcp or /mcp/{session_id}."""
     path = path_of(scope)
-    return path == MCP_PATH or _session_in(path) is not None
+    return path == MCP_PATH or _find_session_id(path) is not None
 
 
 def parse_request(scope: Scope, body: bytes) -> McpRequest:
@@ -78,10 +78,10 @@ def parse_request(scope: Scope, body: bytes) -> McpRequest:
         headers.setdefault(name, value)
         streams |= name == "accept" and "text/event-stream" in value.lower()
     connection, version = headers.get("mcp-session-id"), headers.get("mcp-protocol-version")
-    in_path = _session_in(path_of(scope))
-    marked = streams or any(named is not None for named in (in_path, connection, version))
+    in_path = _find_session_id(path_of(scope))
+    is_marked = streams or any(named is not None for named in (in_path, connection, version))
     # The released dialect's route parses its own body; it need not be parsed here too.
-    method, request_id = _read_rpc(body) if marked or INITIALIZE.encode() in body else (None, None)
+    method, request_id = _read_rpc(body) if is_marked or INITIALIZE.encode() in body else (None, None)
     return McpRequest(
         http=scope["method"],
         connection=connection,
@@ -91,13 +91,13 @@ def parse_request(scope: Scope, body: bytes) -> McpRequest:
         in_header=headers.get(SESSION_HEADER.lower()),
         method=method,
         request_id=request_id,
-        standard=marked or method == INITIALIZE,
+        standard=is_marked or method == INITIALIZE,
     )
 
 
-def _session_in(path: str) -> str | None:
-    rest = path.removeprefix(MCP_PATH + "/")
-    return rest if rest != path and SESSION_ID.fullmatch(rest) is not None else None
+def _find_session_id(path: str) -> str | None:
+    remainder = path.removeprefix(MCP_PATH + "/")
+    return remainder if remainder != path and SESSION_ID.fullmatch(remainder) is not None else None
 
 
 def _read_rpc(body: bytes) -> tuple[str | None, int | str | None]:

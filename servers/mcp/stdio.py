@@ -42,9 +42,9 @@ def take_standard_streams() -> _StandardStreams:
     the processes that it starts, goes to the log.
     """
     wire = _StandardStreams(os.dup(0), os.dup(1))  # not inheritable
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
     os.dup2(2, 1)
     return wire
 
@@ -60,7 +60,7 @@ class _Lines:
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
-        self._room = threading.Semaphore(MAX_READ_AHEAD)
+        self._read_slots = threading.Semaphore(MAX_READ_AHEAD)
         threading.Thread(target=self._read, name="lines of MCP", daemon=True).start()
 
     def __aiter__(self) -> "_Lines":
@@ -68,7 +68,7 @@ class _Lines:
 
     async def __anext__(self) -> str:
         line = await self._lines.get()
-        self._room.release()
+        self._read_slots.release()
         if line is None:
             raise StopAsyncIteration
         return line
@@ -87,7 +87,7 @@ class _Lines:
         self._put(None)
 
     def _put(self, line: str | None) -> None:
-        self._room.acquire()
+        self._read_slots.acquire()
         with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
 
@@ -163,25 +163,25 @@ async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wi
         async with stdio_server(lines, pipe) as (reading, writing):  # type: ignore[arg-type]
             await server.run(reading, writing, server.create_initialization_options())
 
-    over, stopped = asyncio.Event(), asyncio.Event()
-    session.on_end = over.set
+    session_ended, stopped = asyncio.Event(), asyncio.Event()
+    session.on_end = session_ended.set
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    serving = asyncio.create_task(serve())
-    waiting = [asyncio.create_task(event.wait()) for event in (over, stopped)]
+    serve_task = asyncio.create_task(serve())
+    wait_tasks = [asyncio.create_task(event.wait()) for event in (session_ended, stopped)]
     try:
-        await asyncio.wait([serving, *waiting], return_when=asyncio.FIRST_COMPLETED)
-        if over.is_set():
+        await asyncio.wait([serve_task, *wait_tasks], return_when=asyncio.FIRST_COMPLETED)
+        if session_ended.is_set():
             logger.error("the session has ended; start %s again for another", name)
-            await asyncio.wait([serving], timeout=FINAL_REPLY_TIMEOUT_S)
-        elif serving.done():
-            serving.result()
-        return not over.is_set()
+            await asyncio.wait([serve_task], timeout=FINAL_REPLY_TIMEOUT_S)
+        elif serve_task.done():
+            serve_task.result()
+        return not session_ended.is_set()
     finally:
         session.on_end = None
         hub.close()
-        for task in (*waiting, serving):
+        for task in (*wait_tasks, serve_task):
             await cancel_task(task)
 
 

@@ -81,11 +81,11 @@ class Page:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes, in the order in which they are matched."""
-        front = [Route(path, self._redirect) for path in ("/", PAGE_PATH)]
+        redirects = [Route(path, self._redirect) for path in ("/", PAGE_PATH)]
         files = [Route(f"{self._path}/{name}", self._file) for name in self._files]
         own = [*files, Route(f"{self._path}/page.json", self._describe)]
         authors = [] if self._authors is None else self._authors.routes
-        return [*front, *own, *self._manager.routes(), *authors]
+        return [*redirects, *own, *self._manager.routes(), *authors]
 
     def lifespan(self) -> AbstractAsyncContextManager[Any]:
         """Return the context manager to hold while the page is served."""
@@ -149,7 +149,7 @@ def with_readme(about: EnvironmentMetadata, factory: Factory, name: str) -> Envi
         return about
     places = [
         os.environ.get(_README_VARIABLE),
-        _readme_beside(factory),
+        _find_readme(factory),
         f"envs/{name}/README.md",
         *_IMAGE_READMES,
     ]
@@ -161,13 +161,13 @@ def with_readme(about: EnvironmentMetadata, factory: Factory, name: str) -> Envi
     return about
 
 
-def _readme_beside(factory: Factory) -> str | None:
+def _find_readme(factory: Factory) -> str | None:
     """Return the path where a README would be beside the environment's manifest; None without a manifest."""
     try:
         folder = Path(inspect.getfile(inspect.unwrap(factory))).parent
     except (OSError, TypeError):
         return None
-    for above in (folder, *list(folder.parents)[:3]):
-        if (above / MANIFEST).is_file():
-            return str(above / "README.md")
+    for parent in (folder, *list(folder.parents)[:3]):
+        if (parent / MANIFEST).is_file():
+            return str(parent / "README.md")
     return None

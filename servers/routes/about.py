@@ -185,15 +185,15 @@ def _page(
     )
     yield "<h2>Models</h2>"
     for name, schema in schemas.items():
-        yield _folded(name, schema)
+        yield _fold(name, schema)
     yield '<h2>HTTP</h2><p>Episodes are played on <code>/ws</code>; <a href="openapi.json">openapi.json</a>.</p>'
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             about = operation.get("description") or operation.get("summary", "")
             shown = {name: operation[name] for name in ("requestBody", "responses") if name in operation}
-            yield _folded(f"{method.upper()} {path}: {about}", shown)
+            yield _fold(f"{method.upper()} {path}: {about}", shown)
 
 
-def _folded(summary: str, content: Any) -> str:
+def _fold(summary: str, content: Any) -> str:
     text = json.dumps(content, indent=2, ensure_ascii=False)
     return f"<details><summary>{escape(summary)}</summary><pre>{escape(text)}</pre></details>"

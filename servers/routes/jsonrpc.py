@@ -74,7 +74,7 @@ class JsonRpc:
         try:
             value = jsonrpc.parse(text)
         except JsonRpcFaultError as fault:
-            return self.fault(None, fault)
+            return self.encode_fault(None, fault)
         return await self.answer(value, caller, len(text))
 
     async def answer(self, value: Any, caller: Caller, size: int) -> bytes:
@@ -97,9 +97,9 @@ class JsonRpc:
         except FATAL as failure:
             logger.exception("a JSON-RPC method failed")
             fault = JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, text_of(failure))
-        return self.fault(request_id, fault)
+        return self.encode_fault(request_id, fault)
 
-    def fault(self, request_id: int | str | None, fault: JsonRpcFaultError) -> bytes:
+    def encode_fault(self, request_id: int | str | None, fault: JsonRpcFaultError) -> bytes:
         """Return the error response of a fault, and count it."""
         self._sessions.metrics.count_error(fault.code)
         return jsonrpc.encode_fault(request_id, fault)
@@ -140,7 +140,7 @@ class JsonRpc:
 
         async def call(runner: EnvironmentRunner) -> ToolResult:
             nonlocal spent_s
-            result = await self._tooling.begin(runner, name, arguments or {}, SILENT)
+            result = await self._tooling.start_call(runner, name, arguments or {}, SILENT)
             spent_s, began = runner.spent_s, perf_counter()
             if isawaitable(result):
                 result = await result

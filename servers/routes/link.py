@@ -102,11 +102,11 @@ class Link:
         self._watchdog = Watchdog(None, lambda: None) if self._inline else None
         self._links = links
         self._session_id = session_id
-        self._attached = AsyncExitStack()
-        self._retained: deque[str | bytes] = deque()
+        self._attachment = AsyncExitStack()
+        self._retained_frames: deque[str | bytes] = deque()
         self._retained_bytes = 0
-        self._opening = 0  # sessions
-        self._deferred: deque[LinkRequest] = deque()
+        self._opening_count = 0  # sessions
+        self._deferred_requests: deque[LinkRequest] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._progress: asyncio.Future[None] | None = None  # done when a request is answered
 
@@ -118,13 +118,13 @@ class Link:
     def send(self, frame: str | bytes) -> None:
         """Send a frame, and retain it until it is sent or, with a lease, until the client has read it."""
         if self._metrics.enabled:  # `count_sent`, inlined for speed
-            whole = isinstance(frame, bytes) or frame.isascii()
-            self._metrics.counts.sent_bytes += len(frame) if whole else size_of(frame)
+            size_is_length = isinstance(frame, bytes) or frame.isascii()
+            self._metrics.counts.sent_bytes += len(frame) if size_is_length else size_of(frame)
         self.frame_count += 1
         socket = self.conversation
-        if socket is not None and socket.send_now(frame) and not self.id:
+        if socket is not None and socket.try_send(frame) and not self.id:
             return
-        retained = self._retained
+        retained = self._retained_frames
         retained.append(frame)
         self._retained_bytes += len(frame)
         while len(retained) > 1 and (
@@ -134,18 +134,18 @@ class Link:
 
     def get_frame(self, number: int) -> str | bytes | None:
         """Return the frame with this number, counted from 0; None if it is no longer retained."""
-        index = number - self.frame_count + len(self._retained)
-        return self._retained[index] if index >= 0 else None
+        index = number - self.frame_count + len(self._retained_frames)
+        return self._retained_frames[index] if index >= 0 else None
 
     def discard_frames(self, read: int) -> None:
         """Discard the first `read` frames of the connection."""
-        retained = self._retained
+        retained = self._retained_frames
         while retained and self.frame_count - len(retained) < read:
             self._retained_bytes -= len(retained.popleft())
 
     def can_resume(self, read: int) -> bool:
         """Whether all frames after the first `read` are retained."""
-        return self.frame_count - len(self._retained) <= read <= self.frame_count
+        return self.frame_count - len(self._retained_frames) <= read <= self.frame_count
 
     def attach(self, conversation: "LinkConversation") -> None:
         """Attach a socket, and abort the previous one, whose break may not have been detected yet."""
@@ -200,7 +200,7 @@ class Link:
         try:
             await self.batch.close()
         finally:
-            await self._attached.aclose()
+            await self._attachment.aclose()
 
     async def receive(self, frame: str | bytes) -> None:
         """Start answering a frame; wait only until a refusal has been sent, or an inline batch has been answered."""
@@ -237,17 +237,17 @@ class Link:
                 text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
                 raise RefusalError(EXECUTION_ERROR, text)
         except RefusalError as refusal:
-            self.send(self._links.refusal(refusal, request_id, single))
+            self.send(self._links.encode_refusal(refusal, request_id, single))
             await self._wait_sent()
             return
         request = self._add_request(LinkRequest(head, parsed, arrays, frame, received_at))
         if isinstance(head, wire.OpenRequest):
-            self._opening += head.count
-        elif self._opening:
-            self._deferred.append(request)
+            self._opening_count += head.count
+        elif self._opening_count:
+            self._deferred_requests.append(request)
             return
         if self._inline and isinstance(head, wire.MembersRequest):
-            earlier = [  # started by `answer_eagerly`
+            earlier_tasks = [  # started by `answer_eagerly`
                 other.task for other in self.running if other.round is not None and other.task is not None
             ]
             # All waits are in its task: if another socket takes over, this one is cancelled and the request goes on.
@@ -310,7 +310,9 @@ class Link:
             request = LinkRequest(head, parsed, [], frame, received_at)
             resume = partial(self._continue, request)
         reply = start_eagerly(
-            self._links.single.answer(member.session, frame, parsed, received_at, inline=True, resume=resume)
+            self._links.frame_dialect.answer(
+                member.session, frame, parsed, received_at, inline=True, resume=resume
+            )
         )
         if isinstance(reply, str):
             self.send(add_id(head.id, reply))
@@ -376,7 +378,7 @@ class Link:
             if request.refusal is not None:
                 raise request.refusal
             if request.parsed is not None:
-                await self._call_one(request)
+                await self._call_member(request)
             elif isinstance(head, wire.OpenRequest):
                 await self._open(head)
             elif isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest):
@@ -384,7 +386,7 @@ class Link:
                 answer = {"id": dumps(head.id), **await self._manage_sessions(head), "last": b"true"}
                 self.send(wire.encode_frame(answer, []))
             else:
-                await self._call_many(request)
+                await self._call_batch(request)
         except RefusalError as refusal:
             self._refuse(request, refusal)
         except asyncio.CancelledError:
@@ -400,9 +402,9 @@ class Link:
             if request.timer is not None:
                 request.timer.cancel()
             if isinstance(head, wire.OpenRequest):
-                self._opening -= head.count
-                while self._deferred and not self._opening and not self.closed:
-                    self._start(self._deferred.popleft())
+                self._opening_count -= head.count
+                while self._deferred_requests and not self._opening_count and not self.closed:
+                    self._start(self._deferred_requests.popleft())
             try:
                 await self._wait_sent()
             finally:
@@ -418,9 +420,9 @@ class Link:
 
     def _refuse(self, request: LinkRequest, refusal: RefusalError) -> None:
         if not request.expired:
-            self.send(self._links.refusal(refusal, request.head.id, request.parsed is not None))
+            self.send(self._links.encode_refusal(refusal, request.head.id, request.parsed is not None))
 
-    async def _call_one(self, request: LinkRequest) -> None:
+    async def _call_member(self, request: LinkRequest) -> None:
         head = request.head
         assert isinstance(head, NumberedFrame)
         if request.member is None:
@@ -438,7 +440,7 @@ class Link:
                 timer = asyncio.get_running_loop().call_later(limit_s, self._expire_call, member)
             arguments = request.frame, request.parsed, request.received_at, head.traceparent
             reply = await (
-                self._links.single.answer(member.session, *arguments)
+                self._links.frame_dialect.answer(member.session, *arguments)
                 if request.reply_coroutine is None
                 else asyncio.create_task(request.reply_coroutine)
             )
@@ -451,8 +453,8 @@ class Link:
         elif not request.expired:
             self.send(add_id(head.id, reply))
 
-    async def _call_many(self, request: LinkRequest) -> None:
-        head, batches = request.head, self._links.batches
+    async def _call_batch(self, request: LinkRequest) -> None:
+        head, batches = request.head, self._links.batch_dialect
         assert isinstance(head, wire.ResetRequest | wire.StepRequest | wire.StateRequest)
         calls = batches.calls(head, request.arrays, self.batch.find(head.members), len(request.frame))
         request.arrays, request.frame = [], ""
@@ -476,7 +478,7 @@ class Link:
             if self.batch.opened_count or head.count > 1:
                 text = "the address names the one session of this connection; use another connection for more"
                 raise RefusalError(VALIDATION_ERROR, text)
-            session = await self._attached.enter_async_context(
+            session = await self._attachment.enter_async_context(
                 self._sessions.attach(self.owner, self._session_id)
             )
             members = self.batch.add([session])
@@ -535,10 +537,10 @@ class Link:
     def _expire_call(self, member: Member) -> None:
         """End a session whose call exceeded its deadline; refuse that request and those queued behind it."""
         refusal = self._sessions.expire(member.session)
-        gone = UnknownSessionError(f"member {member.number}, which has ended")
+        refusal_of_others = UnknownSessionError(f"member {member.number}, which has ended")
         for request in list(self.running):
             if isinstance(request.head, NumberedFrame) and request.head.member == member.number:
-                self._cancel_unstarted(request, gone)
+                self._cancel_unstarted(request, refusal_of_others)
             if request.member is member:
                 self._refuse(request, refusal)
                 request.expired = True
@@ -546,8 +548,8 @@ class Link:
                 task.add_done_callback(lambda _: self._sessions.drop(member.session))
                 self._remove_request(request)  # it is answered, even if its task ignores the cancellation
 
-    def _check_count(self, more: int) -> None:
-        if self.live_sessions + self._opening + self.batch.forking_count + more > wire.MAX_MEMBERS:
+    def _check_count(self, count: int) -> None:
+        if self.live_sessions + self._opening_count + self.batch.forking_count + count > wire.MAX_MEMBERS:
             raise RefusalError(
                 VALIDATION_ERROR,
                 f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
@@ -565,8 +567,8 @@ class Link:
             request.round.cancel(refusal)
         elif not request.executing and request.refusal is None:
             request.refusal = refusal
-            if request in self._deferred:
-                self._deferred.remove(request)
+            if request in self._deferred_requests:
+                self._deferred_requests.remove(request)
                 self._start(request)
             elif request.started and request.task is not None:
                 request.task.cancel()
@@ -596,24 +598,24 @@ class Links:
 
     Attributes:
         decoder: Decodes single requests: frames of the released dialect with an id.
-        single: Answers single requests.
-        batches: Decodes and encodes batched requests.
+        frame_dialect: Answers single requests.
+        batch_dialect: Decodes and encodes batched requests.
     """
 
     def __init__(
         self,
         sessions: SessionTable,
         decoder: RequestDecoder[Any],
-        single: FrameDialect,
-        batches: BatchDialect,
+        frame_dialect: FrameDialect,
+        batch_dialect: BatchDialect,
         *,
         production: bool,
         send_timeout_s: float,
     ) -> None:
         self.sessions = sessions
         self.decoder = decoder
-        self.single = single
-        self.batches = batches
+        self.frame_dialect = frame_dialect
+        self.batch_dialect = batch_dialect
         self._operations = wire.PRODUCTION_OPERATIONS if production else wire.OPERATIONS
         self._send_timeout_s = send_timeout_s
         self._links: dict[str, Link] = {}
@@ -638,7 +640,9 @@ class Links:
         except FATAL as error:  # the author's validators may raise anything
             raise RefusalError(EXECUTION_ERROR, report_error(error)) from None
 
-    def refusal(self, refusal: RefusalError, request_id: int | None = None, single: bool = False) -> str:
+    def encode_refusal(
+        self, refusal: RefusalError, request_id: int | None = None, single: bool = False
+    ) -> str:
         """Return the error frame of a refusal, and count it; the id is null (0 if `single`) if it could not be read."""
         self.sessions.metrics.count_error(refusal.code)
         if single:
@@ -676,8 +680,8 @@ class Links:
 
     async def close(self) -> None:
         """Close all links without a socket, at shutdown."""
-        detached = [link.close() for link in self._links.values() if link.conversation is None]
-        await asyncio.gather(*detached)
+        closings = [link.close() for link in self._links.values() if link.conversation is None]
+        await asyncio.gather(*closings)
 
 
 class LinkConversation(Conversation):
@@ -734,7 +738,7 @@ class LinkConversation(Conversation):
         link.attach(self)
         link.discard_frames(request.read)
         self._set_frame_handler()
-        self.sending = keep(asyncio.create_task(self._send_rest(request.read, dumps(fields).decode())))
+        self.sending = keep(asyncio.create_task(self._send_remaining(request.read, dumps(fields).decode())))
 
     def _close_if_unopened(self) -> None:
         """Close the socket if its link has opened no session."""
@@ -759,16 +763,16 @@ class LinkConversation(Conversation):
         if self.draining:
             self.drain()
 
-    def send_now(self, frame: str | bytes) -> bool:
+    def try_send(self, frame: str | bytes) -> bool:
         """Send the link's newest frame at once; otherwise return False, and send it later."""
         if self.sending is not None or self.closed:
             return False
         if self._fast_path is not None and self._fast_path.send_frame(frame):
             return True
-        self.sending = keep(asyncio.create_task(self._send_rest(self._link.frame_count - 1)))
+        self.sending = keep(asyncio.create_task(self._send_remaining(self._link.frame_count - 1)))
         return False
 
-    async def _send_rest(self, sent_count: int, preamble: str | None = None) -> None:
+    async def _send_remaining(self, sent_count: int, preamble: str | None = None) -> None:
         """Send all frames after the first `sent_count`; before them `preamble`, which is not counted as a frame."""
         link = self._link
         try:
@@ -793,7 +797,7 @@ class LinkConversation(Conversation):
         finally:
             self.sending = None
 
-    async def _close(self, code: int, last: str | None) -> None:
+    async def _close(self, code: int, last_frame: str | None) -> None:
         if self.sending is not None:
             await asyncio.wait([self.sending])
-        await super()._close(code, last)
+        await super()._close(code, last_frame)

@@ -87,7 +87,7 @@ class DisconnectedError(Exception):
 class _RefusalEncoder(Protocol):
     """Encodes the refusals of a dialect."""
 
-    def refusal(self, refusal: RefusalError) -> str:
+    def encode_refusal(self, refusal: RefusalError) -> str:
         """Return the error frame of a refusal that answers no particular request."""
 
 
@@ -147,11 +147,11 @@ class Conversation(ABC):
         fast_path: Any = (scope.get("extensions") or {}).get(FAST_PATH_EXTENSION)
         self._abort: Callable[[], None] | None = None if fast_path is None else fast_path.abort
         # Middleware that wraps these must see every message, which rules out the fast path.
-        unwrapped = all(getattr(channel, "__self__", None) is fast_path for channel in (receive, send))
-        self._fast_path: FastPath | None = fast_path if unwrapped else None
+        is_unwrapped = all(getattr(channel, "__self__", None) is fast_path for channel in (receive, send))
+        self._fast_path: FastPath | None = fast_path if is_unwrapped else None
         self._send_timeout_s = send_timeout_s or None
-        shortest = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
-        self._watchdog = Watchdog(shortest, self._drop_client)
+        shortest_timeout_s = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
+        self._watchdog = Watchdog(shortest_timeout_s, self._drop_client)
         # While a slow request runs, frames are read ahead, so that a disconnect during a step is noticed.
         self._read_ahead_timer = (
             None if sessions.inline else Watchdog(_READ_AHEAD_AFTER_S, self._start_reader)
@@ -222,7 +222,7 @@ class Conversation(ABC):
         self, sockets: "Sockets", session_context: AbstractAsyncContextManager[Any]
     ) -> None:
         code = NORMAL_CLOSURE
-        last: str | None = None
+        last_frame: str | None = None
         try:
             if self._read_ahead_timer is not None:
                 self._read_ahead_timer.start()
@@ -231,15 +231,17 @@ class Conversation(ABC):
                     self._read_ahead_timer.stop()
                 code = await self._answer_requests(session)
         except RefusalError as refusal:
-            last = self._dialect.refusal(refusal)
+            last_frame = self._dialect.encode_refusal(refusal)
         except (DisconnectedError, OSError):
             raise
         except Exception:
             logger.exception("a session ended because of an error in the server")
-            last = self._dialect.refusal(RefusalError(SESSION_ERROR, "the server failed; see its log"))
+            last_frame = self._dialect.encode_refusal(
+                RefusalError(SESSION_ERROR, "the server failed; see its log")
+            )
         finally:
             sockets.remove(self)
-        await self._close(code, last)
+        await self._close(code, last_frame)
 
     @abstractmethod
     async def _answer_requests(self, session: Any) -> int:
@@ -266,29 +268,31 @@ class Conversation(ABC):
             self._frames_ahead = deque()
             self._reader = asyncio.create_task(self._read_ahead(self._frames_ahead, self.task))
 
-    async def _read_ahead(self, ahead: deque[str | bytes], task: asyncio.Task[None]) -> None:
+    async def _read_ahead(self, frames: deque[str | bytes], task: asyncio.Task[None]) -> None:
         """Read a bounded number of frames ahead, until the client disconnects."""
         receive = self._receive
-        ended = False
+        flooded = False
         try:
             while (message := await receive())["type"] == "websocket.receive":
                 text = message.get("text")
                 frame: str | bytes = message["bytes"] if text is None else text
                 size = self._frames_ahead_size + len(frame)
-                if ahead and (len(ahead) >= _MAX_PIPELINED or size > _MAX_PIPELINED_CHARS):
+                if frames and (len(frames) >= _MAX_PIPELINED or size > _MAX_PIPELINED_CHARS):
                     reason = (
                         f"expected one request at a time, got more than {_MAX_PIPELINED}, or than "
                         f"{_MAX_PIPELINED_CHARS} characters, ahead of their replies"
                     )
-                    self.end(NORMAL_CLOSURE, self._dialect.refusal(RefusalError(SESSION_ERROR, reason)))
-                    ended = True
+                    self.end(
+                        NORMAL_CLOSURE, self._dialect.encode_refusal(RefusalError(SESSION_ERROR, reason))
+                    )
+                    flooded = True
                     return
                 self._frames_ahead_size = size
-                ahead.append(frame)
+                frames.append(frame)
                 if self._waiter is not None and not self._waiter.done():
                     self._waiter.set_result(None)
         finally:
-            if not ended:
+            if not flooded:
                 task.cancel()
 
     async def _send_text(self, text: str) -> None:
@@ -298,11 +302,11 @@ class Conversation(ABC):
         await self._send({"type": "websocket.send", "text": text})
         self._watchdog.stop()
 
-    async def _close(self, code: int, last: str | None) -> None:
+    async def _close(self, code: int, last_frame: str | None) -> None:
         """Send a last frame, if any, and close the socket."""
-        if last is not None:
-            self._sessions.metrics.count_sent(last)
-            await self._send_text(last)
+        if last_frame is not None:
+            self._sessions.metrics.count_sent(last_frame)
+            await self._send_text(last_frame)
         if self.closed:
             raise DisconnectedError
         self.closed = True
@@ -316,14 +320,14 @@ class Conversation(ABC):
         if not self.busy and not self.closed:
             self.end(GOING_AWAY)
 
-    def end(self, code: int, last: str | None = None) -> None:
+    def end(self, code: int, last_frame: str | None = None) -> None:
         """End the conversation from outside, whatever its task is waiting for."""
-        keep(asyncio.create_task(self._end(code, last)))
+        keep(asyncio.create_task(self._end(code, last_frame)))
 
-    async def _end(self, code: int, last: str | None) -> None:
+    async def _end(self, code: int, last_frame: str | None) -> None:
         with suppress(DisconnectedError, OSError):
             try:
-                await self._close(code, last)
+                await self._close(code, last_frame)
             finally:
                 self._interrupt()
 
@@ -357,7 +361,7 @@ class _SessionConversation(Conversation):
         if not session.standing:
             session.watchdog = self._watchdog
             session.on_expiry = lambda: self.end(
-                NORMAL_CLOSURE, self._dialect.refusal(self._sessions.expire(session))
+                NORMAL_CLOSURE, self._dialect.encode_refusal(self._sessions.expire(session))
             )
         self._session = session
         if (
@@ -393,9 +397,9 @@ class _SessionConversation(Conversation):
             if read_ahead_timer is not None:
                 read_ahead_timer.stop()
             if reply is None:
-                self._count(frame, "")
+                self._count_bytes(frame, "")
                 return NORMAL_CLOSURE
-            self._count(frame, reply)
+            self._count_bytes(frame, reply)
             if fast_path is None or self.closed or not fast_path.send_frame(reply):
                 await self._send_text(reply)
             if session.ended and not self.draining:
@@ -434,37 +438,37 @@ class _SessionConversation(Conversation):
             self._watchdog.stop()
         self._reply(text, reply)
         if not self.busy:
-            self._end_reply()
+            self._accept_next_frame()
 
     def _reply(self, text: str, pending: str | Coroutine[Any, Any, str | None]) -> None:
         """Send a reply: at once if it is complete and the socket is writable, otherwise in a task."""
         assert self._fast_path is not None
         if isinstance(pending, str) and self._fast_path.send_frame(pending):
-            self._count(text, pending)
+            self._count_bytes(text, pending)
             return
         self.busy = True
         if self._resume is None and not isinstance(pending, str):
             # The environment waits although it promises not to.
             assert self._session.on_expiry is not None
             self._watchdog.expect(self._sessions.step_timeout_s, self._session.on_expiry)
-        self._reply_task = asyncio.create_task(self._reply_later(text, pending))
+        self._reply_task = asyncio.create_task(self._complete_reply(text, pending))
 
-    async def _reply_later(self, text: str, pending: str | Coroutine[Any, Any, str | None]) -> None:
+    async def _complete_reply(self, text: str, pending: str | Coroutine[Any, Any, str | None]) -> None:
         try:
             # A coroutine that has started can be continued only as a task, not awaited.
             reply = pending if isinstance(pending, str) else await asyncio.create_task(pending)
             assert reply is not None
             self._watchdog.stop()
-            self._count(text, reply)
+            self._count_bytes(text, reply)
             await self._send_text(reply)
         except Exception as error:
             if not isinstance(error, DisconnectedError | OSError):
                 logger.exception("a session ended because of an error in the server")
             self._interrupt()
         else:
-            self._end_reply()
+            self._accept_next_frame()
 
-    def _end_reply(self) -> None:
+    def _accept_next_frame(self) -> None:
         """Let the next frame be answered, after one that `answer_eagerly` took."""
         self.busy = False
         if self._previous_reply is not None:
@@ -474,7 +478,7 @@ class _SessionConversation(Conversation):
         elif self.draining:
             self.end(GOING_AWAY)
 
-    def _count(self, frame: str | bytes, reply: str) -> None:
+    def _count_bytes(self, frame: str | bytes, reply: str) -> None:
         if (metrics := self._sessions.metrics).enabled:
             metrics.counts.received_bytes += len(frame) if frame.isascii() else size_of(frame)
             metrics.counts.sent_bytes += len(reply) if reply.isascii() else size_of(reply)
@@ -489,7 +493,7 @@ class Sockets:
 
     def __init__(self) -> None:
         self._conversations: set[Conversation] = set()
-        self._removed = asyncio.Event()
+        self._conversation_removed = asyncio.Event()
         self.draining = False
 
     def add(self, conversation: Conversation) -> None:
@@ -500,7 +504,7 @@ class Sockets:
     def remove(self, conversation: Conversation) -> None:
         """Remove a conversation whose session has ended."""
         self._conversations.discard(conversation)
-        self._removed.set()
+        self._conversation_removed.set()
 
     async def drain(self, deadline: float) -> None:
         """Drain every conversation, and wait until the last one has ended.
@@ -514,8 +518,8 @@ class Sockets:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 while self._conversations:
-                    self._removed.clear()
-                    await self._removed.wait()
+                    self._conversation_removed.clear()
+                    await self._conversation_removed.wait()
 
 
 class SocketRoute:
@@ -526,8 +530,8 @@ class SocketRoute:
         dialect: Decodes and answers requests.
         sockets: The set of open conversations.
         send_timeout_s: Seconds that a client may leave replies unread; 0 for no limit.
-        v1: Creates the conversation for the subprotocol `ropewalk.v1`. If given, the URL may name a standing session
-            to attach to, in either dialect; otherwise each socket has its own session, which ends with it.
+        v1_factory: Creates the conversation for the subprotocol `ropewalk.v1`. If given, the URL may name a standing
+            session to attach to, in either dialect; otherwise each socket has its own session, which ends with it.
     """
 
     def __init__(
@@ -536,24 +540,24 @@ class SocketRoute:
         dialect: _Dialect,
         sockets: Sockets,
         send_timeout_s: float,
-        v1: "Callable[[Message, Receive, Send, str | None], Conversation] | None" = None,
+        v1_factory: "Callable[[Message, Receive, Send, str | None], Conversation] | None" = None,
     ) -> None:
         self._sessions = sessions
         self._dialect = dialect
         self._sockets = sockets
         self._send_timeout_s = send_timeout_s
-        self._v1 = v1
+        self._v1_factory = v1_factory
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Serve one socket until it closes."""
         owner = owner_of(scope)
         session_id: str | None = None
-        if self._v1 is not None:
+        if self._v1_factory is not None:
             query = parse_qs(scope.get("query_string", b"").decode("latin-1"))
             session_id = query.get("session_id", [None])[0]
             if SUBPROTOCOL in (scope.get("subprotocols") or ()):
-                v1 = self._v1(scope, receive, send, session_id)
-                await v1.serve(self._sockets, nullcontext())
+                v1_conversation = self._v1_factory(scope, receive, send, session_id)
+                await v1_conversation.serve(self._sockets, nullcontext())
                 return
         ticket: Ticket | None = None
         if session_id is not None:
@@ -603,9 +607,9 @@ class FrameDialect:
             RefusalError: The session is over.
         """
         if traceparent is not None and not isinstance(request, ReadState | Close | Mcp):
-            return await self._traced(traceparent, session, text, request, began)
-        timed = self.metrics.enabled
-        if timed and not began:
+            return await self._answer_traced(traceparent, session, text, request, began)
+        is_timed = self.metrics.enabled
+        if is_timed and not began:
             began = perf_counter()
         try:
             if request is None:
@@ -634,7 +638,7 @@ class FrameDialect:
                 )
                 observation = await call
             reply = replies.encode_observation(observation)
-            if timed:
+            if is_timed:
                 # `observe`, inlined for speed, which avoids most calls of bisect.
                 elapsed_s = perf_counter() - began
                 calls.buckets[0 if elapsed_s < BUCKETS_S[0] else bisect_left(BUCKETS_S, elapsed_s)] += 1
@@ -644,15 +648,15 @@ class FrameDialect:
         except RefusalError as refusal:
             if isinstance(refusal, UnknownSessionError | DeadlineExceededError):
                 raise
-            return self.refusal(refusal)
+            return self.encode_refusal(refusal)
         except FATAL as error:
-            return self._raised(error)
+            return self._encode_exception(error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             # The environment raised it; this task was not cancelled.
-            return self._raised(error)
+            return self._encode_exception(error)
 
     def answer_eagerly(
         self, session: EnvironmentSession, text: str, resume: Callable[[Outcome], None] | None
@@ -666,20 +670,22 @@ class FrameDialect:
             return None
         return start_eagerly(self.answer(session, text, request, inline=True, resume=resume))
 
-    async def _traced(self, traceparent: str, session: EnvironmentSession, *arguments: Any) -> str | None:
+    async def _answer_traced(
+        self, traceparent: str, session: EnvironmentSession, *arguments: Any
+    ) -> str | None:
         _, request, began = arguments
         name = "reset" if isinstance(request, Reset) else "step"
-        about = name, self.metrics.environment, session.runner, began or perf_counter()
-        with served_span(traceparent, *about) as fail:
+        span_args = name, self.metrics.environment, session.runner, began or perf_counter()
+        with served_span(traceparent, *span_args) as fail:
             reply = await self.answer(session, *arguments)
             if reply is not None and reply.startswith('{"type":"error"'):
                 fail(reply)
         return reply
 
-    def _raised(self, error: BaseException) -> str:
-        return self.refusal(RefusalError(EXECUTION_ERROR, report_error(error)))
+    def _encode_exception(self, error: BaseException) -> str:
+        return self.encode_refusal(RefusalError(EXECUTION_ERROR, report_error(error)))
 
-    def refusal(self, refusal: RefusalError) -> str:
+    def encode_refusal(self, refusal: RefusalError) -> str:
         """Return the error frame of a refusal, and count it."""
         self.metrics.count_error(refusal.code)
         return replies.encode_error(refusal.code, refusal.message, refusal.extra)
@@ -697,12 +703,12 @@ class RpcDialect:
             fault = JsonRpcFaultError(
                 jsonrpc.PARSE_ERROR, "the frame is binary; send a text frame that holds a request"
             )
-            return self._rpc.fault(None, fault).decode()
+            return self._rpc.encode_fault(None, fault).decode()
         return (await self._rpc.answer_text(text, Caller(session.owner, session))).decode()
 
     def answer_eagerly(self, session: EnvironmentSession, text: str, resume: Any) -> None:
         """Return None: a tool may wait, so frames are answered in a task."""
 
-    def refusal(self, refusal: RefusalError) -> str:
+    def encode_refusal(self, refusal: RefusalError) -> str:
         """Return the error response of a refusal that answers no particular request."""
-        return self._rpc.fault(None, fault_of(refusal)).decode()
+        return self._rpc.encode_fault(None, fault_of(refusal)).decode()

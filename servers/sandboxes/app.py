@@ -135,7 +135,7 @@ class SandboxApp(Starlette):
             await self._guard(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if await self._ports.serve(scope, receive, send, *_address_of(scope)):
+        if await self._ports.serve(scope, receive, send, *_parse_address(scope)):
             return
         await super().__call__(scope, receive, send)
 
@@ -145,7 +145,7 @@ class SandboxApp(Starlette):
         Raises:
             ApiError: There is no such sandbox (502, as from E2B's proxy), or the token is not its own.
         """
-        name = _address_of(request.scope)[0]
+        name = _parse_address(request.scope)[0]
         query = request.query_params
         if name is None and "signature" in query:
             # A signed link to a file names no sandbox; it belongs to the sandbox whose token signed it.
@@ -165,8 +165,8 @@ class SandboxApp(Starlette):
         try:
             return self._tokens.principal([] if key is None else [b"Bearer " + key.encode()])
         except HttpRefusalError:
-            got = "none" if key is None else "one that it does not know"
-            raise ApiError(401, f"expected one of this service's keys in X-API-Key, got {got}") from None
+            given = "none" if key is None else "one that it does not know"
+            raise ApiError(401, f"expected one of this service's keys in X-API-Key, got {given}") from None
 
     def _find_record(self, request: Request) -> Record:
         name = request.path_params["id"]
@@ -187,7 +187,7 @@ class SandboxApp(Starlette):
         return record, body
 
     async def _health(self, request: Request) -> Response:
-        if _address_of(request.scope)[0] is not None:
+        if _parse_address(request.scope)[0] is not None:
             self.sandbox_of(request)
             return Response(status_code=204)
         return JSONResponse({"status": "healthy"})
@@ -341,18 +341,18 @@ def _page(request: Request, rows: list[dict[str, Any]]) -> Response:
     query = request.query_params
     try:
         limit = max(1, min(int(query.get("limit", MAX_PAGE)), MAX_PAGE))
-        begin = max(0, int(query.get("nextToken") or 0))
+        offset = max(0, int(query.get("nextToken") or 0))
     except ValueError as error:
         raise ApiError(400, f"expected a limit and a token of a page, got: {error}") from None
-    headers = {"x-next-token": str(begin + limit)} if begin + limit < len(rows) else {}
-    return JSONResponse(rows[begin : begin + limit], headers=headers)
+    headers = {"x-next-token": str(offset + limit)} if offset + limit < len(rows) else {}
+    return JSONResponse(rows[offset : offset + limit], headers=headers)
 
 
 def _state(record: Record) -> str:
     return "paused" if record.paused else "running"
 
 
-def _address_of(scope: Scope) -> tuple[str | None, int | None]:
+def _parse_address(scope: Scope) -> tuple[str | None, int | None]:
     """Return the sandbox and port that a request names in its headers or host name."""
     headers = dict(scope["headers"])
     name, port = headers.get(b"e2b-sandbox-id"), headers.get(b"e2b-sandbox-port", b"")
@@ -365,14 +365,16 @@ def _address_of(scope: Scope) -> tuple[str | None, int | None]:
 def _has_signature(request: Request, record: Record) -> bool:
     """Whether a link to a file is validly signed with the sandbox's token."""
     query = request.query_params
-    until = query.get("signature_expiration")
+    expires = query.get("signature_expiration")
     if request.url.path != "/files" or "signature" not in query:
         return False
-    if until is not None and not (until.isdecimal() and len(until) < 12 and int(until) >= time.time()):
+    if expires is not None and not (
+        expires.isdecimal() and len(expires) < 12 and int(expires) >= time.time()
+    ):
         return False
     operation = "read" if request.method == "GET" else "write"
     parts = [query.get("path", ""), operation, query.get("username", ""), record.token]
-    digest = hashlib.sha256(":".join(parts + ([until] if until else [])).encode()).digest()
+    digest = hashlib.sha256(":".join(parts + ([expires] if expires else [])).encode()).digest()
     unpadded = base64.b64encode(digest).rstrip(b"=")
     return hmac.compare_digest(unpadded, query["signature"].removeprefix("v1_").encode())
 

@@ -84,8 +84,8 @@ class Subscription:
 
     def __init__(self, stream: str, on_taken: Callable[[int], None]) -> None:
         self.stream = stream
-        self._taken = on_taken
-        self._held: asyncio.Queue[tuple[dict[str, Any], bytes, int]] = asyncio.Queue()
+        self._on_taken = on_taken
+        self._queue: asyncio.Queue[tuple[dict[str, Any], bytes, int]] = asyncio.Queue()
         self._bytes = 0
 
     def put(self, header: dict[str, Any], blob: bytes, size: int = 0) -> None:
@@ -94,26 +94,26 @@ class Subscription:
         if self._bytes > MAX_BUFFERED and "end" not in header:
             self.close()
             header, blob = {"end": -1, "lost": True, "status": "its output was not read in time"}, b""
-        self._held.put_nowait((header, blob, size))
+        self._queue.put_nowait((header, blob, size))
 
     async def take(self, timeout_s: float | None = None) -> tuple[dict[str, Any], bytes] | None:
         """Return the next message; None if none arrives within `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                return self._account_taken(await self._held.get())
+                return self._credit(await self._queue.get())
         except TimeoutError:
             return None
 
     def close(self) -> None:
         """Discard the unread messages."""
-        while not self._held.empty():
-            self._account_taken(self._held.get_nowait())
+        while not self._queue.empty():
+            self._credit(self._queue.get_nowait())
 
-    def _account_taken(self, message: tuple[dict[str, Any], bytes, int]) -> tuple[dict[str, Any], bytes]:
+    def _credit(self, message: tuple[dict[str, Any], bytes, int]) -> tuple[dict[str, Any], bytes]:
         header, blob, size = message
         self._bytes -= size + _FRAME_BYTES
         if "pipe" in header:
-            self._taken(len(blob))
+            self._on_taken(len(blob))
         return header, blob
 
 
@@ -136,7 +136,7 @@ class Guest:
         self.home = ""
         self.user = ""
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._greeted = asyncio.Event()
+        self._is_ready = asyncio.Event()
         self._task = asyncio.create_task(self._read(), name="sandbox's agent")
 
     async def wait_ready(self, envs: dict[str, str], timeout_s: float) -> None:
@@ -145,10 +145,10 @@ class Guest:
         Raises:
             GuestError: The greeting did not come in time, or the agent has ended.
         """
-        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._greeted.wait()), self.gone]
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._is_ready.wait()), self.gone]
         await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         waits[0].cancel()
-        if not self._greeted.is_set():
+        if not self._is_ready.is_set():
             reason = self.gone.result() if self.gone.done() else f"nothing within {timeout_s:g} s"
             raise GuestError("unavailable", f"the sandbox did not begin: {reason}")
         await self.ask("setup", envs=envs)
@@ -241,7 +241,7 @@ class Guest:
                 self._acknowledge(stream, len(blob))
         elif "hello" in header:
             self.home, self.user = str(header["home"]), str(header["user"])
-            self._greeted.set()
+            self._is_ready.set()
         elif (answer := self._answers.get(int(header["id"]))) is not None and not answer.done():
             answer.set_result((header, blob))
 

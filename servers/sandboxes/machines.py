@@ -189,7 +189,7 @@ class ContainerMachine:
         guest: Guest | None = None
         try:
             container = await asyncio.shield(starting)
-            guest = await _attached(engine, container.id)
+            guest = await _attach_agent(engine, container.id)
             await guest.wait_ready({}, options.start_timeout_s)
         except BaseException:
             if guest is not None:
@@ -277,8 +277,8 @@ class WarmContainers:
         image, options, _ = kind
         try:
             for each in list(self._ready):
-                built_again = each[0] != kind and each[0][:2] == (image, options)
-                if each in self._ready and (built_again or each[1].guest.gone.done()):
+                was_rebuilt = each[0] != kind and each[0][:2] == (image, options)
+                if each in self._ready and (was_rebuilt or each[1].guest.gone.done()):
                     await self._drop(each)
             if len(self._ready) >= self._size and all(each[0] != kind for each in self._ready):
                 await self._drop(self._ready[0])
@@ -300,19 +300,19 @@ class _Unpacked:
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader, self._splitter = reader, _wire.StreamSplitter()
-        self._left = bytearray()
+        self._buffer = bytearray()
 
     async def readexactly(self, n: int, /) -> bytes:
-        while len(self._left) < n:
+        while len(self._buffer) < n:
             if not (data := await self._reader.read(1 << 16)):
                 raise EOFError
-            self._left += b"".join(piece for stream, piece in self._splitter.feed(data) if stream == 1)
-        chunk = bytes(self._left[:n])
-        del self._left[:n]
+            self._buffer += b"".join(piece for stream, piece in self._splitter.feed(data) if stream == 1)
+        chunk = bytes(self._buffer[:n])
+        del self._buffer[:n]
         return chunk
 
 
-async def _attached(engine: DockerEngine, container: str) -> Guest:
+async def _attach_agent(engine: DockerEngine, container: str) -> Guest:
     """Start the agent in a container; return its client."""
     program = _program()
     command = ["python3", "-u", "-c", _BOOT, str(len(program))]

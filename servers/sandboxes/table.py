@@ -89,7 +89,7 @@ class Record:
         owner: The name of the key that created it.
         token: The token for its files and commands.
         expires: End of its life, by the event loop's clock.
-        doomed: Whether it is to be removed, or failed to start.
+        is_ending: Whether it is to be removed, or failed to start.
         contexts: Interpreters of `run_code`: each as clients see it, and the lock held while it runs a cell.
         making: Held while a context is created.
         freezing: Held while it is paused or resumed: the engine takes a while, in which another request may come.
@@ -108,7 +108,7 @@ class Record:
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     machine: Machine | None = None
     paused: bool = False
-    doomed: bool = False
+    is_ending: bool = False
     starting: "asyncio.Task[None] | None" = None
     ending: "asyncio.Task[None] | None" = None
     contexts: dict[str, tuple[dict[str, str], asyncio.Lock]] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class SandboxTable:
         self._starting = asyncio.Semaphore(MAX_STARTING)
         self._warm = WarmContainers(limits.warm)
         self._sandbox: Sandbox | None = None
-        self._why = "the service has not started"
+        self._unavailable_reason = "the service has not started"
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaper: asyncio.Task[None] | None = None
         self._closing = False
@@ -157,7 +157,7 @@ class SandboxTable:
         except SandboxUnavailableError as error:
             if not limits.images:
                 raise
-            self._why = str(error)
+            self._unavailable_reason = str(error)
             logger.warning("only images can be used as templates: %s", error)
         else:
             self._sandbox = sandbox
@@ -197,7 +197,7 @@ class SandboxTable:
         Raises:
             ApiError: The source is paused, runs code or is a container, or its files cannot be copied.
         """
-        if source.paused or any(turn.locked() for _, turn in source.contexts.values()):
+        if source.paused or any(start_slot.locked() for _, start_slot in source.contexts.values()):
             raise ApiError(409, "the sandbox is paused or runs code; fork it later")
         machine = source.machine
         assert machine is not None
@@ -215,14 +215,14 @@ class SandboxTable:
     def _make_record(self, owner: str, template: str, timeout_s: float, **fields: Any) -> Record:
         if self._closing:
             raise ApiError(503, "the service is stopping")
-        of_owner = sum(each.owner == owner for each in self._records.values())
-        for count, cap, whose in (
+        owner_count = sum(each.owner == owner for each in self._records.values())
+        for count, cap, owner_text in (
             (len(self._records), self.limits.max_sandboxes, ""),
-            (of_owner, self.limits.max_sandboxes_per_key, " of one key"),
+            (owner_count, self.limits.max_sandboxes_per_key, " of one key"),
         ):
             if cap is not None and count >= cap:
                 raise ApiError(
-                    429, f"there are {cap} sandboxes{whose}, the most allowed; kill one, or retry later"
+                    429, f"there are {cap} sandboxes{owner_text}, the most allowed; kill one, or retry later"
                 )
         return Record(
             token_hex(10), owner, template, token_urlsafe(24), self._deadline_after(timeout_s), **fields
@@ -244,7 +244,7 @@ class SandboxTable:
         except (OpenEnvError, TimeoutError, OSError) as error:
             logger.warning("sandbox %s was not started: %s", record.id, error)
             raise ApiError(500, f"{type(error).__name__}: {error}") from None
-        if record.doomed:
+        if record.is_ending:
             raise ApiError(
                 503, "the service is stopping" if self._closing else "the sandbox ended during its start"
             )
@@ -256,7 +256,7 @@ class SandboxTable:
             each
             for each in self._records.values()
             if each.machine is not None
-            and not each.doomed
+            and not each.is_ending
             and owner in (None, each.owner)
             and (each.snapshot_of is not None) == snapshots
         ]
@@ -280,7 +280,7 @@ class SandboxTable:
 
     def end(self, record: Record) -> "asyncio.Task[None]":
         """Start to remove a sandbox, unless its removal has started; return the removal's task."""
-        record.doomed = True
+        record.is_ending = True
         if record.ending is None:
             record.ending = self.spawn(self._remove(record), f"end of {record.id}")
         return record.ending
@@ -330,7 +330,9 @@ class SandboxTable:
             )
             return partial(self._warm.take, limits.image(record.template), options)
         if self._sandbox is None:
-            raise ApiError(501, f"this machine does not support process sandboxes: {self._why}")
+            raise ApiError(
+                501, f"this machine does not support process sandboxes: {self._unavailable_reason}"
+            )
         of_session = Limits(
             memory_bytes=limits.memory_bytes,
             disk_bytes=limits.disk_bytes,
@@ -346,17 +348,17 @@ class SandboxTable:
         self, record: Record, start: Callable[[], Awaitable[Machine]], envs: dict[str, str]
     ) -> None:
         machine: Machine | None = None
-        turn = contextlib.nullcontext() if record.template in PROCESS_TEMPLATES else self._starting
+        start_slot = contextlib.nullcontext() if record.template in PROCESS_TEMPLATES else self._starting
         try:
-            async with turn:
-                if record.doomed:
+            async with start_slot:
+                if record.is_ending:
                     return
                 machine = await start()
                 await machine.begin({"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": record.id, **envs})
             record.machine = machine
             machine.guest.gone.add_done_callback(lambda _: self.end(record))
         except BaseException:
-            record.doomed = True
+            record.is_ending = True
             if machine is not None:
                 with contextlib.suppress(Exception):
                     await machine.close()
@@ -380,7 +382,12 @@ class SandboxTable:
             await asyncio.sleep(POLL_INTERVAL_S)
             now = asyncio.get_running_loop().time()
             for record in list(self._records.values()):
-                if now < record.expires or record.doomed or record.paused or record.snapshot_of is not None:
+                if (
+                    now < record.expires
+                    or record.is_ending
+                    or record.paused
+                    or record.snapshot_of is not None
+                ):
                     continue
                 if record.pauses and record.machine is not None:
                     with contextlib.suppress(OpenEnvError, GuestError):
@@ -390,6 +397,8 @@ class SandboxTable:
 
     def _deadline_after(self, timeout_s: float) -> float:
         """Return the deadline of a timeout, by the event loop's clock; ApiError if it exceeds the limit."""
-        if not 0 <= timeout_s <= (most := self.limits.max_timeout_s):
-            raise ApiError(400, f"Timeout cannot be greater than {most:g} seconds, got {timeout_s:g}")
+        if not 0 <= timeout_s <= (max_timeout_s := self.limits.max_timeout_s):
+            raise ApiError(
+                400, f"Timeout cannot be greater than {max_timeout_s:g} seconds, got {timeout_s:g}"
+            )
         return asyncio.get_running_loop().time() + timeout_s

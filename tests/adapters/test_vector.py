@@ -210,8 +210,10 @@ class Tree(Observation):
 async def test_a_vector_that_has_no_spaces_takes_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     slot_requests = []
     app = create_app(Numbered, Press, Tree, max_concurrent_envs=2)
-    take = app.sessions.slots.take
-    monkeypatch.setattr(app.sessions.slots, "take", lambda *args: slot_requests.append(args) or take(*args))
+    take = app.sessions.slots.acquire
+    monkeypatch.setattr(
+        app.sessions.slots, "acquire", lambda *args: slot_requests.append(args) or take(*args)
+    )
     with pytest.raises(ConfigurationError):
         await with_vector(app, lambda _: None, 1)
     assert not slot_requests

@@ -48,7 +48,7 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPat
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "OUR_BASE", REPOSITORY)
-        patch.setattr(installed, "place", place)
+        patch.setattr(installed, "copy_package", place)
         yield patch
 
 
@@ -86,7 +86,7 @@ def test_base_is_built_once_and_again_when_its_parts_change(
         return placed
 
     before = api.inspect_image(runtime)["Id"]
-    monkeypatch.setattr(installed, "place", with_more)
+    monkeypatch.setattr(installed, "copy_package", with_more)
     base.ensure(api, base.Variant.RUNTIME)
     assert "making the base image" in capsys.readouterr().err
     after = api.inspect_image(runtime)

@@ -73,7 +73,7 @@ async def test_session_outlives_its_connection(env: type[Counter], how: str) -> 
             assert proxy.connections > 1
             assert app.sessions.active == 1
             (link,) = app._ensure_built().links._links.values()
-            assert (link.frame_count, len(link._retained)) == (5, 1)  # frames that were read are gone
+            assert (link.frame_count, len(link._retained_frames)) == (5, 1)  # frames that were read are gone
         await eventually(lambda: app.sessions.active == 0)  # a close in order ends the lease too
 
 

@@ -124,7 +124,7 @@ def test_fingerprint_of_the_base_follows_its_parts(monkeypatch: pytest.MonkeyPat
             (folder / "ropewalk.whl").write_text(installed_file)
             return installed.PlacedPackage("./ropewalk.whl", ("pydantic>=2.9",))
 
-        monkeypatch.setattr(installed, "place", place)
+        monkeypatch.setattr(installed, "copy_package", place)
         with base.context() as request:
             assert (request.context / "healthcheck.py").is_file()
             return request.labels[base.FINGERPRINT]

@@ -16,7 +16,7 @@ def test_instructions_are_joined_over_continued_lines_and_comments() -> None:
     found = Dockerfile.parse(
         '# a comment\nfrom python:3.11 as one\n\nRUN a && \\\n  # in between\n\n  b\nCMD ["x"]\n'
     )
-    assert [(one.word, one.rest, one.line) for one in found.all] == [
+    assert [(one.keyword, one.arguments, one.line) for one in found.all] == [
         ("RUN", "a && b", 4),
         ("CMD", '["x"]', 8),
     ]
@@ -24,8 +24,8 @@ def test_instructions_are_joined_over_continued_lines_and_comments() -> None:
 
 def test_escapes_and_a_last_line_that_is_continued() -> None:
     found = Dockerfile.parse("# escape=`\nFROM a\nRUN one `\n  two\nRUN c:\\\nRUN d\n")
-    assert [one.rest for one in found.all] == ["one two", "c:\\", "d"]
-    assert Dockerfile.parse("FROM a\nRUN one \\").all[-1].rest == "one"
+    assert [one.arguments for one in found.all] == ["one two", "c:\\", "d"]
+    assert Dockerfile.parse("FROM a\nRUN one \\").all[-1].arguments == "one"
 
 
 def test_args_have_their_first_default_and_no_quotes() -> None:
@@ -38,7 +38,7 @@ def test_base_is_found_below_the_stages_of_the_file() -> None:
         "ARG B=x\nFROM --platform=linux/amd64 ${B} AS Build\nUSER one\nFROM alpine:3\nFROM build as more\nFROM more\n"
     )
     assert (found.base, found.base_image) == ("${B}", "x")
-    assert [one.rest for one in found.final] == ["one"]
+    assert [one.arguments for one in found.final] == ["one"]
 
 
 def test_heredoc_bodies_are_not_instructions_and_shifts_are_not_heredocs() -> None:
@@ -47,7 +47,7 @@ def test_heredoc_bodies_are_not_instructions_and_shifts_are_not_heredocs() -> No
         "COPY <<'END' /file\nUSER x\nEND",
         "RUN echo $((1 << 4)) <<< w",
     ):
-        assert [one.word for one in Dockerfile.parse(f"FROM a\n{line}\nCMD b\n").all][1:] == ["CMD"], line
+        assert [one.keyword for one in Dockerfile.parse(f"FROM a\n{line}\nCMD b\n").all][1:] == ["CMD"], line
 
 
 def test_a_file_without_from_is_refused(tmp_path: Path) -> None:
@@ -83,5 +83,5 @@ def test_each_environment_uses_the_base_and_its_user() -> None:
     for file in files:
         found = Dockerfile.read(file)
         assert variant_for(found) is base.Variant.RUNTIME, file
-        assert [one.rest for one in found.all if one.word == "USER"][-1] == "env", file
+        assert [one.arguments for one in found.all if one.keyword == "USER"][-1] == "env", file
         assert (file.parents[1] / ".dockerignore").is_file(), file

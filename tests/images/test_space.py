@@ -109,7 +109,10 @@ def test_directives_stay_on_top_and_stages_keep_their_names(tmp_path: Path) -> N
     assert stages[-2:] == [("ropewalk-build", "builder"), ("ropewalk-build", None)]
     assert "BASE_IMAGE" not in Dockerfile.parse(dockerfile).args
     last = Dockerfile.parse(dockerfile).all[-1]
-    assert (last.word, last.rest) == ("ENV", "ROPEWALK_ALLOWED_HOSTS=*.hf.space ENABLE_WEB_INTERFACE=true")
+    assert (last.keyword, last.arguments) == (
+        "ENV",
+        "ROPEWALK_ALLOWED_HOSTS=*.hf.space ENABLE_WEB_INTERFACE=true",
+    )
 
 
 def test_required_files_are_included_despite_ignore_rules(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_closing_is_final_and_idempotent(counter_url: str) -> None:
 
 async def test_sync_or_async_is_chosen_before_use(counter_url: str) -> None:
     async with CounterEnv(counter_url) as env:
-        with pytest.raises(ConfigurationError, match=r"sync\(\) comes before that"):
+        with pytest.raises(ConfigurationError, match=r"sync\(\) comes too late"):
             env.sync()
     used = CounterEnv(counter_url).sync()
     await asyncio.to_thread(used.reset)

@@ -545,7 +545,7 @@ async def test_bytes_of_waiting_requests_are_bounded(monkeypatch: pytest.MonkeyP
         for number in range(1, 9):
             await second.send(json.dumps({"id": number, "op": "state"}) + 100 * " ")
         conversations: Any = app._ensure_built().sockets._conversations
-        (waiting,) = [one for one in conversations if one._link._opening]
+        (waiting,) = [one for one in conversations if one._link._opening_count]
         await eventually(lambda: len(waiting._link.running) == 3)
         await asyncio.sleep(0.05)  # in which more would be read
         assert len(waiting._link.running) == 3
