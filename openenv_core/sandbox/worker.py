@@ -32,7 +32,8 @@ INTERRUPT_REPEAT_INTERVAL_S: Final = 0.05
 """Seconds after which an interrupt is repeated, because one that arrives before the code runs has no effect."""
 
 ORPHAN_TIMEOUT_S: Final = 0.2
-"""Seconds within which an interpreter ends after its socket has closed, unless the machine is busy."""
+"""Seconds within which an interpreter ends, or its zygote's end is reported, after its socket has closed, unless the
+machine is busy."""
 
 ORPHAN_POLL_INTERVAL_S: Final = 0.01
 
@@ -402,8 +403,8 @@ class Worker:
                 # On a busy machine it may still be ending by itself; then its exit does not tell of this signal.
                 self._break(closed)
                 processes.send_signal(signal.SIGKILL)
-        elif processes.tree.members > 1 or waited_s > EXIT_TIMEOUT_S:
-            # With other interpreters in its tree its exit is not reported; on a busy machine it is reported late.
+        elif waited_s > (ORPHAN_TIMEOUT_S if processes.tree.members > 1 else EXIT_TIMEOUT_S):
+            # With other interpreters in its tree its exit is not reported, but the zygote's would be.
             self._kill_broken("the code ended the interpreter")
             return
         self._loop.call_later(ORPHAN_POLL_INTERVAL_S, self._on_orphaned, since)

@@ -251,7 +251,7 @@ class Link:
                 other.task for other in self.running if other.round is not None and other.task is not None
             ]
             # All waits are in its task: if another socket takes over, this one is cancelled and the request goes on.
-            await asyncio.wait([self._start(request, self._answer(request, earlier))])
+            await asyncio.wait([self._start(request, self._answer(request, earlier_tasks))])
         else:
             self._start(request)
 

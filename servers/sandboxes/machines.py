@@ -107,7 +107,7 @@ class ProcessMachine:
             undo.callback(ours.close)
             async with self._forking:
                 if self._frozen:
-                    raise GuestError("aborted", "expected a sandbox that is not paused, got one that is")
+                    raise GuestError("aborted", "the sandbox is paused")
                 try:
                     session = await self._session.fork_agent(theirs, len(contexts), ask)
                 except FileRefusedError as error:

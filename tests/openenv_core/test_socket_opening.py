@@ -249,7 +249,7 @@ def test_proxy_is_chosen_by_environment_variables(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="expected|both a token and an Authorization header"):
+    with pytest.raises(ConfigurationError, match=r"expected|both a token"):
         GenericEnvClient("http://h:1", **settings)
 
 

@@ -93,7 +93,7 @@ async def test_sync_or_async_is_chosen_before_use(counter_url: str) -> None:
             env.sync()
     used = CounterEnv(counter_url).sync()
     await asyncio.to_thread(used.reset)
-    with pytest.raises(ConfigurationError, match="await comes before"):
+    with pytest.raises(ConfigurationError, match="await comes too late"):
         await used
     await asyncio.to_thread(used.close)
 
