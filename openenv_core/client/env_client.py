@@ -451,10 +451,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             self._wait = None if self._was_answered else SlotWait(self._options.queue_timeout_s)
             while True:
                 conversation = self._conversation or await self._find_session(fresh=reset is not None)
-                if journal.obstacle == CLOSED:
-                    raise ConnectionLostError(
-                        CLOSED
-                    )  # closed while this request waited for the lock, or connected
+                if journal.obstacle == CLOSED:  # while this request waited for the lock, or connected
+                    raise ConnectionLostError(CLOSED)
                 if reset is not None and not losses:
                     reset = journal.complete(reset, conversation.carrier.deterministic)
                     frame = encode_request("reset", reset)
