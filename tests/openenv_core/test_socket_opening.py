@@ -249,7 +249,7 @@ def test_which_proxy_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="expected|both a token"):
+    with pytest.raises(ConfigurationError, match=r"expected|both a token"):
         GenericEnvClient("http://h:1", **settings)
 
 

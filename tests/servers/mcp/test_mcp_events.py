@@ -84,9 +84,9 @@ async def test_who_comes_back_for_a_reply_that_is_too_long_to_be_kept_is_told_so
                 await anext(seen)
                 last, _ = await anext(seen)
             ((link,),) = [one.values() for one in engine_of(app)._connections.values()]
-            before = link.events._last
+            before = link.events._last_id
             Vast.go.set()
-            await eventually(lambda: link.events._last > before)
+            await eventually(lambda: link.events._last_id > before)
             back = {**mine, "last-event-id": last}
             async with asyncio.timeout(PATIENCE_S), http.stream("GET", url, headers=back) as reply:
                 rest = [json.loads(data) async for _, data in _to_the_end(reply) if data]

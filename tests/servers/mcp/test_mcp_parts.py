@@ -114,7 +114,7 @@ async def test_a_thread_that_tells_without_end_fills_nothing(monkeypatch: pytest
     assert told == list(range(5000))[-MAX_WAITING:]
     thread = threading.Thread(target=tell)
     thread.start()
-    while thread.is_alive() or outbox._waiting:  # noqa: ASYNC110 - what is waited for knows no event
+    while thread.is_alive() or outbox._queue:  # noqa: ASYNC110 - what is waited for knows no event
         await asyncio.sleep(0)
     await outbox.flush()
     assert told[-1] == 4999
