@@ -129,7 +129,7 @@ def test_a_folder_without_a_manifest_is_built_and_one_that_is_no_environment_ref
     (tmp_path / "openenv.yaml").write_text("name: a\n")
     with pytest.raises(ConfigurationError, match=r"expected a Dockerfile at server/Dockerfile or Dockerfile"):
         plan(tmp_path)
-    with pytest.raises(ConfigurationError, match="no environment's folder"):
+    with pytest.raises(ConfigurationError, match=r"no environment's folder"):
         plan(tmp_path / "absent")
 
 

@@ -32,7 +32,7 @@ def validate_frame(validator: Any, frame: str | bytes) -> None:
 def validated_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many frames were held: [requests that the server has taken, answers]."""
     counts = [0, 0]
-    read, send, send_rest = Links.read, Link.send, LinkConversation._send_rest
+    read, send, send_rest = Links.read, Link.send, LinkConversation._send_remaining
     answer_eagerly = Link.answer_eagerly
 
     def checked_read(self: Links, frame: str | bytes) -> Any:
@@ -61,5 +61,5 @@ def validated_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(Links, "read", checked_read)
     monkeypatch.setattr(Link, "answer_eagerly", checked_answer)
     monkeypatch.setattr(Link, "send", checked_send)
-    monkeypatch.setattr(LinkConversation, "_send_rest", checked_rest)
+    monkeypatch.setattr(LinkConversation, "_send_remaining", checked_rest)
     return counts

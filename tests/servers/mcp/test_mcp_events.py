@@ -84,9 +84,9 @@ async def test_resuming_for_a_reply_too_large_to_keep_gets_an_error() -> None:
                 await anext(stream_events)
                 last, _ = await anext(stream_events)
             ((link,),) = [one.values() for one in engine_of(app)._connections.values()]
-            before = link.events._last
+            before = link.events._last_id
             Vast.go.set()
-            await eventually(lambda: link.events._last > before)
+            await eventually(lambda: link.events._last_id > before)
             back = {**mine, "last-event-id": last}
             async with asyncio.timeout(WAIT_TIMEOUT_S), http.stream("GET", url, headers=back) as reply:
                 rest = [json.loads(data) async for _, data in _to_the_end(reply) if data]

@@ -120,7 +120,7 @@ async def test_outbox_stays_bounded_under_a_flood_from_a_thread(monkeypatch: pyt
     assert delivered == list(range(5000))[-MAX_WAITING:]
     thread = threading.Thread(target=tell)
     thread.start()
-    while thread.is_alive() or outbox._waiting:  # noqa: ASYNC110 - what is waited for knows no event
+    while thread.is_alive() or outbox._queue:  # noqa: ASYNC110 - what is waited for knows no event
         await asyncio.sleep(0)
     await outbox.flush()
     assert delivered[-1] == 4999
