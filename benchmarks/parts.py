@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from benchmarks.wire.measurements import Measurements
 from rl_bridge.errors import RunInUseError
-from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
+from rl_bridge.loops.folder_lock import LOCK_FILE, lock_folder
 
 PLAN: Final = "plan.json"
 FILES: Final = "files"
@@ -189,7 +189,7 @@ def _lock_folder(parser: argparse.ArgumentParser, folder: Path) -> Iterator[None
     """Lock the folder: another process would mistake a part in progress for an interrupted one and remove it."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(folder_of_ones_own(folder))
+            stack.enter_context(lock_folder(folder))
         except RunInUseError:
             parser.error(
                 f"another process, named in {str(folder / LOCK_FILE)!r}, is measuring in {str(folder)!r}; "

@@ -11,12 +11,12 @@ from pathlib import Path
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR; see netdevice(7)."""
 _ANY_PORT = 9
-_NAME_BYTES, _REQUEST_BYTES, _ADDRESS_AT = 15, 256, 20
+_NAME_BYTES, _REQUEST_BYTES, _ADDRESS_OFFSET = 15, 256, 20
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 """One address per line: in hexadecimal first, the interface's name last."""
 
 
-NAMED_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables by which torch.distributed is told the interface."""
 
 
@@ -29,48 +29,54 @@ def name_interface(environment: MutableMapping[str, str], host: str) -> None:
         environment: The ranks' environment variables; changed in place.
         host: Name or address of another host, or the address by which others reach this one.
     """
-    if (name := interface_towards(host)) is not None:
-        for variable in NAMED_BY:
+    if (name := find_interface(host)) is not None:
+        for variable in INTERFACE_VARIABLES:
             environment.setdefault(variable, name)
 
 
-def interface_towards(host: str) -> str | None:
+def find_interface(host: str) -> str | None:
     """Return the name of the interface that packets to `host` leave by, or None if unknown. Sends nothing."""
     with contextlib.suppress(OSError):
         family, kind, _, _, remote = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as asking:
-            asking.connect(remote)
-            own = asking.getsockname()[0]
-        return _of_ipv6(own) if family == socket.AF_INET6 else _of_ipv4(own)
+        with socket.socket(family, kind) as probe:
+            probe.connect(remote)
+            own_address = probe.getsockname()[0]
+        return (
+            _find_ipv6_interface(own_address)
+            if family == socket.AF_INET6
+            else _find_ipv4_interface(own_address)
+        )
     return None
 
 
-def is_own(host: str) -> bool:
+def is_own_address(host: str) -> bool:
     """Whether an address, or the first address of a name, belongs to this host."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as bound:
-            bound.bind(address)
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
     except OSError:
         return False
     return True
 
 
-def _of_ipv4(own: str) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        return next((name for _, name in socket.if_nameindex() if _address(asking, name) == own), None)
+def _find_ipv4_interface(own_address: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        return next(
+            (name for _, name in socket.if_nameindex() if _get_address(probe, name) == own_address), None
+        )
 
 
-def _of_ipv6(own: str) -> str | None:
-    wanted = ipaddress.IPv6Address(own.partition("%")[0]).packed.hex()
+def _find_ipv6_interface(own_address: str) -> str | None:
+    address = ipaddress.IPv6Address(own_address.partition("%")[0]).packed.hex()
     lines = (line.split() for line in _IPV6_ADDRESSES.read_text(encoding="ascii").splitlines())
-    return next((columns[-1] for columns in lines if columns and columns[0] == wanted), None)
+    return next((columns[-1] for columns in lines if columns and columns[0] == address), None)
 
 
-def _address(asking: socket.socket, name: str) -> str | None:
+def _get_address(probe: socket.socket, name: str) -> str | None:
     request = struct.pack(f"{_REQUEST_BYTES}s", name.encode()[:_NAME_BYTES])
     try:
-        answer = fcntl.ioctl(asking.fileno(), _GET_ADDRESS, request)
+        reply = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)
     except OSError:  # the interface has no IPv4 address
         return None
-    return socket.inet_ntoa(answer[_ADDRESS_AT : _ADDRESS_AT + 4])
+    return socket.inet_ntoa(reply[_ADDRESS_OFFSET : _ADDRESS_OFFSET + 4])

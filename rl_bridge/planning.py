@@ -21,11 +21,11 @@ from rl_bridge.config import (
 from rl_bridge.config.monarch import Dtype, RolesConfig
 from rl_bridge.config.sections import Checkpointing
 from rl_bridge.errors import ModelError
-from rl_bridge.services.options import Placement, ServiceOptions, by_need, options_of
+from rl_bridge.services.options import Placement, ServiceOptions, options_of, order_for_placement
 from rl_bridge.titan.architecture import Architecture, architecture_of, read_hf_config
 
 INDEX: Final = "model.safetensors.index.json"
-OTHERWISE: Final = "or say how large the model is by --parameters"
+PARAMETERS_HINT: Final = "or say how large the model is by --parameters"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -68,13 +68,13 @@ class ModelSize:
         try:
             config = read_hf_config(folder)
         except ModelError as error:
-            raise ModelError(f"{error}; {OTHERWISE}") from error
+            raise ModelError(f"{error}; {PARAMETERS_HINT}") from error
         try:
             architecture = architecture_of(config, where=str(folder))
         except ModelError as error:  # a reward model may have an unsupported architecture
             files = sorted(folder.glob("*.safetensors"))
             if not files:
-                raise ModelError(f"{error}, or the weights themselves; {OTHERWISE}") from error
+                raise ModelError(f"{error}, or the weights themselves; {PARAMETERS_HINT}") from error
             return cls(parameters=_count_stored(folder, files))
         return cls(parameters=architecture.parameters, architecture=architecture)
 
@@ -90,36 +90,32 @@ def parse_count(text: str) -> int:
 
 def _count_stored(folder: Path, files: list[Path]) -> int:
     """Count the parameters in the safetensors files of a checkpoint; ModelError if a file is missing."""
-    reading = folder / INDEX
+    path = folder / INDEX
     try:
         names = (
-            set(json.loads(reading.read_text(encoding="utf-8"))["weight_map"].values())
-            if reading.exists()
-            else ()
+            set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()) if path.exists() else ()
         )
         missing = sorted({*names} - {file.name for file in files})
         count = 0
-        for reading in () if missing else files:
-            with reading.open("rb") as opened:  # the header's length in 8 bytes, then the header in JSON
-                header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        for path in () if missing else files:
+            with path.open("rb") as reader:  # the header's length in 8 bytes, then the header in JSON
+                header = json.loads(reader.read(int.from_bytes(reader.read(8), "little")))
             count += sum(
                 math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
             )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
-        raise ModelError(
-            f"expected an index or a file of safetensors at {str(reading)!r}: {error!r}"
-        ) from error
+        raise ModelError(f"expected an index or a file of safetensors at {str(path)!r}: {error!r}") from error
     if missing:
         raise ModelError(
             f"expected all files of weights that {INDEX} names at {str(folder)!r}, {len(missing)} are missing, "
-            f"{missing[0]} among them; {OTHERWISE}"
+            f"{missing[0]} among them; {PARAMETERS_HINT}"
         )
     return count
 
 
 TRAINER_BYTES: Final = 16
 """Bytes per trained parameter: master weight, gradient and Adam's two moments, 4 bytes each."""
-WHY_NOT_14: Final = (
+BYTES_EXPLANATION: Final = (
     "16 bytes a parameter (weights, gradients, two moments, float32 each; in bf16 beside float32 masters "
     "2 + 2 + 4 + 8); the guide's 14 leaves the 2 of the gradients out"
 )
@@ -127,11 +123,11 @@ FROZEN_BYTES: Final = 4
 """Bytes per frozen parameter: reference model, reward model and the weights beside adapters are float32."""
 KEPT_VERSIONS: Final = 2
 """Versions of the weights that the publisher keeps in memory; up to four if readers are slow."""
-ON_THEIR_WAY: Final = f"{KEPT_VERSIONS} versions of the weights on their way"
+IN_TRANSIT: Final = f"{KEPT_VERSIONS} versions of the weights on their way"
 ASLEEP: Final = "weights, in the trainer's turn, with what page-locking rounds up"
 """vLLM backs up a sleeping generator's weights in PyTorch's page-locked memory, whose blocks are powers of two: at most
 twice the weights, which stay allocated while it is awake."""
-WIDTHS: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2})
+DTYPE_BYTES: Final[Mapping[str, int]] = MappingProxyType({"float32": 4, "bfloat16": 2})
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -158,9 +154,9 @@ class RoleMemory:
 
     def fits(self, gpu_bytes: float) -> bool:
         """Whether a process fits on a GPU with so many bytes of memory."""
-        return self.room(gpu_bytes) >= 0
+        return self.free_bytes(gpu_bytes) >= 0
 
-    def room(self, gpu_bytes: float) -> float:
+    def free_bytes(self, gpu_bytes: float) -> float:
         """Bytes that its share of such a GPU has left beside a process; negative if the process does not fit."""
         return gpu_bytes * self.gpu_share - self.process_bytes
 
@@ -175,16 +171,18 @@ def sent_bytes(size: ModelSize, config: Config | None) -> int:
     if config is None:
         return 2 * size.parameters
     lora = config.pushed_adapter
-    return WIDTHS[config.model.dtype] * (size.parameters if lora is None else size.adapter_parameters(lora))
+    return DTYPE_BYTES[config.model.dtype] * (
+        size.parameters if lora is None else size.adapter_parameters(lora)
+    )
 
 
 def memory_of_roles(
     config: Config, size: ModelSize, reward_model: ModelSize | None = None
 ) -> list[RoleMemory]:
     """Return the memory of a run's roles, given the sizes of the policy and of `reward.model`, if any."""
-    roles, width, architecture = config.monarch.roles, WIDTHS[config.model.dtype], size.architecture
+    roles, width, architecture = config.monarch.roles, DTYPE_BYTES[config.model.dtype], size.architecture
     roles_memory = [
-        _trainer(config, size),
+        _trainer_memory(config, size),
         RoleMemory(
             role="policy",
             replicas=roles.policy.replicas,
@@ -194,7 +192,7 @@ def memory_of_roles(
             per_process=(
                 {"a tensor of new weights": width * architecture.output_parameters} if architecture else {}
             )
-            | _held_on_gpu(config, sent_bytes(size, config)),
+            | _in_transit_on_gpu(config, sent_bytes(size, config)),
             at_best=_full_cache_memory(config, size, width),
             host=_receive_bytes(config, sent_bytes(size, config))
             | ({ASLEEP: 2 * width * size.parameters} if config.monarch.colocate else {}),
@@ -202,18 +200,20 @@ def memory_of_roles(
         ),
     ]
     if config.has_reference:
-        own = _pass_memory(config, size, trains=False)
-        turns = config.monarch.colocate and roles.reference.gpus
-        away = {"weights, in others' turns": FROZEN_BYTES * size.parameters} if turns else {}
+        pass_bytes = _pass_memory(config, size, trains=False)
+        takes_turns = config.monarch.colocate and roles.reference.gpus
+        offloaded = {"weights, in others' turns": FROZEN_BYTES * size.parameters} if takes_turns else {}
         roles_memory.append(
-            replace(_make_frozen_role("reference", roles.reference.replicas, size, own), host=away)
+            replace(
+                _make_frozen_role("reference", roles.reference.replicas, size, pass_bytes), host=offloaded
+            )
         )
     if reward_model is not None:
         roles_memory.append(_make_frozen_role("reward", roles.reward.replicas, reward_model, {}))
     return roles_memory
 
 
-def _trainer(config: Config, size: ModelSize) -> RoleMemory:
+def _trainer_memory(config: Config, size: ModelSize) -> RoleMemory:
     role, sent = config.monarch.roles.trainer, sent_bytes(size, config)
     critic, body = config.algorithm.advantage == "gae", size.critic_parameters
     if (lora := config.model.lora) is None:
@@ -232,7 +232,7 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
             "adapters": TRAINER_BYTES * adapters,
             **({"critic": FROZEN_BYTES * body + TRAINER_BYTES * adapters} if critic else {}),
         }
-    host_memory = {ON_THEIR_WAY: KEPT_VERSIONS * sent}
+    host_memory = {IN_TRANSIT: KEPT_VERSIONS * sent}
     if config.monarch.transport == "torchstore":
         host_memory = {
             "a version that is being put": sent,
@@ -251,7 +251,7 @@ def _trainer(config: Config, size: ModelSize) -> RoleMemory:
         replicas=1,
         processes=role.procs * role.hosts,
         parts=parts,
-        per_process=_pass_memory(config, size, trains=True) | _held_on_gpu(config, sent),
+        per_process=_pass_memory(config, size, trains=True) | _in_transit_on_gpu(config, sent),
         host=host_memory,
     )
 
@@ -269,7 +269,7 @@ def bytes_by_checkpointing(config: Config, size: ModelSize) -> dict[Checkpointin
     if size.architecture is None:
         return {}
     kinds: tuple[Checkpointing, ...] = ("none", "selective", "full")
-    return {kind: _trainer(with_checkpointing(config, kind), size).process_bytes for kind in kinds}
+    return {kind: _trainer_memory(with_checkpointing(config, kind), size).process_bytes for kind in kinds}
 
 
 def bytes_of_one_rank(
@@ -287,7 +287,9 @@ def bytes_of_one_rank(
 
 def choose_checkpointing(needed: Mapping[Checkpointing, int], gpu_bytes: float) -> Checkpointing:
     """Return the kind that `auto` stands for on a GPU: the first of `bytes_by_checkpointing` that fits, else full."""
-    return next((kind for kind, least in needed.items() if least <= USABLE_SHARE * gpu_bytes), "full")
+    return next(
+        (kind for kind, needed_bytes in needed.items() if needed_bytes <= USABLE_SHARE * gpu_bytes), "full"
+    )
 
 
 def with_checkpointing(config: Config, kind: Checkpointing) -> Config:
@@ -296,12 +298,12 @@ def with_checkpointing(config: Config, kind: Checkpointing) -> Config:
     return config.model_copy(update={"trainer": trainer})
 
 
-def _held_on_gpu(config: Config, sent: int) -> dict[str, int]:
+def _in_transit_on_gpu(config: Config, sent: int) -> dict[str, int]:
     """Return what a trainer rank keeps on its GPU for readers there, whoever's turn the GPU is (`cuda_ipc` only)."""
     if config.monarch.transport != "cuda_ipc":
         return {}
     role = config.monarch.roles.trainer
-    return {ON_THEIR_WAY: -(-KEPT_VERSIONS * sent // (role.procs * role.hosts))}
+    return {IN_TRANSIT: -(-KEPT_VERSIONS * sent // (role.procs * role.hosts))}
 
 
 def _make_frozen_role(
@@ -324,7 +326,7 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     architecture = size.architecture
     if architecture is None:
         return {}
-    trainer, width = config.trainer, WIDTHS[config.model.dtype]
+    trainer, width = config.trainer, DTYPE_BYTES[config.model.dtype]
     tokens, heads = (
         max(trainer.tokens_per_pass, config.rollout.max_length),
         architecture.heads + architecture.kv_heads,
@@ -337,18 +339,18 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     else:
         block = width * (4 * architecture.hidden_dim + 3 * architecture.dim + 2 * heads_width)
         block += 4 * (4 * architecture.dim + 2 * heads_width)
-    ends = (8 + width) * architecture.dim  # the embedding, the last norm, the output layer's input
+    outer_values = (8 + width) * architecture.dim  # the embedding, the last norm, the output layer's input
     memory = {"logits of a chunk": 2 * trainer.tokens_per_chunk * vocabulary * 4}
     # FSDP gathers the layers in use; the output layer's gradient is accumulated in float32.
-    narrow = 0 if width == 4 else width
+    cast_width = 0 if width == 4 else width
     output, layer = vocabulary * architecture.dim, architecture.layer_parameters
     share = trainer.tensor_parallel if trains else 1
     if not trains:
         return memory | {
             "gathered layers": width * (output + 2 * layer),
-            "activations": tokens * (block + ends),
+            "activations": tokens * (block + outer_values),
         }
-    memory["gathered layers"] = (width + 4 + narrow) * output + (2 * width + 4) * layer // share
+    memory["gathered layers"] = (width + 4 + cast_width) * output + (2 * width + 4) * layer // share
     queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
     products = queries + 2 * keys + 2 * architecture.hidden_dim + 2 * architecture.dim
     kept_per_token = {"full": architecture.dim, "selective": architecture.dim + queries + products // 2}
@@ -357,7 +359,7 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
         saved = architecture.layers * kept_per_token[kind] * width + 2 * block
     else:
         saved = (architecture.layers + 1) * block
-    return memory | {"activations": tokens * (saved + ends) // share}
+    return memory | {"activations": tokens * (saved + outer_values) // share}
 
 
 def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
@@ -556,9 +558,9 @@ def _max_generators_per_host(monarch: MonarchConfig) -> int:
         )
         for name in ("trainer", "policy")
     }
-    for name in by_need(roles):
+    for name in order_for_placement(roles):
         for _ in range(getattr(monarch.roles, name).replicas):
-            slot = placement.take(roles[name], 0.0)
+            slot = placement.reserve(roles[name], 0.0)
             if name == "policy":
                 generators_by_host[slot.first] += 1
     return max(generators_by_host.values())

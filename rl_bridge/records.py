@@ -135,15 +135,17 @@ class TokenDecoder:
         """
         pieces: list[str] = []
         begin = read = 0
-        before = ""
-        for place in range(1, len(tokens) + 1):
-            now = self._decode(tokens[begin:place])
-            if place < len(tokens) and (len(now) <= len(before) or now.endswith(INCOMPLETE_CHARACTER)):
+        previous_text = ""
+        for index in range(1, len(tokens) + 1):
+            decoded = self._decode(tokens[begin:index])
+            if index < len(tokens) and (
+                len(decoded) <= len(previous_text) or decoded.endswith(INCOMPLETE_CHARACTER)
+            ):
                 pieces.append("")
                 continue
-            pieces.append(now[len(before) :])
-            begin, read = read, place
-            before = self._decode(tokens[begin:read])
+            pieces.append(decoded[len(previous_text) :])
+            begin, read = read, index
+            previous_text = self._decode(tokens[begin:read])
         return pieces
 
 
@@ -180,8 +182,8 @@ def _make_turn_records(
     trajectory: Trajectory, rows: Sequence[TrainSample], text: TokenDecoder
 ) -> Iterator[TurnRecord]:
     previous: list[int] = []
-    marks = find_trained_tokens(trajectory.turns, rows)
-    for turn, trained in zip(trajectory.turns, marks, strict=True):
+    trained_by_turn = find_trained_tokens(trajectory.turns, rows)
+    for turn, trained in zip(trajectory.turns, trained_by_turn, strict=True):
         fresh = not previous or list(turn.prompt[: len(previous)]) != previous
         new = turn.prompt if fresh else turn.prompt[len(previous) :]
         previous = [*turn.prompt, *turn.completion.tokens]
@@ -206,17 +208,19 @@ def find_trained_tokens(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> I
 
     This is read from the rows that the trainer gets, so whatever masks or drops them is accounted for.
     """
-    at = read = 0
+    row_index = read_end = 0
     for turn in turns:
         begin, end = len(turn.prompt), len(turn.prompt) + len(turn.completion.tokens)
         turn_tokens = [*turn.prompt, *turn.completion.tokens]
-        # The same row may continue with this turn; a turn that begins before `read` is in a later row.
-        candidates = range(at if begin >= read else at + 1, len(rows))
-        index = next((place for place in candidates if list(rows[place].tokens[:end]) == turn_tokens), None)
+        # The same row may continue with this turn; a turn that begins before `read_end` is in a later row.
+        candidates = range(row_index if begin >= read_end else row_index + 1, len(rows))
+        index = next(
+            (candidate for candidate in candidates if list(rows[candidate].tokens[:end]) == turn_tokens), None
+        )
         if index is None:
             yield [False] * len(turn.completion.tokens)
         else:
-            at, read = index, end
+            row_index, read_end = index, end
             yield list(rows[index].loss_mask[begin:end])
 
 
@@ -307,10 +311,10 @@ class RolloutRecords:
         rows: defaultdict[int, list[TrainSample]] = defaultdict(list)
         for sample in samples:
             rows[sample.trajectory].append(sample)
-        kept_places = random.Random(iteration).sample(range(len(groups)), min(self._groups, len(groups)))
+        recorded = random.Random(iteration).sample(range(len(groups)), min(self._groups, len(groups)))
         first = 0
-        for place, group in enumerate(groups):
-            if place in kept_places:
+        for index, group in enumerate(groups):
+            if index in recorded:
                 group_rows = [rows[first + sibling] for sibling in range(len(group.trajectories))]
                 self._append_group(iteration, group, group_rows)
             first += len(group.trajectories)

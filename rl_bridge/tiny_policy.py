@@ -38,8 +38,8 @@ def make_tiny_policy(folder: Path, texts: Iterable[str], *, seed: int, max_lengt
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # a bar for one small file is noise
-    making = folder.with_name(f"{folder.name}.partial")
-    vocabulary = _write_tokenizer(making, texts)
+    partial_folder = folder.with_name(f"{folder.name}.partial")
+    vocabulary = _write_tokenizer(partial_folder, texts)
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(
         Qwen3Config(
@@ -59,8 +59,8 @@ def make_tiny_policy(folder: Path, texts: Iterable[str], *, seed: int, max_lengt
             pad_token_id=None,
         )
     )
-    model.to(torch.float32).save_pretrained(str(making))
-    return making.replace(folder)
+    model.to(torch.float32).save_pretrained(str(partial_folder))
+    return partial_folder.replace(folder)
 
 
 def _write_tokenizer(folder: Path, texts: Iterable[str]) -> list[str]:

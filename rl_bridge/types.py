@@ -11,7 +11,7 @@ NO_VERSION: PolicyVersion = -1
 """The version of tokens that no policy generated."""
 
 
-def _oldest(versions: Iterable[PolicyVersion]) -> PolicyVersion:
+def _find_oldest(versions: Iterable[PolicyVersion]) -> PolicyVersion:
     """Return the smallest version; 0 if there is none, as unknown weights count as old."""
     return min(versions, default=0)
 
@@ -61,7 +61,7 @@ class Completion:
     @property
     def version(self) -> PolicyVersion:
         """The oldest version among its tokens; 0 if it has none."""
-        return _oldest(self.versions)
+        return _find_oldest(self.versions)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -134,7 +134,7 @@ class Trajectory:
     @property
     def version(self) -> PolicyVersion:
         """The oldest version among its tokens; 0 if it has none."""
-        return _oldest(version for turn in self.turns for version in turn.completion.versions)
+        return _find_oldest(version for turn in self.turns for version in turn.completion.versions)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -154,7 +154,7 @@ class Group:
     @property
     def version(self) -> PolicyVersion:
         """The oldest version among the group's tokens; 0 if it has none."""
-        return _oldest(
+        return _find_oldest(
             version
             for trajectory in self.trajectories
             for turn in trajectory.turns
@@ -189,4 +189,4 @@ class TrainSample:
     @property
     def version(self) -> PolicyVersion:
         """The oldest version among its tokens; 0 if no policy generated any."""
-        return _oldest(version for version in self.versions if version != NO_VERSION)
+        return _find_oldest(version for version in self.versions if version != NO_VERSION)

@@ -14,6 +14,7 @@ fast one.
 import asyncio
 import functools
 import logging
+import os
 import resource
 import socket
 import struct
@@ -377,9 +378,24 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
         self.transport = _Writer(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers."""
+        """Stop all timers; report a close that the client sent before it reset the connection."""
         self._stop_unread_timer()
+        if isinstance(exc, ConnectionError) and self.handshake_complete and not self.close_sent:
+            self._read_last_close()
         super().connection_lost(exc)
+
+    def _read_last_close(self) -> None:
+        """Look for a close in the data that is left unread since a write has failed; other frames are dropped.
+
+        Without it the application would take the end for a break, and keep sessions for a client that has ended them.
+        """
+        with suppress(OSError, RuntimeError):
+            fd = self.transport.get_extra_info("socket").fileno()
+            while data := os.read(fd, _MAX_BUFFERED_BYTES):
+                self.conn.receive_data(data)
+        if (close := self.conn.close_rcvd) is not None:
+            message: Any = {"type": "websocket.disconnect", "code": close.code, "reason": close.reason}
+            self.queue.put_nowait(message)
 
     def data_received(self, data: bytes) -> None:
         """Pass a whole frame to the application by the fast path; parse all other data."""

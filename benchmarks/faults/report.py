@@ -10,7 +10,7 @@ from benchmarks.wire.report import table, verdicts
 
 NOTICED_S = 10.0
 START_FACTOR = 2.0
-ALONE = ("reward", "environment")
+SINGLE_RANK = ("reward", "environment")
 """Services with one replica: work waits for its restart."""
 
 
@@ -45,7 +45,7 @@ def bars(
                 START_FACTOR,
                 "at most",
             )
-        elif kind in ALONE:
+        elif kind in SINGLE_RANK:
             yield Bar(f"{kind}: slowest to serve again, s", serving, NOTICED_S, "at most")
 
 

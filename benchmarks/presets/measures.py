@@ -69,12 +69,12 @@ def add_run(run: Path, measurements: Measurements, name: str, load: str) -> None
 async def _train(config: Config, folder: Path, seconds: float) -> tuple[int, float]:
     """Train; returns the number of iterations and the exact return after them."""
     from rl_bridge.loops.assembly import open_run
-    from rl_bridge.loops.recovery import train_to_the_end
+    from rl_bridge.loops.recovery import train_with_recovery
 
     async with open_run(config, folder, console=Console(width=160)) as (run, fleet):
         ending = asyncio.get_running_loop().call_later(seconds, run.preempt)
         try:
-            await fleet.guard(train_to_the_end(run))
+            await fleet.guard(train_with_recovery(run))
         finally:
             ending.cancel()
         probed: dict[str, float] = await fleet.guard(run.probe())

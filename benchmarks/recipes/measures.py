@@ -214,7 +214,7 @@ async def _train_and_evaluate(
     """Train until `until` ends, then play the held-out tasks; returns their result and the iterations trained."""
     from rl_bridge.loops.assembly import open_run
     from rl_bridge.loops.evaluation import evaluate, result_of
-    from rl_bridge.loops.recovery import train_to_the_end
+    from rl_bridge.loops.recovery import train_with_recovery
 
     trainer = config.trainer.model_copy(update={"iterations": _ENDLESS, "checkpoint_interval": 0})
     config = config.model_copy(update={"trainer": trainer})
@@ -223,7 +223,7 @@ async def _train_and_evaluate(
         # As when a run is preempted: it finishes the current iteration and stops.
         ending.add_done_callback(lambda _: run.preempt())
         try:
-            await fleet.guard(train_to_the_end(run))
+            await fleet.guard(train_with_recovery(run))
         finally:
             ending.cancel()
         await run.sync.finish()

@@ -159,7 +159,7 @@ async def _most_in_flight(leases: SessionLeases) -> AsyncIterator[list[int]]:
 
     async def watch() -> None:
         while True:
-            counts.append(leases.lent)
+            counts.append(leases.leased)
             await asyncio.sleep(0.01)
 
     watching = asyncio.ensure_future(watch())

@@ -96,7 +96,7 @@ async def _jobs(
             for strategy in STRATEGIES:
                 progress(f"seed {seed + 1} of {plan.seeds}: {strategy}, {load}")
                 send = workers.work.route if strategy == LEAST_LOADED else _in_turns(workers)
-                makespan, durations = await _spread(lengths, plan.callers, send)
+                makespan, durations = await _assign_to_passes(lengths, plan.callers, send)
                 measurements.add(MAKESPAN, strategy, load, makespan)
                 measurements.add(P99, strategy, load, statistics.quantiles(durations, n=100)[98])
                 measurements.add(MEAN, strategy, load, statistics.fmean(durations))
@@ -111,7 +111,7 @@ def _in_turns(workers: "Service") -> Send:
     return send
 
 
-async def _spread(lengths: list[float], callers: int, send: Send) -> tuple[float, list[float]]:
+async def _assign_to_passes(lengths: list[float], callers: int, send: Send) -> tuple[float, list[float]]:
     """Send all jobs; returns the total seconds and the seconds of each job."""
     waiting = iter(lengths)
     durations: list[float] = []

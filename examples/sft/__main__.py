@@ -29,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m examples.sft", description=__doc__)
     parser.add_argument("--config", metavar="FILE", required=True, help="the recipe's YAML file")
     parser.add_argument("--name", help="the folder below output_dir; by default the recipe's name")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="change a key of the file")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.key=value", help="override a key of the file"
+    )
     arguments = parser.parse_args(argv)
     try:
         require_name(arguments.name, kind="runs")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+from openenv_core.backoff import Backoff
 from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions
 from openenv_core.client.socket import open_socket
-from openenv_core.client.waiting import Backoff
 from openenv_core.errors import (
     AccessRefusedError,
     AuthenticationError,
@@ -446,8 +446,7 @@ class Conversation:
                     raise error
                 last_taken_id = fields["taken"]
         except BaseException:
-            carrier.broken = True  # so that `abort` sends no close, which would end the sessions
-            carrier.abort()
+            carrier.abort()  # with a close, unless it is broken: the client, or the server, has ended the sessions
             raise
         carrier.deterministic |= self.carrier.deterministic
         self.carrier, self._resume_task = carrier, None

@@ -387,9 +387,11 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """End the session, aborting a request in progress. A later request opens a new session."""
         self._bind_loop()
         self._abort_request()
-        async with self._request_lock:
-            await self._close_session()
-            self._lost_reason = None
+        try:
+            async with self._request_lock:
+                await self._close_session()
+                self._lost_reason = None
+        finally:
             self._journal.clear()
 
     async def close(self) -> None:
@@ -446,13 +448,13 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         await lock.acquire()
         try:
             journal, losses = self._journal, 0
-            if journal.obstacle == CLOSED and self._conversation is not None:
-                raise ConnectionLostError(CLOSED)  # closed while this request waited for the lock
             self._wait = None if self._was_answered else SlotWait(self._options.queue_timeout_s)
             while True:
-                conversation = self._conversation
-                if conversation is None:
-                    conversation = await self._find_session(fresh=reset is not None)
+                conversation = self._conversation or await self._find_session(fresh=reset is not None)
+                if journal.obstacle == CLOSED:
+                    raise ConnectionLostError(
+                        CLOSED
+                    )  # closed while this request waited for the lock, or connected
                 if reset is not None and not losses:
                     reset = journal.complete(reset, conversation.carrier.deterministic)
                     frame = encode_request("reset", reset)

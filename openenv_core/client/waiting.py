@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
 
+from openenv_core.backoff import Backoff
 from openenv_core.errors import CapacityError, ConnectionFailedError
 
 T = TypeVar("T")
@@ -24,29 +24,6 @@ _MAX_RETRY_S: Final = 1.0
 _NOTICE_AFTER_S: Final = 10.0
 
 _logger = logging.getLogger("openenv_core.client")
-
-
-class Backoff:
-    """Exponential back-off: each pause is twice the last; jitter takes off up to half of it.
-
-    Args:
-        min_s: The first pause, in seconds.
-        max_s: The longest pause, in seconds.
-    """
-
-    def __init__(self, min_s: float, max_s: float) -> None:
-        self._min_s, self._max_s = min_s, max_s
-        self.reset()
-
-    def reset(self) -> None:
-        """Start over with the shortest pause."""
-        self._next_s = self._min_s
-
-    def next_s(self, requested_s: float = 0.0) -> float:
-        """Return the next pause in seconds: the longer of back-off and server's request, less jitter of up to half."""
-        pause_s = max(self._next_s, min(requested_s, self._max_s))
-        self._next_s = min(2 * self._next_s, self._max_s)
-        return pause_s * random.uniform(0.5, 1.0)
 
 
 class SlotWait:

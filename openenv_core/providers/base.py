@@ -177,11 +177,13 @@ def listen(port: int = 0, backlog: int = 2048) -> socket.socket:
 class OwnedServerProvider(ABC):
     """Base class of the providers: starts and stops a server once, from any thread.
 
-    A subclass starts its server in `_launch`, and sets `_ending` as soon as there is something to clean up.
+    A subclass starts its server in `_launch`, and sets `_ending` as soon as there is something to clean up. What that
+    calls is called again if a Ctrl-C has interrupted it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._ending_lock = threading.RLock()
         self._url: str | None = None
         self._ending: weakref.finalize[..., OwnedServerProvider] | None = None
 
@@ -228,7 +230,11 @@ class OwnedServerProvider(ABC):
     def _interrupt(self) -> None:
         """Make a concurrent start fail."""
         if (ending := self._ending) is not None:
-            ending()
+            with self._ending_lock:
+                if (pending := ending.peek()) is not None:
+                    _, end, arguments, _ = pending
+                    end(*arguments)
+                    ending.detach()
 
     def _stop(self) -> None:
         """Stop the server, if any. The caller holds the lock."""

@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Final, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from openenv_core.backoff import exponential_pause_s
 from openenv_core.errors import ConfigurationError, ImageNotFoundError, OptionUnavailableError, ProviderError
 from openenv_core.providers.base import health_of
 
@@ -366,7 +367,7 @@ class PoolKeeper(Generic[MemberT]):
         self._failed += 1
         self._failures += 1
         self._last_failure = failure
-        pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2 ** min(self._failures - 1, 10))
+        pause_s = exponential_pause_s(self._failures, MIN_BACKOFF_S, MAX_BACKOFF_S)
         if isinstance(failure, PERMANENT_ERRORS):
             pause_s = PERSISTENT_FAILURE_BACKOFF_S
         self._next_start = time.monotonic() + pause_s

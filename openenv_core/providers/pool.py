@@ -113,17 +113,19 @@ class PoolProvider(OwnedServerProvider, Generic[MemberT]):
         lease = self._lease
         if lease is None:
             return False
-        alive: Any = getattr(lease.container, "alive", True)
         try:
+            alive: Any = getattr(lease.container, "alive", True)
             return bool(alive() if callable(alive) else alive)
+        except PoolError:
+            return False  # given back meanwhile
         except ProviderError:
             return True  # unknown if the engine does not respond
 
     def output(self) -> str:
         """Return the end of the container's output; "" without a container."""
         lease = self._lease
-        logs: Any = None if lease is None else getattr(lease.container, "logs", None)
         try:
+            logs: Any = None if lease is None else getattr(lease.container, "logs", None)
             return str(logs()) if callable(logs) else ""
         except ProviderError as error:
             return f"[no output: {error}]"

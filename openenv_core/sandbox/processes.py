@@ -155,10 +155,14 @@ class ProcessTree:
         self.members = 0
         self.running: set[InterpreterProcesses] = set()
         self._cgroup = cgroup
+        self._oom_kills = 0
 
     def oom_killed(self) -> bool:
-        """Return whether the kernel killed a process because the tree exceeded its memory limit."""
-        return self._cgroup is not None and self._cgroup.oom_killed()
+        """Return whether the kernel killed a process because of the tree's memory limit, since the last call."""
+        before = self._oom_kills
+        if self._cgroup is not None:
+            self._oom_kills = self._cgroup.count_oom_kills()
+        return self._oom_kills > before
 
     def kill(self) -> None:
         """Kill all processes. `exited` is set later."""
@@ -201,6 +205,7 @@ class InterpreterProcesses:
         self._held = {process: os.pidfd_open(process)}
         self._head = process  # has the state between requests
         self._current = process
+        self._killed: int | None = None
         self._pending_signal: signal.Signals | None = None
         self.exited: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
         tree.members += 1
@@ -214,6 +219,11 @@ class InterpreterProcesses:
     def runs(self) -> bool:
         """Whether the process that runs the request is known."""
         return not self.forks or self._current != self._head
+
+    @property
+    def doomed(self) -> bool:
+        """Whether the process that runs the request, or has answered it, was sent SIGKILL."""
+        return self._current == self._killed
 
     def has_ended(self) -> bool:
         """Return whether the process that runs the request has ended, even if its exit is not reported yet."""
@@ -261,6 +271,8 @@ class InterpreterProcesses:
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the process that runs the request."""
+        if number == signal.SIGKILL:
+            self._killed = self._current
         _send_signal(self._held.get(self._current), number)
 
     def interrupt(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,7 +22,7 @@ from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.agent import FORKED
 from openenv_core.sandbox.inside.frames import MAX_VALUE, READY_NOTICE, REPEAT_SIGNAL, pack_request
 from openenv_core.sandbox.processes import EXIT_TIMEOUT_S, Connections, InterpreterProcesses, receive_notice
-from openenv_core.sandbox.results import Execution
+from openenv_core.sandbox.results import EXIT_KILLED, Execution
 
 _CHUNK: Final = 1 << 16
 _CHUNKS_PER_READ: Final = 8
@@ -30,8 +31,10 @@ _CHUNKS_PER_READ: Final = 8
 INTERRUPT_REPEAT_INTERVAL_S: Final = 0.05
 """Seconds after which an interrupt is repeated, because one that arrives before the code runs has no effect."""
 
-ORPHAN_INTERVAL_S: Final = 0.2
-"""Seconds within which an interpreter's exit is reported after its socket has closed, unless the machine is busy."""
+ORPHAN_TIMEOUT_S: Final = 0.2
+"""Seconds within which an interpreter ends after its socket has closed, unless the machine is busy."""
+
+ORPHAN_POLL_INTERVAL_S: Final = 0.01
 
 BRANCH_TIMEOUT_S: Final = 20.0
 
@@ -112,6 +115,7 @@ class Worker:
         self._killed = False
         self._serves = False
         self._closed = False
+        self._orphaned = False  # its end of the socket is closed
         self._broken: str | None = None  # what the code did to the interpreter
         self._late = False  # ended because a branch was not there in time
         self._loop.add_reader(self.control.fileno(), self._on_readable)
@@ -162,17 +166,26 @@ class Worker:
                         later.cancel()
                 self._interrupt_timer = self._kill_timer = None
         took_s = self._loop.time() - began
-        if (answer is None or self._killed) and not self.exited.done():
+        lost = answer is None or self._killed or self.processes.doomed
+        if lost and not self.exited.done():
             self.processes.kill_all()
             await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
-        exit_ = self.exited.result() if self.exited.done() else None if answer is not None else Exit()
-        if exit_ is not None and self.processes.tree.oom_killed():
-            exit_ = replace(exit_, memory=True)
+        exit_ = self.exited.result() if self.exited.done() else Exit(signal=signal.SIGKILL) if lost else None
+        cause = self._end_cause
+        if exit_ is not None:
+            if exit_.signal == signal.SIGKILL and self.processes.tree.oom_killed():
+                exit_ = replace(exit_, memory=True)
+            if cause == self._broken and (exit_.signal != signal.SIGKILL or exit_.memory):
+                cause = None  # it ended by itself before it was killed
         self.processes.finish()
         execution = truncate_execution(answer, self._stdout.take(), self._stderr.take(), self._limits)
         execution = replace(execution, execution_time_s=took_s)
+        rolled_back = exit_ is None and (execution.status, execution.exit_code) == ("killed", EXIT_KILLED)
+        if rolled_back and self.processes.tree.oom_killed():
+            reason = "it used more memory than its limit; the state before it is kept"
+            execution = replace(execution, status="memory", reason=reason)
         text = None if answer is None else answer[1]
-        return finalize_execution(execution, self._end_cause, exit_, self._limits, timeout_s), text
+        return finalize_execution(execution, cause, exit_, self._limits, timeout_s), text
 
     async def serve(self, channel: socket.socket | None) -> None:
         """Turn the interpreter into an agent that serves a channel (`inside/agent.py`); return when it has ended.
@@ -285,8 +298,11 @@ class Worker:
         if self._answered is None or self._branching or self._end_cause is not None or self._closed:
             return
         if reason == "timeout" and not self._answered.done():
-            # If the event loop is late, the answer may have arrived already.
+            # If this process or the zygote is late, the answer may have arrived already, or the code have ended.
             self._on_readable()
+            if not self._answered.done() and self.processes.has_ended():
+                self._schedule_kill()
+                return
         if self._answered.done() or self._broken is not None:
             return
         self._end_cause = reason
@@ -299,8 +315,7 @@ class Worker:
         if self._answered is not None and self.processes.kill_running():
             self._schedule_kill()
         else:
-            self._killed = True
-            self.processes.kill_all()
+            self._kill_all()
 
     async def close(self) -> None:
         """Kill the interpreter, wait until it is gone, and release its resources. Idempotent."""
@@ -354,7 +369,9 @@ class Worker:
         if not data:
             # Its exit follows, unless the code has merely closed the descriptor.
             self._loop.remove_reader(self.control.fileno())
-            self._loop.call_later(ORPHAN_INTERVAL_S, self._on_orphaned, ORPHAN_INTERVAL_S)
+            if not self._orphaned:
+                self._orphaned = True
+                self._on_orphaned(self._loop.time())
             return
         try:
             answer = self._reader.feed(data, self._expected)
@@ -366,22 +383,38 @@ class Worker:
         if answer is not None and self._answered is not None and not self._answered.done():
             self._answered.set_result(answer)
 
-    def _on_orphaned(self, waited_s: float) -> None:
+    def _on_orphaned(self, since: float) -> None:
         if self.exited.done() or self._closed:
             return
-        ended = self.processes.has_ended()
-        # With other interpreters in its tree, its exit is not reported; on a busy machine it is reported late.
-        if ended and self.processes.tree.members == 1 and waited_s < EXIT_TIMEOUT_S:
-            self._loop.call_later(ORPHAN_INTERVAL_S, self._on_orphaned, waited_s + ORPHAN_INTERVAL_S)
-        else:
-            done = "ended the interpreter" if ended else "closed the interpreter's own channel"
-            self._kill_broken(f"the code {done}")
+        processes, waited_s = self.processes, self._loop.time() - since
+        if not processes.has_ended():
+            closed = "the code closed the interpreter's own channel"
+            if waited_s > (ORPHAN_TIMEOUT_S if processes.forks else EXIT_TIMEOUT_S):
+                self._kill_broken(closed)
+                return
+            if waited_s > ORPHAN_TIMEOUT_S and self._broken is None:
+                # On a busy machine it may still be ending by itself; then its exit does not tell of this signal.
+                self._break(closed)
+                processes.send_signal(signal.SIGKILL)
+        elif processes.tree.members > 1 or waited_s > EXIT_TIMEOUT_S:
+            # With other interpreters in its tree its exit is not reported; on a busy machine it is reported late.
+            self._kill_broken("the code ended the interpreter")
+            return
+        self._loop.call_later(ORPHAN_POLL_INTERVAL_S, self._on_orphaned, since)
+
+    def _break(self, reason: str) -> None:
+        self._broken = self._broken or reason
+        self._end_cause = self._end_cause or self._broken
 
     def _kill_broken(self, reason: str) -> None:
-        self._broken = reason
-        self._end_cause = self._end_cause or reason
+        self._break(reason)
+        self._kill_all()
+
+    def _kill_all(self) -> None:
         self._killed = True
         self.processes.kill_all()
+        if self._answered is not None:  # the exit of a killed process may not be reported
+            self._schedule(self._on_exit)
 
     def _on_grace_expired(self) -> None:
         if self._answered is None or self._closed:
@@ -396,9 +429,12 @@ class Worker:
                 self._schedule_kill()
 
     def _schedule_kill(self) -> None:
+        self._schedule(self._kill_all)
+
+    def _schedule(self, act: Callable[[], object]) -> None:
         if self._kill_timer is not None:
             self._kill_timer.cancel()
-        self._kill_timer = self._loop.call_later(EXIT_TIMEOUT_S, self.processes.kill_all)
+        self._kill_timer = self._loop.call_later(EXIT_TIMEOUT_S, act)
 
     def _schedule_interrupt(self) -> None:
         every_s = max(0.001, min(INTERRUPT_REPEAT_INTERVAL_S, self._limits.grace_s / 4))
@@ -409,7 +445,7 @@ class Worker:
             self.processes.send_signal(REPEAT_SIGNAL)
             self._schedule_interrupt()
 
-    def _on_exit(self, _: asyncio.Future[Exit]) -> None:
+    def _on_exit(self, _: object = None) -> None:
         if self._answered is not None and not self._answered.done():
             self._answered.set_result(None)
 

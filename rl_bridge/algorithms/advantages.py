@@ -1,5 +1,6 @@
 """Advantages of trajectories and tokens: relative to their group, or from a critic (GAE)."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,9 +27,14 @@ def group_advantages(rewards: Sequence[float], *, normalize_std: bool) -> list[f
     if not len(rewards):
         raise ValueError("expected at least one reward in a group, got none")
     values = np.asarray(rewards, dtype=np.float64)
+    # Divided by a power of two, which changes no digit: the squares of rewards from 1e154 on would overflow.
+    exponent = max(0, int(np.frexp(np.abs(values).max())[1]))
+    values = np.ldexp(values, -exponent)
     centred = values - values.mean()
     if normalize_std:
-        centred = centred / (values.std() + STD_EPSILON)
+        centred = centred / (values.std() + math.ldexp(STD_EPSILON, -exponent))
+    else:
+        centred = np.ldexp(centred, exponent)
     return [float(value) for value in centred]
 
 
@@ -84,18 +90,22 @@ def generalized_advantages(
         The advantages and the returns, each of shape [T].
     """
     order = np.argsort(sequences, kind="stable")
-    owners, earned, known = sequences[order].tolist(), rewards[order].tolist(), values[order].tolist()
-    in_order = [0.0] * len(order)
+    sequence_ids, ordered_rewards, ordered_values = (
+        sequences[order].tolist(),
+        rewards[order].tolist(),
+        values[order].tolist(),
+    )
+    ordered_advantages = [0.0] * len(order)
     advantage = next_value = 0.0
-    owner = None
-    for place in range(len(order) - 1, -1, -1):
-        if owners[place] != owner:
-            owner, advantage, next_value = owners[place], 0.0, 0.0
-        delta = earned[place] + gamma * next_value - known[place]
+    sequence_id = None
+    for index in range(len(order) - 1, -1, -1):
+        if sequence_ids[index] != sequence_id:
+            sequence_id, advantage, next_value = sequence_ids[index], 0.0, 0.0
+        delta = ordered_rewards[index] + gamma * next_value - ordered_values[index]
         advantage = delta + gamma * gae_lambda * advantage
-        in_order[place], next_value = advantage, known[place]
+        ordered_advantages[index], next_value = advantage, ordered_values[index]
     advantages = np.empty(len(order))
-    advantages[order] = in_order
+    advantages[order] = ordered_advantages
     return advantages.astype(np.float32), (advantages + values).astype(np.float32)
 
 
@@ -111,7 +121,7 @@ def whiten(advantages: NDArray[np.float32]) -> NDArray[np.float32]:
     return result
 
 
-def penalised_rewards(
+def penalized_rewards(
     rewards: NDArray[np.float32], divergence: NDArray[np.float32], *, coefficient: float
 ) -> NDArray[np.float32]:
     """r_t - beta KL_t, each of shape [T]: each token pays for its own divergence. arXiv 2203.02155, equation 2."""
@@ -126,6 +136,6 @@ def value_loss(values: Tensor, returns: Tensor, old_values: Tensor, *, clip: flo
     """
     loss = (values - returns).square()
     if clip is not None:
-        near = old_values + (values - old_values).clamp(-clip, clip)
-        loss = torch.maximum(loss, (near - returns).square())
+        clipped_values = old_values + (values - old_values).clamp(-clip, clip)
+        loss = torch.maximum(loss, (clipped_values - returns).square())
     return 0.5 * loss

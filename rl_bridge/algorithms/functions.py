@@ -88,23 +88,23 @@ def load_loss(path: str) -> LossFunction:
         path, key=LOSS, signature="(inputs: LossInputs, algorithm: AlgorithmConfig)", args=(None, None)
     )
 
-    def checked(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
-        given = _call(function, LOSS, path, inputs, algorithm)
-        fault = _fault_of_loss(given, len(inputs.logprobs))
+    def call_checked(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor, Mapping[str, Tensor]]:
+        result = _call(function, LOSS, path, inputs, algorithm)
+        fault = _find_loss_fault(result, len(inputs.logprobs))
         if fault is not None:
             raise TrainingError(f"{LOSS}={path}: {fault}")
-        loss, metrics = given
+        loss, metrics = result
         return loss, metrics
 
     try:
-        loss, _ = checked(_made_up(), AlgorithmConfig())
+        loss, _ = call_checked(_make_example_inputs(), AlgorithmConfig())
     except TrainingError as error:
         raise ConfigError(str(error)) from error
     if not bool(torch.isfinite(loss).all()):
         raise ConfigError(
             f"{LOSS}={path}: expected finite losses of two ordinary tokens, got {loss.tolist()}"
         )
-    return checked
+    return call_checked
 
 
 def load_advantage(path: str) -> AdvantageFunction:
@@ -113,20 +113,20 @@ def load_advantage(path: str) -> AdvantageFunction:
         path, key=ADVANTAGE, signature="(rewards, *, normalize_std)", args=([0.0],), normalize_std=True
     )
 
-    def checked(rewards: Sequence[float], *, normalize_std: bool) -> Sequence[float]:
-        given = _call(function, ADVANTAGE, path, rewards, normalize_std=normalize_std)
+    def call_checked(rewards: Sequence[float], *, normalize_std: bool) -> Sequence[float]:
+        result = _call(function, ADVANTAGE, path, rewards, normalize_std=normalize_std)
         try:
-            advantages = [float(value) for value in given]
+            advantages = [float(value) for value in result]
         except (TypeError, ValueError):
             advantages = []
         if len(advantages) != len(rewards) or not all(map(math.isfinite, advantages)):
             raise TrainingError(
-                f"{ADVANTAGE}={path}: expected {len(rewards)} finite advantages, one a reward, got {given!r:.200} for "
+                f"{ADVANTAGE}={path}: expected {len(rewards)} finite advantages, one a reward, got {result!r:.200} for "
                 f"{list(rewards)!r:.200}"
             )
         return advantages
 
-    return checked
+    return call_checked
 
 
 def load_group_filter(path: str) -> FilterFunction:
@@ -135,29 +135,29 @@ def load_group_filter(path: str) -> FilterFunction:
         path, key=GROUP_FILTER, signature="(group: Group, rewards)", args=(None, [0.0])
     )
 
-    def checked(group: Group, rewards: Sequence[float]) -> str | None:
-        given = _call(function, GROUP_FILTER, path, group, rewards)
-        if given is not None and not (isinstance(given, str) and given):
+    def call_checked(group: Group, rewards: Sequence[float]) -> str | None:
+        result = _call(function, GROUP_FILTER, path, group, rewards)
+        if result is not None and not (isinstance(result, str) and result):
             raise TrainingError(
                 f"{GROUP_FILTER}={path}: expected a reason in words, or None for a group that is trained, "
-                f"got {given!r:.200}"
+                f"got {result!r:.200}"
             )
-        return given
+        return result
 
-    return checked
+    return call_checked
 
 
-def _call(function: Callable[..., Any], key: str, path: str, *args: Any, **named: Any) -> Any:
+def _call(function: Callable[..., Any], key: str, path: str, *args: Any, **kwargs: Any) -> Any:
     try:
-        return function(*args, **named)
+        return function(*args, **kwargs)
     except Exception as error:
         raise TrainingError(f"{key}={path} raised {type(error).__name__}: {error}") from error
 
 
-def _fault_of_loss(given: object, tokens: int) -> str | None:
-    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
-        return f"expected a pair (loss of each token, metrics by name), got {type(given).__name__}"
-    for name, value in [("the loss", given[0]), *given[1].items()]:
+def _find_loss_fault(result: object, tokens: int) -> str | None:
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        return f"expected a pair (loss of each token, metrics by name), got {type(result).__name__}"
+    for name, value in [("the loss", result[0]), *result[1].items()]:
         if not isinstance(value, Tensor):
             return f"expected {name} as a tensor of shape [{tokens}], got {type(value).__name__}"
         if value.shape != (tokens,):
@@ -165,20 +165,20 @@ def _fault_of_loss(given: object, tokens: int) -> str | None:
                 f"expected {name} of shape [{tokens}], one number a token, got {list(value.shape)}; sums and means are "
                 "the trainer's (algorithm.aggregation)"
             )
-    if not given[0].requires_grad:
+    if not result[0].requires_grad:
         return "expected a loss with gradient, got one without; it has to depend on inputs.logprobs"
     return None
 
 
-def _made_up() -> LossInputs:
+def _make_example_inputs() -> LossInputs:
     """Return inputs for two made-up tokens, with every optional input set but sequence ratios."""
     logprobs = torch.tensor([-1.0, -2.0], requires_grad=True)
-    before = torch.tensor([-1.1, -1.9])
+    old_logprobs = torch.tensor([-1.1, -1.9])
     return LossInputs(
         logprobs=logprobs,
         entropy=torch.tensor([0.5, 0.7], requires_grad=True),
-        old_logprobs=before,
+        old_logprobs=old_logprobs,
         advantages=torch.tensor([1.0, -1.0]),
-        reference_logprobs=before,
-        proximal_logprobs=before,
+        reference_logprobs=old_logprobs,
+        proximal_logprobs=old_logprobs,
     )

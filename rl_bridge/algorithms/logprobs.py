@@ -56,16 +56,16 @@ class _TokenLogprobs(torch.autograd.Function):
         group: dist.ProcessGroup | None,
     ) -> tuple[Tensor, Tensor]:
         logprobs, entropy, normaliser = (hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(3))
-        for rows in _parts(len(hidden), chunk):
-            logits = _logits(hidden[rows], weight, temperature)
-            top = _over_ranks(logits.amax(-1), group, dist.ReduceOp.MAX)
-            place, own = _local(target[rows], first, len(weight))
-            chosen, total, weighted = _over_ranks(
-                _sums(logits.sub_(top.unsqueeze(-1)), place, own), group, dist.ReduceOp.SUM
+        for rows in _iterate_chunks(len(hidden), chunk):
+            logits = _compute_logits(hidden[rows], weight, temperature)
+            max_logits = _reduce_over_ranks(logits.amax(-1), group, dist.ReduceOp.MAX)
+            index, is_local = _local_index(target[rows], first, len(weight))
+            target_logits, total, weighted = _reduce_over_ranks(
+                _shard_sums(logits.sub_(max_logits.unsqueeze(-1)), index, is_local), group, dist.ReduceOp.SUM
             )
             del logits  # before the next chunk's are allocated
             log_total = total.log()
-            logprobs[rows], normaliser[rows] = chosen - log_total, top + log_total
+            logprobs[rows], normaliser[rows] = target_logits - log_total, max_logits + log_total
             entropy[rows] = log_total - weighted / total
         ctx.save_for_backward(hidden, weight, target, normaliser, entropy)
         ctx.temperature, ctx.chunk, ctx.first = temperature, chunk, first
@@ -75,63 +75,65 @@ class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(
-        ctx: Any, of_logprobs: Tensor | None, of_entropy: Tensor | None
+        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, target, normaliser, entropy = ctx.saved_tensors
-        of_hidden = torch.empty_like(hidden)
+        grad_hidden = torch.empty_like(hidden)
         # A frozen layer needs no gradient, which would be as large as the layer.
-        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        for rows in _parts(len(hidden), ctx.chunk):
-            of_logits = _logits(hidden[rows], weight, ctx.temperature).sub_(normaliser[rows].unsqueeze(-1))
-            chosen = torch.zeros_like(normaliser[rows]) if of_logprobs is None else of_logprobs[rows]
-            if of_entropy is None:
-                of_logits.exp_().mul_(-chosen.unsqueeze(-1))
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for rows in _iterate_chunks(len(hidden), ctx.chunk):
+            grad_logits = _compute_logits(hidden[rows], weight, ctx.temperature).sub_(
+                normaliser[rows].unsqueeze(-1)
+            )
+            grad_target = torch.zeros_like(normaliser[rows]) if grad_logprobs is None else grad_logprobs[rows]
+            if grad_entropy is None:
+                grad_logits.exp_().mul_(-grad_target.unsqueeze(-1))
             else:
-                powers = of_logits.exp()
-                of_logits.add_(entropy[rows].unsqueeze(-1)).mul_(-of_entropy[rows].unsqueeze(-1))
-                of_logits.sub_(chosen.unsqueeze(-1)).mul_(powers)
+                powers = grad_logits.exp()
+                grad_logits.add_(entropy[rows].unsqueeze(-1)).mul_(-grad_entropy[rows].unsqueeze(-1))
+                grad_logits.sub_(grad_target.unsqueeze(-1)).mul_(powers)
                 del powers
-            place, own = _local(target[rows], ctx.first, len(weight))
-            of_logits.scatter_add_(-1, place, (chosen * own).unsqueeze(-1))
-            narrow = of_logits.div_(ctx.temperature).to(weight.dtype)
-            del of_logits
-            of_hidden[rows] = narrow @ weight
-            if of_weight is None:
+            index, is_local = _local_index(target[rows], ctx.first, len(weight))
+            grad_logits.scatter_add_(-1, index, (grad_target * is_local).unsqueeze(-1))
+            grad_cast = grad_logits.div_(ctx.temperature).to(weight.dtype)
+            del grad_logits
+            grad_hidden[rows] = grad_cast @ weight
+            if grad_weight is None:
                 pass
             elif weight.dtype == torch.float32:
-                of_weight.addmm_(narrow.T, hidden[rows])
+                grad_weight.addmm_(grad_cast.T, hidden[rows])
             else:
-                of_weight += narrow.T @ hidden[rows]
-            del narrow
-        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
-        return of_hidden, of_weight, None, None, None, None, None
+                grad_weight += grad_cast.T @ hidden[rows]
+            del grad_cast
+        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def _parts(count: int, chunk: int) -> Iterator[slice]:
+def _iterate_chunks(count: int, chunk: int) -> Iterator[slice]:
     return (slice(first, first + chunk) for first in range(0, count, chunk))
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+def _compute_logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
     """Return logits, float32 of shape [chunk, the rank's shard of the vocabulary]."""
     return (hidden @ weight.T).float().div_(temperature)
 
 
-def _sums(logits: Tensor, place: Tensor, own: Tensor) -> Tensor:
+def _shard_sums(logits: Tensor, index: Tensor, is_local: Tensor) -> Tensor:
     """Return z_t, sum_v e^z_v and sum_v e^z_v z_v over a rank's shard, shape [3, chunk]."""
-    chosen = torch.where(own, logits.gather(-1, place).squeeze(-1), 0.0)
+    target_logits = torch.where(is_local, logits.gather(-1, index).squeeze(-1), 0.0)
     powers = logits.exp()
     total = powers.sum(-1)
-    return torch.stack([chosen, total, powers.mul_(logits).sum(-1)])
+    return torch.stack([target_logits, total, powers.mul_(logits).sum(-1)])
 
 
-def _local(target: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
+def _local_index(target: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
     """Return the index of each target in a rank's shard, shape [chunk, 1], and whether it is there, shape [chunk]."""
-    place = target - first
-    own = (place >= 0) & (place < count)
-    return torch.where(own, place, 0).unsqueeze(-1), own
+    index = target - first
+    is_local = (index >= 0) & (index < count)
+    return torch.where(is_local, index, 0).unsqueeze(-1), is_local
 
 
-def _over_ranks(values: Tensor, group: dist.ProcessGroup | None, operation: Any) -> Tensor:
+def _reduce_over_ranks(values: Tensor, group: dist.ProcessGroup | None, operation: Any) -> Tensor:
     if group is not None:
         dist.all_reduce(values, op=operation, group=group)
     return values

@@ -44,16 +44,16 @@ def clipped_surrogate(
     """
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss = -torch.minimum(ratio * advantages, clipped * advantages)
-    bounded = torch.zeros_like(advantages, dtype=torch.bool)
+    is_bounded = torch.zeros_like(advantages, dtype=torch.bool)
     if dual_clip is not None:
-        most = -dual_clip * advantages
-        bounded = (advantages < 0) & (loss > most)
-        loss = torch.where(bounded, most, loss)
+        upper_bound = -dual_clip * advantages
+        is_bounded = (advantages < 0) & (loss > upper_bound)
+        loss = torch.where(is_bounded, upper_bound, loss)
     return Surrogate(
         loss=loss,
         clipped_low=(ratio < 1.0 - clip_low) & (advantages < 0),
         clipped_high=(ratio > 1.0 + clip_high) & (advantages > 0),
-        dual_clipped=bounded,
+        dual_clipped=is_bounded,
     )
 
 
@@ -67,19 +67,24 @@ def cispo(
     """
     ratio = ratio.detach()
     weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    counts = advantages != 0
+    is_nonzero = advantages != 0
     return Surrogate(
         loss=-weight * advantages * logprobs,
-        clipped_low=(ratio < 1.0 - clip_low) & counts,
-        clipped_high=(ratio > 1.0 + clip_high) & counts,
-        dual_clipped=torch.zeros_like(counts),
+        clipped_low=(ratio < 1.0 - clip_low) & is_nonzero,
+        clipped_high=(ratio > 1.0 + clip_high) & is_nonzero,
+        dual_clipped=torch.zeros_like(is_nonzero),
     )
 
 
 def reinforce(logprobs: Tensor, advantages: Tensor) -> Surrogate:
     """-A log pi, each of shape [T]: REINFORCE (Williams, 1992); with A = 1 the loss of supervised fine-tuning."""
-    never = torch.zeros_like(advantages, dtype=torch.bool)
-    return Surrogate(loss=-advantages * logprobs, clipped_low=never, clipped_high=never, dual_clipped=never)
+    not_clipped = torch.zeros_like(advantages, dtype=torch.bool)
+    return Surrogate(
+        loss=-advantages * logprobs,
+        clipped_low=not_clipped,
+        clipped_high=not_clipped,
+        dual_clipped=not_clipped,
+    )
 
 
 def sequence_means(values: NDArray[np.floating[Any]], sequences: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -105,9 +110,9 @@ def sequence_ratios(logprobs: Tensor, sequence_log_ratios: Tensor) -> Tensor:
 
 
 KlEstimator = Literal["k1", "k2", "k3"]
-GREATEST_K3 = 10.0
+MAX_K3 = 10.0
 """Bound of k3 for a token less likely than under the reference: reached at x = -2.61."""
-LOWEST_LOG_RATIO = -20.0
+MIN_LOG_RATIO = -20.0
 """Keeps exp(-x) finite before it is bounded, so that its gradient is 0 and not NaN."""
 
 
@@ -137,12 +142,12 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlE
         return x
     if estimator == "k2":
         return 0.5 * x * x
-    x = x.clamp(min=LOWEST_LOG_RATIO)
+    x = x.clamp(min=MIN_LOG_RATIO)
     k3 = torch.exp(-x) + x - 1.0
-    return torch.where(x < 0.0, k3.clamp(max=GREATEST_K3), k3)
+    return torch.where(x < 0.0, k3.clamp(max=MAX_K3), k3)
 
 
-def held_then_annealed(progress: float, *, value: float, hold: float, final_factor: float) -> float:
+def hold_then_anneal(progress: float, *, value: float, hold: float, final_factor: float) -> float:
     """Return `value` up to a `progress` (in [0, 1]) of `hold`, then falling linearly to `final_factor` of it at 1."""
     if progress <= hold or hold >= 1.0:
         return value
@@ -221,8 +226,8 @@ def policy_loss(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor,
         raise ValueError(
             f"correction is {algorithm.correction!r}, so proximal log-probabilities are needed; got none"
         )
-    ratio = _ratio(inputs.logprobs, inputs)
-    surrogate = _objective(inputs.logprobs, ratio, inputs.advantages, algorithm)
+    ratio = _compute_ratio(inputs.logprobs, inputs)
+    surrogate = _compute_objective(inputs.logprobs, ratio, inputs.advantages, algorithm)
     metrics = {
         "loss/ratio_mean": ratio,
         "loss/clip_fraction_low": surrogate.clipped_low.float(),
@@ -232,14 +237,14 @@ def policy_loss(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor,
         metrics["loss/dual_clip_fraction"] = surrogate.dual_clipped.float()
     per_token = surrogate.loss
     if inputs.proximal_logprobs is not None:
-        weights, bounded = correction_weights(
+        weights, is_bounded = correction_weights(
             inputs.proximal_logprobs - inputs.old_logprobs,
             algorithm.correction,
             cap=algorithm.correction_cap,
             low=algorithm.correction_low,
             high=algorithm.correction_high,
         )
-        metrics |= {"loss/correction_weight": weights, "loss/corrected_fraction": bounded.float()}
+        metrics |= {"loss/correction_weight": weights, "loss/corrected_fraction": is_bounded.float()}
         per_token = weights * per_token
     if algorithm.entropy_coef:
         per_token = per_token - algorithm.entropy_coef * inputs.entropy
@@ -251,14 +256,16 @@ def policy_loss(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor,
     return per_token, {name: value.detach() for name, value in metrics.items()}
 
 
-def _ratio(logprobs: Tensor, inputs: LossInputs) -> Tensor:
+def _compute_ratio(logprobs: Tensor, inputs: LossInputs) -> Tensor:
     if inputs.sequence_log_ratios is not None:
         return sequence_ratios(logprobs, inputs.sequence_log_ratios)
-    old = inputs.old_logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs
-    return torch.exp(logprobs - old)
+    old_logprobs = inputs.old_logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs
+    return torch.exp(logprobs - old_logprobs)
 
 
-def _objective(logprobs: Tensor, ratio: Tensor, advantages: Tensor, algorithm: AlgorithmConfig) -> Surrogate:
+def _compute_objective(
+    logprobs: Tensor, ratio: Tensor, advantages: Tensor, algorithm: AlgorithmConfig
+) -> Surrogate:
     if algorithm.objective == "reinforce":
         return reinforce(logprobs, advantages)
     if algorithm.objective == "cispo":

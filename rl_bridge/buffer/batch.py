@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rl_bridge.errors import ConfigError
 from rl_bridge.types import TrainSample
 
-LEAST_GAP = 0.01
+MIN_GAP_SHARE = 0.01
 """As a share of the mean tokens per rank: ranks that differ by less than this are not evened out further."""
 
 
@@ -44,18 +44,20 @@ def pack(lengths: NDArray[np.int64]) -> Packing:
     order = np.argsort(-lengths, kind="stable")
     length = int(lengths[order[0]])
     row, offset = np.zeros(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64)
-    free = np.full(len(lengths), length, dtype=np.int64)
-    opened = 0
+    free_columns = np.full(len(lengths), length, dtype=np.int64)
+    row_count = 0
     for document in order:
-        first = int(np.argmax(free[: opened + 1] >= lengths[document]))  # with the next fresh row
-        opened = max(opened, first + 1)
-        row[document], offset[document] = first, length - free[first]
-        free[first] -= lengths[document]
-    return Packing(row=row, offset=offset, rows=opened, length=length)
+        row_index = int(
+            np.argmax(free_columns[: row_count + 1] >= lengths[document])
+        )  # with the next fresh row
+        row_count = max(row_count, row_index + 1)
+        row[document], offset[document] = row_index, length - free_columns[row_index]
+        free_columns[row_index] -= lengths[document]
+    return Packing(row=row, offset=offset, rows=row_count, length=length)
 
 
-def share_out(
-    lengths: NDArray[np.int64], *, ranks: int, budget: int, least_passes: int = 1
+def divide_documents(
+    lengths: NDArray[np.int64], *, ranks: int, budget: int, min_passes: int = 1
 ) -> list[list[NDArray[np.int64]]]:
     """Divide documents into passes within a token budget, the same number of passes on each rank.
 
@@ -66,7 +68,7 @@ def share_out(
         lengths: The number of tokens of each document, shape [U].
         ranks: The number of ranks.
         budget: The most tokens of a pass.
-        least_passes: The fewest passes on each rank.
+        min_passes: The fewest passes on each rank.
 
     Returns:
         For each rank and each of its passes, the documents' indices. If there are too few, some passes are empty.
@@ -78,24 +80,24 @@ def share_out(
         raise ConfigError(
             f"a row of {lengths.max()} tokens is longer than a pass of {budget}; raise trainer.tokens_per_pass"
         )
-    passes = max(least_passes, -(-int(lengths.sum()) // (budget * ranks)))
+    passes = max(min_passes, -(-int(lengths.sum()) // (budget * ranks)))
     while True:
-        documents, tokens = _spread(lengths, passes * ranks)
+        documents, tokens = _assign_to_passes(lengths, passes * ranks)
         if tokens.max() <= budget:
             break
         passes += 1
     order = np.argsort(-tokens, kind="stable").reshape(passes, ranks)
     sums = np.zeros(ranks, dtype=np.int64)
-    for number, some in enumerate(order):  # the largest of them to the rank with the fewest tokens
-        order[number, np.argsort(sums, kind="stable")] = some
+    for number, row in enumerate(order):  # the largest of them to the rank with the fewest tokens
+        order[number, np.argsort(sums, kind="stable")] = row
         sums += tokens[order[number]]
-    _even_out(order, tokens)
+    _balance_ranks(order, tokens)
     return [
         [np.asarray(documents[index], dtype=np.int64) for index in order[:, rank]] for rank in range(ranks)
     ]
 
 
-def _spread(lengths: NDArray[np.int64], passes: int) -> tuple[list[list[int]], NDArray[np.int64]]:
+def _assign_to_passes(lengths: NDArray[np.int64], passes: int) -> tuple[list[list[int]], NDArray[np.int64]]:
     """Assign documents to passes; returns each pass's documents and its number of tokens."""
     assigned: list[list[int]] = [[] for _ in range(passes)]
     loads = [(0, number) for number in range(passes)]
@@ -109,29 +111,32 @@ def _spread(lengths: NDArray[np.int64], passes: int) -> tuple[list[list[int]], N
     return assigned, tokens
 
 
-def _even_out(order: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
+def _balance_ranks(order: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
     """Exchange passes between the ranks with the most and the fewest tokens and others while that narrows a gap."""
     while True:
         sums = tokens[order].sum(axis=0)
         mean = sums.mean()
-        if sums.max() - sums.min() <= LEAST_GAP * mean:
+        if sums.max() - sums.min() <= MIN_GAP_SHARE * mean:
             return
-        for extreme in (int(sums.argmax()), int(sums.argmin())):
-            gaps = sums[extreme] - sums  # [other], signed
+        for extreme_rank in (int(sums.argmax()), int(sums.argmin())):
+            gaps = sums[extreme_rank] - sums  # [other rank], signed
             gains = (
-                tokens[order[:, extreme, None, None]] - tokens[order[None]]
-            )  # [own pass, other pass, other]
+                tokens[order[:, extreme_rank, None, None]] - tokens[order[None]]
+            )  # [own pass, other pass, other rank]
             # The sum of the squares of both ranks' sums decreases by 2 gain (gap - gain).
-            better = gains * (gaps - gains)
-            own, theirs, other = np.unravel_index(int(better.argmax()), better.shape)
-            if better[own, theirs, other] > 0:
-                order[own, extreme], order[theirs, other] = order[theirs, other], order[own, extreme]
+            improvement = gains * (gaps - gains)
+            own_pass, other_pass, other_rank = np.unravel_index(int(improvement.argmax()), improvement.shape)
+            if improvement[own_pass, other_pass, other_rank] > 0:
+                order[own_pass, extreme_rank], order[other_pass, other_rank] = (
+                    order[other_pass, other_rank],
+                    order[own_pass, extreme_rank],
+                )
                 break
         else:
             return
 
 
-PAD = 0
+PAD_TOKEN = 0
 """The token id that pads rows on the right. Attention is causal, so no token attends to it."""
 NO_DOCUMENT = -1
 
@@ -188,40 +193,40 @@ class TrainBatch:
         Raises:
             ValueError: A sample begins with a loss token, or there is no loss token at all.
         """
-        numbers: dict[bytes, int] = {}
+        index_by_context: dict[bytes, int] = {}
         contexts: list[NDArray[np.int32]] = []
         selected: list[tuple[TrainSample, NDArray[np.int64]]] = []
         owners: list[int] = []
         ends: dict[int, tuple[int, float]] = {}
         count = 0
         for sample in samples:
-            places = np.flatnonzero(np.asarray(sample.loss_mask, dtype=np.bool_))
-            if not places.size:
+            positions = np.flatnonzero(np.asarray(sample.loss_mask, dtype=np.bool_))
+            if not positions.size:
                 continue
-            if places[0] == 0:
+            if positions[0] == 0:
                 raise ValueError(
                     "expected every loss token to follow a prompt, got a row that begins with one"
                 )
-            before = np.asarray(sample.tokens[: places[-1]], dtype=np.int32)
-            owners.append(numbers.setdefault(before.tobytes(), len(numbers)))
+            context = np.asarray(sample.tokens[: positions[-1]], dtype=np.int32)
+            owners.append(index_by_context.setdefault(context.tobytes(), len(index_by_context)))
             if owners[-1] == len(contexts):
-                contexts.append(before)
-            selected.append((sample, places))
-            count += len(places)
+                contexts.append(context)
+            selected.append((sample, positions))
+            count += len(positions)
             ends[sample.trajectory] = (count - 1, sample.reward)
         if not contexts:
             raise ValueError("expected at least one loss token in a batch, got none")
         rewards = np.zeros(count, dtype=np.float32)
         for last, reward in ends.values():
             rewards[last] = reward
-        counts = [len(places) for _, places in selected]
+        counts = [len(positions) for _, positions in selected]
 
-        def chosen(name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        def select_field(name: str, dtype: type[np.generic]) -> NDArray[Any]:
             return np.concatenate(
-                [np.asarray(getattr(sample, name), dtype=dtype)[places] for sample, places in selected]
+                [np.asarray(getattr(sample, name), dtype=dtype)[positions] for sample, positions in selected]
             )
 
-        def of_sample(name: str, dtype: type[np.generic]) -> NDArray[Any]:
+        def repeat_field(name: str, dtype: type[np.generic]) -> NDArray[Any]:
             return np.repeat(
                 np.asarray([getattr(sample, name) for sample, _ in selected], dtype=dtype), counts
             )
@@ -230,13 +235,13 @@ class TrainBatch:
             tokens=np.concatenate(contexts),
             lengths=np.asarray([len(tokens) for tokens in contexts], dtype=np.int64),
             context=np.repeat(np.asarray(owners, dtype=np.int64), counts),
-            position=np.concatenate([places for _, places in selected]) - 1,
-            target=chosen("tokens", np.int64),
-            old_logprobs=chosen("logprobs", np.float32),
-            versions=chosen("versions", np.int64),
-            advantages=of_sample("advantage", np.float32),
-            trajectory=of_sample("trajectory", np.int64),
-            group=of_sample("group", np.int64),
+            position=np.concatenate([positions for _, positions in selected]) - 1,
+            target=select_field("tokens", np.int64),
+            old_logprobs=select_field("logprobs", np.float32),
+            versions=select_field("versions", np.int64),
+            advantages=repeat_field("advantage", np.float32),
+            trajectory=repeat_field("trajectory", np.int64),
+            group=repeat_field("group", np.int64),
             rewards=rewards,
             index=np.arange(count),
             total=count,
@@ -250,20 +255,20 @@ class TrainBatch:
         """Return the batch with the reference policy's log-probabilities, shape [T]."""
         return replace(self, reference_logprobs=logprobs)
 
-    def take(self, chosen: NDArray[np.int64]) -> Self:
+    def take(self, tokens: NDArray[np.int64]) -> Self:
         """Return the part of the batch with the given loss tokens, and only the contexts that they need."""
-        used, context = np.unique(self.context[chosen], return_inverse=True)
-        first = (np.cumsum(self.lengths) - self.lengths)[used]
-        lengths = self.lengths[used]
+        used_contexts, context = np.unique(self.context[tokens], return_inverse=True)
+        first = (np.cumsum(self.lengths) - self.lengths)[used_contexts]
+        lengths = self.lengths[used_contexts]
         per_token = {
-            field.name: values[chosen]
+            field.name: values[tokens]
             for field in fields(self)
-            if field.name not in _OF_CONTEXTS and (values := getattr(self, field.name)) is not None
+            if field.name not in _CONTEXT_FIELDS and (values := getattr(self, field.name)) is not None
         }
         return replace(
             self,
             **per_token,
-            tokens=self.tokens[np.repeat(first, lengths) + _within(lengths)],
+            tokens=self.tokens[np.repeat(first, lengths) + _positions_in_contexts(lengths)],
             lengths=lengths,
             context=context.astype(np.int64),
         )
@@ -276,7 +281,7 @@ class TrainBatch:
         chunks = (chunk for chunk in np.array_split(order, parts) if len(chunk))
         return [np.flatnonzero(np.isin(self.trajectory, chunk)) for chunk in chunks]
 
-    def packed(self, *, in_one_row: bool = False, multiple_of: int = 1) -> "PackedRows":
+    def pack_rows(self, *, in_one_row: bool = False, multiple_of: int = 1) -> "PackedRows":
         """Lay the contexts out for one forward pass.
 
         Args:
@@ -285,16 +290,19 @@ class TrainBatch:
         """
         if in_one_row:
             row = np.zeros(len(self.lengths), dtype=np.int64)
-            offset, rows, longest = np.cumsum(self.lengths) - self.lengths, 1, int(self.lengths.sum())
+            offset, rows, length = np.cumsum(self.lengths) - self.lengths, 1, int(self.lengths.sum())
         else:
             packing = pack(self.lengths)
-            row, offset, rows, longest = packing.row, packing.offset, packing.rows, packing.length
-        shape = (rows, -(-longest // multiple_of) * multiple_of)
-        tokens, positions = np.full(shape, PAD, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+            row, offset, rows, length = packing.row, packing.offset, packing.rows, packing.length
+        shape = (rows, -(-length // multiple_of) * multiple_of)
+        tokens, positions = np.full(shape, PAD_TOKEN, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         document = np.full(shape, NO_DOCUMENT, dtype=np.int64)
-        owner, within = np.repeat(np.arange(len(self.lengths)), self.lengths), _within(self.lengths)
-        place = (row[owner], offset[owner] + within)
-        tokens[place], positions[place], document[place] = self.tokens, within, owner
+        context, position = (
+            np.repeat(np.arange(len(self.lengths)), self.lengths),
+            _positions_in_contexts(self.lengths),
+        )
+        target = (row[context], offset[context] + position)
+        tokens[target], positions[target], document[target] = self.tokens, position, context
         return PackedRows(
             tokens=tokens,
             positions=positions,
@@ -306,11 +314,11 @@ class TrainBatch:
         )
 
 
-_OF_CONTEXTS = frozenset({"tokens", "lengths", "context", "total"})
+_CONTEXT_FIELDS = frozenset({"tokens", "lengths", "context", "total"})
 """Fields of a batch that have no entry per loss token, or are recomputed for a part."""
 
 
-def _within(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def _positions_in_contexts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the position of each token in its context."""
     return np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 

@@ -61,7 +61,7 @@ class Fate:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Waiting:
+class _WaitingGroup:
     """A group that waits to be leased again.
 
     Attributes:
@@ -83,13 +83,13 @@ class Ledger:
 
     def __init__(self, *, max_losses: int | None) -> None:
         self._max_losses = max_losses
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingGroup] = deque()
         self._leases: dict[int, GroupLease] = {}
         self._losses: dict[int, int] = {}
         self._finished: set[int] = set()
         self._next_lease = 0
         self._served: PolicyVersion | None = None
-        self._first = 0
+        self._first_group = 0
         self.admitted = 0
         """The number of groups so far, which is also the id of the next."""
         self.trained = 0
@@ -135,33 +135,33 @@ class Ledger:
             The lease; None if no group waits and no new one may start.
         """
         if served != self._served:
-            self._served, self._first = served, self.admitted
+            self._served, self._first_group = served, self.admitted
         if self._waiting:
-            work = self._waiting.popleft()
+            waiting_group = self._waiting.popleft()
         elif admit:
-            work = _Waiting(group=self.admitted, attempts=0, losses=0)
+            waiting_group = _WaitingGroup(group=self.admitted, attempts=0, losses=0)
             self.admitted += 1
         else:
             return None
         lease = GroupLease(
             id=self._next_lease,
-            group=work.group,
-            attempt=work.attempts + 1,
-            floor=served if work.floor is None else min(served, work.floor),
+            group=waiting_group.group,
+            attempt=waiting_group.attempts + 1,
+            floor=served if waiting_group.floor is None else min(served, waiting_group.floor),
             since=now,
-            first=self._first,
+            first=self._first_group,
         )
         self._next_lease += 1
         self._leases[lease.id] = lease
-        self._losses[lease.id] = work.losses
+        self._losses[lease.id] = waiting_group.losses
         return lease
 
     def complete(self, lease: int) -> bool:
         """Record that a group is finished and waits for the trainer; False if the lease is no longer current."""
-        ended = self._end(lease)
-        if ended is None:
+        ended_lease = self._end_lease(lease)
+        if ended_lease is None:
             return False
-        self._finished.add(ended.group)
+        self._finished.add(ended_lease.group)
         return True
 
     def lose(self, lease: int, *, floor: PolicyVersion | None = None) -> bool:
@@ -175,17 +175,19 @@ class Ledger:
             Whether the group waits again.
         """
         losses = self._losses.get(lease, 0) + 1
-        ended = self._end(lease)
-        if ended is None:
+        ended_lease = self._end_lease(lease)
+        if ended_lease is None:
             return False
         self.lost += 1
         if self._max_losses is not None and losses > self._max_losses:
-            self._drop(ended.group, f"lost {losses} times")
+            self._drop(ended_lease.group, f"lost {losses} times")
             return False
-        self._waiting.append(_Waiting(group=ended.group, attempts=ended.attempt, losses=losses, floor=floor))
+        self._waiting.append(
+            _WaitingGroup(group=ended_lease.group, attempts=ended_lease.attempt, losses=losses, floor=floor)
+        )
         return True
 
-    def give_back(self, lease: int, *, floor: PolicyVersion | None) -> bool:
+    def return_unfinished(self, lease: int, *, floor: PolicyVersion | None) -> bool:
         """Record that a preempted worker gave its group back: it waits again, without counting as a loss.
 
         Args:
@@ -196,18 +198,20 @@ class Ledger:
             False if the lease was not current.
         """
         losses = self._losses.get(lease, 0)
-        ended = self._end(lease)
-        if ended is None:
+        ended_lease = self._end_lease(lease)
+        if ended_lease is None:
             return False
-        self._waiting.append(_Waiting(group=ended.group, attempts=ended.attempt, losses=losses, floor=floor))
+        self._waiting.append(
+            _WaitingGroup(group=ended_lease.group, attempts=ended_lease.attempt, losses=losses, floor=floor)
+        )
         return True
 
     def drop(self, lease: int, reason: str) -> bool:
         """Drop a leased group; False if the lease is no longer current."""
-        ended = self._end(lease)
-        if ended is None:
+        ended_lease = self._end_lease(lease)
+        if ended_lease is None:
             return False
-        self._drop(ended.group, reason)
+        self._drop(ended_lease.group, reason)
         return True
 
     def discard(self, group: int, reason: str) -> None:
@@ -225,18 +229,21 @@ class Ledger:
         self.trained += 1
         self.on_fate(Fate(group=group, version=version))
 
-    def under_way(self, *, served: PolicyVersion) -> list[UnfinishedGroup]:
+    def unfinished_groups(self, *, served: PolicyVersion) -> list[UnfinishedGroup]:
         """Return every group that is leased or waits for a lease, ordered by floor, oldest first."""
         groups = [UnfinishedGroup(floor=lease.floor, lease=lease) for lease in self._leases.values()]
         groups += [
-            UnfinishedGroup(floor=served if work.floor is None else min(served, work.floor))
-            for work in self._waiting
+            UnfinishedGroup(floor=served if waiting_group.floor is None else min(served, waiting_group.floor))
+            for waiting_group in self._waiting
         ]
         return sorted(groups, key=lambda group: group.floor)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as a JSON object. Leased groups become waiting ones to be played again."""
-        waiting = [(work.group, work.attempts, work.losses) for work in self._waiting]
+        waiting = [
+            (waiting_group.group, waiting_group.attempts, waiting_group.losses)
+            for waiting_group in self._waiting
+        ]
         waiting += [
             (lease.group, lease.attempt, self._losses[lease.id])
             for lease in sorted(self._leases.values(), key=lambda lease: lease.group)
@@ -251,7 +258,7 @@ class Ledger:
             "finished": sorted(self._finished),
             "next_lease": self._next_lease,
             "served": self._served,
-            "first": self._first,
+            "first": self._first_group,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -259,25 +266,25 @@ class Ledger:
         self._leases.clear()
         self._losses.clear()
         self._waiting = deque(
-            _Waiting(group=group, attempts=attempts, losses=losses)
+            _WaitingGroup(group=group, attempts=attempts, losses=losses)
             for group, attempts, losses in state["waiting"]
         )
         self._finished = set(state["finished"])
         self._next_lease = max(self._next_lease, state["next_lease"])
         self.admitted = state["admitted"]
-        self._served, self._first = state["served"], state["first"]
+        self._served, self._first_group = state["served"], state["first"]
         self.trained = state["trained"]
         self.dropped = Counter(state["dropped"])
         self.late = state["late"]
         self.lost = state["lost"]
 
-    def _end(self, lease: int) -> GroupLease | None:
-        ended = self._leases.pop(lease, None)
-        if ended is None:
+    def _end_lease(self, lease: int) -> GroupLease | None:
+        ended_lease = self._leases.pop(lease, None)
+        if ended_lease is None:
             self.late += 1
         else:
             del self._losses[lease]
-        return ended
+        return ended_lease
 
     def _drop(self, group: int, reason: str) -> None:
         self.dropped[reason] += 1

@@ -34,34 +34,35 @@ class Admission:
         self._first_step: PolicyVersion = 0
         self._trained_before = 0
 
-    def begin_from(self, version: PolicyVersion, *, trained: int) -> None:
+    def restart_from(self, version: PolicyVersion, *, trained: int) -> None:
         """Count groups from this version on: earlier, a resumed run may have had another number of groups per step."""
         self._first_step, self._trained_before = version, trained
 
-    def room(self, live: int) -> int:
+    def startable_groups(self, live: int) -> int:
         """Return how many groups may start now; none if it is 0 or negative."""
         steps = min(self.served + self.max_staleness + 1, self._iterations)
         return (steps - self._first_step) * self.groups_per_batch - (live - self._trained_before)
 
-    def oldest(self, version: PolicyVersion) -> PolicyVersion:
+    def oldest_allowed(self, version: PolicyVersion) -> PolicyVersion:
         """Return the oldest version of weights that a step from `version` may learn from."""
         return version - self.max_staleness
 
-    def overdue(self, version: PolicyVersion, under_way: Sequence[PolicyVersion]) -> int:
+    def count_overdue(self, version: PolicyVersion, unfinished_versions: Sequence[PolicyVersion]) -> int:
         """Return how many of the unfinished groups, oldest first, the step from `version` has to wait for: rule (2).
 
         Args:
             version: The version of the trainer's weights.
-            under_way: The oldest version that each unfinished group may come from, ascending.
+            unfinished_versions: The oldest version that each unfinished group may come from, ascending.
         """
         last_steps = range(version, version + self.max_staleness + 1)
         return max(
-            bisect_right(under_way, self.oldest(last_step)) - (last_step - version) * self.groups_per_batch
+            bisect_right(unfinished_versions, self.oldest_allowed(last_step))
+            - (last_step - version) * self.groups_per_batch
             for last_step in last_steps
         )
 
 
-CUT_GRACE_PERIOD_S = 10.0
+CANCEL_GRACE_PERIOD_S = 10.0
 """How long a straggler's worker has to return the siblings that it has finished."""
 
 STALE = "older than rollout.max_staleness allows"
@@ -84,22 +85,22 @@ class ReplayBuffer:
     ) -> None:
         self.ledger = ledger
         self.admission = admission
-        self.cut: Callable[[Sequence[GroupLease]], None] = lambda leases: None
+        self.cancel: Callable[[Sequence[GroupLease]], None] = lambda leases: None
         """Called with stragglers' leases: their producers must add what they have at once, or drop the lease."""
         self._timeout_s = timeout_s
         self._straggler_timeout_s = straggler_timeout_s
         self._groups: dict[int, Group] = {}
-        self._oldest: dict[int, PolicyVersion] = {}
+        self._group_versions: dict[int, PolicyVersion] = {}
         """Each group's version, cached because computing it reads every token of the group, possibly millions."""
-        self._was_cut: set[int] = set()
+        self._cancelled_leases: set[int] = set()
         self._failure: BaseException | None = None
-        self._may_start = asyncio.Event()
-        self._may_be_enough = asyncio.Event()
+        self._lease_possible = asyncio.Event()
+        self._groups_changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def served(self, version: PolicyVersion) -> None:
+    def record_served(self, version: PolicyVersion) -> None:
         """Record that every serving generator has these weights or newer ones, so that more groups may start."""
         self.admission.served = version
         self._notify()
@@ -111,12 +112,12 @@ class ReplayBuffer:
             lease = self.ledger.lease(
                 served=self.admission.served,
                 now=asyncio.get_running_loop().time(),
-                admit=self.admission.room(self.ledger.live) > 0,
+                admit=self.admission.startable_groups(self.ledger.live) > 0,
             )
             if lease is not None:
-                self._tell_sampler()  # it may have to wait for this group, with a deadline
+                self._notify_sampler()  # it may have to wait for this group, with a deadline
                 return lease
-            await self._may_start.wait()
+            await self._lease_possible.wait()
 
     async def add(self, group: Group, lease: GroupLease | None = None) -> bool:
         """Add a finished group.
@@ -136,18 +137,18 @@ class ReplayBuffer:
             raise ValueError(f"expected group {lease.group}, which was leased, got group {group.id}")
         if not self.ledger.complete(lease.id):
             return False
-        self._groups[group.id], self._oldest[group.id] = group, group.version
-        self._was_cut.discard(lease.id)
-        self._tell_sampler()
+        self._groups[group.id], self._group_versions[group.id] = group, group.version
+        self._cancelled_leases.discard(lease.id)
+        self._notify_sampler()
         return True
 
     def lose(self, lease: GroupLease, *, floor: PolicyVersion | None = None) -> bool:
         """Record that the work under a lease is lost; see `Ledger.lose`."""
         return self._end_lease(lease, self.ledger.lose(lease.id, floor=floor))
 
-    def give_back(self, lease: GroupLease, *, floor: PolicyVersion | None) -> bool:
-        """Give a group back to be leased again; see `Ledger.give_back`."""
-        return self._end_lease(lease, self.ledger.give_back(lease.id, floor=floor))
+    def return_unfinished(self, lease: GroupLease, *, floor: PolicyVersion | None) -> bool:
+        """Give a group back to be leased again; see `Ledger.return_unfinished`."""
+        return self._end_lease(lease, self.ledger.return_unfinished(lease.id, floor=floor))
 
     def drop(self, lease: GroupLease, reason: str) -> bool:
         """Drop a leased group; see `Ledger.drop`."""
@@ -176,21 +177,21 @@ class ReplayBuffer:
         while True:
             self._raise_failure()
             self._discard_stale(version)
-            held_up_by = self._held_up_by(version)
-            if len(self._groups) >= batch_size and not held_up_by:
-                return self._take(version, batch_size)
+            blocking_groups = self._find_blocking_groups(version)
+            if len(self._groups) >= batch_size and not blocking_groups:
+                return self._take_oldest(version, batch_size)
             now = asyncio.get_running_loop().time()
-            until = began + self._timeout_s
-            for group in held_up_by:
+            check_at = began + self._timeout_s
+            for group in blocking_groups:
                 if group.lease is not None:
-                    until = min(until, self._hurry(group.lease, began=began, now=now))
+                    check_at = min(check_at, self._check_straggler(group.lease, began=began, now=now))
             if now >= began + self._timeout_s:
                 raise RolloutError(
                     f"expected {batch_size} groups for the step from version {version} within "
                     f"{self._timeout_s:g} s, got {len(self._groups)}, with {len(self.ledger.leases)} under way; "
                     "raise rollout.timeout_s, or see what the environment is waiting for"
                 )
-            await self._change(until - now)
+            await self._wait_for_groups(check_at - now)
 
     def fail(self, failure: BaseException) -> None:
         """Have every waiter, now and later, raise `failure`: no more groups will come."""
@@ -219,52 +220,54 @@ class ReplayBuffer:
         if isinstance(self._failure, ReplicaLostError | TrainerWentBackError | WeightsError):
             self._failure = None  # going back has repaired what failed
         self.ledger.restore(ledger)
-        self.admission.begin_from(served, trained=self.ledger.trained)
+        self.admission.restart_from(served, trained=self.ledger.trained)
         self._groups = finished
-        self._oldest = {number: group.version for number, group in finished.items()}
-        self._was_cut.clear()
-        self.served(served)
+        self._group_versions = {number: group.version for number, group in finished.items()}
+        self._cancelled_leases.clear()
+        self.record_served(served)
 
     def _discard_stale(self, version: PolicyVersion) -> None:
         """Discard groups beyond the staleness bound.
 
         There are some only if a run resumes with a smaller bound, or a producer adds groups without a lease.
         """
-        oldest = self.admission.oldest(version)
-        for number in [number for number, version in self._oldest.items() if version < oldest]:
-            del self._groups[number], self._oldest[number]
+        oldest_allowed = self.admission.oldest_allowed(version)
+        for number in [
+            number for number, version in self._group_versions.items() if version < oldest_allowed
+        ]:
+            del self._groups[number], self._group_versions[number]
             self.ledger.discard(number, STALE)
             self._notify()
 
-    def _held_up_by(self, version: PolicyVersion) -> list[UnfinishedGroup]:
-        under_way = self.ledger.under_way(served=self.admission.served)
-        overdue = self.admission.overdue(version, [group.floor for group in under_way])
-        return under_way[: max(overdue, 0)]
+    def _find_blocking_groups(self, version: PolicyVersion) -> list[UnfinishedGroup]:
+        unfinished = self.ledger.unfinished_groups(served=self.admission.served)
+        overdue = self.admission.count_overdue(version, [group.floor for group in unfinished])
+        return unfinished[: max(overdue, 0)]
 
-    def _hurry(self, lease: GroupLease, *, began: float, now: float) -> float:
+    def _check_straggler(self, lease: GroupLease, *, began: float, now: float) -> float:
         """Cut a straggler when its time is up, and drop it if that did not help; returns when to check again."""
-        patience = max(began, lease.since) + self._straggler_timeout_s
-        if now < patience:
-            return patience
-        if lease.id not in self._was_cut:
-            self._was_cut.add(lease.id)
-            self.cut([lease])
-        if now < patience + CUT_GRACE_PERIOD_S:
-            return patience + CUT_GRACE_PERIOD_S
+        deadline = max(began, lease.since) + self._straggler_timeout_s
+        if now < deadline:
+            return deadline
+        if lease.id not in self._cancelled_leases:
+            self._cancelled_leases.add(lease.id)
+            self.cancel([lease])
+        if now < deadline + CANCEL_GRACE_PERIOD_S:
+            return deadline + CANCEL_GRACE_PERIOD_S
         self.drop(lease, STRAGGLER)
         return now
 
-    def _take(self, version: PolicyVersion, batch_size: int) -> list[Group]:
-        oldest_first = sorted(self._groups, key=lambda number: (self._oldest[number], number))
+    def _take_oldest(self, version: PolicyVersion, batch_size: int) -> list[Group]:
+        oldest_first = sorted(self._groups, key=lambda number: (self._group_versions[number], number))
         groups = []
         for number in sorted(oldest_first[:batch_size]):
             groups.append(self._groups.pop(number))
-            del self._oldest[number]
+            del self._group_versions[number]
             self.ledger.train(number, version)
         return groups
 
     def _end_lease(self, lease: GroupLease, outcome: bool) -> bool:
-        self._was_cut.discard(lease.id)
+        self._cancelled_leases.discard(lease.id)
         self._notify()
         return outcome
 
@@ -273,16 +276,16 @@ class ReplayBuffer:
             raise self._failure
 
     def _notify(self) -> None:
-        self._may_start.set()
-        self._may_start = asyncio.Event()
-        self._tell_sampler()
+        self._lease_possible.set()
+        self._lease_possible = asyncio.Event()
+        self._notify_sampler()
 
-    def _tell_sampler(self) -> None:
-        self._may_be_enough.set()
-        self._may_be_enough = asyncio.Event()
+    def _notify_sampler(self) -> None:
+        self._groups_changed.set()
+        self._groups_changed = asyncio.Event()
 
-    async def _change(self, timeout_s: float) -> None:
-        changed = self._may_be_enough.wait()
+    async def _wait_for_groups(self, timeout_s: float) -> None:
+        change = self._groups_changed.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(timeout_s, 0.0)):
-                await changed
+                await change

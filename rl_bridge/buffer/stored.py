@@ -39,17 +39,17 @@ def dump_groups(groups: Sequence[Group]) -> bytes:
 
     The GIL is held while a trajectory is serialized, and released between two of them so that other threads can run.
     """
-    return b"[" + b",".join(b"".join(_pieces(group)) for group in groups) + b"]"
+    return b"[" + b",".join(b"".join(_iterate_json_parts(group)) for group in groups) + b"]"
 
 
-def _pieces(group: Group) -> Iterator[bytes]:
-    without = _GROUPS.dump_json([_Group(**_without(group, "trajectories"), trajectories=[])])
-    yield without[1:].removesuffix(b"]}]")  # trajectories are its last field
-    for place, trajectory in enumerate(group.trajectories):
-        if place:
+def _iterate_json_parts(group: Group) -> Iterator[bytes]:
+    header = _GROUPS.dump_json([_Group(**_fields_without(group, "trajectories"), trajectories=[])])
+    yield header[1:].removesuffix(b"]}]")  # trajectories are its last field
+    for index, trajectory in enumerate(group.trajectories):
+        if index:
             yield b","
-        whole = _Trajectory(**_without(trajectory, "turns"), turns=_pack(trajectory.turns))
-        yield _TRAJECTORIES.dump_json([whole])[1:-1]
+        stored = _Trajectory(**_fields_without(trajectory, "turns"), turns=_pack(trajectory.turns))
+        yield _TRAJECTORIES.dump_json([stored])[1:-1]
     yield b"]}"
 
 
@@ -61,9 +61,9 @@ def load_groups(content: bytes) -> list[Group]:
     """
     return [
         Group(
-            **_without(group, "trajectories"),
+            **_fields_without(group, "trajectories"),
             trajectories=[
-                Trajectory(**_without(stored, "turns"), turns=_unpack(stored.turns))
+                Trajectory(**_fields_without(stored, "turns"), turns=_unpack(stored.turns))
                 for stored in group.trajectories
             ],
         )
@@ -71,16 +71,16 @@ def load_groups(content: bytes) -> list[Group]:
     ]
 
 
-def _without(record: Group | Trajectory, name: str) -> dict[str, Any]:
+def _fields_without(record: Group | Trajectory, name: str) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(record) if field.name != name}
 
 
 def _pack(turns: Sequence[Turn]) -> list[_Turn]:
-    packed, before = [], Prefix([])
+    packed, previous = [], Prefix([])
     for turn in turns:
-        known = len(before) if isinstance(turn.prompt, Prefix) and turn.prompt.continues(before) else 0
+        known = len(previous) if isinstance(turn.prompt, Prefix) and turn.prompt.continues(previous) else 0
         packed.append(_Turn(known=known, prompt=list(turn.prompt[known:]), completion=turn.completion))
-        before = turn.prompt if isinstance(turn.prompt, Prefix) else Prefix([])
+        previous = turn.prompt if isinstance(turn.prompt, Prefix) else Prefix([])
     return packed
 
 

@@ -27,20 +27,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         choices=("throughput",),
-        help="utilisation of rollout and trainer beside their targets, idle time",
+        help="what to measure: utilisation of rollout and trainer against their targets, and idle time",
     )
     source = add_source(parser)
     source.add_argument(
         "--synthetic",
         action="store_true",
-        help="a job of its own: environments that sleep for log-normal times, a trainer that computes for a second",
+        help="run a synthetic job: environments sleep for log-normal times, the trainer computes for a second",
     )
     parser.add_argument(
         "--seconds",
         type=number_type("--seconds", float),
         default=DEFAULT_SECONDS,
         metavar="S",
-        help="how long a live run is watched, and about how long a synthetic one lasts (%(default)g)",
+        help="seconds to watch a live run, or that a synthetic one takes approximately (default: %(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -25,7 +25,7 @@ _KEY: Final = re.compile(
 
 def add_overrides(parser: ArgumentParser) -> None:
     """Add an argument for overrides of configuration keys."""
-    text = "change a key of the file; also --section.key value"
+    text = "override a key of the file; also as --section.key value"
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help=text)
 
 
@@ -68,7 +68,7 @@ def overrides_first_class(argv: Sequence[str]) -> list[str]:
 
 
 FAILED = 1
-MISUSED = 2
+USAGE_ERROR = 2
 
 
 def exit_status(command: str, work: Callable[[], int]) -> int:
@@ -80,7 +80,7 @@ def exit_status(command: str, work: Callable[[], int]) -> int:
             raise MissingDependencyError(str(error.name)) from error
     except BridgeError as error:
         print(f"ropewalk {command}: {error}", file=sys.stderr)
-        return MISUSED if isinstance(error, ConfigError) else FAILED
+        return USAGE_ERROR if isinstance(error, ConfigError) else FAILED
 
 
 def with_exit_status(command: str) -> Callable[[Callable[[Namespace], int]], Callable[[Namespace], int]]:

@@ -21,7 +21,7 @@ from rl_bridge.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_bridge.config import Config
-    from rl_bridge.doctor.meeting import Meeting
+    from rl_bridge.doctor.collectives import Rendezvous
 
 LOOPBACK = "127.0.0.1"
 PORT_RANGE = (20_000, 32_768)
@@ -30,29 +30,33 @@ STYLES = {"good": "green", "odd": "yellow", "bad": "red"}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--config", metavar="FILE", help="a run's YAML file, which says where its hosts meet")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a run's YAML file; says where the hosts meet, and how many there are",
+    )
     add_overrides(parser)
     hosts = parser.add_argument_group("several hosts: run this on each of them at about the same time")
     hosts.add_argument(
         "--num_nodes",
         type=number_type("--num_nodes", int, least=1),
         metavar="N",
-        help="hosts; by default the file's, or 1",
+        help="number of hosts; default: the file's, or 1",
     )
-    hosts.add_argument("--node_rank", type=int, metavar="R", help="which of them this one is, from 0")
-    text = "of host 0, where they meet; by default the file's master_addr, master_port"
+    hosts.add_argument("--node_rank", type=int, metavar="R", help="this host's rank, from 0")
+    text = "host 0's address, where all meet; default: the file's master_addr and master_port"
     hosts.add_argument("--addr", metavar="HOST:PORT", help=text)
-    text = "processes that compute together on each host: one a GPU, or 2"
+    text = "processes on each host; default: one per GPU, or 2 without GPUs"
     parser.add_argument("--procs", type=number_type("--procs", int, least=1), metavar="P", help=text)
-    text = "what they send each other (%(default)s MiB)"
+    text = "MiB to send in each transfer (default: %(default)s)"
     parser.add_argument(
         "--megabytes", type=number_type("--megabytes", int, least=1), default=64, metavar="M", help=text
     )
-    text = "how long they wait for each other (%(default)g)"
+    text = "seconds to wait for the other hosts (default: %(default)g)"
     parser.add_argument(
         "--timeout_s", type=number_type("--timeout_s", float), default=60.0, metavar="S", help=text
     )
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each finding")
+    parser.add_argument("--json", action="store_true", help="print JSON, one line per finding")
 
 
 @with_exit_status("doctor")
@@ -64,19 +68,19 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.text import Text
 
     from rl_bridge.config import load_config
+    from rl_bridge.doctor.collectives import check_collectives
     from rl_bridge.doctor.host import Severity, check_machine, check_packages, count_usable_gpus
-    from rl_bridge.doctor.meeting import meet
 
     if arguments.overrides and arguments.config is None:
         raise ConfigError(f"expected --config with {arguments.overrides[0]!r}")
     config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
     gpus, failed, console = count_usable_gpus(), False, Console()
     expected_gpus = 0 if config is None or arguments.node_rank is None else config.monarch.gpus_per_node
-    meeting = _make_meeting(arguments, config, gpus=gpus)
+    settings = _make_rendezvous(arguments, config, gpus=gpus)
     checks = (
         check_packages,
         lambda: check_machine(gpus=gpus, expected_gpus=expected_gpus),
-        lambda: meet(meeting),
+        lambda: check_collectives(settings),
     )
     for finding in chain.from_iterable(check() for check in checks):
         failed = failed or finding.level is Severity.BAD
@@ -89,8 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if failed else 0
 
 
-def _make_meeting(arguments: argparse.Namespace, config: "Config | None", *, gpus: int) -> "Meeting":
-    from rl_bridge.doctor.meeting import Meeting
+def _make_rendezvous(arguments: argparse.Namespace, config: "Config | None", *, gpus: int) -> "Rendezvous":
+    from rl_bridge.doctor.collectives import Rendezvous
     from rl_bridge.metrics.status import format_address, parse_address
 
     num_nodes, node_rank, address = arguments.num_nodes or 1, arguments.node_rank or 0, arguments.addr
@@ -109,7 +113,7 @@ def _make_meeting(arguments: argparse.Namespace, config: "Config | None", *, gpu
         raise ConfigError(f"expected --node_rank from 0 to {num_nodes - 1}, got {node_rank}")
     parse_address(address)
     per_host = arguments.procs or gpus or 2
-    return Meeting(
+    return Rendezvous(
         address=address,
         num_nodes=num_nodes,
         node_rank=node_rank,
@@ -130,7 +134,7 @@ def _find_free_port() -> int:
 
 COMMAND = Command(
     name="doctor",
-    help="look whether hosts are fit for a run: packages, devices, collectives, bandwidth",
+    help="check whether hosts are fit for a run: packages, devices, collectives, bandwidth",
     configure=configure,
     run=run,
     reword=overrides_first_class,

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 PARTS = ("memory", "broadcast", "cost")
 GBPS = "100,200,400"
 COST = {
-    "hours": "how long the GPUs are rented",
-    "spot_gpus": "by default the generators', with rollout.spot_eligible",
-    "on_demand_gpus": "by default all other GPUs of the roles",
-    "spot_price": "of a spot GPU an hour",
-    "on_demand_price": "of another GPU an hour",
-    "spot_kind_on_demand_price": "what a GPU of the spot kind costs on demand; by default as the others",
+    "hours": "hours for which the GPUs are rented",
+    "spot_gpus": "spot GPUs; default: the generators', if rollout.spot_eligible",
+    "on_demand_gpus": "on-demand GPUs; default: all other GPUs of the roles",
+    "spot_price": "price of a spot GPU per hour",
+    "on_demand_price": "price of an on-demand GPU per hour",
+    "spot_kind_on_demand_price": "on-demand price of the spot kind of GPU; default: on_demand_price",
 }
 """Options of `ropewalk plan cost`, with their help."""
 
@@ -33,20 +33,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "arguments",
         nargs="*",
         metavar=f"{'|'.join(PARTS)} or section.key=value",
-        help="what to work out, by default whatever is known enough of; and changed keys of the file",
+        help="what to estimate (default: whatever enough is known for), and overrides of the file's keys",
     )
     parser.add_argument("--config", metavar="FILE", help="the run's YAML file; it need not be complete")
     memory, broadcast, cost = (parser.add_argument_group(title) for title in PARTS)
     memory.add_argument(
-        "--parameters", metavar="N", help="of the policy, as 8B or 8e9; by default those of model.path"
+        "--parameters",
+        metavar="N",
+        help="the policy's parameters, such as 8B or 8e9; default: those of model.path",
     )
-    text = "of one GPU: says what does not fit, and what is left for the key-value cache"
+    text = "memory of one GPU; shows what does not fit, and what is left for the key-value cache"
     memory.add_argument("--gpu_gb", type=number_type("--gpu_gb", float), metavar="GB", help=text)
-    text = "what is sent; by default all parameters, of 2 bytes each where no file says otherwise"
+    text = "size of one version of the weights; default: all parameters, 2 bytes each without a file"
     broadcast.add_argument("--gb", type=number_type("--gb", float), metavar="GB", help=text)
-    text = "work of a generator between two versions: its idle share"
+    text = "seconds that a generator works between two versions; shows its idle share"
     broadcast.add_argument("--rollout_s", type=number_type("--rollout_s", float), metavar="S", help=text)
-    text = "bandwidths, in 10^9 bits a second (%(default)s)"
+    text = "bandwidths to compare, in 10^9 bits per second (default: %(default)s)"
     broadcast.add_argument("--gbps", type=_parse_bandwidths, default=GBPS, metavar="N,N", help=text)
     for name, text in COST.items():
         is_count, option = name.endswith("gpus"), f"--{name}"
@@ -145,7 +147,7 @@ def _read_fleet(
 
 COMMAND = Command(
     name="plan",
-    help="work out memory, broadcast time and cost of a run before it begins",
+    help="estimate memory, broadcast time and cost of a run before it starts",
     configure=configure,
     run=run,
     reword=overrides_first_class,

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rl_bridge.cli.common import make_table
-from rl_bridge.planning import WHY_NOT_14, RentedFleet, RoleMemory, RunPlan
+from rl_bridge.planning import BYTES_EXPLANATION, RentedFleet, RoleMemory, RunPlan
 
 
 def render_plan(plan: RunPlan, *, gpu_gb: float | None) -> RenderableType:
@@ -18,7 +18,7 @@ def render_plan(plan: RunPlan, *, gpu_gb: float | None) -> RenderableType:
 
 def _render_parts(plan: RunPlan, gpu_gb: float | None) -> Iterator[RenderableType]:
     if plan.parameters is not None and plan.trainer_bytes is not None:
-        adapters_note, reason = "", WHY_NOT_14
+        adapters_note, reason = "", BYTES_EXPLANATION
         if plan.adapters is not None:
             adapters_note, reason = (
                 f" and {plan.adapters:,} of adapters",
@@ -48,7 +48,7 @@ def _make_memory_table(roles: tuple[RoleMemory, ...], gpu_gb: float | None) -> T
         headings.append(f"in {gpu_gb:g} GB")
     memory_table = make_table("memory of each role", headings, (_format_role(role, gpu_gb) for role in roles))
     for row, role in zip(memory_table.rows, roles, strict=True):
-        row.style = "" if gpu_gb is None or role.room(gpu_gb * 1e9) >= 0 else "yellow"
+        row.style = "" if gpu_gb is None or role.free_bytes(gpu_gb * 1e9) >= 0 else "yellow"
     return memory_table
 
 
@@ -69,11 +69,11 @@ def _format_role(role: RoleMemory, gpu_gb: float | None) -> list[str]:
 
 def _describe_fit(role: RoleMemory, gpu_gb: float) -> str:
     share = "" if role.gpu_share == 1.0 else f" in the {role.gpu_share:.0%} that it may have"
-    room = role.room(gpu_gb * 1e9)
-    if room < 0:
+    free_bytes = role.free_bytes(gpu_gb * 1e9)
+    if free_bytes < 0:
         return f"does not fit{share}"
     full = sum(role.at_best.values())
-    return f"fits{share}" + (f", with {min(1.0, room / full):.0%} of a full cache" if full else "")
+    return f"fits{share}" + (f", with {min(1.0, free_bytes / full):.0%} of a full cache" if full else "")
 
 
 def _make_broadcast_table(plan: RunPlan) -> Table:

@@ -22,11 +22,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "run",
         nargs="?",
         metavar="FOLDER",
-        help="the run's; by default the newest in ./runs that kept rollouts",
+        help="the run's folder; default: the newest in ./runs with rollouts",
     )
-    parser.add_argument("--out", metavar="FILE", help="write one file of HTML, which needs no server")
+    parser.add_argument("--out", metavar="FILE", help="write a single HTML file, which needs no server")
     parser.add_argument(
-        "--port", type=int, default=0, metavar="N", help="serve on this port; by default a free one"
+        "--port", type=int, default=0, metavar="N", help="port to serve on; default: a free one"
     )
 
 
@@ -67,14 +67,14 @@ def _find_folder(name: str | None) -> Path:
 
 
 def _write(folder: Path, out: Path) -> None:
-    from rl_bridge.rollouts_page.server import make_whole_page
+    from rl_bridge.rollouts_page.server import make_standalone_page
 
     if not out.name or out.is_dir():
         raise ConfigError(f"expected --out with the name of a file, got the folder {str(out)!r}")
     partial = out.with_name(f"{out.name}.partial")
     try:
         with partial.open("wb") as file:
-            file.writelines(make_whole_page(folder, _read_records(folder)))
+            file.writelines(make_standalone_page(folder, _read_records(folder)))
         partial.replace(out)
     except OSError as error:
         raise ConfigError(f"cannot write {str(out)!r}: {error.strerror}") from error

@@ -20,16 +20,16 @@ RUNS = "runs"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     add_source(parser)
-    text = "hosts that there should be, the controller's and those without GPUs among them; with fewer alive the exit "
+    text = "expected number of hosts, the controller's and those without GPUs included; with fewer alive the exit "
     text += "status is 1"
     least_one = number_type("--num_nodes", int, least=1)
     parser.add_argument("--num_nodes", "--num-nodes", type=least_one, metavar="N", help=text)
-    text = "again and again, until Ctrl-C or the end of the run"
+    text = "refresh every SECONDS, by default 2, until Ctrl-C or the end of the run"
     seconds = number_type("--watch", float)
     parser.add_argument(
         "--watch", type=seconds, nargs="?", const=DEFAULT_WATCH_S, metavar="SECONDS", help=text
     )
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each look")
+    parser.add_argument("--json", action="store_true", help="print JSON, one line per refresh")
 
 
 @with_exit_status("status")
@@ -69,8 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
 def add_source(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
     """Add the options that select the run."""
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--addr", metavar="HOST:PORT", help="ask the run that serves its status there")
-    text = f"the run in this folder; by default the newest live one in ./{RUNS}"
+    source.add_argument(
+        "--addr", metavar="HOST:PORT", help="query the run that serves its status at this address"
+    )
+    text = f"the run in this folder; default: the newest live one in ./{RUNS}"
     source.add_argument("--run", metavar="FOLDER", help=text)
     return source
 
@@ -105,7 +107,7 @@ def request_snapshot(address: str) -> StatusSnapshot:
 
 COMMAND = Command(
     name="status",
-    help="show how a run stands: its mesh, replicas, versions, leases",
+    help="show the status of a run: its mesh, replicas, versions, leases",
     configure=configure,
     run=run,
     examples=(

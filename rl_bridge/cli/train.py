@@ -19,10 +19,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", metavar="FILE", help="the run's YAML file")
     source.add_argument(
-        "--resume", metavar="FOLDER", help="go on with the run in this folder from its checkpoint"
+        "--resume", metavar="FOLDER", help="resume the run in this folder from its newest checkpoint"
     )
     parser.add_argument("--seed", type=int, help="short for seed=N")
-    parser.add_argument("--name", help="the run's folder below output_dir; by default its name and the time")
+    parser.add_argument(
+        "--name", help="the run's folder in output_dir; default: the file's name and the time"
+    )
     add_overrides(parser)
 
 
@@ -31,12 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Train; returns the exit status: 0, 1 if the run failed, 2 for a bad command line, 130 on Ctrl-C."""
     config, folder = _prepare(arguments)
     from rl_bridge.config.effects import find_unused_keys
-    from rl_bridge.rollout.rehearsal import rehearse
+    from rl_bridge.rollout.preflight import run_preflight
 
     for line in find_unused_keys(config):  # before other output could bury the warnings
         print(f"ropewalk train: warning: {line}", file=sys.stderr)
 
-    rehearse(config)
+    run_preflight(config)
     # Imported only now: faults of the command line and the configuration show before the heavy stack loads.
     from rl_bridge.loops.session import train_run
 

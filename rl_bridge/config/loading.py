@@ -1,6 +1,5 @@
 """Loading a validated `Config` from YAML and dotted overrides, with helpful errors."""
 
-import contextlib
 import difflib
 import importlib
 import inspect
@@ -19,6 +18,7 @@ from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.schema import ENV_FORMS, NAME_PATTERN, Config
 from rl_bridge.config.sections import Section
 from rl_bridge.errors import ConfigError
+from rl_bridge.files import replace_file
 
 SectionT = TypeVar("SectionT", bound=Section)
 _MERGE = "tag:yaml.org,2002:merge"
@@ -33,14 +33,7 @@ PARTIAL_CONFIG_FILE = f"{CONFIG_FILE}.partial"
 def save_config(config: Config, folder: Path) -> None:
     """Write the whole configuration into a run's folder; if that fails, a previous one is unchanged."""
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-    partial = folder / PARTIAL_CONFIG_FILE
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / CONFIG_FILE)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+    replace_file(folder / CONFIG_FILE, text.encode())
 
 
 def require_name(name: str | None, *, kind: str) -> None:
@@ -240,7 +233,7 @@ def _iter_sections(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _iter_sections(argument)
 
 
-def _suggest_name(name: str, known: list[str], prefix: tuple[Any, ...] = ()) -> str:
-    public = sorted(candidate for candidate in known if not candidate.startswith("_"))
+def _suggest_name(name: str, choices: list[str], prefix: tuple[Any, ...] = ()) -> str:
+    public = sorted(candidate for candidate in choices if not candidate.startswith("_"))
     close = difflib.get_close_matches(name, public, n=1, cutoff=0.0)
     return f"; did you mean {'.'.join([*map(str, prefix), close[0]])!r}?" if close else ""

@@ -75,13 +75,13 @@ class RolesConfig(Section):
 
     def gpus(self) -> int:
         """Return the number of GPUs that all roles use together."""
-        return sum(self._gpus())
+        return sum(self._gpus_by_role())
 
-    def most_gpus(self) -> int:
+    def max_role_gpus(self) -> int:
         """Return the number of GPUs of the role that uses most."""
-        return max(self._gpus())
+        return max(self._gpus_by_role())
 
-    def _gpus(self) -> list[int]:
+    def _gpus_by_role(self) -> list[int]:
         return [
             role.replicas * role.gpus for role in (self.policy, self.trainer, self.reference, self.reward)
         ]
@@ -160,7 +160,7 @@ class MonarchConfig(Section):
     @property
     def gpus(self) -> int:
         """GPUs that the roles use together; colocated, those of the role that uses most."""
-        return self.roles.most_gpus() if self.colocate else self.roles.gpus()
+        return self.roles.max_role_gpus() if self.colocate else self.roles.gpus()
 
     @property
     def is_local(self) -> bool:

@@ -24,7 +24,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """A run's name: a single folder's, so that it cannot lead elsewhere."""
 EPISODES_ON_GPUS = 500
 """Held-out episodes with GPUs by default: the mean of so many rewards of 0 or 1 is accurate to 0.045."""
-TASK_OF_A_WORLD = "rl_bridge.rollout.tool_task:ToolWorldTask"
+DEFAULT_TASK = "rl_bridge.rollout.tool_task:ToolWorldTask"
 
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -111,7 +111,7 @@ class EnvConfig(Section):
     def _check(self) -> Self:
         if "seed" in self.reset:
             raise ValueError("expected env.reset without a seed: every episode has its own; use seed=N")
-        if sum(given is not None for given in (self.app, self.image, self.url)) != 1:
+        if sum(source is not None for source in (self.app, self.image, self.url)) != 1:
             raise ValueError(
                 "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
                 "and env.url (use running servers)"
@@ -138,7 +138,7 @@ ENV_FORMS: Final = ("<one>", "<several>")
 """Tags of the two forms of `env`, which pydantic puts into the location of an error."""
 
 
-def _env_form(env: Any) -> str:
+def _select_env_form(env: Any) -> str:
     by_name = (
         isinstance(env, Mapping)
         and env
@@ -150,7 +150,7 @@ def _env_form(env: Any) -> str:
 
 Envs: TypeAlias = Annotated[
     Annotated[EnvConfig, Tag(ENV_FORMS[0])] | Annotated[dict[EnvName, EnvConfig], Tag(ENV_FORMS[1])],
-    Discriminator(_env_form),
+    Discriminator(_select_env_form),
 ]
 
 
@@ -254,7 +254,7 @@ class RolloutConfig(Section):
         return (self.fork_turn, self.fork_turn) if isinstance(self.fork_turn, int) else self.fork_turn
 
     @property
-    def sessions_a_group(self) -> int:
+    def sessions_per_group(self) -> int:
         """Sessions that a group has at once: one per sibling, and with `fork_turn` the one they are forked from."""
         return self.group_size + (self.fork_turn is not None)
 
@@ -362,7 +362,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _fill_task(self) -> Self:
         if self.env is not None and self.rollout.task is None:
-            object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": TASK_OF_A_WORLD}))
+            object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": DEFAULT_TASK}))
         return self
 
     @model_validator(mode="after")
@@ -387,11 +387,11 @@ class Config(Section):
         self._set_derived(model=self.model.model_copy(update={"dtype": dtype}))
         if not trainer.gpus and self.trainer.activation_checkpointing == "auto":
             self._set_derived(trainer=self.trainer.model_copy(update={"activation_checkpointing": "none"}))
-        worlds = self.environments
-        if policy.gpus and worlds:
+        environments = self.environments
+        if policy.gpus and environments:
             in_flight = (1 + rollout.max_staleness) * rollout.batch_size
-            sessions = max(1, min(policy.replicas * rollout.max_num_seqs, in_flight) // len(worlds))
-            derived = {name: env.with_defaults(sessions=sessions) for name, env in worlds.items()}
+            sessions = max(1, min(policy.replicas * rollout.max_num_seqs, in_flight) // len(environments))
+            derived = {name: env.with_defaults(sessions=sessions) for name, env in environments.items()}
             object.__setattr__(self, "env", derived if isinstance(self.env, dict) else derived[""])
             self._set_derived(
                 rollout=rollout.with_defaults(num_workers=policy.replicas),
@@ -441,14 +441,14 @@ class Config(Section):
 
     def decided_by_gpus(self) -> dict[str, Any]:
         """Return the keys whose defaults depend on the GPUs, with their values."""
-        worlds = self.environments
-        sessions = sum(env.sessions for env in worlds.values())
+        environments = self.environments
+        sessions = sum(env.sessions for env in environments.values())
         return {
             "model.dtype": self.model.dtype,
             "trainer.activation_checkpointing": self.trainer.activation_checkpointing,
             "monarch.roles.policy.replicas": self.monarch.roles.policy.replicas,
             "rollout.num_workers": self.rollout.num_workers,
-            **({"env.sessions": sessions} if worlds else {}),
+            **({"env.sessions": sessions} if environments else {}),
             "evaluation.episodes": self.evaluation.episodes,
         }
 
@@ -463,10 +463,10 @@ class Config(Section):
         for name, env in self.environments.items():
             if (
                 self.rollout.fork_turn
-                and env.sessions // self.rollout.num_workers < self.rollout.sessions_a_group
+                and env.sessions // self.rollout.num_workers < self.rollout.sessions_per_group
             ):
                 raise ValueError(
-                    f"expected {env_key(name, 'sessions')} of at least {self.rollout.sessions_a_group} for each of "
+                    f"expected {env_key(name, 'sessions')} of at least {self.rollout.sessions_per_group} for each of "
                     f"{self.rollout.num_workers} rollout workers with rollout.fork_turn, one more than a group has "
                     f"siblings, got {env.sessions}"
                 )

@@ -17,7 +17,7 @@ class DatasetActor(ServiceActor):
     It saves no state: a restarted one has the same example at each place, and `sample` begins again at the first.
     """
 
-    REPEATABLE = frozenset({"sample", "at", "identity"})
+    REPEATABLE = frozenset({"sample", "get_example", "identity"})
 
     def __init__(self, config: DataConfig, seed: int) -> None:
         self._config = config
@@ -37,9 +37,9 @@ class DatasetActor(ServiceActor):
         return self._dataset.sample()
 
     @endpoint
-    async def at(self, place: int) -> Example:
-        """See `Dataset.at`."""
-        return self._dataset.at(place)
+    async def get_example(self, index: int) -> Example:
+        """See `Dataset.get_example`."""
+        return self._dataset.get_example(index)
 
     @endpoint
     async def identity(self) -> dict[str, Any]:

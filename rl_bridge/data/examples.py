@@ -38,7 +38,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, place: int) -> Example: ...
+    def __getitem__(self, index: int) -> Example: ...
 
 
 class JsonLines:
@@ -73,10 +73,10 @@ class JsonLines:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def __getitem__(self, place: int) -> Example:
+    def __getitem__(self, index: int) -> Example:
         with self._path.open("rb") as file:
-            file.seek(self._offsets[place])
-            return _parse_example(file.readline(), f"{self._path}, example {place}", place)
+            file.seek(self._offsets[index])
+            return _parse_example(file.readline(), f"{self._path}, example {index}", index)
 
 
 class ExampleList:
@@ -84,7 +84,7 @@ class ExampleList:
 
     def __init__(self, items: Iterable[Any], *, name: str) -> None:
         self._examples = [
-            _check_example(item, f"{name}, item {place}", place) for place, item in enumerate(items)
+            _check_example(item, f"{name}, item {index}", index) for index, item in enumerate(items)
         ]
         digest = hashlib.blake2b(digest_size=16)
         for example in self._examples:
@@ -94,8 +94,8 @@ class ExampleList:
     def __len__(self) -> int:
         return len(self._examples)
 
-    def __getitem__(self, place: int) -> Example:
-        return self._examples[place]
+    def __getitem__(self, index: int) -> Example:
+        return self._examples[index]
 
 
 def _type_name(value: object) -> str:
@@ -135,16 +135,16 @@ def _import_iterable(path: str) -> Iterable[Any]:
     return items
 
 
-def _parse_example(line: bytes, where: str, place: int) -> Example:
+def _parse_example(line: bytes, where: str, index: int) -> Example:
     try:
         item = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"expected a JSON object, got invalid JSON: {error} ({where})") from error
-    return _check_example(item, where, place)
+    return _check_example(item, where, index)
 
 
-def _check_example(item: object, where: str, place: int) -> Example:
-    example = item if isinstance(item, Example) else _make_example(item, where, place)
+def _check_example(item: object, where: str, index: int) -> Example:
+    example = item if isinstance(item, Example) else _make_example(item, where, index)
     require_encodable(example.prompt, where)
     return example
 
@@ -160,12 +160,12 @@ def require_encodable(value: object, where: str) -> None:
         ) from error
 
 
-def _make_example(item: object, where: str, place: int) -> Example:
+def _make_example(item: object, where: str, index: int) -> Example:
     if not isinstance(item, Mapping) or "prompt" not in item:
-        got = list(item) if isinstance(item, Mapping) else type(item).__name__
-        raise ConfigError(f"expected an object with a prompt, got {got} ({where})")
+        received = list(item) if isinstance(item, Mapping) else type(item).__name__
+        raise ConfigError(f"expected an object with a prompt, got {received} ({where})")
     return Example(
-        id=str(item.get("id", place)), prompt=_parse_chat(item["prompt"], where), target=item.get("target")
+        id=str(item.get("id", index)), prompt=_parse_chat(item["prompt"], where), target=item.get("target")
     )
 
 
@@ -194,17 +194,17 @@ class Dataset:
         self._seed = seed
         self._shuffle = shuffle
         self._passes = Passes(len(source), seed=seed, shuffle=shuffle)
-        self._taken = 0
+        self._sample_count = 0
 
     def sample(self) -> Example:
         """Return the next example, for callers that do not number them."""
-        example = self.at(self._passes[self._taken])
-        self._taken += 1
+        example = self.get_example(self._passes[self._sample_count])
+        self._sample_count += 1
         return example
 
-    def at(self, place: int) -> Example:
+    def get_example(self, index: int) -> Example:
         """Return the example at an index of the source."""
-        return self._source[place]
+        return self._source[index]
 
     def identity(self) -> dict[str, Any]:
         """Return what determines the examples and their order, to be saved in checkpoints."""
@@ -216,14 +216,14 @@ class Dataset:
         }
 
 
-def require_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def require_same(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise ConfigError if a `Dataset.identity` differs from the checkpoint's.
 
     With other examples, or in another order, some would be answered twice and others never.
     """
-    for name, value in before.items():
-        if value != now[name]:
+    for name, value in saved.items():
+        if value != current[name]:
             raise ConfigError(
-                f"expected the dataset that the checkpoint knows, with {name}={value!r}, got {now[name]!r}; go on "
+                f"expected the dataset that the checkpoint knows, with {name}={value!r}, got {current[name]!r}; go on "
                 "with the same examples (data.source), seed and order (data.sampling), or start a new run"
             )

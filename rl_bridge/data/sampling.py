@@ -34,10 +34,13 @@ class Passes:
 
     def __getitem__(self, number: int) -> int:
         """Return the task at an index, counted from 0 over all passes."""
-        at, place = divmod(number, self._tasks)
-        if self._shuffle and at != self._pass:
-            self._order, self._pass = np.random.default_rng([self._seed, at]).permutation(self._tasks), at
-        return int(self._order[place])
+        pass_number, position = divmod(number, self._tasks)
+        if self._shuffle and pass_number != self._pass:
+            self._order, self._pass = (
+                np.random.default_rng([self._seed, pass_number]).permutation(self._tasks),
+                pass_number,
+            )
+        return int(self._order[position])
 
 
 class TaskSampler:
@@ -73,22 +76,22 @@ class TaskSampler:
             group: The group's number in the run.
             known: Results of groups below this number are taken into account, if they have ended.
         """
-        if group not in self._drawn:
-            for ended in sorted(number for number in self._results if number < known):
-                task, signal = self._results.pop(ended)
-                before = self._expected_signals()[task]
-                self._signal[task] = before + LATEST_WEIGHT * (signal - before)
+        if group not in self._task_by_group:
+            for ended_group in sorted(number for number in self._results if number < known):
+                task, signal = self._results.pop(ended_group)
+                previous = self._expected_signals()[task]
+                self._signal[task] = previous + LATEST_WEIGHT * (signal - previous)
                 (self._dull.discard if signal else self._dull.add)(task)
-            self._drawn[group] = task = self._next_task()
-            self._times[self._draws[task]] -= 1
+            self._task_by_group[group] = task = self._next_task()
+            self._task_counts[self._draws[task]] -= 1
             self._draws[task] += 1
-            self._times[self._draws[task]] += 1
-        return self._drawn[group]
+            self._task_counts[self._draws[task]] += 1
+        return self._task_by_group[group]
 
     def _next_task(self) -> int:
-        self._passed += 1
+        self._draw_count += 1
         if not self._by_signal:
-            return self._passes[self._passed - 1]
+            return self._passes[self._draw_count - 1]
         weights = self._expected_signals() ** STEEPNESS
         weights += FLOOR_SHARE * weights.mean() + np.finfo(np.float64).tiny
         self._credit += weights / weights.sum()
@@ -109,16 +112,16 @@ class TaskSampler:
             group: The group's number in the run.
             signal: The share of siblings that earned less than the best of them; None if unknown.
         """
-        task = self._drawn.pop(group, None)
+        task = self._task_by_group.pop(group, None)
         if self._by_signal and task is not None and signal is not None:
             self._results[group] = task, signal
 
     def metrics(self) -> dict[str, float]:
         """Return how often tasks were drawn since the beginning, and the share whose last group had no variance."""
-        draws = [draws for draws, tasks in self._times.items() if tasks]
+        draws = [draws for draws, tasks in self._task_counts.items() if tasks]
         return {
             "tasks/draws_min": float(min(draws)),
-            "tasks/draws_mean": self._passed / self._tasks,
+            "tasks/draws_mean": self._draw_count / self._tasks,
             "tasks/draws_max": float(max(draws)),
             "tasks/dull_share": len(self._dull) / self._tasks,
         }
@@ -126,28 +129,28 @@ class TaskSampler:
     def state(self) -> dict[str, Any]:
         """Return everything that determines future draws, as JSON values."""
         return {
-            "passed": self._passed,
+            "passed": self._draw_count,
             "draws": sorted(self._draws.items()),
             "signal": [None if math.isnan(signal) else signal for signal in self._signal.tolist()],
             "dull": sorted(self._dull),
             "credit": self._credit.tolist() if self._by_signal else [],
-            "drawn": sorted(self._drawn.items()),
+            "drawn": sorted(self._task_by_group.items()),
             "results": sorted((group, *result) for group, result in self._results.items()),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state; an empty one is the initial state."""
-        self._passed: int = state.get("passed", 0)
+        self._draw_count: int = state.get("passed", 0)
         """Number of draws so far, and so the position in the passes."""
         self._draws = Counter[int](dict(state.get("draws", ())))
-        self._times = Counter({0: self._tasks - len(self._draws)}) + Counter(self._draws.values())
+        self._task_counts = Counter({0: self._tasks - len(self._draws)}) + Counter(self._draws.values())
         """Number of tasks by number of draws, so that `metrics` need not scan millions of tasks."""
         self._signal = np.array(state.get("signal") or [None] * self._tasks, dtype=np.float64)
         """Moving average of the signal by task; NaN if none of its groups has ended."""
         self._dull = set[int](state.get("dull", ()))
         """Tasks whose latest group had no variance."""
         self._credit: NDArray[np.float64] = np.array(state.get("credit") or self._first_credit)
-        self._drawn: dict[int, int] = dict(state.get("drawn", ()))
+        self._task_by_group: dict[int, int] = dict(state.get("drawn", ()))
         self._results: dict[int, tuple[int, float]] = {
             group: (task, signal) for group, task, signal in state.get("results", ())
         }

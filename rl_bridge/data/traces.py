@@ -14,7 +14,7 @@ from openenv_core.errors import ToolCallError
 from openenv_core.tools import CallToolObservation
 from rl_bridge.data.examples import require_encodable
 from rl_bridge.errors import ConfigError
-from rl_bridge.rollout.episode import require_play
+from rl_bridge.rollout.episode import require_scored
 from rl_bridge.rollout.task import Session
 from rl_bridge.rollout.tool_task import ToolTask
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
@@ -67,7 +67,7 @@ class Recorder:
                 it too.
         """
         result = await self._session.reset(seed=seed, **options)
-        require_play(result)
+        require_scored(result)
         self._tools = tuple(await self._task.functions(self._session, result.observation))
         self._messages = list(self._task.messages(result.observation))
         self._reward, self._done = float(result.reward or 0.0), result.done
@@ -82,7 +82,7 @@ class Recorder:
         call = ToolCall(name, arguments)
         self._messages.append({"role": ASSISTANT, "content": format_call(call)})
         result = await self._session.step(self._task.action(call))
-        require_play(result)
+        require_scored(result)
         observation = result.observation
         self._reward += float(result.reward or 0.0)
         self._done = result.done
@@ -191,7 +191,7 @@ def samples_of(trace: Trace, tokenizer: ChatTokenizer, *, index: int) -> list[Tr
         tokenizer: The policy's tokenizer and chat template.
         index: The trace's index in its batch.
     """
-    first = next(place for place, message in enumerate(trace.messages) if message["role"] == ASSISTANT)
+    first = next(position for position, message in enumerate(trace.messages) if message["role"] == ASSISTANT)
     conversation = Conversation(tokenizer, trace.messages[:first], trace.tools)
     turns: list[Turn] = []
     new_messages: list[ChatMessage] = []

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeAlias, TypeVar
 
 from openenv_core import EnvClient, StepResult
+from openenv_core.backoff import exponential_pause_s
 from openenv_core.errors import (
     AccessRefusedError,
     AuthenticationError,
@@ -78,38 +79,38 @@ class ServerRecord:
         """The number of sessions in use or being opened or closed."""
         self.opening = 0
         """The number of sessions being opened."""
-        self.gone = False
+        self.removed = False
         """Whether it was removed from the list: it gets no new sessions, and sessions whose lease ends are closed."""
         self._failures = 0
         self._retry_at = 0.0
-        self._room: int | None = None
-        self._ask_at = 0.0
+        self._capacity: int | None = None
+        self._retry_full_at = 0.0
 
-    def usable(self, now: float) -> bool:
+    def is_usable(self, now: float) -> bool:
         """Whether a session is available here or may be requested."""
         if self._failures and (now < self._retry_at or self.opening):
             return False
-        if self.idle or self._room is None or self.held < self._room:
+        if self.idle or self._capacity is None or self.held < self._capacity:
             return True
-        return now >= self._ask_at
+        return now >= self._retry_full_at
 
     def usable_at(self) -> float | None:
         """When an unusable server may become usable; None while another session is trying to reach it."""
         if self._failures:
             return None if self.opening else self._retry_at
-        return self._ask_at
+        return self._retry_full_at
 
     @property
-    def crowded(self) -> bool:
+    def is_full(self) -> bool:
         """Whether it is reachable but refused a session for lack of room."""
-        return self._room is not None and not self._failures
+        return self._capacity is not None and not self._failures
 
     def begin_opening(self, now: float) -> None:
         """Record that a session is being opened."""
         self.held += 1
         self.opening += 1
-        if self._room is not None and self.held > self._room:
-            self._room, self._ask_at = self.held + self.held // 8, now + FULL_SERVER_BACKOFF_S
+        if self._capacity is not None and self.held > self._capacity:
+            self._capacity, self._retry_full_at = self.held + self.held // 8, now + FULL_SERVER_BACKOFF_S
 
     def opened(self) -> None:
         """Record that a session was opened."""
@@ -119,22 +120,20 @@ class ServerRecord:
         """Record that it could not be reached or that a session broke."""
         if now < self._retry_at:
             return  # when a server dies all its sessions fail: count one failure, not one each
-        # A server that is down for hours has failures enough to overflow a float.
-        doublings = min(self._failures, 32)
-        pause = min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S)
         self._failures += 1
-        self._retry_at = now + pause * random.uniform(0.5, 1.0)
+        backoff_s = exponential_pause_s(self._failures, BACKOFF_S, MAX_BACKOFF_S)
+        self._retry_at = now + backoff_s * random.uniform(0.5, 1.0)
 
     def refused(self, now: float, retry_after_s: float | None) -> None:
         """Record that it refused a session for lack of room; the session is still counted in `held`."""
-        self._room = self.held - 1 + len(self.idle)
-        self._ask_at = now + (
+        self._capacity = self.held - 1 + len(self.idle)
+        self._retry_full_at = now + (
             FULL_SERVER_BACKOFF_S if retry_after_s is None else min(retry_after_s, MAX_BACKOFF_S)
         )
 
-    def renewed(self) -> None:
+    def reset_failures(self) -> None:
         """Clear the failures and the known room of a server that is reported to serve."""
-        self._failures, self._retry_at, self._room = 0, 0.0, None
+        self._failures, self._retry_at, self._capacity = 0, 0.0, None
 
 
 class LeasedSession:
@@ -169,7 +168,7 @@ class LeasedSession:
         began = asyncio.get_running_loop().time()
         while True:
             try:
-                return await self._within(
+                return await self._run_with_deadline(
                     self._leases.deadlines.reset_s,
                     "reset",
                     "env.reset_timeout_s",
@@ -180,22 +179,22 @@ class LeasedSession:
 
     async def step(self, action: Any) -> StepResult[Any]:
         """Take a step; raises as `EnvClient.step` does, `RequestTimeoutError` after the deadline."""
-        return await self._within(
+        return await self._run_with_deadline(
             self._leases.deadlines.step_s, "step", "env.message_timeout_s", self.client.step(action)
         )
 
     async def fork(self, count: int) -> list[Client]:
         """Return clients of `count` sessions forked from this one's current state; see `SessionLeases.fork`."""
-        return await self._within(
+        return await self._run_with_deadline(
             self._leases.deadlines.reset_s, "fork", "env.reset_timeout_s", self.client.fork(count)
         )
 
-    async def _within(self, seconds: float, operation: str, key: str, request: Awaitable[T]) -> T:
-        sound = False
+    async def _run_with_deadline(self, seconds: float, operation: str, key: str, request: Awaitable[T]) -> T:
+        is_reusable = False
         try:
             async with asyncio.timeout(seconds) as timeout:
                 result = await request
-            sound = True
+            is_reusable = True
             return result
         except TimeoutError as error:
             if not timeout.expired():
@@ -205,13 +204,13 @@ class LeasedSession:
                 f"raise {key}, or see what the environment is waiting for"
             ) from error
         except ValidationFailedError:
-            sound = True
+            is_reusable = True
             raise
         except ClientError as error:
-            self._leases.learn(self.server, error)
+            self._leases.record_failure(self.server, error)
             raise
         finally:
-            self.broken = not sound
+            self.broken = not is_reusable
 
 
 logger = logging.getLogger(__name__)
@@ -252,7 +251,7 @@ class SessionLeases:
     ) -> None:
         self.deadlines = deadlines or SessionDeadlines()
         self.sessions = sessions
-        self.taken = 0
+        self.slots_taken = 0
         """Places held by an episode, or by a session that is being closed."""
         self.closing = 0
         """Places held by a session that is being closed."""
@@ -263,12 +262,12 @@ class SessionLeases:
         self.discarded = 0
         """The number of sessions discarded after a failure so far."""
         self._connect = connect
-        self._places = asyncio.BoundedSemaphore(sessions)
-        self._taking = asyncio.Lock()
+        self._slots = asyncio.BoundedSemaphore(sessions)
+        self._acquiring = asyncio.Lock()
         self._leased: set[LeasedSession] = set()
         self._servers: dict[str, ServerRecord] = {}
         self._held = 0
-        self._ends: set[asyncio.Task[None]] = set()
+        self._close_tasks: set[asyncio.Task[None]] = set()
         self._sweep: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._closed = False
@@ -276,9 +275,9 @@ class SessionLeases:
         self.replace(urls)
 
     @property
-    def lent(self) -> int:
+    def leased(self) -> int:
         """Sessions that episodes hold or wait for a server to open."""
-        return self.taken - self.closing
+        return self.slots_taken - self.closing
 
     @property
     def idle(self) -> int:
@@ -292,11 +291,11 @@ class SessionLeases:
         """
         for url in [url for url in self._servers if url not in urls]:
             server = self._servers.pop(url)
-            server.gone = True
+            server.removed = True
             self._close_idle(server)
         for url in urls:
-            self._servers.setdefault(url, ServerRecord(url)).renewed()
-        self._wake()
+            self._servers.setdefault(url, ServerRecord(url)).reset_failures()
+        self._notify()
 
     @asynccontextmanager
     async def lease(self, forks: int = 0) -> AsyncIterator[LeasedSession]:
@@ -312,34 +311,34 @@ class SessionLeases:
             RolloutError: The leases were closed.
         """
         with span("lease", waits_for="session"):
-            await self._take_places(1 + forks)
+            await self._acquire_slots(1 + forks)
             try:
-                session = LeasedSession(self, *await self._obtain())
+                session = LeasedSession(self, *await self._get_session())
             except BaseException:
-                self._give_places_back(1 + forks)
+                self._release_slots(1 + forks)
                 raise
         self._leased.add(session)
-        sound = False
+        is_reusable = False
         try:
             yield session
-            sound = not session.broken
+            is_reusable = not session.broken
         finally:
             self._leased.discard(session)
-            self._give_places_back(forks - len(session.forks))
+            self._release_slots(forks - len(session.forks))
             for fork in session.forks:
                 self._leased.discard(fork)
-                self._end(fork)
-            if sound:
-                self._keep(session.server, session.client)
-                self._give_places_back(1)
+                self._end_session(fork)
+            if is_reusable:
+                self._keep_idle(session.server, session.client)
+                self._release_slots(1)
             else:
                 self.discarded += 1
-                self._end(session)
+                self._end_session(session)
 
     async def fork(self, session: LeasedSession, count: int) -> list[LeasedSession]:
         """Fork `count` sessions, at most the lease's `forks`, from a session's state; they end with its lease."""
         for client in await session.fork(count):
-            self._hold(session.server)
+            self._count_held(session.server)
             session.forks.append(LeasedSession(self, session.server, client))
         self._leased.update(session.forks)
         return session.forks
@@ -351,13 +350,13 @@ class SessionLeases:
 
         `since` is when the wait began, now by default. Raises as `lease` does.
         """
-        given_up = session.server, session.client
-        session.server, session.client = await self._obtain(since=since, last=refusal)
+        replaced = session.server, session.client
+        session.server, session.client = await self._get_session(since=since, last_error=refusal)
         session.broken = False
         self.discarded += 1
-        self._shut(*given_up)
+        self._start_closing(*replaced)
 
-    def learn(self, server: ServerRecord, error: BaseException) -> None:
+    def record_failure(self, server: ServerRecord, error: BaseException) -> None:
         """Update a server's state after a failure."""
         now = asyncio.get_running_loop().time()
         if isinstance(error, CapacityError):
@@ -382,20 +381,20 @@ class SessionLeases:
             self._close_idle(server)
         if self._sweep is not None:
             self._sweep.cancel()
-        self._wake()
-        await asyncio.gather(*self._ends, *(_close(session.client) for session in self._leased))
+        self._notify()
+        await asyncio.gather(*self._close_tasks, *(_close(session.client) for session in self._leased))
 
-    async def _take_places(self, count: int) -> None:
-        taken = 0
+    async def _acquire_slots(self, count: int) -> None:
+        acquired = 0
         try:
             # One caller at a time: two that each hold a part of what the other needs would deadlock.
-            async with asyncio.timeout(self.deadlines.free_s) as timeout, self._taking:
-                while taken < count:
-                    await self._places.acquire()
-                    taken += 1
-                    self.taken += 1
+            async with asyncio.timeout(self.deadlines.free_s) as timeout, self._acquiring:
+                while acquired < count:
+                    await self._slots.acquire()
+                    acquired += 1
+                    self.slots_taken += 1
         except BaseException as error:
-            self._give_places_back(taken)
+            self._release_slots(acquired)
             if not (isinstance(error, TimeoutError) and timeout.expired()):
                 raise
             raise SessionUnavailableError(
@@ -403,31 +402,31 @@ class SessionLeases:
                 "too many are in use; raise env.sessions, or let fewer episodes wait"
             ) from None
 
-    def _give_places_back(self, count: int) -> None:
+    def _release_slots(self, count: int) -> None:
         for _ in range(count):
-            self.taken -= 1
-            self._places.release()
+            self.slots_taken -= 1
+            self._slots.release()
 
-    async def _obtain(
-        self, *, since: float | None = None, last: ClientError | None = None
+    async def _get_session(
+        self, *, since: float | None = None, last_error: ClientError | None = None
     ) -> tuple[ServerRecord, Client]:
-        """Return an idle or a new session. It counts as held until it is passed to `_keep` or `_shut`."""
+        """Return an idle or a new session. It counts as held until it is passed to `_keep_idle` or `_start_closing`."""
         clock = asyncio.get_running_loop().time
         began = clock() if since is None else since
-        latest = began + self.deadlines.free_s
+        deadline = began + self.deadlines.free_s
         while True:
             try:
-                async with asyncio.timeout_at(min(clock() + self.deadlines.connect_s, latest)) as timeout:
+                async with asyncio.timeout_at(min(clock() + self.deadlines.connect_s, deadline)) as timeout:
                     while True:
                         if self._closed:
                             raise RolloutError("the session leases are closed")
-                        server = self._choose()
+                        server = self._pick_server()
                         if server is None:
-                            await self._pause()
-                            if self._crowded:
-                                timeout.reschedule(min(clock() + self.deadlines.connect_s, latest))
+                            await self._wait_for_change()
+                            if self._waits_for_room:
+                                timeout.reschedule(min(clock() + self.deadlines.connect_s, deadline))
                         elif server.idle:
-                            self._hold(server)
+                            self._count_held(server)
                             return server, server.idle.pop()[1]
                         else:
                             try:
@@ -435,30 +434,30 @@ class SessionLeases:
                             except (CapacityError, ConnectionFailedError, ConnectionLostError) as error:
                                 if isinstance(error, AuthenticationError | AccessRefusedError):
                                     raise
-                                last = error
+                                last_error = error
             except TimeoutError:
                 if not timeout.expired():
                     raise
-                if self._crowded and clock() < latest:
+                if self._waits_for_room and clock() < deadline:
                     continue  # the time passed in a pause, or while this process was suspended
                 servers = ", ".join(self._servers) or "no server"
                 raise SessionUnavailableError(
                     f"expected a session on {servers} within {clock() - began:.3g} s, got none: "
-                    f"{last or 'none of them serves'}; see whether the environment's servers run, or raise "
+                    f"{last_error or 'none of them serves'}; see whether the environment's servers run, or raise "
                     "env.connect_timeout_s"
-                ) from last
+                ) from last_error
 
-    def _choose(self) -> ServerRecord | None:
+    def _pick_server(self) -> ServerRecord | None:
         now = asyncio.get_running_loop().time()
-        usable = [server for server in self._servers.values() if server.usable(now)]
-        return min(usable, key=lambda server: server.held, default=None)
+        usable_servers = [server for server in self._servers.values() if server.is_usable(now)]
+        return min(usable_servers, key=lambda server: server.held, default=None)
 
     @property
-    def _crowded(self) -> bool:
+    def _waits_for_room(self) -> bool:
         """Whether the wait is for room on a full server, that is for an episode to end, here or on another worker."""
-        return any(server.crowded for server in self._servers.values())
+        return any(server.is_full for server in self._servers.values())
 
-    async def _pause(self) -> None:
+    async def _wait_for_change(self) -> None:
         """Wait until a server's state changes or a server may be retried."""
         now = asyncio.get_running_loop().time()
         times = [at for server in self._servers.values() if (at := server.usable_at()) is not None]
@@ -477,20 +476,20 @@ class SessionLeases:
             await client.connect()
         except BaseException as error:
             self.failed += 1
-            self.learn(server, error)
-            self._shut(server, client)
+            self.record_failure(server, error)
+            self._start_closing(server, client)
             raise
         finally:
             server.opening -= 1
-            self._wake()
+            self._notify()
         server.opened()
         self.opened += 1
         return client
 
-    def _keep(self, server: ServerRecord, client: Client) -> None:
+    def _keep_idle(self, server: ServerRecord, client: Client) -> None:
         """Keep a healthy session for reuse, or close it if its server was removed or the leases are closed."""
-        if server.gone or self._closed:
-            self._shut(server, client)
+        if server.removed or self._closed:
+            self._start_closing(server, client)
             return
         loop = asyncio.get_running_loop()
         server.idle.append((loop.time(), client))
@@ -498,26 +497,26 @@ class SessionLeases:
             self._sweep = loop.call_later(IDLE_SESSION_TTL_S, self._close_unused)
         self._release(server)
 
-    def _end(self, session: LeasedSession) -> None:
+    def _end_session(self, session: LeasedSession) -> None:
         """Start closing a session; its place is free once it is closed."""
 
-        def ended(_: "asyncio.Task[None]") -> None:
+        def on_closed(_: "asyncio.Task[None]") -> None:
             self.closing -= 1
-            self._give_places_back(1)
+            self._release_slots(1)
 
         self.closing += 1
-        self._shut(session.server, session.client).add_done_callback(ended)
+        self._start_closing(session.server, session.client).add_done_callback(on_closed)
 
-    def _shut(self, server: ServerRecord, client: Client) -> "asyncio.Task[None]":
+    def _start_closing(self, server: ServerRecord, client: Client) -> "asyncio.Task[None]":
         """Start closing a held session without waiting for it; it counts as held until it is closed."""
 
-        def ended(task: "asyncio.Task[None]") -> None:
-            self._ends.discard(task)
+        def on_closed(task: "asyncio.Task[None]") -> None:
+            self._close_tasks.discard(task)
             self._release(server)
 
         task = asyncio.create_task(_close(client))
-        self._ends.add(task)
-        task.add_done_callback(ended)
+        self._close_tasks.add(task)
+        task.add_done_callback(on_closed)
         return task
 
     def _close_idle(self, server: ServerRecord) -> None:
@@ -525,8 +524,8 @@ class SessionLeases:
             self._close_oldest(server)
 
     def _close_oldest(self, server: ServerRecord) -> None:
-        self._hold(server)
-        self._shut(server, server.idle.pop(0)[1])
+        self._count_held(server)
+        self._start_closing(server, server.idle.pop(0)[1])
 
     def _close_unused(self) -> None:
         """Close the sessions that have been unused for too long, and schedule the next sweep."""
@@ -539,17 +538,17 @@ class SessionLeases:
             None if oldest is None else loop.call_at(oldest + IDLE_SESSION_TTL_S, self._close_unused)
         )
 
-    def _hold(self, server: ServerRecord) -> None:
-        """Count a session of a server as held, until it is passed to `_keep` or `_shut`."""
+    def _count_held(self, server: ServerRecord) -> None:
+        """Count a session of a server as held, until it is passed to `_keep_idle` or `_start_closing`."""
         self._held += 1
         server.held += 1
 
     def _release(self, server: ServerRecord) -> None:
         self._held -= 1
         server.held -= 1
-        self._wake()
+        self._notify()
 
-    def _wake(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -66,14 +66,14 @@ class SupervisedServer:
         provider: Watchable,
         threads: Executor,
         restarts: RestartPolicy,
-        changed: Callable[[], None],
+        on_url_change: Callable[[], None],
     ) -> None:
         self._source = source
         self._provider = provider
         self._threads = threads
         self._policy = restarts
         self._budget = RestartBudget(restarts)
-        self._changed = changed
+        self._on_url_change = on_url_change
         self._starting: asyncio.Future[str] | None = None
         self.restarts = 0
         """The number of restarts."""
@@ -99,13 +99,13 @@ class SupervisedServer:
     async def supervise(self) -> NoReturn:
         """Restart it whenever it dies or stops answering."""
         while True:
-            reason = await self._until_lost()
-            self._set(None, ServerState.RESTARTING)
-            await self._restart(f"{reason}\n{await self._call(self._last_words)}")
+            reason = await self._wait_until_lost()
+            self._set_state(None, ServerState.RESTARTING)
+            await self._restart(f"{reason}\n{await self._call(self._output_tail)}")
 
     async def stop(self) -> None:
         """Stop it, also while it is starting. Raises what the provider raises."""
-        self._set(None, ServerState.STOPPED)
+        self._set_state(None, ServerState.STOPPED)
         while self._starting is not None and not self._starting.done():
             # Repeated, because a start may not have reached the point from which a stop takes effect.
             await self._call(self._provider.stop)
@@ -116,9 +116,12 @@ class SupervisedServer:
             )  # the caller of `start` gets the exception
         await self._call(self._provider.stop)
 
-    async def _until_lost(self) -> str:
+    async def _wait_until_lost(self) -> str:
         """Wait until the server is lost; returns how."""
-        watchers = [asyncio.create_task(self._until_ended()), asyncio.create_task(self._until_silent())]
+        watchers = [
+            asyncio.create_task(self._wait_until_ended()),
+            asyncio.create_task(self._wait_until_silent()),
+        ]
         try:
             done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
@@ -127,34 +130,34 @@ class SupervisedServer:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
 
-    async def _until_ended(self) -> str:
+    async def _wait_until_ended(self) -> str:
         while await self._call(lambda: self._provider.alive):  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(POLL_INTERVAL_S)
         return "it ended"
 
-    async def _until_silent(self) -> str:
+    async def _wait_until_silent(self) -> str:
         clock = asyncio.get_running_loop().time
         last_reply = clock()
         while True:
-            sent = clock()
-            if await self._call(self._answers):
+            sent_at = clock()
+            if await self._call(self._is_answering):
                 last_reply = clock()
-            elif sent - last_reply >= SILENCE_LIMIT_S:
+            elif sent_at - last_reply >= SILENCE_LIMIT_S:
                 # The probe itself must have been sent that late: before, this machine may have been suspended.
                 return f"it has not answered for {SILENCE_LIMIT_S:g} s"
             await asyncio.sleep(PROBE_INTERVAL_S)
 
     async def _restart(self, reason: str) -> None:
         while True:
-            pause = self._budget.spend(asyncio.get_running_loop().time())
-            if pause is None:
-                self._set(None, ServerState.FAILED)
+            backoff_s = self._budget.take_restart(asyncio.get_running_loop().time())
+            if backoff_s is None:
+                self._set_state(None, ServerState.FAILED)
                 raise RoleError(
                     f"expected the environment's server {self._source} to need at most {self._policy.budget} restarts "
                     f"in {self._policy.window_s:g} s, it was lost once more; see why, or raise the budget: {reason}"
                 )
             logger.warning("restarting the environment's server %s: %s", self._source, reason)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(backoff_s)
             self.restarts += 1
             try:
                 await self._call(self._provider.stop)  # its remaining processes
@@ -166,15 +169,15 @@ class SupervisedServer:
 
     async def _start(self) -> None:
         self._starting = asyncio.ensure_future(self._call(self._provider.start))
-        self._set(await asyncio.shield(self._starting), ServerState.SERVING)
+        self._set_state(await asyncio.shield(self._starting), ServerState.SERVING)
 
-    def _set(self, url: str | None, state: ServerState) -> None:
-        changed = url != self.url
+    def _set_state(self, url: str | None, state: ServerState) -> None:
+        url_changed = url != self.url
         self.url, self.state = url, state
-        if changed:
-            self._changed()
+        if url_changed:
+            self._on_url_change()
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         try:
             status_of(urlsplit(self.url).port or HTTP_PORT, PROBE_INTERVAL_S)
         except ValueError:
@@ -183,7 +186,7 @@ class SupervisedServer:
             return False
         return True
 
-    def _last_words(self) -> str:
+    def _output_tail(self) -> str:
         return self._provider.output().rstrip()[-2000:] or "it printed nothing"
 
     def _call(self, function: Callable[[], T]) -> "asyncio.Future[T]":
@@ -232,7 +235,7 @@ class EnvironmentServers:
         logs: Path | None = None,
         name: str = "environment",
     ) -> None:
-        self._given = tuple(urls)
+        self._external_urls = tuple(urls)
         self._pool: DockerPool | None = None
         providers: list[Watchable] = []
         if app is not None:
@@ -243,12 +246,16 @@ class EnvironmentServers:
         elif image is not None:
             self._pool = DockerPool(image, count + SPARE_CONTAINERS, **(container or {}))
             providers = [self._pool.provider() for _ in range(count)]
-        self._news = asyncio.Event()
+        self._urls_changed = asyncio.Event()
         # Start, probe and stop block: three threads per server, so that a stop never waits for the other two.
         self._threads = ThreadPoolExecutor(max(3 * len(providers), 1), "ropewalk-servers")
         self._servers = [
             SupervisedServer(
-                str(app or image), provider, self._threads, restarts or RestartPolicy(), self._news.set
+                str(app or image),
+                provider,
+                self._threads,
+                restarts or RestartPolicy(),
+                self._urls_changed.set,
             )
             for provider in providers
         ]
@@ -258,7 +265,7 @@ class EnvironmentServers:
     @property
     def urls(self) -> tuple[str, ...]:
         """The URLs of the servers that serve now, as far as is known."""
-        return self._given or tuple(server.url for server in self._servers if server.url is not None)
+        return self._external_urls or tuple(server.url for server in self._servers if server.url is not None)
 
     @property
     def started(self) -> list[SupervisedServer]:
@@ -274,8 +281,8 @@ class EnvironmentServers:
             raise
         self._tasks = [asyncio.create_task(server.supervise()) for server in self._servers]
         if self._on_change is not None:
-            self._news.set()  # the first list is announced too
-            self._tasks.append(asyncio.create_task(self._tell(self._on_change)))
+            self._urls_changed.set()  # the first list is announced too
+            self._tasks.append(asyncio.create_task(self._announce_urls(self._on_change)))
         return self
 
     async def __aexit__(
@@ -297,18 +304,18 @@ class EnvironmentServers:
             if task.done():
                 task.result()
 
-    async def _tell(self, on_change: OnChange) -> NoReturn:
+    async def _announce_urls(self, on_change: OnChange) -> NoReturn:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._urls_changed.wait()
+            self._urls_changed.clear()
             await on_change(self.urls)
 
     async def _stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        stopped = await asyncio.gather(*(server.stop() for server in self._servers), return_exceptions=True)
-        for failure in stopped:
+        results = await asyncio.gather(*(server.stop() for server in self._servers), return_exceptions=True)
+        for failure in results:
             if isinstance(failure, BaseException):
                 logger.warning("a server could not be stopped: %s", failure)
         if self._pool is not None:
@@ -317,24 +324,24 @@ class EnvironmentServers:
 
 
 @asynccontextmanager
-async def serving(several: Iterable[EnvironmentServers]) -> AsyncIterator[None]:
+async def run_servers(server_groups: Iterable[EnvironmentServers]) -> AsyncIterator[None]:
     """Start all of these concurrently, and stop them likewise; ProviderError if one cannot be started."""
-    opened: list[EnvironmentServers] = []
+    running: list[EnvironmentServers] = []
 
-    async def open_one(one: EnvironmentServers) -> None:
-        await one.__aenter__()
-        opened.append(one)
+    async def open_one(servers: EnvironmentServers) -> None:
+        await servers.__aenter__()
+        running.append(servers)
 
     try:
         try:
             async with asyncio.TaskGroup() as group:
-                for one in several:
-                    group.create_task(open_one(one))
+                for servers in server_groups:
+                    group.create_task(open_one(servers))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from failures
         yield
     finally:
-        await asyncio.gather(*(one.__aexit__(None, None, None) for one in opened))
+        await asyncio.gather(*(servers.__aexit__(None, None, None) for servers in running))
 
 
 def read_token(file: str | None) -> str | None:
@@ -352,28 +359,28 @@ def read_token(file: str | None) -> str | None:
     raise ConfigError(f"env.token_file: expected a token in {file!r}, got none")
 
 
-ENVIRONMENT_VARIABLE: Final = "ROPEWALK_CODERS"
+CODER_URLS_VARIABLE: Final = "ROPEWALK_CODERS"
 """Names the file with the coder servers' URLs, in the processes of reward functions and rollout workers."""
 
 
-def coders_file(folder: Path) -> Path:
+def coder_urls_file(folder: Path) -> Path:
     """Return the path of a run's file of coder URLs."""
     return folder.absolute() / "coders.json"
 
 
-def tell_coders(file: Path, urls: Sequence[str]) -> None:
+def write_coder_urls(file: Path, urls: Sequence[str]) -> None:
     """Write the URLs of the servers that serve now, atomically: a reader sees the old list or the new one."""
-    written = file.with_suffix(".partial")
-    written.write_text(json.dumps(list(urls)) + "\n", encoding="utf-8")
-    written.replace(file)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(list(urls)) + "\n", encoding="utf-8")
+    partial.replace(file)
 
 
 def coder_urls() -> tuple[str, ...]:
     """Return the URLs of `monarch.roles.coder`'s servers, on which reward functions and tasks can run code now."""
-    file = os.environ.get(ENVIRONMENT_VARIABLE)
+    file = os.environ.get(CODER_URLS_VARIABLE)
     if file is None:
         raise ConfigError(
-            f"expected {ENVIRONMENT_VARIABLE} to name the file of addresses, it is not set; give the run "
+            f"expected {CODER_URLS_VARIABLE} to name the file of addresses, it is not set; give the run "
             "monarch.roles.coder={replicas: 1}"
         )
     return tuple(json.loads(Path(file).read_text(encoding="utf-8")))

@@ -62,10 +62,10 @@ class Engine(ABC):
         self._stop_timeout_s = stop_timeout_s
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ending = asyncio.Event()
+        self._end_requested = asyncio.Event()
         self._closed = False
         self._failure: BaseException | None = None
-        self._under_way: set[Future[Any]] = set()
+        self._futures: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> "Future[None]":
@@ -123,7 +123,7 @@ class Engine(ABC):
         """Raise GeneratorError if the engine has failed or is closed."""
         with self._lock:
             if self._closed:
-                raise self._error()
+                raise self._make_error()
 
     def close(self) -> None:
         """Stop the engine and its thread. Requests in progress fail."""
@@ -147,10 +147,10 @@ class Engine(ABC):
         with self._lock:
             if self._closed or self._loop is None:
                 work.close()
-                raise self._error()
+                raise self._make_error()
             future = asyncio.run_coroutine_threadsafe(self._await_or_fail(work), self._loop)
-            self._under_way.add(future)  # under the lock, so that the engine's end waits for it
-        future.add_done_callback(self._under_way.discard)
+            self._futures.add(future)  # under the lock, so that the engine's end waits for it
+        future.add_done_callback(self._futures.discard)
         return future
 
     def _end(self, failure: BaseException | None = None) -> None:
@@ -160,31 +160,31 @@ class Engine(ABC):
                 return
             self._closed, self._failure = True, failure
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._ending.set)
+                self._loop.call_soon_threadsafe(self._end_requested.set)
 
-    def _error(self) -> GeneratorError:
+    def _make_error(self) -> GeneratorError:
         if self._failure is None:
             return GeneratorError("the engine is closed")
         return EngineFailedError(f"the engine has failed: {self._failure}")
 
     async def _await_or_fail(self, work: Coroutine[Any, Any, T]) -> T:
-        working, ending = asyncio.ensure_future(work), asyncio.ensure_future(self._ending.wait())
+        task, end_wait = asyncio.ensure_future(work), asyncio.ensure_future(self._end_requested.wait())
         try:
-            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                raise self._error() from self._failure
+            await asyncio.wait({task, end_wait}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise self._make_error() from self._failure
         finally:
-            ending.cancel()
-            working.cancel()
-            await asyncio.wait({working})
-        return working.result()
+            end_wait.cancel()
+            task.cancel()
+            await asyncio.wait({task})
+        return task.result()
 
     def _run(self) -> None:
         loop = self._loop
         assert loop is not None
         try:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
-                runner.run(self._until_ended())
+                runner.run(self._run_until_ended())
         except BaseException as error:  # waiters must learn that the thread has died
             self._end(error)
             self._failure = self._failure or error
@@ -193,10 +193,10 @@ class Engine(ABC):
         else:
             self.ended.set_exception(self._failure)
 
-    async def _until_ended(self) -> None:
-        await self._ending.wait()
-        under_way = [asyncio.wrap_future(future) for future in list(self._under_way)]
+    async def _run_until_ended(self) -> None:
+        await self._end_requested.wait()
+        futures = [asyncio.wrap_future(future) for future in list(self._futures)]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GRACE_PERIOD_S):
-                await asyncio.gather(*under_way, return_exceptions=True)
+                await asyncio.gather(*futures, return_exceptions=True)
         await self._clean_up()

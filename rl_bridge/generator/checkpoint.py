@@ -28,7 +28,7 @@ class CheckpointModel:
     def __init__(self, settings: EvaluationSettings, engine: Engine, max_length: int) -> None:
         self.tokenizer = ChatTokenizer(Path(settings.policy).expanduser())
         self.engine = engine
-        self.longest_prompt = max_length - settings.max_tokens
+        self.max_prompt_length = max_length - settings.max_tokens
         self.sampling = SamplingSettings(
             temperature=settings.temperature,
             max_new_tokens=settings.max_tokens,
@@ -38,11 +38,11 @@ class CheckpointModel:
     @classmethod
     async def open(cls, settings: EvaluationSettings) -> "CheckpointModel":
         """Start the engine; ConfigurationError if there is no checkpoint, or a package or a setting is missing."""
-        with _of_the_core():
-            engine, longest = await asyncio.to_thread(_engine, settings)
+        with _convert_errors():
+            engine, max_length = await asyncio.to_thread(_make_engine, settings)
             try:
                 await asyncio.wrap_future(engine.start())
-                return cls(settings, engine, longest)
+                return cls(settings, engine, max_length)
             except BaseException:
                 await asyncio.to_thread(engine.close)
                 raise
@@ -51,8 +51,8 @@ class CheckpointModel:
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], seed: int
     ) -> "CheckpointChat":
         """See `ChatModel.begin`."""
-        with _of_the_core():
-            chat = Conversation(self.tokenizer, [_message(message) for message in messages], tools)
+        with _convert_errors():
+            chat = Conversation(self.tokenizer, [_to_chat_message(message) for message in messages], tools)
         if tools and self.tokenizer.call_style is None:
             raise PolicyError(
                 "expected a chat template that defines how tool calls are written, got one that does not; "
@@ -78,10 +78,10 @@ class CheckpointChat:
     async def answer(self) -> ChatAnswer | None:
         """See `Chat.answer`. A truncated answer also returns None, because its rest is unknown."""
         model, prompt = self._model, self._chat.prompt
-        if len(prompt) > model.longest_prompt:
+        if len(prompt) > model.max_prompt_length:
             return None
         seeds = [self._seed] if model.sampling.temperature > 0 else None
-        with _of_the_core():
+        with _convert_errors():
             (completion,) = await asyncio.wrap_future(model.engine.generate([prompt], model.sampling, seeds))
         self._seed += 1
         if not completion.stopped:
@@ -103,16 +103,16 @@ class CheckpointChat:
 
     def tell(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """See `Chat.tell`."""
-        with _of_the_core():
-            self._chat.append_turn(self._answer, [_message(message) for message in messages])
+        with _convert_errors():
+            self._chat.append_turn(self._answer, [_to_chat_message(message) for message in messages])
 
 
-def _engine(settings: EvaluationSettings) -> tuple[Engine, int]:
+def _make_engine(settings: EvaluationSettings) -> tuple[Engine, int]:
     """Make an engine of a checkpoint; returns it and its greatest length of prompt and answer, in tokens."""
     folder = Path(settings.policy).expanduser().absolute()
     try:
-        described = json.loads((folder / "config.json").read_bytes())
-        max_length = min(int(described.get("max_position_embeddings", MAX_LENGTH)), MAX_LENGTH)
+        hf_config = json.loads((folder / "config.json").read_bytes())
+        max_length = min(int(hf_config.get("max_position_embeddings", MAX_LENGTH)), MAX_LENGTH)
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"expected a checkpoint in the Hugging Face layout at {str(folder)!r}: {error}"
@@ -136,12 +136,12 @@ def _engine(settings: EvaluationSettings) -> tuple[Engine, int]:
     return make_engine(config, folder, seed=settings.seed), max_length
 
 
-def _message(message: Mapping[str, Any]) -> ChatMessage:
+def _to_chat_message(message: Mapping[str, Any]) -> ChatMessage:
     return {key: message[key] for key in ("role", "content", "name") if key in message}  # type: ignore[return-value]
 
 
 @contextmanager
-def _of_the_core() -> Iterator[None]:
+def _convert_errors() -> Iterator[None]:
     """Translate the bridge's errors into the core's."""
     try:
         yield

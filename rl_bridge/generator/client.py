@@ -17,29 +17,29 @@ GenerateCall = Callable[
 ]
 """Sends prompts, sampling settings and seeds to an engine: `policy.generate_many.route`."""
 
-TOKENS_A_CALL = 512
+MAX_TOKENS_PER_CALL = 512
 """The most new tokens that a call may request, over all of its prompts: short answers wait for the call's longest."""
 
 _CLOSED = "the generator is closed"
 
 
 @dataclass(slots=True, eq=False)
-class _Ask:
+class _PendingPrompt:
     prompt: Sequence[int]
     sampling: SamplingSettings
     seed: int | None
     session: StickySession | None
     future: "asyncio.Future[Completion]" = field(default_factory=asyncio.Future)
 
-    def goes_with(self, other: "_Ask") -> bool:
+    def can_batch_with(self, other: "_PendingPrompt") -> bool:
         return self.sampling == other.sampling and (self.seed is None) == (other.seed is None)
 
 
 @dataclass(slots=True)
-class _Lane:
+class _PromptQueue:
     """The prompts that wait for one replica, or for any, and the calls in flight with the capacity of each."""
 
-    waiting: deque[_Ask] = field(default_factory=deque)
+    waiting: deque[_PendingPrompt] = field(default_factory=deque)
     calls: "dict[asyncio.Task[None], int]" = field(default_factory=dict)
     scheduled: bool = False
 
@@ -76,16 +76,16 @@ class GeneratorClient:
         self._replicas = replicas
         self._timeout_s = timeout_s
         self._open_session = open_session
-        self._lanes: defaultdict[int | None, _Lane] = defaultdict(_Lane)
+        self._queues: defaultdict[int | None, _PromptQueue] = defaultdict(_PromptQueue)
         """By replica; the lane of None is for prompts that any replica may complete."""
         self._closed = False
 
     @contextmanager
-    def settled(self, near: StickySession | None = None) -> Iterator["SettledClient"]:
+    def pin_replica(self, near: StickySession | None = None) -> Iterator["PinnedClient"]:
         """Return a client for one conversation, bound to a replica: that of `near`, which shares its prefix, if any."""
         session = None if self._open_session is None else self._open_session(near)
         try:
-            yield SettledClient(self, session)
+            yield PinnedClient(self, session)
         finally:
             if session is not None:
                 session.close()
@@ -100,62 +100,65 @@ class GeneratorClient:
         """Complete one prompt, batched with others of equal settings. A seed determines the answer."""
         if self._closed:
             raise GeneratorError(_CLOSED)
-        ask = _Ask(prompt, sampling, seed, session)
+        pending = _PendingPrompt(prompt, sampling, seed, session)
         replica = None if session is None else session.replica
-        lane = self._lanes[replica]
-        lane.waiting.append(ask)
-        if not lane.scheduled and self._room(replica, self._size(sampling)):
+        queue = self._queues[replica]
+        queue.waiting.append(pending)
+        if not queue.scheduled and self._has_capacity(replica, self._batch_size(sampling)):
             # After everything that is ready to run now, so that those callers' prompts join the batch.
-            lane.scheduled = True
+            queue.scheduled = True
             asyncio.get_running_loop().call_soon(self._flush, replica)
-        return await ask.future
+        return await pending.future
 
-    def _size(self, sampling: SamplingSettings) -> int:
+    def _batch_size(self, sampling: SamplingSettings) -> int:
         """Return how many prompts a call may carry."""
-        return max(1, min(self._max_batch, TOKENS_A_CALL // max(1, sampling.max_new_tokens)))
+        return max(1, min(self._max_batch, MAX_TOKENS_PER_CALL // max(1, sampling.max_new_tokens)))
 
-    def _room(self, replica: int | None, size: int) -> bool:
+    def _has_capacity(self, replica: int | None, size: int) -> bool:
         """Whether one more call of this size may be sent."""
         replicas = max(1, self._replicas()) if replica is None else 1
-        return sum(self._lanes[replica].calls.values()) + size <= self._max_calls * self._max_batch * replicas
+        return (
+            sum(self._queues[replica].calls.values()) + size <= self._max_calls * self._max_batch * replicas
+        )
 
     def _flush(self, replica: int | None) -> None:
-        lane = self._lanes[replica]
-        lane.scheduled = False
-        idle = max(1, self._replicas() - len(lane.calls)) if replica is None else 1
-        share = math.ceil(len(lane.waiting) / idle)
-        while lane.waiting and self._room(replica, self._size(lane.waiting[0].sampling)):
-            first = lane.waiting[0]
-            size = self._size(first.sampling)
-            batch: list[_Ask] = []
-            while lane.waiting and len(batch) < min(size, share) and lane.waiting[0].goes_with(first):
-                ask = lane.waiting.popleft()
-                if not ask.future.done():  # its caller was cancelled
-                    batch.append(ask)
+        queue = self._queues[replica]
+        queue.scheduled = False
+        idle = max(1, self._replicas() - len(queue.calls)) if replica is None else 1
+        share = math.ceil(len(queue.waiting) / idle)
+        while queue.waiting and self._has_capacity(replica, self._batch_size(queue.waiting[0].sampling)):
+            first = queue.waiting[0]
+            size = self._batch_size(first.sampling)
+            batch: list[_PendingPrompt] = []
+            while queue.waiting and len(batch) < min(size, share) and queue.waiting[0].can_batch_with(first):
+                pending = queue.waiting.popleft()
+                if not pending.future.done():  # its caller was cancelled
+                    batch.append(pending)
             if batch:
                 task = asyncio.ensure_future(self._send(batch))
-                lane.calls[task] = size
+                queue.calls[task] = size
                 task.add_done_callback(partial(self._on_batch_done, replica, batch))
 
-    def _on_batch_done(self, replica: int | None, batch: list[_Ask], task: "asyncio.Task[None]") -> None:
-        del self._lanes[replica].calls[task]
-        for ask in batch:  # a task that is cancelled before it starts has not resolved the futures
-            if not ask.future.done():
-                ask.future.set_exception(GeneratorError(_CLOSED))
+    def _on_batch_done(
+        self, replica: int | None, batch: list[_PendingPrompt], task: "asyncio.Task[None]"
+    ) -> None:
+        del self._queues[replica].calls[task]
+        for pending in batch:  # a task that is cancelled before it starts has not resolved the futures
+            if not pending.future.done():
+                pending.future.set_exception(GeneratorError(_CLOSED))
         self._flush(replica)
 
-    async def _send(self, batch: list[_Ask]) -> None:
+    async def _send(self, batch: list[_PendingPrompt]) -> None:
         completions: list[Completion] = []
         try:
             async with asyncio.timeout(self._timeout_s):
-                while batch:
+                while batch := [ask for ask in batch if not ask.future.done()]:  # without cancelled callers'
                     try:
-                        completions = await self._ask(batch)
+                        completions = await self._call_engine(batch)
                         break
-                    except PromptRefusedError as refused:
+                    except PromptRefusedError as refusal:
                         # Only that prompt's caller made a mistake: send the others again.
-                        _fail([batch[refused.prompt]], refused)
-                        batch = [*batch[: refused.prompt], *batch[refused.prompt + 1 :]]
+                        _fail([batch[refusal.prompt]], refusal)
         except BaseException as error:
             failure: BaseException = error
             if self._closed and isinstance(error, asyncio.CancelledError):
@@ -168,16 +171,16 @@ class GeneratorClient:
             if not isinstance(error, Exception):
                 raise
             return
-        for ask, completion in zip(batch, completions, strict=True):
-            if not ask.future.done():
-                ask.future.set_result(completion)
+        for pending, completion in zip(batch, completions, strict=True):
+            if not pending.future.done():
+                pending.future.set_result(completion)
 
-    async def _ask(self, batch: list[_Ask]) -> list[Completion]:
-        seeds = [ask.seed for ask in batch if ask.seed is not None] or None
+    async def _call_engine(self, batch: list[_PendingPrompt]) -> list[Completion]:
+        seeds = [pending.seed for pending in batch if pending.seed is not None] or None
         # Prompts of sessions whose replica was lost meanwhile follow the first one's session, this once.
         session = batch[0].session
         call = self._call if session is None else session.generate_many.route
-        completions = await call([ask.prompt for ask in batch], batch[0].sampling, seeds)
+        completions = await call([pending.prompt for pending in batch], batch[0].sampling, seeds)
         if len(completions) != len(batch):
             raise GeneratorError(f"expected {len(batch)} completions, got {len(completions)}")
         return completions
@@ -185,10 +188,10 @@ class GeneratorClient:
     async def close(self) -> None:
         """Cancel requests in progress and fail all waiters."""
         self._closed = True
-        calls = [call for lane in self._lanes.values() for call in lane.calls]
-        for lane in self._lanes.values():
-            waiting = list(lane.waiting)  # emptied first, so that a call that ends sends nothing more
-            lane.waiting.clear()
+        calls = [call for queue in self._queues.values() for call in queue.calls]
+        for queue in self._queues.values():
+            waiting = list(queue.waiting)  # emptied first, so that a call that ends sends nothing more
+            queue.waiting.clear()
             _fail(waiting, GeneratorError(_CLOSED))
         for task in calls:
             task.cancel()
@@ -196,8 +199,8 @@ class GeneratorClient:
 
 
 @dataclass(slots=True, frozen=True)
-class SettledClient:
-    """A client bound to one replica; see `GeneratorClient.settled`."""
+class PinnedClient:
+    """A client bound to one replica; see `GeneratorClient.pin_replica`."""
 
     client: GeneratorClient
     session: StickySession | None
@@ -208,12 +211,12 @@ class SettledClient:
         """Complete one prompt; see `GeneratorClient.complete`."""
         return await self.client.complete(prompt, sampling, seed, self.session)
 
-    def settled(self) -> "AbstractContextManager[SettledClient]":
+    def pin_replica(self) -> "AbstractContextManager[PinnedClient]":
         """Return a client for a conversation that shares this one's prefix."""
-        return self.client.settled(self.session)
+        return self.client.pin_replica(self.session)
 
 
-def _fail(asks: Sequence[_Ask], error: BaseException) -> None:
-    for ask in asks:
-        if not ask.future.done():
-            ask.future.set_exception(error)
+def _fail(pending_prompts: Sequence[_PendingPrompt], error: BaseException) -> None:
+    for pending in pending_prompts:
+        if not pending.future.done():
+            pending.future.set_exception(error)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-ALTERNATIVES = 5
+NUM_ALTERNATIVES = 5
 """The number of most likely tokens to request: no server allows more by default."""
 LEAST_LOGPROB = -9999.0
 """vLLM's value for minus infinity, which JSON does not have."""
 ROUNDING = 1e-3
-SMALLEST_SPREAD = 1e-4
+MIN_SPREAD = 1e-4
 """The least spread of a distribution, in nats squared, from which its temperature can be determined."""
 
 
@@ -59,7 +59,7 @@ class CompletionResponse(BaseModel):
     usage: _Usage | None = None
 
 
-def body(
+def make_body(
     model: str,
     prompt: Sequence[int],
     sampling: SamplingSettings,
@@ -93,7 +93,7 @@ def body(
     return request
 
 
-def read(content: bytes) -> CompletionResponse:
+def parse_response(content: bytes) -> CompletionResponse:
     """Parse a server's response; raises ConfigError if it does not follow the protocol."""
     try:
         return CompletionResponse.model_validate_json(content)
@@ -116,7 +116,7 @@ def completion_of(
         GeneratorError: The server aborted the completion.
     """
     if len(answer.choices) != 1:
-        raise _refusal("one answer", f"{len(answer.choices)}", "use a server that knows n=1")
+        raise _make_server_error("one answer", f"{len(answer.choices)}", "use a server that knows n=1")
     choice = answer.choices[0]
     _require_prompt(answer, choice, prompt)
     if choice.finish_reason not in ("stop", "length"):
@@ -125,28 +125,28 @@ def completion_of(
         )
     tokens = choice.token_ids
     if tokens is None:
-        raise _refusal(
+        raise _make_server_error(
             "the ids of the tokens with each answer",
             "text alone",
             "tokens cannot be recovered from text; use a server that knows return_token_ids, such as vllm serve",
         )
     if len(tokens) > sampling.max_new_tokens:
-        raise _refusal(
+        raise _make_server_error(
             f"at most {sampling.max_new_tokens} tokens",
             f"{len(tokens)}",
             "use a server that knows max_tokens",
         )
-    cut = isinstance(choice.stop_reason, int) and tokens[-1:] != [choice.stop_reason]
-    if cut or not tokens:  # even an answer that stops at once has the stop token
-        which = f", {choice.stop_reason}," if cut else ""
-        raise _refusal(
-            f"the token that ended an answer{which} as a part of it",
+    lacks_stop_token = isinstance(choice.stop_reason, int) and tokens[-1:] != [choice.stop_reason]
+    if lacks_stop_token or not tokens:  # even an answer that stops at once has the stop token
+        token_note = f", {choice.stop_reason}," if lacks_stop_token else ""
+        raise _make_server_error(
+            f"the token that ended an answer{token_note} as a part of it",
             f"{tokens[-3:]} at its end",
             "without it the policy would never be taught to stop",
         )
     return Completion(
         tokens=tokens,
-        logprobs=_logprobs(choice, len(tokens)),
+        logprobs=_read_logprobs(choice, len(tokens)),
         versions=[0] * len(tokens),
         stopped=choice.finish_reason == "stop",
     )
@@ -156,24 +156,24 @@ def _require_prompt(answer: CompletionResponse, choice: _Choice, prompt: Sequenc
     remedy = "it added, cut or re-tokenised something; use a server that takes token ids as they are"
     if choice.prompt_token_ids is not None:
         if choice.prompt_token_ids != list(prompt):
-            raise _refusal(
+            raise _make_server_error(
                 "the prompt to be read as it was sent", "the server's other token ids for it", remedy
             )
     elif answer.usage is not None and answer.usage.prompt_tokens not in (None, len(prompt)):
-        raise _refusal(f"a prompt of {len(prompt)} tokens", f"{answer.usage.prompt_tokens}", remedy)
+        raise _make_server_error(f"a prompt of {len(prompt)} tokens", f"{answer.usage.prompt_tokens}", remedy)
 
 
-def _logprobs(choice: _Choice, count: int) -> list[float]:
+def _read_logprobs(choice: _Choice, count: int) -> list[float]:
     values = None if choice.logprobs is None else choice.logprobs.token_logprobs
     if values is None or len(values) != count:
-        raise _refusal(
+        raise _make_server_error(
             f"a log-probability with each of {count} tokens",
             "none" if values is None else f"{len(values)}",
             "use a server that knows logprobs",
         )
     logprobs = [value for value in values if value is not None and _is_logprob(value)]
     if len(logprobs) != count:
-        raise _refusal(
+        raise _make_server_error(
             "log-probabilities of tokens that could be sampled",
             plain(repr(values)),
             "use a server that knows logprobs",
@@ -188,15 +188,15 @@ def _is_logprob(value: float) -> bool:
 def first_alternatives(answer: CompletionResponse) -> dict[str, float]:
     """Return the log-probabilities of an answer's most likely first tokens; ConfigError if they are missing."""
     logprobs = answer.choices[0].logprobs if answer.choices else None
-    tops = None if logprobs is None else logprobs.top_logprobs
-    if not tops or not tops[0] or len(tops[0]) < 2:
-        raise _refusal(
-            f"the {ALTERNATIVES} most likely tokens with an answer",
-            "one" if tops and tops[0] else "none",
+    top_logprobs = None if logprobs is None else logprobs.top_logprobs
+    if not top_logprobs or not top_logprobs[0] or len(top_logprobs[0]) < 2:
+        raise _make_server_error(
+            f"the {NUM_ALTERNATIVES} most likely tokens with an answer",
+            "one" if top_logprobs and top_logprobs[0] else "none",
             "without them it cannot be seen whether its log-probabilities have the temperature in them; "
             "use a server that knows logprobs=5",
         )
-    return tops[0]
+    return top_logprobs[0]
 
 
 def require_sampling_distribution(
@@ -210,7 +210,7 @@ def require_sampling_distribution(
     """
     values = (*at_one.values(), *at_temperature.values())
     if not all(_is_logprob(value) for value in values):
-        raise _refusal(
+        raise _make_server_error(
             "every token to be possible",
             "some with a probability of 0",
             "top-p, top-k or min-p is in force whatever the request says; "
@@ -220,14 +220,14 @@ def require_sampling_distribution(
     if not common:
         return False
     best = common[0]
-    before = [at_one[token] - at_one[best] for token in common]
-    after = [at_temperature[token] - at_temperature[best] for token in common]
-    spread = sum(gap * gap for gap in before)
-    if spread < SMALLEST_SPREAD:
+    gaps_at_one = [at_one[token] - at_one[best] for token in common]
+    gaps_at_temperature = [at_temperature[token] - at_temperature[best] for token in common]
+    variance = sum(gap * gap for gap in gaps_at_one)
+    if variance < MIN_SPREAD:
         return False
-    slope = sum(x * y for x, y in zip(before, after, strict=True)) / spread
+    slope = sum(x * y for x, y in zip(gaps_at_one, gaps_at_temperature, strict=True)) / variance
     if temperature != 1.0 and abs(slope - 1.0) < abs(slope - 1.0 / temperature):
-        raise _refusal(
+        raise _make_server_error(
             f"log-probabilities of the distribution at the temperature {temperature:g}",
             "those at 1",
             "start it with --logprobs-mode processed_logprobs (vLLM), or sample at rollout.temperature=1",
@@ -235,28 +235,28 @@ def require_sampling_distribution(
     return True
 
 
-def _refusal(expected: str, got: str, remedy: str) -> ConfigError:
+def _make_server_error(expected: str, got: str, remedy: str) -> ConfigError:
     return ConfigError(f"expected {expected} from the server at generator.url, got {got}; {remedy}")
 
 
 STOP_TIMEOUT_S = 10.0
-LONGEST_BESIDE = 4 << 20
+MAX_OVERHEAD_BYTES = 4 << 20
 """The most bytes of a response apart from its tokens, such as the list of all models of a service."""
-BYTES_A_TOKEN = 512
+MAX_BYTES_PER_TOKEN = 512
 """The most bytes of JSON per token: its text, id, log-probability and alternatives."""
-NAMED = 10
+MAX_LISTED_MODELS = 10
 """The most models that an error lists."""
 
 
 @contextmanager
-def _of_the_bridge(place: int = 0) -> Iterator[None]:
-    """Translate the core's errors into the bridge's; `place` is the prompt's index in its batch."""
+def _convert_errors(index: int = 0) -> Iterator[None]:
+    """Translate the core's errors into the bridge's; `index` is the prompt's index in its batch."""
     try:
         yield
     except ConfigurationError as error:
         raise ConfigError(str(error)) from error
     except RequestRefusedError as error:
-        raise PromptRefusedError(place, str(error)) from error
+        raise PromptRefusedError(index, str(error)) from error
 
 
 class _Model(BaseModel):
@@ -283,8 +283,8 @@ class EndpointEngine(Engine):
         self._rollout = config.rollout
         self._generator: GeneratorConfig = config.generator
         self._http: EndpointClient | None = None
-        self._checking = asyncio.Lock()
-        self._checked: set[float] = set()
+        self._check_lock = asyncio.Lock()
+        self._checked_temperatures: set[float] = set()
         """Temperatures at which the server's log-probabilities are known to be right."""
         self._deadlines: set[asyncio.Timeout] = set()
 
@@ -305,17 +305,17 @@ class EndpointEngine(Engine):
 
     async def _start(self) -> None:
         PROCESS_SPANS.rest("prompts")
-        with _of_the_bridge():
+        with _convert_errors():
             self._http = EndpointClient(
                 str(self._generator.url),
                 self._generator.key_variable,
                 connections=self._rollout.max_num_seqs,
-                longest=LONGEST_BESIDE + BYTES_A_TOKEN * self._rollout.max_length,
+                longest=MAX_OVERHEAD_BYTES + MAX_BYTES_PER_TOKEN * self._rollout.max_length,
                 names=("generator.url", "generator.key_variable"),
             )
         with span("start", waits_for="endpoint"):
-            async with self._within_timeout("its models"):
-                with _of_the_bridge():
+            async with self._limit_time("its models"):
+                with _convert_errors():
                     content = await self._http.request("GET", "/models")
         try:
             models = {model.id: model for model in _Models.model_validate_json(content).data}
@@ -325,16 +325,16 @@ class EndpointEngine(Engine):
                 f"got {plain(repr(content[:200]))}"
             ) from error
         if self._generator.model not in models:
-            named = ", ".join(plain(name) for name in sorted(models)[:NAMED]) or "none"
-            more = f" and {len(models) - NAMED} more" if len(models) > NAMED else ""
+            listed = ", ".join(plain(name) for name in sorted(models)[:MAX_LISTED_MODELS]) or "none"
+            more = f" and {len(models) - MAX_LISTED_MODELS} more" if len(models) > MAX_LISTED_MODELS else ""
             raise ConfigError(
-                f"expected generator.model to be one of {named}{more}, which {self._generator.url} serves, "
+                f"expected generator.model to be one of {listed}{more}, which {self._generator.url} serves, "
                 f"got {self._generator.model!r}"
             )
-        longest = models[self._generator.model].max_model_len
-        if longest is not None and longest < self._rollout.max_length:
+        max_model_len = models[self._generator.model].max_model_len
+        if max_model_len is not None and max_model_len < self._rollout.max_length:
             raise ConfigError(
-                f"expected rollout.max_length of at most {longest}, which is what {self._generator.url} takes, "
+                f"expected rollout.max_length of at most {max_model_len}, which is what {self._generator.url} takes, "
                 f"got {self._rollout.max_length}"
             )
 
@@ -345,42 +345,44 @@ class EndpointEngine(Engine):
             raise GeneratorError(
                 f"the engine refused settings: expected {len(prompts)} seeds, got {len(seeds)}"
             )
-        drawn = [None] * len(prompts) if seeds is None else seeds
+        prompt_seeds = [None] * len(prompts) if seeds is None else seeds
         with span("generate", waits_for="endpoint"):
-            async with self._within_timeout(f"answers to {len(prompts)} prompts"):
+            async with self._limit_time(f"answers to {len(prompts)} prompts"):
                 if prompts and sampling.temperature > 0.0:
                     await self._check_logprobs(prompts[0], sampling)
                 try:
                     async with asyncio.TaskGroup() as group:
-                        answers = [
-                            group.create_task(self._complete(place, prompt, sampling, seed))
-                            for place, (prompt, seed) in enumerate(zip(prompts, drawn, strict=True))
+                        tasks = [
+                            group.create_task(self._complete(index, prompt, sampling, seed))
+                            for index, (prompt, seed) in enumerate(zip(prompts, prompt_seeds, strict=True))
                         ]
-                except BaseExceptionGroup as several:
-                    raise several.exceptions[0] from None
-        return [answer.result() for answer in answers]
+                except BaseExceptionGroup as error_group:
+                    raise error_group.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def _complete(
-        self, place: int, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None
+        self, index: int, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None
     ) -> Completion:
-        answer = await self._ask(body(str(self._generator.model), prompt, sampling, seed), place)
+        answer = await self._request_completion(
+            make_body(str(self._generator.model), prompt, sampling, seed), index
+        )
         return completion_of(answer, prompt=prompt, sampling=sampling)
 
     async def _check_logprobs(self, prompt: Sequence[int], sampling: SamplingSettings) -> None:
         """Check once for each temperature that log-probabilities are those of the sampling distribution."""
-        async with self._checking:
-            if sampling.temperature in self._checked:
+        async with self._check_lock:
+            if sampling.temperature in self._checked_temperatures:
                 return
             first = replace(sampling, max_new_tokens=1)
             at_one, at_temperature = [
                 first_alternatives(
-                    await self._ask(
-                        body(
+                    await self._request_completion(
+                        make_body(
                             str(self._generator.model),
                             prompt,
                             replace(first, temperature=temperature),
                             None,
-                            alternatives=ALTERNATIVES,
+                            alternatives=NUM_ALTERNATIVES,
                         ),
                         0,
                     )
@@ -388,18 +390,18 @@ class EndpointEngine(Engine):
                 for temperature in (1.0, sampling.temperature)
             ]
             if require_sampling_distribution(at_one, at_temperature, sampling.temperature):
-                self._checked.add(sampling.temperature)
+                self._checked_temperatures.add(sampling.temperature)
 
-    async def _ask(self, body: dict[str, object], place: int) -> CompletionResponse:
+    async def _request_completion(self, body: dict[str, object], index: int) -> CompletionResponse:
         assert self._http is not None
-        with _of_the_bridge(place):
+        with _convert_errors(index):
             answer = await self._http.request("POST", "/completions", body)
         for deadline in self._deadlines:  # a server that answers is not late, however many prompts are queued
             deadline.reschedule(asyncio.get_running_loop().time() + self._rollout.generate_timeout_s)
-        return read(answer)
+        return parse_response(answer)
 
     @asynccontextmanager
-    async def _within_timeout(self, expected: str) -> AsyncIterator[None]:
+    async def _limit_time(self, expected: str) -> AsyncIterator[None]:
         limit_s = self._rollout.generate_timeout_s
         try:
             async with asyncio.timeout(limit_s) as deadline:

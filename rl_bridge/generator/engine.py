@@ -23,11 +23,11 @@ from rl_bridge.generator.vllm_api import (
     EngineStatistics,
     adapter_request,
     build_engine,
+    cache_version,
     completion_of,
     end_engine,
-    kept_from,
     prompt_of,
-    refusals,
+    request_error_types,
     sampling_params,
 )
 from rl_bridge.generator.vllm_worker import WeightSender
@@ -46,16 +46,16 @@ SLEEP: Final[Mapping[str, Any]] = MappingProxyType({"level": 1, "mode": "keep"})
 
 
 class VllmEngine(Engine):
-    """vLLM's engine, in this process or, with `apart`, in its own. `seed` seeds its random number generator."""
+    """vLLM's engine, in this process or, with `own_process`, in its own. `seed` seeds its random number generator."""
 
     statistics: EngineStatistics
 
-    def __init__(self, config: Config, model_path: str, *, seed: int, apart: bool = False) -> None:
+    def __init__(self, config: Config, model_path: str, *, seed: int, own_process: bool = False) -> None:
         super().__init__("vllm-engine", stop_timeout_s=STOP_TIMEOUT_S)
         self.statistics = EngineStatistics()
-        self.holds_weights = not apart and config.generator.tensor_parallel == 1
+        self.holds_weights = not own_process and config.generator.tensor_parallel == 1
         """Whether its weights are in this process, so that new ones can be passed to it directly."""
-        self._apart = apart
+        self._own_process = own_process
         self._config = config
         self._rollout = config.rollout
         self._model_path = model_path
@@ -64,20 +64,20 @@ class VllmEngine(Engine):
         self._adapter: Any = None
         self._adapter_ids = itertools.count(1)
         self._sender = WeightSender()
-        self._in_order = asyncio.Lock()
+        self._request_lock = asyncio.Lock()
         """Held while something is passed to the engine; granted in the order of requests."""
-        self._replacing = asyncio.Lock()
+        self._weights_lock = asyncio.Lock()
         self._ids = itertools.count()
-        self._doing = {"load weights": 0, "sleep": 0, "generate": 0}
+        self._activity_counts = {"load weights": 0, "sleep": 0, "generate": 0}
         """The number of tasks in each activity; the first activity with any counts as the engine's."""
-        self._slow_until = 0.0
+        self._last_slow_end = 0.0
         """When it last finished loading weights or falling asleep, in seconds of `time.monotonic`."""
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._sign: Future[bool] | None = None
+        self._probe: Future[bool] | None = None
         """The latest liveness probe that `check` sent to the engine."""
-        self._asked = 0.0
+        self._probe_sent_at = 0.0
 
     def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
         """See `Engine.load`. While new weights are copied, requests are completed under the old ones.
@@ -96,11 +96,11 @@ class VllmEngine(Engine):
     def check(self) -> None:
         """See `Engine.check`; also raises if the engine answers no probe for longer than its activity may take."""
         super().check()
-        slow = self._doing["load weights"] or self._doing["sleep"]
-        limit_s = self._rollout.generate_timeout_s * (LOAD_FACTOR if slow else 1.0)
-        if self._sign is None or self._sign.done():
-            self._asked, self._sign = time.monotonic(), self._submit(self._llm.is_paused())
-        elif (silent_s := time.monotonic() - max(self._asked, self._slow_until)) > limit_s:
+        is_slow = self._activity_counts["load weights"] or self._activity_counts["sleep"]
+        limit_s = self._rollout.generate_timeout_s * (LOAD_FACTOR if is_slow else 1.0)
+        if self._probe is None or self._probe.done():
+            self._probe_sent_at, self._probe = time.monotonic(), self._submit(self._llm.is_paused())
+        elif (silent_s := time.monotonic() - max(self._probe_sent_at, self._last_slow_end)) > limit_s:
             raise GeneratorError(
                 f"expected the engine to make a step within {limit_s:g} s, it has been at one for {silent_s:.0f} s"
             )
@@ -115,14 +115,14 @@ class VllmEngine(Engine):
                     self._model_path,
                     seed=self._seed,
                     statistics=self.statistics,
-                    apart=self._apart,
+                    own_process=self._own_process,
                 )
             await self._llm.update_weight_version(str(self.version))
         except Exception as error:
             self._end(error)
             raise
         self._vocabulary = int(self._llm.model_config.get_vocab_size())
-        self._submit(self._account())
+        self._submit(self._record_spans())
         self._submit(self._watch_health())
 
     async def _generate(
@@ -130,16 +130,16 @@ class VllmEngine(Engine):
     ) -> list[Completion]:
         collectors: list[Any] = []  # of requests in progress
         try:
-            async with self._while_it_samples():
-                await self._in_order.acquire()
-                with self._at("generate"):
+            async with self._require_progress():
+                await self._request_lock.acquire()
+                with self._count_activity("generate"):
                     try:
-                        logprobs_from = kept_from(self._rollout, self.version)
-                        await self._add(prompts, sampling, seeds, collectors)
+                        logprobs_from = cache_version(self._rollout, self.version)
+                        await self._add_requests(prompts, sampling, seeds, collectors)
                     finally:
-                        self._in_order.release()
+                        self._request_lock.release()
                     outputs = [(await collector.get()).outputs[0] for collector in collectors]
-                    answers = [completion_of(output, kept_from=logprobs_from) for output in outputs]
+                    answers = [completion_of(output, cache_version=logprobs_from) for output in outputs]
                 collectors.clear()
                 return answers
         except TimeoutError:
@@ -157,29 +157,31 @@ class VllmEngine(Engine):
                 await self._abort(collectors)
 
     @contextlib.asynccontextmanager
-    async def _while_it_samples(self) -> AsyncIterator[None]:
+    async def _require_progress(self) -> AsyncIterator[None]:
         """Raise TimeoutError once the engine has sampled no token of any request for too long.
 
         Time spent loading weights does not count: that has a timeout of its own.
         """
         loop, began = asyncio.get_running_loop(), time.monotonic()
-        again: asyncio.TimerHandle
+        timer: asyncio.TimerHandle
 
         def check() -> None:
-            nonlocal again
-            since = time.monotonic() if self._doing["load weights"] else max(began, self._slow_until)
-            left = self._rollout.generate_timeout_s - self.statistics.seconds_without_token(since)
-            if left <= 0.0:
+            nonlocal timer
+            since = (
+                time.monotonic() if self._activity_counts["load weights"] else max(began, self._last_slow_end)
+            )
+            remaining_s = self._rollout.generate_timeout_s - self.statistics.seconds_without_token(since)
+            if remaining_s <= 0.0:
                 deadline.reschedule(loop.time())
             else:
-                again = loop.call_later(left, check)
+                timer = loop.call_later(remaining_s, check)
 
         async with asyncio.timeout(None) as deadline:
-            again = loop.call_later(self._rollout.generate_timeout_s, check)
+            timer = loop.call_later(self._rollout.generate_timeout_s, check)
             try:
                 yield
             finally:
-                again.cancel()
+                timer.cancel()
 
     async def _abort(self, collectors: Sequence[Any]) -> None:
         try:
@@ -190,7 +192,7 @@ class VllmEngine(Engine):
         except Exception as error:  # the caller gets the error that led to the abort instead
             self._end(error)
 
-    async def _add(
+    async def _add_requests(
         self,
         prompts: Sequence[Sequence[int]],
         sampling: SamplingSettings,
@@ -200,44 +202,46 @@ class VllmEngine(Engine):
         """Pass prompts to the engine one by one, and append the collector of each to `collectors`."""
         try:
             params = sampling_params(sampling, seeds, prompts=len(prompts))
-        except refusals() as error:
+        except request_error_types() as error:
             raise GeneratorError(f"the engine refused settings: {error}") from error
-        for place, (prompt, engine_sampling) in enumerate(zip(prompts, params, strict=True)):
+        for index, (prompt, engine_sampling) in enumerate(zip(prompts, params, strict=True)):
             try:
                 require_tokens(prompt, self._vocabulary)
-                engine_prompt = prompt_of(prompt, kept_from(self._rollout, self.version))
+                engine_prompt = prompt_of(prompt, cache_version(self._rollout, self.version))
                 collectors.append(
                     await self._llm.add_request(
                         str(next(self._ids)), engine_prompt, engine_sampling, lora_request=self._adapter
                     )
                 )
-            except refusals() as error:
-                raise PromptRefusedError(place, str(error)) from error
+            except request_error_types() as error:
+                raise PromptRefusedError(index, str(error)) from error
 
     async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
         # Shielded from cancellation: an engine left in the middle of it would be paused for good.
-        return await asyncio.shield(self._replace(version, state))
+        return await asyncio.shield(self._replace_weights(version, state))
 
-    async def _replace(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
-        async with self._replacing:
+    async def _replace_weights(
+        self, version: PolicyVersion, state: Mapping[str, Tensor] | None
+    ) -> LoadMetrics:
+        async with self._weights_lock:
             received, asleep = time.monotonic(), self.statistics.asleep
-            lora, load, handed = self._config.pushed_adapter, "load_policy", None
+            lora, load, handover = self._config.pushed_adapter, "load_policy", None
             if state is not None and lora is None and not self.holds_weights:
-                load, handed = "load_handed_over", await asyncio.to_thread(self._sender.write, state)
+                load, handover = "load_handover", await asyncio.to_thread(self._sender.write, state)
             requested = time.monotonic()
             async with self._hold_requests(f"load version {version}"):
                 if asleep:  # the weights alone first: vLLM resumes requests once everything is awake
-                    with self._at("load weights"):
+                    with self._count_activity("load weights"):
                         await self._llm.wake_up(["weights"])
                 elif state is not None:
                     keep = self._rollout.weight_update == "keep_cache"
                     await self._llm.pause_generation(mode="keep", clear_cache=not keep)
                 began = time.monotonic()
-                with self._at("load weights"):
+                with self._count_activity("load weights"):
                     if state is not None and lora is not None:
                         await self._replace_adapter(state, lora)
                     elif state is not None:
-                        await self._llm.collective_rpc(load, args=(state if handed is None else handed,))
+                        await self._llm.collective_rpc(load, args=(state if handover is None else handover,))
                     await self._llm.update_weight_version(str(version))
                     self.version = version
                     if asleep:
@@ -248,13 +252,13 @@ class VllmEngine(Engine):
             return LoadMetrics(pause_s=now - requested, load_s=now - began, handover_s=requested - received)
 
     async def _sleep(self) -> None:
-        await asyncio.shield(self._fall_asleep())
+        await asyncio.shield(self._put_to_sleep())
 
-    async def _fall_asleep(self) -> None:
-        async with self._replacing:
+    async def _put_to_sleep(self) -> None:
+        async with self._weights_lock:
             if not self.statistics.asleep:
                 async with self._hold_requests("go to sleep"):
-                    with self._at("sleep"):
+                    with self._count_activity("sleep"):
                         await self._llm.sleep(**SLEEP)
 
     @contextlib.asynccontextmanager
@@ -263,7 +267,7 @@ class VllmEngine(Engine):
         limit_s = LOAD_FACTOR * self._rollout.generate_timeout_s
         deadline = asyncio.timeout(limit_s)
         try:
-            async with self._in_order:
+            async with self._request_lock:
                 if self._rollout.weight_update == "drain" and not self.statistics.asleep:
                     # vLLM's own mode "wait" would leave requests that have not started to the new weights. The wait
                     # ends in any case, because requests that get no token are aborted.
@@ -282,10 +286,10 @@ class VllmEngine(Engine):
 
     async def _replace_adapter(self, state: Mapping[str, Tensor], lora: LoraConfig) -> None:
         """Replace the current adapter; without tensors there is none afterwards."""
-        before = self._adapter
+        old_adapter = self._adapter
         with adapter_request(state, lora, next(self._adapter_ids)) as request:
-            if before is not None:
-                await self._llm.remove_lora(before.lora_int_id)
+            if old_adapter is not None:
+                await self._llm.remove_lora(old_adapter.lora_int_id)
             if request is not None:
                 await self._llm.add_lora(request)
         self._adapter = request
@@ -299,30 +303,34 @@ class VllmEngine(Engine):
         except Exception as error:
             self._end(error)
 
-    async def _account(self) -> None:
+    async def _record_spans(self) -> None:
         """Record the engine's activity as this process's spans: the engine works for this replica alone."""
         while True:
             self._changed.clear()
-            doing = next((activity for activity, count in self._doing.items() if count), REST)
-            rest = "turn" if self.statistics.asleep else "prompts" if doing == REST else None
-            with span(doing if rest is None else REST, waits_for=rest):
+            current_activity = next(
+                (activity for activity, count in self._activity_counts.items() if count), REST
+            )
+            rest_reason = (
+                "turn" if self.statistics.asleep else "prompts" if current_activity == REST else None
+            )
+            with span(current_activity if rest_reason is None else REST, waits_for=rest_reason):
                 await self._changed.wait()
 
     @contextlib.contextmanager
-    def _at(self, activity: str) -> Iterator[None]:
-        self._doing[activity] += 1
-        self._tell()
+    def _count_activity(self, activity: str) -> Iterator[None]:
+        self._activity_counts[activity] += 1
+        self._notify()
         try:
             yield
         finally:
             if activity != "generate":  # set before the count changes: `check` reads both on another thread
-                self._slow_until = time.monotonic()
-            self._doing[activity] -= 1
-            self._tell()
+                self._last_slow_end = time.monotonic()
+            self._activity_counts[activity] -= 1
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
-        if self._doing["generate"]:
+        if self._activity_counts["generate"]:
             self._idle.clear()
         else:
             self._idle.set()
@@ -335,6 +343,6 @@ class VllmEngine(Engine):
 
 def require_tokens(prompt: Sequence[int], vocabulary: int) -> None:
     """Raise ValueError for a token outside the vocabulary: without a tokenizer vLLM fails only at the embedding."""
-    for place, token in enumerate(prompt):
+    for index, token in enumerate(prompt):
         if not 0 <= token < vocabulary:
-            raise ValueError(f"expected token ids from 0 to {vocabulary - 1}, got {token!r} at place {place}")
+            raise ValueError(f"expected token ids from 0 to {vocabulary - 1}, got {token!r} at place {index}")

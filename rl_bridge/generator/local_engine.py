@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-TURNS_A_STEP = 4
+LOOP_ITERATIONS_PER_STEP = 4
 """Iterations of the event loop after each step, so that new requests start and finished ones are returned at once."""
 
 
@@ -12,11 +12,11 @@ class Collector:
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
-        self.answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def get(self) -> Any:
         """Wait for the output."""
-        return await self.answered
+        return await self.future
 
 
 class LocalEngine:
@@ -29,33 +29,33 @@ class LocalEngine:
         self.model_config = engine.model_config
         self._engine = engine
         self._requests: dict[str, Collector] = {}
-        self._stands_still = {"paused": False, "asleep": False}
+        self._pauses = {"paused": False, "asleep": False}
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
-        self._stepping = asyncio.ensure_future(self._step_on())
+        self._step_task = asyncio.ensure_future(self._step_loop())
 
-    async def _step_on(self) -> None:
+    async def _step_loop(self) -> None:
         try:
             while True:
-                while not self._requests or any(self._stands_still.values()):
+                while not self._requests or any(self._pauses.values()):
                     self._changed.clear()
                     await self._changed.wait()
                 for output in self._engine.step():
                     if output.finished:
-                        self._tell(output)
-                for _ in range(TURNS_A_STEP):
+                        self._deliver(output)
+                for _ in range(LOOP_ITERATIONS_PER_STEP):
                     await asyncio.sleep(0)
         except Exception as error:
             self._failure = error  # for `check_health`, even if no request is pending
             for collector in self._requests.values():
-                if not collector.answered.done():
-                    collector.answered.set_exception(error)
-                    collector.answered.exception()  # marks it as retrieved: of a batch only the first is awaited
+                if not collector.future.done():
+                    collector.future.set_exception(error)
+                    collector.future.exception()  # marks it as retrieved: of a batch only the first is awaited
 
-    def _tell(self, output: Any) -> None:
+    def _deliver(self, output: Any) -> None:
         collector = self._requests.pop(output.request_id, None)
-        if collector is not None and not collector.answered.done():  # it is done if the caller was cancelled
-            collector.answered.set_result(output)
+        if collector is not None and not collector.future.done():  # it is done if the caller was cancelled
+            collector.future.set_result(output)
 
     async def add_request(self, request_id: str, prompt: Any, params: Any, *, lora_request: Any) -> Collector:
         """Add a request; returns the collector of its output."""
@@ -72,18 +72,18 @@ class LocalEngine:
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         """Make no step until `resume_generation`; with `clear_cache`, requests recompute their keys and values."""
-        self._stands_still["paused"] = True
+        self._pauses["paused"] = True
         if clear_cache:
             self._engine.reset_prefix_cache(reset_running_requests=True)
 
     async def resume_generation(self) -> None:
         """Resume stepping."""
-        self._go_on("paused")
+        self._resume("paused")
 
     async def sleep(self, *, level: int, mode: str) -> None:
         """Stop stepping until it wakes, and free memory."""
         self._engine.sleep(level=level, mode=mode)
-        self._stands_still["asleep"] = True
+        self._pauses["asleep"] = True
 
     async def wake_up(self, tags: list[str]) -> None:
         """Take memory back; stepping resumes with the tag "kv_cache", and requests recompute their keys and values."""
@@ -91,10 +91,10 @@ class LocalEngine:
             self._engine.reset_prefix_cache(reset_running_requests=True)
         self._engine.wake_up(tags)
         if "kv_cache" in tags:
-            self._go_on("asleep")
+            self._resume("asleep")
 
-    def _go_on(self, reason: str) -> None:
-        self._stands_still[reason] = False
+    def _resume(self, reason: str) -> None:
+        self._pauses[reason] = False
         self._changed.set()
 
     async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> None:
@@ -120,9 +120,9 @@ class LocalEngine:
 
     async def is_paused(self) -> bool:
         """Return whether it is paused; runs between two steps."""
-        return self._stands_still["paused"]
+        return self._pauses["paused"]
 
     async def end(self) -> None:
         """Shut the engine down now: later it would destroy the process groups of the next engine in this process."""
-        self._stepping.cancel()
+        self._step_task.cancel()
         self._engine.engine_core.shutdown()

@@ -20,7 +20,7 @@ from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.engine import VllmEngine
 from rl_bridge.generator.vllm_api import EngineTotals, import_engine
 from rl_bridge.metrics.spans import log_phase
-from rl_bridge.services.options import Turn
+from rl_bridge.services.options import GpuLock
 from rl_bridge.titan.architecture import read_hf_config
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.assembly import without_data
@@ -33,13 +33,15 @@ def make_engine(config: Config, model_path: str | Path, *, seed: int | None = No
     """Make the engine that `generator.engine` names, not started yet; `seed` defaults to the run's."""
     if config.generator.engine == "openai":
         return EndpointEngine(config)
-    apart = config.generator.engine == "vllm_async"
+    own_process = config.generator.engine == "vllm_async"
     if config.generator.engine == "auto":
-        apart = own_device().type == "cuda" and config.generator.tensor_parallel == 1
-    return VllmEngine(config, str(model_path), seed=config.seed if seed is None else seed, apart=apart)
+        own_process = own_device().type == "cuda" and config.generator.tensor_parallel == 1
+    return VllmEngine(
+        config, str(model_path), seed=config.seed if seed is None else seed, own_process=own_process
+    )
 
 
-INITIAL: PolicyVersion = 0
+INITIAL_VERSION: PolicyVersion = 0
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -61,7 +63,7 @@ class UpdateMetrics:
 class PolicyReplica:
     """Completes prompts with the version of the weights set by `update_weights`; without a store, the checkpoint's.
 
-    With a turn on a GPU shared with a trainer, it starts asleep and loads weights once it holds the turn.
+    With the lock of a GPU shared with a trainer, it starts asleep and loads weights once it holds the lock.
     """
 
     def __init__(
@@ -70,11 +72,11 @@ class PolicyReplica:
         model_path: str | Path,
         store: "WeightStore | None" = None,
         *,
-        turn: Turn | None = None,
+        gpu_lock: GpuLock | None = None,
         seed: int | None = None,
     ) -> None:
         self._config = config
-        self._turn = turn
+        self._gpu_lock = gpu_lock
         self._store = store
         self._checkpoint = Checkpoint(model_path)
         self._engine = make_engine(config, model_path, seed=seed)
@@ -90,15 +92,15 @@ class PolicyReplica:
 
     async def setup(self) -> None:
         """Load the engine; returns when it can generate."""
-        if self._turn is not None:
+        if self._gpu_lock is not None:
             # This part of the start needs no GPU, so others can compute meanwhile.
             with log_phase("importing vLLM"):
                 await asyncio.to_thread(import_engine)
             with log_phase("waiting for a turn on the GPU"):
-                await self._turn.take(self._config.trainer.timeout_s)
+                await self._gpu_lock.acquire(self._config.trainer.timeout_s)
         with log_phase("starting the engine"):
             await asyncio.wrap_future(self._engine.start())
-        if self._turn is not None:
+        if self._gpu_lock is not None:
             with log_phase("putting the engine to sleep"):
                 await self.sleep()
 
@@ -106,8 +108,8 @@ class PolicyReplica:
         """Free the GPU for the trainer, until the next `update_weights`."""
         async with self._updates:
             await asyncio.shield(asyncio.wrap_future(self._engine.sleep()))
-            if self._turn is not None:
-                self._turn.give_back()
+            if self._gpu_lock is not None:
+                self._gpu_lock.release()
 
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
@@ -135,47 +137,47 @@ class PolicyReplica:
             WeightsError: The store does not have it, it does not fit the model, or the engine is a remote server; the
                 weights are unchanged.
             GeneratorError: The engine failed.
-            RoleError: The turn on the GPU was not available in time.
+            RoleError: The lock of the GPU was not available in time.
         """
         async with self._updates:
             began = time.monotonic()
-            if self._turn is None or self._turn.held:
-                return await self._take(version, began)
-            await self._turn.take(self._config.trainer.timeout_s)
+            if self._gpu_lock is None or self._gpu_lock.held:
+                return await self._load_version(version, began)
+            await self._gpu_lock.acquire(self._config.trainer.timeout_s)
             try:
-                return await self._take(version, began)
-            except WeightsError:  # it stays asleep, and the trainer needs the turn to publish weights
-                self._turn.give_back()
+                return await self._load_version(version, began)
+            except WeightsError:  # it stays asleep, and the trainer needs the lock to publish weights
+                self._gpu_lock.release()
                 raise
 
-    async def _take(self, version: PolicyVersion, began: float) -> UpdateMetrics:
-        if version == INITIAL:
-            if self._engine.version == INITIAL and self._turn is not None:
+    async def _load_version(self, version: PolicyVersion, began: float) -> UpdateMetrics:
+        if version == INITIAL_VERSION:
+            if self._engine.version == INITIAL_VERSION and self._gpu_lock is not None:
                 return await self._load(version, None, began)
-            if self._engine.version == INITIAL:
+            if self._engine.version == INITIAL_VERSION:
                 return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
             # With adapters, the engine's own weights are still the initial ones.
             adapters = self._config.pushed_adapter is not None
-            first = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
-            return await self._load(version, first, began)
+            initial_weights = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
+            return await self._load(version, initial_weights, began)
         if self._config.generator.engine == "openai":
             return await self._load(version, {}, began)  # raises WeightsError before the store is used
         if self._store is None:
             raise WeightsError(f"expected a store of weights to take version {version} from, got none")
         async with self._store.open(version, device=self._device) as state:
             if self._config.pushed_adapter is None:
-                self._checkpoint.require_like(without_data(state))
+                self._checkpoint.require_same_shapes(without_data(state))
             return await self._load(version, state, began)
 
     async def _load(
         self, version: PolicyVersion, state: Mapping[str, Tensor] | None, began: float
     ) -> UpdateMetrics:
         transport_s = time.monotonic() - began
-        loading = asyncio.wrap_future(self._engine.load(version, state))
+        load = asyncio.wrap_future(self._engine.load(version, state))
         try:
-            metrics = await asyncio.shield(loading)
+            metrics = await asyncio.shield(load)
         except asyncio.CancelledError:
-            await asyncio.wait({loading})  # the engine still reads tensors that the caller would release
+            await asyncio.wait({load})  # the engine still reads tensors that the caller would release
             raise
         return UpdateMetrics(
             version=version,
@@ -201,7 +203,7 @@ class PolicyReplica:
         await asyncio.to_thread(self._engine.close)
 
 
-OUTPUT = "lm_head.weight"
+OUTPUT_LAYER = "lm_head.weight"
 
 
 class Checkpoint:
@@ -213,9 +215,9 @@ class Checkpoint:
 
     def tensors(self) -> dict[str, Tensor]:
         """Read all weights."""
-        return {name: opened.get_tensor(name) for name, opened in self._weights()}
+        return {name: tensors_file.get_tensor(name) for name, tensors_file in self._iterate_weights()}
 
-    def require_like(self, state: Mapping[str, Tensor]) -> None:
+    def require_same_shapes(self, state: Mapping[str, Tensor]) -> None:
         """Raise WeightsError unless a state dict has every tensor of the checkpoint, in its shape.
 
         vLLM only logs missing weights and goes on with the old ones, and notices wrong shapes when some tensors have
@@ -223,11 +225,12 @@ class Checkpoint:
         """
         if self._shapes is None:
             self._shapes = {
-                name: tuple(opened.get_slice(name).get_shape()) for name, opened in self._weights()
+                name: tuple(tensors_file.get_slice(name).get_shape())
+                for name, tensors_file in self._iterate_weights()
             }
             # With tied embeddings some files hold the output layer a second time; the trainer never sends it.
             if read_hf_config(self._path).get("tie_word_embeddings"):
-                self._shapes.pop(OUTPUT, None)
+                self._shapes.pop(OUTPUT_LAYER, None)
         missing = [name for name in self._shapes if name not in state]
         if missing:
             raise WeightsError(
@@ -241,15 +244,15 @@ class Checkpoint:
                     f"got {list(state[name].shape)}"
                 )
 
-    def _weights(self) -> Iterator[tuple[str, Any]]:
+    def _iterate_weights(self) -> Iterator[tuple[str, Any]]:
         """Yield each tensor's name with the open file that holds it."""
         files = sorted(self._path.glob("*.safetensors"))
         if not files:
             raise ModelError(f"expected weights in *.safetensors at {str(self._path)!r}, found none")
         for file in files:
             try:
-                with safe_open(file, framework="pt") as opened:
-                    for name in opened.keys():  # noqa: SIM118 - not a mapping
-                        yield name, opened
+                with safe_open(file, framework="pt") as tensors_file:
+                    for name in tensors_file.keys():  # noqa: SIM118 - not a mapping
+                        yield name, tensors_file
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"cannot read the weights in {str(file)!r}: {error}") from error

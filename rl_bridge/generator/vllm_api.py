@@ -32,7 +32,7 @@ SEED_LIMIT = 2**63
 """Seeds are from 0 to below this: those of PyTorch's generators without negative ones, as vLLM's -1 means no seed."""
 KV_BLOCK_TOKENS = 16
 """The number of tokens in a block of vLLM's key-value cache on a GPU."""
-MOST_KV_BLOCKS = 2**19
+MAX_KV_BLOCKS = 2**19
 """The most blocks of a GPU's key-value cache, 8 million tokens, unless concurrent prompts need more. vLLM makes an
 object of each when it starts, at 1 to 3 microseconds and 100 bytes, and visits all of them whenever the cache is
 cleared. A policy of two layers would have thirty million on a large GPU: a minute of its start, and seconds of every
@@ -117,9 +117,9 @@ def import_engine() -> None:
 
 
 def build_engine(
-    config: Config, model_path: str, *, seed: int, statistics: EngineStatistics, apart: bool
+    config: Config, model_path: str, *, seed: int, statistics: EngineStatistics, own_process: bool
 ) -> Any:
-    """Load a `vllm.LLMEngine` in this process, as a `LocalEngine`, or with `apart` an `AsyncLLM` in its own process.
+    """Load a `vllm.LLMEngine` in this process, as a `LocalEngine`, or with `own_process` an `AsyncLLM` in another one.
 
     Blocks until it is loaded. The engine is bound to the running event loop; a process of its own ends with this
     thread. Raises GeneratorError if the engine cannot start.
@@ -128,28 +128,28 @@ def build_engine(
     import vllm
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    kind: Any = AsyncLLM if apart else vllm.LLMEngine
-    arguments: Any = vllm.AsyncEngineArgs if apart else vllm.EngineArgs
-    options, loader = _options(config, model_path, seed), "WeightLoader"
-    if apart or config.generator.tensor_parallel > 1:  # the latter has a process for each rank
-        _own_processes()
+    kind: Any = AsyncLLM if own_process else vllm.LLMEngine
+    arguments: Any = vllm.AsyncEngineArgs if own_process else vllm.EngineArgs
+    options, loader = _make_engine_options(config, model_path, seed), "WeightLoader"
+    if own_process or config.generator.tensor_parallel > 1:  # the latter has a process for each rank
+        _prepare_owned_processes()
         loader = "OwnedWeightLoader"
-    if not apart and config.rollout.weight_update != "drain":
+    if not own_process and config.rollout.weight_update != "drain":
         # Otherwise a step computed by the old weights would be reported after the new ones are loaded.
         options["async_scheduling"] = False
     try:
-        with _modules_that_can_be_looked_at(), _semaphores_without_a_name():
-            started = kind.from_engine_args(
+        with _hide_uninspectable_modules(), _use_unnamed_semaphores():
+            engine = kind.from_engine_args(
                 arguments(worker_extension_cls=f"rl_bridge.generator.vllm_worker.{loader}", **options)
             )
     except Exception as error:
-        where = "; the reason is in this generator's log, in the run's logs/" if apart else ""
+        where = "; the reason is in this generator's log, in the run's logs/" if own_process else ""
         raise GeneratorError(f"vLLM cannot start on {model_path!r}: {error}{where}") from error
-    started.logger_manager.stat_loggers = [statistics]
-    return started if apart else LocalEngine(started)
+    engine.logger_manager.stat_loggers = [statistics]
+    return engine if own_process else LocalEngine(engine)
 
 
-def _own_processes() -> None:
+def _prepare_owned_processes() -> None:
     """Have vLLM start its processes such that they end with this one."""
     # A process forked from one with threads, such as an actor's, may deadlock before it starts.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
@@ -172,22 +172,22 @@ async def end_engine(engine: Any) -> None:
 
 
 @contextmanager
-def _semaphores_without_a_name() -> Iterator[None]:
+def _use_unnamed_semaphores() -> Iterator[None]:
     """Have semaphores made within the block leave nothing behind when this process is killed.
 
     Under the start method "spawn", which Monarch sets, a semaphore has a name in /dev/shm as long as it exists; under
     "fork" it has none. vLLM's executor and its loader's progress bar make semaphores that no other process uses.
     """
-    chosen = multiprocessing.get_start_method(allow_none=True)
+    previous_method = multiprocessing.get_start_method(allow_none=True)
     multiprocessing.set_start_method("fork", force=True)
     try:
         yield
     finally:
-        multiprocessing.set_start_method(chosen, force=True)
+        multiprocessing.set_start_method(previous_method, force=True)
 
 
 @contextmanager
-def _modules_that_can_be_looked_at() -> Iterator[None]:
+def _hide_uninspectable_modules() -> Iterator[None]:
     """Hide modules with objects whose attributes cannot be inspected from vLLM within the block.
 
     On a CPU vLLM inspects every name of every module for its kernels, and fails if one raises, as Flask's `request`
@@ -195,7 +195,7 @@ def _modules_that_can_be_looked_at() -> Iterator[None]:
     """
     # One of PyTorch's names warns on access.
     warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
-    hidden = {name: module for name, module in list(sys.modules.items()) if not _can_be_looked_at(module)}
+    hidden = {name: module for name, module in list(sys.modules.items()) if not _is_inspectable(module)}
     for name in hidden:
         del sys.modules[name]
     try:
@@ -204,7 +204,7 @@ def _modules_that_can_be_looked_at() -> Iterator[None]:
         sys.modules.update(hidden)
 
 
-def _can_be_looked_at(module: ModuleType) -> bool:
+def _is_inspectable(module: ModuleType) -> bool:
     for value in list(getattr(module, "__dict__", {}).values()):
         try:
             hasattr(value, "__dict__")
@@ -213,7 +213,7 @@ def _can_be_looked_at(module: ModuleType) -> bool:
     return True
 
 
-def _options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
+def _make_engine_options(config: Config, model_path: str, seed: int) -> dict[str, Any]:
     from rl_bridge.devices import own_device
 
     rollout, on_gpu = config.rollout, own_device().type == "cuda"
@@ -268,7 +268,7 @@ def _small_kv_cache_bytes(config: Config, model_path: str) -> int | None:
 
 
 def small_kv_cache_bytes(config: Config, model: Architecture, share: int) -> int | None:
-    """Return the bytes of `MOST_KV_BLOCKS` blocks, or of twice the concurrent prompts' if these are more.
+    """Return the bytes of `MAX_KV_BLOCKS` blocks, or of twice the concurrent prompts' if these are more.
 
     None unless that is at most half of `share`, which leaves room for such a model's weights and activations.
     """
@@ -276,9 +276,9 @@ def small_kv_cache_bytes(config: Config, model: Architecture, share: int) -> int
     width = 4 if config.model.dtype == "float32" else 2
     heads = max(1, model.kv_heads // config.generator.tensor_parallel)
     block = KV_BLOCK_TOKENS * 2 * model.layers * heads * model.head_dim * width
-    at_once = rollout.max_num_seqs * -(-rollout.max_length // KV_BLOCK_TOKENS)
-    wanted = max(MOST_KV_BLOCKS, 2 * at_once) * block
-    return wanted if 2 * wanted <= share else None
+    concurrent_blocks = rollout.max_num_seqs * -(-rollout.max_length // KV_BLOCK_TOKENS)
+    cache_bytes = max(MAX_KV_BLOCKS, 2 * concurrent_blocks) * block
+    return cache_bytes if 2 * cache_bytes <= share else None
 
 
 @contextmanager
@@ -297,7 +297,7 @@ def adapter_request(state: "Mapping[str, Tensor]", lora: LoraConfig, number: int
         yield LoRARequest(lora_name=f"adapter-{number}", lora_int_id=number, lora_path=folder)
 
 
-def refusals() -> tuple[type[Exception], ...]:
+def request_error_types() -> tuple[type[Exception], ...]:
     """Return the exceptions that vLLM raises for an invalid request; any other means that the engine has failed."""
     from vllm.exceptions import VLLMClientError
 
@@ -307,17 +307,17 @@ def refusals() -> tuple[type[Exception], ...]:
 def sampling_params(sampling: SamplingSettings, seeds: Sequence[int] | None, *, prompts: int) -> list[Any]:
     """Make a `vllm.SamplingParams` per prompt; ValueError for a seed or setting out of range, or too few seeds."""
     if seeds is None:
-        return [_sampling_params(sampling, None)] * prompts
+        return [_make_sampling_params(sampling, None)] * prompts
     if len(seeds) != prompts or not all(map(_is_seed, seeds)):
         raise ValueError(f"expected {prompts} seeds from 0 to {SEED_LIMIT - 1}, got {seeds!r}")
-    return [_sampling_params(sampling, int(seed)) for seed in seeds]
+    return [_make_sampling_params(sampling, int(seed)) for seed in seeds]
 
 
 def _is_seed(value: object) -> bool:
     return isinstance(value, Integral) and 0 <= int(value) < SEED_LIMIT
 
 
-def _sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:
+def _make_sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -332,36 +332,38 @@ def _sampling_params(sampling: SamplingSettings, seed: int | None) -> Any:
     )
 
 
-def kept_from(rollout: RolloutConfig, version: PolicyVersion) -> PolicyVersion | None:
+def cache_version(rollout: RolloutConfig, version: PolicyVersion) -> PolicyVersion | None:
     """Return the version of a prompt's keys and values if they survive later weight updates, else None."""
     return version if rollout.weight_update == "keep_cache" else None
 
 
-def prompt_of(tokens: Sequence[int], kept_from: PolicyVersion | None) -> dict[str, Any]:
+def prompt_of(tokens: Sequence[int], cache_version: PolicyVersion | None) -> dict[str, Any]:
     """Make vLLM's form of a prompt. If keys and values are kept, it shares only those of its own version's prompts."""
-    salt = {} if kept_from is None else {"cache_salt": str(kept_from)}
+    salt = {} if cache_version is None else {"cache_salt": str(cache_version)}
     return {"type": "token", "prompt_token_ids": list(tokens), **salt}
 
 
-def completion_of(answer: Any, *, kept_from: PolicyVersion | None = None) -> Completion:
+def completion_of(answer: Any, *, cache_version: PolicyVersion | None = None) -> Completion:
     """Convert a finished request's `vllm.CompletionOutput`; GeneratorError if the engine aborted it.
 
-    With its prompt's `kept_from`, the first token reports no later version than that, so that no completion counts as
-    newer than the keys and values that it was computed from.
+    With its prompt's `cache_version`, the first token reports no later version than that, so that no completion counts
+    as newer than the keys and values that it was computed from.
     """
     if answer.finish_reason not in ("stop", "length"):
         raise GeneratorError(
             f"expected the engine to finish an answer by stop or length, it did by {answer.finish_reason}"
         )
-    logprobs = [at[token].logprob for token, at in zip(answer.token_ids, answer.logprobs, strict=True)]
+    logprobs = [
+        by_token[token].logprob for token, by_token in zip(answer.token_ids, answer.logprobs, strict=True)
+    ]
     if not all(map(math.isfinite, logprobs)):  # neither a loss nor a checkpoint can be made of others
         raise GeneratorError(
             f"expected the engine to sample tokens with a finite log-probability, got {logprobs!r:.200}; where that "
             "goes on, its weights or its kernels are broken"
         )
     versions = [int(span.version) for span in answer.weight_versions for _ in range(span.start, span.end)]
-    if kept_from is not None:
-        versions[:1] = [min(version, kept_from) for version in versions[:1]]
+    if cache_version is not None:
+        versions[:1] = [min(version, cache_version) for version in versions[:1]]
     return Completion(
         tokens=list(answer.token_ids),
         logprobs=logprobs,

@@ -44,9 +44,9 @@ class WeightLoader:
         nothing is loaded under that layer's own name, so that layer's copy is renewed here.
         """
         # Moved first, so that a GPU does the type conversion: vLLM gives the process only one CPU thread.
-        moved = ((name, value.to(self.device)) for name, value in state.items())
+        moved_weights = ((name, value.to(self.device)) for name, value in state.items())
         self.reload_weights(
-            weights_iterator=moved
+            weights_iterator=moved_weights
         )  # the worker's method sets vLLM's configuration, which layers may need
         head = getattr(self.model_runner.get_model(), "lm_head", None)
         if head is not None and "lm_head.weight" not in state:
@@ -85,9 +85,9 @@ class WeightSender:
             self.close()
             self._segment = Segment(nbytes)
         segment = self._segment
-        room = torch.frombuffer(segment.map, dtype=torch.uint8)
+        memory = torch.frombuffer(segment.map, dtype=torch.uint8)
         for name, part in parts.items():  # one by one, because a snapshot assembles each tensor on access
-            copy_all([(view(room, part), state[name])])
+            copy_all([(view(memory, part), state[name])])
         return pickle.dumps(Handover(os.getpid(), segment.fd, segment.inode, segment.nbytes, parts))
 
     def close(self) -> None:
@@ -105,9 +105,9 @@ class WeightReceiver:
         self._inode: int | None = None
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def read(self, handed: bytes) -> Mapping[str, Tensor]:
+    def read(self, data: bytes) -> Mapping[str, Tensor]:
         """Return the tensors in place, read-only, valid until the sender's next `write`."""
-        handover: Handover | SnapshotState = pickle.loads(handed)
+        handover: Handover | SnapshotState = pickle.loads(data)
         if isinstance(handover, SnapshotState):
             return handover
         if self._inode != handover.inode:
@@ -136,12 +136,12 @@ if OWNER_VARIABLE in os.environ:
 class OwnedWeightLoader(WeightLoader):
     """A mixin of vLLM's worker (`worker_extension_cls`) for an engine or ranks in their own processes."""
 
-    def load_handed_over(self, handed: bytes) -> None:
+    def load_handover(self, data: bytes) -> None:
         """Replace the weights in place by those that the owner has written."""
         receiver: WeightReceiver = self.__dict__.setdefault("ropewalk_weight_receiver", WeightReceiver())
-        state = receiver.read(handed)
+        state = receiver.read(data)
         if isinstance(state, SnapshotState) and isinstance(state.held, Buffers):
             with contextlib.closing(state.held):  # the tensors are copies: no mapping is needed afterwards
-                self.load_policy(state.copied_to(self.device))
+                self.load_policy(state.copy_to(self.device))
         else:
             self.load_policy(state)

@@ -20,11 +20,11 @@ from rl_bridge.config import Config, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import (
-    ENVIRONMENT_VARIABLE,
+    CODER_URLS_VARIABLE,
     EnvironmentServers,
-    coders_file,
-    serving,
-    tell_coders,
+    coder_urls_file,
+    run_servers,
+    write_coder_urls,
 )
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
@@ -50,8 +50,8 @@ from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import LocalService
 from rl_bridge.services.hosts import Hosts
-from rl_bridge.services.options import by_need, options_of
-from rl_bridge.services.service import Service, tell_of_errors
+from rl_bridge.services.options import options_of, order_for_placement
+from rl_bridge.services.service import Service, report_errors
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import ReferenceActor, TrainerActor
 from rl_bridge.weights import WeightStore
@@ -65,28 +65,28 @@ LOGS = "logs"
 TRANSFER_SHARE = 0.25
 """Share of a synchronisation's deadline for one transfer. The whole deadline covers a push's wait for readers, its
 transfer and the fetch, and a generator whose link hangs is noticed and dropped before it ends."""
-INTRODUCTION_TIMEOUT_S = 60.0
+WORKER_UPDATE_TIMEOUT_S = 60.0
 """Deadline in seconds for one update to reach all workers, before the next is sent."""
-START_TOLD_INTERVAL_S = 20.0
+START_REPORT_INTERVAL_S = 20.0
 """Seconds between messages about the services that are still starting."""
 
 
-class Introductions:
+class WorkerUpdates:
     """Sends the newest update for each endpoint to all rollout workers; superseded ones are dropped.
 
-    A worker that starts later gets them from its service, which replays the endpoints. `failed` is called with an
+    A worker that starts later gets them from its service, which replays the endpoints. `on_error` is called with an
     error, if any.
     """
 
-    def __init__(self, *, failed: Callable[[BaseException], None]) -> None:
-        self._failed = failed
-        self._news: dict[str, Any] = {}
+    def __init__(self, *, on_error: Callable[[BaseException], None]) -> None:
+        self._on_error = on_error
+        self._pending: dict[str, Any] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def tell(self, endpoint: str, news: Any) -> None:
+    def tell(self, endpoint: str, update: Any) -> None:
         """Send an update to the workers' endpoint soon."""
-        self._news[endpoint] = news
+        self._pending[endpoint] = update
         self._wake.set()
 
     async def begin(self, rollout: Service) -> None:
@@ -94,9 +94,9 @@ class Introductions:
 
         A worker that does not take an update in time causes only a warning.
         """
-        await self._tell_all(rollout)
-        self._task = asyncio.create_task(self._go_on(rollout))
-        tell_of_errors(self._task, self._failed)
+        await self._send_pending(rollout)
+        self._task = asyncio.create_task(self._send_loop(rollout))
+        report_errors(self._task, self._on_error)
 
     async def close(self) -> None:
         """Stop sending updates."""
@@ -104,21 +104,21 @@ class Introductions:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _go_on(self, rollout: Service) -> None:
+    async def _send_loop(self, rollout: Service) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
-                await self._tell_all(rollout)
+                await self._send_pending(rollout)
             except (NoReplicaError, ReplicaLostError):
                 continue  # restarted workers get the updates before they serve
 
-    async def _tell_all(self, rollout: Service) -> None:
-        while self._news:
-            endpoint, news = self._news.popitem()
+    async def _send_pending(self, rollout: Service) -> None:
+        while self._pending:
+            endpoint, update = self._pending.popitem()
             try:
-                async with asyncio.timeout(INTRODUCTION_TIMEOUT_S):
-                    await getattr(rollout, endpoint).fanout(news)
+                async with asyncio.timeout(WORKER_UPDATE_TIMEOUT_S):
+                    await getattr(rollout, endpoint).fanout(update)
             except TimeoutError:
                 # The others have it; this one gets it before it serves again, or counts as lost when given work.
                 logger.warning("a rollout worker did not take an update in time (%s)", endpoint)
@@ -129,18 +129,18 @@ async def start_roles(
     folder: Path,
     model_path: Path,
     store: WeightStore | None,
-    tell: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Service]:
     """Start all services concurrently, in an open fleet; return them by name once all serve.
 
-    `tell` gets messages about the services that are still starting, and at last how long each took.
+    `report` gets messages about the services that are still starting, and at last how long each took.
 
     The store holds the trainer's weights for the generators; without one there is no trainer. A run on a dataset has
     no rollout workers, a run on an environment no dataset.
     """
-    coders = {} if config.monarch.roles.coder is None else {ENVIRONMENT_VARIABLE: str(coders_file(folder))}
-    table, longest_s = config.monarch.roles, start_timeout_s(config)
-    starting: dict[str, tuple[BoundOptions, tuple[Any, ...]]] = {}
+    coders = {} if config.monarch.roles.coder is None else {CODER_URLS_VARIABLE: str(coder_urls_file(folder))}
+    role_table, role_timeout_s = config.monarch.roles, start_timeout_s(config)
+    role_starts: dict[str, tuple[BoundOptions, tuple[Any, ...]]] = {}
 
     def add(
         name: str, actor: type[ServiceActor], role: RoleConfig, environment: dict[str, str], *args: Any
@@ -151,63 +151,67 @@ async def start_roles(
             name=name,
             environment=environment,
             restarts=config.monarch.restarts,
-            start_timeout_s=longest_s,
+            start_timeout_s=role_timeout_s,
         )
-        starting[name] = bound, args
+        role_starts[name] = bound, args
 
-    add("policy", PolicyActor, table.policy, {}, config, model_path, store)
+    add("policy", PolicyActor, role_table.policy, {}, config, model_path, store)
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         if config.trainer.activation_checkpointing == "auto":
             needed = bytes_by_checkpointing(config, ModelSize.of_folder(model_path))
             trainer = replace(trainer, bytes_by_checkpointing=needed)
-        environment = ONE_THREAD | allocator_environment(on_gpu=table.trainer.gpus > 0)
-        add("trainer", TrainerActor, table.trainer, environment, trainer, store)
+        environment = ONE_THREAD | allocator_environment(on_gpu=role_table.trainer.gpus > 0)
+        add("trainer", TrainerActor, role_table.trainer, environment, trainer, store)
         if config.has_reference:
-            add("reference", ReferenceActor, table.reference, ONE_THREAD, trainer)
+            add("reference", ReferenceActor, role_table.reference, ONE_THREAD, trainer)
     if config.env is not None:
         workers = RoleConfig(replicas=config.rollout.num_workers)
         add("rollout", RolloutActor, workers, ONE_THREAD | coders, config, folder, model_path)
     else:
         add("dataset", DatasetActor, RoleConfig(), ONE_THREAD, config.data, config.seed)
     if config.reward.function:
-        add("reward", RewardActor, table.reward, coders, config.reward)
+        add("reward", RewardActor, role_table.reward, coders, config.reward)
     elif config.reward.model is not None:
         length = config.rollout.max_length
-        add("reward", RewardModelActor, table.reward, ONE_THREAD, config.reward.model, length)
+        add("reward", RewardModelActor, role_table.reward, ONE_THREAD, config.reward.model, length)
     tasks: dict[str, asyncio.Task[Service]] = {}
     started_after: dict[str, float] = {}
     began = time.monotonic()
 
     async def start(name: str) -> Service:
-        bound, args = starting[name]
+        bound, args = role_starts[name]
         service = await bound.as_service(*args)
         started_after[name] = time.monotonic() - began
         return service
 
-    async def tell_of_slow_ones() -> None:
+    async def report_slow_starts() -> None:
         while True:
-            await asyncio.sleep(START_TOLD_INTERVAL_S)
-            slow = ", ".join(name for name in starting if name not in started_after)
-            tell(f"{slow} still starting after {time.monotonic() - began:.0f} s; how far: {folder / LOGS}")
+            await asyncio.sleep(START_REPORT_INTERVAL_S)
+            unfinished = ", ".join(name for name in role_starts if name not in started_after)
+            report(
+                f"{unfinished} still starting after {time.monotonic() - began:.0f} s; how far: {folder / LOGS}"
+            )
 
-    telling = asyncio.create_task(tell_of_slow_ones())
+    reporter = asyncio.create_task(report_slow_starts())
     try:
-        async with asyncio.timeout(longest_s), asyncio.TaskGroup() as group:
+        async with asyncio.timeout(role_timeout_s), asyncio.TaskGroup() as group:
             # Processes are placed in the order in which these tasks start.
-            for name in by_need({name: bound.options for name, (bound, _) in starting.items()}):
+            for name in order_for_placement(
+                {name: bound.options for name, (bound, _) in role_starts.items()}
+            ):
                 tasks[name] = group.create_task(start(name))
     except TimeoutError:
         raise RoleError(
-            f"expected {', '.join(starting)} to be ready within {longest_s:g} s, they are not; "
+            f"expected {', '.join(role_starts)} to be ready within {role_timeout_s:g} s, they are not; "
             f"see the logs in {folder / LOGS}, or raise monarch.start_timeout_s"
         ) from None
-    except BaseExceptionGroup as several:
-        raise several.exceptions[0] from several
+    except BaseExceptionGroup as group_error:
+        raise group_error.exceptions[0] from group_error
     finally:
-        telling.cancel()
+        reporter.cancel()
     slowest_first = sorted(started_after, key=started_after.__getitem__, reverse=True)
-    tell("started: " + ", ".join(f"{name} after {started_after[name]:.0f} s" for name in slowest_first))
+    report("started: " + ", ".join(f"{name} after {started_after[name]:.0f} s" for name in slowest_first))
     return {name: task.result() for name, task in tasks.items()}
 
 
@@ -257,52 +261,54 @@ async def open_players(
         openenv_core.ProviderError: An environment's server could not be started.
     """
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
-    fleet = Fleet(folder / LOGS, hosts=_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval)
+    fleet = Fleet(
+        folder / LOGS, hosts=_make_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval
+    )
 
-    def tell(text: str) -> None:
+    def print_line(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def failed(error: BaseException) -> None:
+    def on_failure(error: BaseException) -> None:
         buffer.fail(error)
         fleet.fail(error)
 
     async with AsyncExitStack() as stack:
         began = time.perf_counter()
-        introductions = Introductions(failed=failed)
-        stack.push_async_callback(introductions.close)
+        worker_updates = WorkerUpdates(on_error=on_failure)
+        stack.push_async_callback(worker_updates.close)
         dispatcher: Dispatcher | None = None
 
-        def lost(name: str, error: BaseException) -> None:
+        def on_environment_lost(name: str, error: BaseException) -> None:
             try:
                 if dispatcher is None:
                     raise error
-                dispatcher.set_aside(name, error, for_good=True)
+                dispatcher.suspend(name, error, permanently=True)
             except BaseException as end:
-                failed(end)
+                on_failure(end)
 
-        servers = _servers(config, introductions, folder / LOGS)
+        servers = _make_servers(config, worker_updates, folder / LOGS)
         for env in config.environments.values():
-            tell(f"starting the environment: {env.app or env.image or env.url} …")
-        coders = _coders(config.monarch, folder)
-        await stack.enter_async_context(serving([*servers.values(), *coders]))
+            print_line(f"starting the environment: {env.app or env.image or env.url} …")
+        coders = _make_coders(config.monarch, folder)
+        await stack.enter_async_context(run_servers([*servers.values(), *coders]))
         for name in servers:
-            stack.callback(_watch(servers[name], partial(lost, name)).cancel)
-        for one in coders:
-            tell_coders(coders_file(folder), one.urls)
-            stack.callback(_watch(one, failed).cancel)
-        tell(f"loading {model_path} …")
+            stack.callback(_watch(servers[name], partial(on_environment_lost, name)).cancel)
+        for coder in coders:
+            write_coder_urls(coder_urls_file(folder), coder.urls)
+            stack.callback(_watch(coder, on_failure).cancel)
+        print_line(f"loading {model_path} …")
         await stack.enter_async_context(fleet)
         if store is not None:
             stack.push_async_callback(store.close)
         with span("start", waits_for="processes"):
-            roles = await fleet.guard(start_roles(config, folder, model_path, store, tell))
+            roles = await fleet.guard(start_roles(config, folder, model_path, store, print_line))
         policy = roles["policy"]
         client = GeneratorClient(
             policy.generate_many.route,
             max_batch=config.rollout.max_num_seqs,
             replicas=lambda: len(policy.roster.targets),
             timeout_s=config.call_timeout_s,
-            open_session=lambda near: policy.session(near=near, room=config.rollout.max_num_seqs),
+            open_session=lambda near: policy.session(near=near, max_sessions=config.rollout.max_num_seqs),
         )
         stack.push_async_callback(client.close)
         chat = ChatPolicy(
@@ -315,12 +321,12 @@ async def open_players(
         examples: int | None = None
         if config.env is not None:
             rollout = roles["rollout"]
-            await fleet.guard(_introduce(introductions, roles, servers))
+            await fleet.guard(_send_initial_updates(worker_updates, roles, servers))
         else:
             dataset, attempts = roles["dataset"], config.rollout.max_attempts
             examples = (await dataset.identity.route())["examples"]
             rollout = LocalService(SingleTurn(dataset, chat, roles["reward"], max_attempts=attempts))
-        tell(f"everything has started, after {time.perf_counter() - began:.0f} s")
+        print_line(f"everything has started, after {time.perf_counter() - began:.0f} s")
         dispatcher = Dispatcher(
             rollout,
             buffer,
@@ -340,7 +346,7 @@ async def open_run(
 ) -> AsyncIterator[tuple[Run, Fleet]]:
     """Start everything that a new or resumed run needs; stop it all on exit."""
     tasks = load_tasks(config, folder)
-    model_path = _model_path(config, tasks)
+    model_path = _find_model_path(config, tasks)
     load_loss(config.algorithm.loss)  # for the trainer; here only to fail before anything is started
     advantage = load_advantage(config.algorithm.advantage_function)
     _warn_of_idle_gpus(config.monarch)
@@ -360,15 +366,20 @@ async def open_run(
     async with AsyncExitStack() as stack:
         players = await stack.enter_async_context(
             open_players(
-                config, folder, model_path=model_path, buffer=buffer, store=_store(config), console=console
+                config,
+                folder,
+                model_path=model_path,
+                buffer=buffer,
+                store=_make_store(config),
+                console=console,
             )
         )
         roles, fleet, dispatcher = players.roles, players.fleet, players.dispatcher
         policy, trainer, dataset = roles["policy"], roles["trainer"], roles.get("dataset")
         # In a thread, as a tracker connects to its server first.
-        metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _sinks(config, folder, tasks)))
+        metrics = stack.enter_context(await asyncio.to_thread(MetricsLog, _make_sinks(config, folder, tasks)))
         sync = WeightSync(
-            failed=buffer.fail,
+            on_error=buffer.fail,
             overlapped=config.rollout.max_staleness > 0 and not config.monarch.colocate,
             timeout_s=config.trainer.timeout_s,
         )
@@ -397,7 +408,7 @@ async def open_run(
             console.print(
                 f"trainer.activation_checkpointing: {await fleet.guard(trainer.checkpointing.route())}"
             )
-        trainer.on_roster(lambda roster: None if roster.targets else run.lost_the_trainer())
+        trainer.on_roster(lambda roster: None if roster.targets else run.mark_trainer_lost())
         if resume:
             version = await fleet.guard(rewind(run))
             console.print(
@@ -419,28 +430,28 @@ async def open_run(
         yield run, fleet
 
 
-def _watch(servers: EnvironmentServers, failed: Callable[[BaseException], None]) -> "asyncio.Task[None]":
-    """Watch servers in the background; call `failed` once they cannot be restarted any more."""
-    watching = asyncio.create_task(servers.watch())
-    tell_of_errors(watching, failed)
-    return watching
+def _watch(servers: EnvironmentServers, on_failure: Callable[[BaseException], None]) -> "asyncio.Task[None]":
+    """Watch servers in the background; call `on_failure` once they cannot be restarted any more."""
+    task = asyncio.create_task(servers.watch())
+    report_errors(task, on_failure)
+    return task
 
 
-async def _introduce(
-    introductions: Introductions, roles: Mapping[str, Service], servers: Mapping[str, EnvironmentServers]
+async def _send_initial_updates(
+    worker_updates: WorkerUpdates, roles: Mapping[str, Service], servers: Mapping[str, EnvironmentServers]
 ) -> None:
     """Send the rollout workers the servers and services that they use, now and whenever these change."""
-    introductions.tell("take_servers", {name: server.urls for name, server in servers.items()})
+    worker_updates.tell("take_servers", {name: server.urls for name, server in servers.items()})
     for name in ("policy", "reward"):
         if (role := roles.get(name)) is not None:
-            role.on_roster(partial(introductions.tell, f"take_{name}"))
-            introductions.tell(f"take_{name}", role.roster)
-    await introductions.begin(roles["rollout"])
+            role.on_roster(partial(worker_updates.tell, f"take_{name}"))
+            worker_updates.tell(f"take_{name}", role.roster)
+    await worker_updates.begin(roles["rollout"])
 
 
-def _servers(config: Config, introductions: Introductions, logs: Path) -> dict[str, EnvironmentServers]:
-    async def changed(_: tuple[str, ...]) -> None:
-        introductions.tell("take_servers", {name: server.urls for name, server in servers.items()})
+def _make_servers(config: Config, worker_updates: WorkerUpdates, logs: Path) -> dict[str, EnvironmentServers]:
+    async def on_change(_: tuple[str, ...]) -> None:
+        worker_updates.tell("take_servers", {name: server.urls for name, server in servers.items()})
 
     servers = {
         name: EnvironmentServers(
@@ -449,7 +460,7 @@ def _servers(config: Config, introductions: Introductions, logs: Path) -> dict[s
             urls=env.urls,
             count=config.monarch.roles.environment.replicas,
             restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
-            on_change=changed,
+            on_change=on_change,
             logs=logs,
             name=environment_role(name),
         )
@@ -458,19 +469,19 @@ def _servers(config: Config, introductions: Introductions, logs: Path) -> dict[s
     return servers
 
 
-def _coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServers]:
-    async def changed(urls: tuple[str, ...]) -> None:
-        tell_coders(coders_file(folder), urls)
+def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServers]:
+    async def on_change(urls: tuple[str, ...]) -> None:
+        write_coder_urls(coder_urls_file(folder), urls)
 
     role = monarch.roles.coder
     if role is None:
         return []
     return [
-        EnvironmentServers(app=role.app, count=role.replicas, restarts=monarch.restarts, on_change=changed)
+        EnvironmentServers(app=role.app, count=role.replicas, restarts=monarch.restarts, on_change=on_change)
     ]
 
 
-def _hosts(monarch: MonarchConfig) -> Hosts:
+def _make_hosts(monarch: MonarchConfig) -> Hosts:
     address = f"tcp://{monarch.master_addr}:{monarch.master_port}"
     if monarch.workers:
         return Hosts.workers(monarch.workers, address=address, gpus_per_host=monarch.gpus_per_node)
@@ -486,7 +497,7 @@ def _hosts(monarch: MonarchConfig) -> Hosts:
     return Hosts.this_machine()
 
 
-def _store(config: Config) -> WeightStore:
+def _make_store(config: Config) -> WeightStore:
     transport = config.monarch.transport
     if transport == "auto":
         transport = "shared_memory" if config.monarch.is_local else "rdma"
@@ -495,7 +506,7 @@ def _store(config: Config) -> WeightStore:
     )
 
 
-def _sinks(config: Config, folder: Path, tasks: Mapping[str, Task]) -> Iterator[Sink]:
+def _make_sinks(config: Config, folder: Path, tasks: Mapping[str, Task]) -> Iterator[Sink]:
     yield JsonlSink(folder / METRICS_FILE)
     for name, task in tasks.items():
         if name:
@@ -507,7 +518,7 @@ def _sinks(config: Config, folder: Path, tasks: Mapping[str, Task]) -> Iterator[
             yield TRACKERS[sink](folder, config.metrics.project, config.model_dump(mode="json"))
 
 
-def _model_path(config: Config, tasks: Mapping[str, Task]) -> Path:
+def _find_model_path(config: Config, tasks: Mapping[str, Task]) -> Path:
     if config.model.path is not None:
         return Path(config.model.path).expanduser().absolute()
     for task in tasks.values():

@@ -37,7 +37,7 @@ async def evaluate(
     with EvaluationFolder(folder) as evaluation_folder:
         failures = [await _evaluate(run, name, total, evaluation_folder, version) for name in names]
         results = {
-            name: [evaluation_folder.records[name, place, 0] for place in range(total)] for name in names
+            name: [evaluation_folder.records[name, index, 0] for index in range(total)] for name in names
         }
     if len(failed := [failure for failure in failures if failure is not None]) == len(names):
         raise failed[0]
@@ -48,45 +48,46 @@ async def _evaluate(
     run: "Run | Players", name: str, total: int, evaluation_folder: EvaluationFolder, version: PolicyVersion
 ) -> RolloutError | None:
     """Play the missing episodes of one environment; return the error that stopped them, if any."""
-    before = {
+    completed = {
         record.group
         for record in evaluation_folder.records.values()
         if (record.environment, record.version) == (name, version) and record.ending not in LOST
     }
-    todo = [place for place in range(total) if place not in before]
-    left = set(todo)
-    if not todo:
+    missing = [index for index in range(total) if index not in completed]
+    unplayed = set(missing)
+    if not missing:
         return None
     with ProgressBar(f"held-out episodes of {name}" if name else "held-out episodes", total) as bar:
 
-        def done(number: int, outcome: Outcome) -> None:
-            evaluation_folder.write(_record(name, todo[number], outcome, version))
-            left.discard(todo[number])
-            bar.update(total - len(left))
+        def on_outcome(number: int, outcome: Outcome) -> None:
+            evaluation_folder.write(_make_record(name, missing[number], outcome, version))
+            unplayed.discard(missing[number])
+            bar.update(total - len(unplayed))
 
         try:
             await run.dispatcher.play_held_out(
-                [held_out_seeds(place, 1)[0] for place in todo],
-                done,
+                [held_out_seeds(index, 1)[0] for index in missing],
+                on_outcome,
                 environment=name,
                 # `rollout.timeout_s` is for as many episodes as a step has.
-                timeout_s=run.config.rollout.timeout_s * math.ceil(len(todo) / run.config.rollout.batch_size),
-                understood=bool(before),
+                timeout_s=run.config.rollout.timeout_s
+                * math.ceil(len(missing) / run.config.rollout.batch_size),
+                understood=bool(completed),
             )
         except RolloutError as error:
-            for place in left:
-                lost = NoTrajectory(absence=Absence.DROPPED, reason=str(error))
-                evaluation_folder.write(_record(name, place, lost, version))
+            for index in unplayed:
+                unplayed_outcome = NoTrajectory(absence=Absence.DROPPED, reason=str(error))
+                evaluation_folder.write(_make_record(name, index, unplayed_outcome, version))
             return error
     return None
 
 
-def _record(name: str, place: int, outcome: Outcome, version: PolicyVersion) -> EpisodeRecord:
+def _make_record(name: str, index: int, outcome: Outcome, version: PolicyVersion) -> EpisodeRecord:
     record = EpisodeRecord(
         environment=name,
-        group=place,
+        group=index,
         sibling=0,
-        seed=held_out_seeds(place, 1)[0],
+        seed=held_out_seeds(index, 1)[0],
         ending=(outcome.ending or Ending.FAILED_ENVIRONMENT).value,
         reward=None,
         version=version,
@@ -117,7 +118,7 @@ def summary_of(results: Mapping[str, Sequence[EpisodeRecord]]) -> dict[str, Any]
     return summarize([record for records in results.values() for record in records])
 
 
-def ready_to_evaluate(config: Config) -> Path:
+def require_policy_folder(config: Config) -> Path:
     """Check that an evaluation can run, else ConfigError; return the folder of the policy's checkpoint."""
     if config.env is None:
         raise ConfigError("expected env.* to evaluate on, got none")

@@ -12,7 +12,7 @@ from rl_bridge.buffer.ledger import GroupLease
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.weight_sync import sync_metrics
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.groups import overlong, training_samples
+from rl_bridge.rollout.groups import overlong_handling, training_samples
 from rl_bridge.trainer.passes import reference_logprobs
 from rl_bridge.types import Group, PolicyVersion, TrainSample
 
@@ -27,11 +27,11 @@ async def train(run: Run) -> None:
     """
     policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer
 
-    async def synchronise(version: PolicyVersion) -> dict[str, float]:
+    async def synchronize(version: PolicyVersion) -> dict[str, float]:
         push_s = await trainer.push_weights.route(version)
-        await run.generators_turn()  # colocated, the trainer leaves the GPUs to them
+        await run.give_gpus_to_generators()  # colocated, the trainer leaves the GPUs to them
         updates = await policy.update_weights.fanout(version)
-        run.dispatcher.served(version)
+        run.dispatcher.record_served(version)
         return sync_metrics(push_s, updates.values.values())
 
     while run.version < run.config.trainer.iterations:
@@ -43,32 +43,32 @@ async def train(run: Run) -> None:
 
         # 2. Compute advantages over siblings, and take one optimizer step or a few.
         with iteration.part("batch"):  # in a thread, so that the event loop serves rollouts
-            samples, batch = await asyncio.to_thread(_batch, run, groups)
+            samples, batch = await asyncio.to_thread(_make_batch, run, groups)
         with iteration.part("train", waits_for="trainer"):
             async with run.deadline("a step of the optimizer"):
-                await run.trainers_turn()  # colocated, the generators leave the GPUs to it
+                await run.give_gpus_to_trainer()  # colocated, the generators leave the GPUs to it
                 if reference is not None:
                     batch = batch.with_reference(await reference_logprobs(reference, batch))
-                shares = await asyncio.to_thread(run.shares, batch)
-                run.require_the_trainer()  # a restarted one may be at this version too
+                shares = await asyncio.to_thread(run.split_by_rank, batch)
+                run.require_trainer()  # a restarted one may be at this version too
                 metrics = await trainer.train_step.route(shares, run.version)
             run.version += 1
 
         # 3. Send the new weights from the trainer to the generators; above a staleness of 0 in the background.
         with iteration.part("sync", waits_for="weights"):
-            await run.sync.begin(synchronise(run.version))
+            await run.sync.begin(synchronize(run.version))
 
         # 4. Log before the checkpoint: a resumed run drops what was logged after its checkpoint.
         await run.log(iteration, groups, samples, metrics)
         await run.checkpoint()
 
 
-def _batch(run: Run, groups: Sequence[Group]) -> tuple[list[TrainSample], TrainBatch]:
+def _make_batch(run: Run, groups: Sequence[Group]) -> tuple[list[TrainSample], TrainBatch]:
     samples = training_samples(
         groups,
         normalize_std=run.config.algorithm.normalize_std,
-        overlong=overlong(run.config),
-        relative=run.advantage,
+        overlong=overlong_handling(run.config),
+        advantage_function=run.advantage,
     )
     return samples, TrainBatch.from_samples(samples)
 

@@ -22,38 +22,42 @@ ANSWER_TIMEOUT_S: Final = 2.0
 class SpanCollector:
     """Collects how each process of a run spends its time; keeps the last answer of each."""
 
-    def __init__(self, fleet: "Fleet", *, own: Spans = PROCESS_SPANS) -> None:
+    def __init__(self, fleet: "Fleet", *, own_spans: Spans = PROCESS_SPANS) -> None:
         self._fleet = fleet
-        self._own = own
-        self._answers: dict[str, dict[int, SpanTotals]] = {}
+        self._own_spans = own_spans
+        self._last_totals: dict[str, dict[int, SpanTotals]] = {}
         self._window = SpanWindow()
 
     @property
-    def known(self) -> dict[str, SpanTotals]:
+    def totals_by_process(self) -> dict[str, SpanTotals]:
         """Totals by process: `controller`, and `<service>-<replica>` for each replica that has answered."""
-        return {CONTROLLER: self._own.totals()} | {
+        return {CONTROLLER: self._own_spans.totals()} | {
             f"{name}-{replica}": totals
-            for name, answers in self._answers.items()
-            for replica, totals in answers.items()
+            for name, replies in self._last_totals.items()
+            for replica, totals in replies.items()
         }
 
     async def collect(self) -> None:
         """Ask the first rank of every replica; keep the last totals of one that does not answer."""
-        answers = await ask_all(self._fleet, "spans")
-        self._answers = {name: self._answers.get(name, {}) | spans for name, spans in answers.items()}
+        replies = await query_services(self._fleet, "spans")
+        self._last_totals = {name: self._last_totals.get(name, {}) | spans for name, spans in replies.items()}
 
     async def metrics(self) -> dict[str, float]:
         """Collect, and return each role's shares of time since the last call, by their names in the log."""
         await self.collect()
-        spent = group_by_role(self._window.advance(self.known))
-        return {name: share for role, totals in spent.items() for name, share in totals.metrics(role).items()}
+        role_totals = group_by_role(self._window.advance(self.totals_by_process))
+        return {
+            name: share
+            for role, totals in role_totals.items()
+            for name, share in totals.metrics(role).items()
+        }
 
 
-async def ask_all(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
-    """Return the answers of all replicas of services with this endpoint, without those that do not answer."""
+async def query_services(fleet: "Fleet", endpoint: str) -> dict[str, dict[int, Any]]:
+    """Return the replies of all replicas of services with this endpoint, without those that do not reply."""
     services = {name: service for name, service in fleet.services.items() if endpoint in service.endpoints}
-    answers = (service.ask(endpoint, timeout_s=ANSWER_TIMEOUT_S) for service in services.values())
-    return dict(zip(services, await asyncio.gather(*answers), strict=True))
+    replies = (service.query_replicas(endpoint, timeout_s=ANSWER_TIMEOUT_S) for service in services.values())
+    return dict(zip(services, await asyncio.gather(*replies), strict=True))
 
 
 def service_rows(
@@ -75,7 +79,7 @@ def service_rows(
 def server_row(servers: "EnvironmentServers", name: str = "environment") -> ServiceRow:
     """Return an environment's servers as a row; of one that this run did not start only the URL is known."""
     host = socket.gethostname()
-    started = tuple(
+    local = tuple(
         ReplicaRow(
             id=number,
             state=server.state,
@@ -85,8 +89,10 @@ def server_row(servers: "EnvironmentServers", name: str = "environment") -> Serv
         )
         for number, server in enumerate(servers.started)
     )
-    given = tuple(ReplicaRow(id=number, state="given", host=url) for number, url in enumerate(servers.urls))
-    return ServiceRow(name=name, replicas=started or given)
+    external = tuple(
+        ReplicaRow(id=number, state="given", host=url) for number, url in enumerate(servers.urls)
+    )
+    return ServiceRow(name=name, replicas=local or external)
 
 
 def generator_metrics(
@@ -95,19 +101,19 @@ def generator_metrics(
     """Return the generators' work between two snapshots, by its names in the log; empty if none answers."""
     if not now:
         return {}
-    done = EngineTotals()
+    delta = EngineTotals()
     for replica, totals in now.items():
-        known = before.get(replica)
-        if known is None or known.generated_tokens > totals.generated_tokens:  # it was restarted
-            known = EngineTotals()
-        done.prompt_tokens += totals.prompt_tokens - known.prompt_tokens
-        done.cached_tokens += totals.cached_tokens - known.cached_tokens
-        done.generated_tokens += totals.generated_tokens - known.generated_tokens
-        done.preemptions += totals.preemptions - known.preemptions
+        previous = before.get(replica)
+        if previous is None or previous.generated_tokens > totals.generated_tokens:  # it was restarted
+            previous = EngineTotals()
+        delta.prompt_tokens += totals.prompt_tokens - previous.prompt_tokens
+        delta.cached_tokens += totals.cached_tokens - previous.cached_tokens
+        delta.generated_tokens += totals.generated_tokens - previous.generated_tokens
+        delta.preemptions += totals.preemptions - previous.preemptions
     return {
-        "generator/prefix_hit_rate": done.cached_tokens / max(1, done.prompt_tokens),
-        "generator/tokens": float(done.generated_tokens),
-        "generator/preemptions": float(done.preemptions),
+        "generator/prefix_hit_rate": delta.cached_tokens / max(1, delta.prompt_tokens),
+        "generator/tokens": float(delta.generated_tokens),
+        "generator/preemptions": float(delta.preemptions),
         "generator/kv_cache_usage": max(totals.kv_cache_usage for totals in now.values()),
     }
 
@@ -127,24 +133,28 @@ class RunObserver:
 
     async def metrics(self) -> dict[str, float]:
         """Return metrics of processes and generators since the last call, by their names in the log."""
-        spent, answers = await asyncio.gather(self.spans.metrics(), ask_all(self._fleet, "statistics"))
+        span_metrics, replies = await asyncio.gather(
+            self.spans.metrics(), query_services(self._fleet, "statistics")
+        )
         statistics = {
             replica: totals
-            for replica, totals in answers.get("policy", {}).items()
+            for replica, totals in replies.get("policy", {}).items()
             if totals is not None  # from a server that this run did not start
         }
         metrics = generator_metrics(self._generators, statistics)
         self._generators |= statistics
-        return {**spent, **metrics}
+        return {**span_metrics, **metrics}
 
     async def refresh(self) -> None:
         """Ask all processes, within `ANSWER_TIMEOUT_S`."""
-        _, self.versions, playing = await asyncio.gather(
-            self.spans.collect(), ask_all(self._fleet, "version"), ask_all(self._fleet, "playing")
+        _, self.versions, leases_by_worker = await asyncio.gather(
+            self.spans.collect(),
+            query_services(self._fleet, "version"),
+            query_services(self._fleet, "playing"),
         )
         self.workers = {
             lease: f"{name}-{replica}"
-            for name, workers in playing.items()
+            for name, workers in leases_by_worker.items()
             for replica, leases in workers.items()
             for lease in leases
         }

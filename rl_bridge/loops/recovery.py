@@ -8,7 +8,7 @@ from pathlib import Path
 from rl_bridge.data.examples import require_same
 from rl_bridge.errors import ReplicaLostError, TrainerWentBackError, WeightsError
 from rl_bridge.loops.grpo import train
-from rl_bridge.loops.run import PreemptedError, Run
+from rl_bridge.loops.run import PreemptedError, Run, convert_write_errors
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
 
@@ -25,32 +25,32 @@ async def rewind(run: Run) -> PolicyVersion:
     """
     await run.sync.cancel()
     async with run.deadline("the checkpoint's weights"):
-        await run.trainers_turn()  # or a restarted trainer would wait for the GPUs
-        state: ResumeState = await run.trainer.resumed.route()
+        await run.give_gpus_to_trainer()  # or a restarted trainer would wait for the GPUs
+        state: ResumeState = await run.trainer.get_resume_state.route()
         for line in state.damaged:
             run.console.print(line, highlight=False, markup=False, soft_wrap=True)
-        known = state.run_state.get("dataset")  # missing in older checkpoints
-        if known is not None and run.dataset is not None:
-            require_same(known, run.dataset)
+        checkpoint_dataset = state.run_state.get("dataset")  # missing in older checkpoints
+        if checkpoint_dataset is not None and run.dataset is not None:
+            require_same(checkpoint_dataset, run.dataset)
         run.trainer_lost.clear()  # the trainer is back; from here on a loss is a new one
         version = state.version
         await run.trainer.push_weights.route(version)
-        await run.generators_turn()
+        await run.give_gpus_to_generators()
         await run.policy.update_weights.tell(version)  # no generator may serve yet; later ones load it
     await run.dispatcher.rewind(version, state.run_state or None, state.attachments)
-    run.went_back(
+    run.restore(
         version, seconds=float(state.run_state.get("seconds", 0.0)), fates=state.run_state.get("fates", ())
     )
     return version
 
 
-NOTICED_WITHIN_HEARTBEATS = 5.0
+MAX_NOTICE_HEARTBEATS = 5.0
 """Heartbeats within which a death is noticed; processes are checked once per heartbeat."""
 WEIGHT_FILES = (".safetensors", ".bin", ".pt")
 """Substrings in the names of weight files, in all usual checkpoint layouts."""
 
 
-async def train_to_the_end(run: Run) -> bool:
+async def train_with_recovery(run: Run) -> bool:
     """Train, recovering from each loss of the trainer, and export the policy; return False if preempted."""
     try:
         await _train(run)
@@ -65,44 +65,48 @@ async def train_to_the_end(run: Run) -> bool:
 
 
 async def _train(run: Run) -> None:
-    lost_in_a_row, reached = 0, run.version
-    back = False
+    consecutive_losses, last_version = 0, run.version
+    needs_rewind = False
     while True:
         try:
-            if back:
-                back = False
-                reached = await rewind(run)
-                run.console.print(f"going on after iteration {reached}", highlight=False, soft_wrap=True)
+            if needs_rewind:
+                needs_rewind = False
+                last_version = await rewind(run)
+                run.console.print(f"going on after iteration {last_version}", highlight=False, soft_wrap=True)
             await train(run)
-            async with run.deadline("the export of the trained policy"), run.trainers_turn_between():
-                await run.trainer.export.route(str(_policy_folder(run)), run.version)
+            async with run.deadline("the export of the trained policy"), run.lend_gpus_to_trainer():
+                await run.trainer.export.route(str(_make_policy_folder(run)), run.version)
             await run.sync.finish()
             return
         except (ReplicaLostError, TrainerWentBackError, WeightsError) as lost:
             if isinstance(lost, WeightsError) and not await _trainer_is_gone(run):
                 raise
             # The trainer's restart budget bounds real losses; this bounds errors that only look like one.
-            lost_in_a_row, reached = 1 if run.version > reached else lost_in_a_row + 1, run.version
-            if lost_in_a_row > run.config.monarch.restarts.budget + 1:
+            consecutive_losses, last_version = (
+                1 if run.version > last_version else consecutive_losses + 1,
+                run.version,
+            )
+            if consecutive_losses > run.config.monarch.restarts.budget + 1:
                 raise
             run.console.print(f"{lost}; going back to the newest checkpoint", highlight=False, soft_wrap=True)
-            back = True
+            needs_rewind = True
 
 
 async def _trainer_is_gone(run: Run) -> bool:
     """Whether missing weights are due to the trainer's death, which is noticed a little later."""
-    patience = NOTICED_WITHIN_HEARTBEATS * run.config.monarch.heartbeat_interval
+    timeout_s = MAX_NOTICE_HEARTBEATS * run.config.monarch.heartbeat_interval
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout_s):
             await run.trainer_lost.wait()
     return run.trainer_lost.is_set()
 
 
-def _policy_folder(run: Run) -> Path:
+def _make_policy_folder(run: Run) -> Path:
     """Make the folder for the trained weights, with the other files of a checkpoint."""
     policy = run.folder.absolute() / "policy"
-    policy.mkdir(exist_ok=True)
-    for file in run.model_path.iterdir():
-        if file.is_file() and not any(mark in file.name for mark in WEIGHT_FILES):
-            shutil.copy2(file, policy)
+    with convert_write_errors(run.folder, "the trained policy"):
+        policy.mkdir(exist_ok=True)
+        for file in run.model_path.iterdir():
+            if file.is_file() and not any(suffix in file.name for suffix in WEIGHT_FILES):
+                shutil.copy2(file, policy)
     return policy

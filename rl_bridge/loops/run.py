@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,13 @@ from rl_bridge.metrics.status import EventRow, LeaseRow, StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED, TRAINED_STATE
 from rl_bridge.records import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.groups import EpisodeCounts, Tally, greatest_length, overlong, rollout_metrics
+from rl_bridge.rollout.groups import (
+    EpisodeCounts,
+    Tally,
+    max_trajectory_length,
+    overlong_handling,
+    rollout_metrics,
+)
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport
 from rl_bridge.rollout.task import Task, to_floats
@@ -50,16 +56,16 @@ class GroupHistory:
 
     def __init__(self, folder: Path, ledger: Ledger) -> None:
         self._path = folder / HISTORY_FILE
-        self._untold: list[Fate] = []
-        ledger.on_fate = lambda fate: self._untold.append(fate)
+        self._pending_fates: list[Fate] = []
+        ledger.on_fate = lambda fate: self._pending_fates.append(fate)
 
     def state(self) -> list[Any]:
         """Return the fates that are in no line yet, as JSON values, for a checkpoint in mid-iteration."""
-        return [(fate.group, fate.version, fate.reason) for fate in self._untold]
+        return [(fate.group, fate.version, fate.reason) for fate in self._pending_fates]
 
     def write(self, iteration: PolicyVersion) -> None:
         """Append the line of the iteration just trained."""
-        fates, self._untold = self._untold, []
+        fates, self._pending_fates = self._pending_fates, []
         row = {
             "iteration": iteration,
             "trained": [fate.group for fate in fates if fate.reason is None],
@@ -68,11 +74,11 @@ class GroupHistory:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
-    def rewind(self, iteration: PolicyVersion, untold: Iterable[Any] = ()) -> None:
-        """Drop the lines after an iteration; `untold` is the checkpoint's `state`."""
+    def rewind(self, iteration: PolicyVersion, pending_fates: Iterable[Any] = ()) -> None:
+        """Drop the lines after an iteration; `pending_fates` is the checkpoint's `state`."""
         rewind(self._path, iteration)
-        self._untold = [
-            Fate(group=group, version=version, reason=reason) for group, version, reason in untold
+        self._pending_fates = [
+            Fate(group=group, version=version, reason=reason) for group, version, reason in pending_fates
         ]
 
 
@@ -104,7 +110,7 @@ def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerS
         dtype=config.model.dtype,
         folder=str(folder.absolute()),
         max_length=config.rollout.max_length,
-        max_loss_tokens=greatest_length(config),
+        max_loss_tokens=max_trajectory_length(config),
         temperature=config.rollout.temperature,
         seed=config.seed,
         trainer=config.trainer,
@@ -119,7 +125,7 @@ _TRAINER_GONE = "the trainer is gone"
 
 
 @contextmanager
-def writing(folder: Path, label: str) -> Iterator[None]:
+def convert_write_errors(folder: Path, label: str) -> Iterator[None]:
     """Turn an OSError of writing into a run's folder within the block into a BridgeError."""
     try:
         yield
@@ -145,7 +151,8 @@ class Run:
         dataset: The `Dataset.identity` of the run's dataset; None for a run on an environment.
         version: Iterations trained so far.
         seconds_before: Training time, in seconds, up to the checkpoint that a resumed run started from.
-        newest: The metrics of the last iteration.
+        latest_metrics: The metrics of the last iteration.
+        checkpoint_begun: The version of the last checkpoint that the trainer was asked for; 0 before the first.
         trainer_lost: Set when a process of the trainer has died, until the run goes back to a checkpoint.
     """
 
@@ -170,8 +177,9 @@ class Run:
     version: PolicyVersion = 0
     seconds_before: float = 0.0
     replay_buffer: Any = field(init=False)
-    newest: Mapping[str, float] = field(default_factory=dict, init=False)
+    latest_metrics: Mapping[str, float] = field(default_factory=dict, init=False)
     preempted: bool = field(default=False, init=False)
+    checkpoint_begun: PolicyVersion = field(default=0, init=False)
     trainer_lost: asyncio.Event = field(default_factory=asyncio.Event, init=False)
     _began: float = field(default_factory=time.perf_counter, init=False)
     _first_version: PolicyVersion = field(init=False)
@@ -209,24 +217,24 @@ class Run:
                 f"raise trainer.timeout_s, or see what hangs in {self.folder / 'logs'}"
             ) from None
 
-    async def trainers_turn(self) -> None:
+    async def give_gpus_to_trainer(self) -> None:
         """If colocated, put the generators to sleep: the trainer takes the GPUs with its next call."""
         if self.config.monarch.colocate:
             with span("turn", waits_for="policy"):
                 await self.policy.sleep.tell()  # those that start later wait for their turn by themselves
 
-    async def generators_turn(self) -> None:
+    async def give_gpus_to_generators(self) -> None:
         """If colocated, have the trainer leave the GPUs; generators wake with their next weight update."""
         if self.config.monarch.colocate:
             with span("turn", waits_for="trainer"):
-                await self.trainer.end_turn.route()
+                await self.trainer.release_gpu.route()
 
     @asynccontextmanager
-    async def trainers_turn_between(self) -> AsyncIterator[None]:
+    async def lend_gpus_to_trainer(self) -> AsyncIterator[None]:
         """If colocated, put the generators to sleep within the block; afterwards they wake with the same weights."""
-        await self.trainers_turn()
+        await self.give_gpus_to_trainer()
         yield
-        await self.generators_turn()
+        await self.give_gpus_to_generators()
         if self.config.monarch.colocate:
             await self.policy.update_weights.fanout(self.version)
 
@@ -238,10 +246,10 @@ class Run:
         metrics: Mapping[str, float],
     ) -> None:
         """Write the metrics of the iteration just trained, with a probe of the policy if one is due."""
-        iterations, every = self.config.trainer.iterations, self.config.evaluation.interval
+        iterations, interval = self.config.trainer.iterations, self.config.evaluation.interval
         with span("log"):
             tallies = self.dispatcher.take_tallies()
-            complete = {
+            all_metrics = {
                 **self._rollout_metrics(groups, Tally.sum(tallies.values())),
                 **{
                     f"{environment_prefix(name)}{metric}": value
@@ -249,27 +257,27 @@ class Run:
                     for metric, value in self._environment_metrics(name, groups, tallies[name]).items()
                 },
                 **metrics,
-                **self._account(),
+                **self._lost_work_metrics(),
                 **iteration.metrics(),
-                **self.sync.newest,
+                **self.sync.latest_metrics,
             }
-        if self.version == iterations or (every and self.version % every == 0):
+        if self.version == iterations or (interval and self.version % interval == 0):
             with span("probe", waits_for="policy"):
-                complete.update(await self.probe())
+                all_metrics.update(await self.probe())
         with span("ask for spans", waits_for="processes"):
-            complete.update(await self.observer.metrics())
-        complete[ELAPSED] = self.train_seconds
+            all_metrics.update(await self.observer.metrics())
+        all_metrics[ELAPSED] = self.train_seconds
         with span("log"):
-            self.newest = complete
-            with writing(self.folder, f"the metrics of iteration {self.version}"):
-                self.metrics.write(self.version, complete)
+            self.latest_metrics = all_metrics
+            with convert_write_errors(self.folder, f"the metrics of iteration {self.version}"):
+                self.metrics.write(self.version, all_metrics)
                 self.history.write(self.version)
                 with span("keep rollouts"):
                     self.records.write(self.version, groups, samples)
             trained = self.version - self._first_version
             remaining = (time.perf_counter() - self._began) / trained * (iterations - self.version)
             self.console.print(
-                format_iteration(self.version, iterations, complete, remaining_s=remaining),
+                format_iteration(self.version, iterations, all_metrics, remaining_s=remaining),
                 highlight=False,
                 soft_wrap=True,
             )
@@ -279,23 +287,23 @@ class Run:
             groups,
             version=self.version - 1,
             tally=tally,
-            overlong=overlong(self.config),
+            overlong=overlong_handling(self.config),
             max_staleness=self.config.rollout.max_staleness,
         )
 
     def _environment_metrics(self, name: str, groups: Sequence[Group], tally: Tally) -> dict[str, float]:
         """Return an environment's metrics of its trajectories; of several environments all metrics of the run."""
-        own = [group for group in groups if group.environment == name]
-        trajectories = [trajectory for group in own for trajectory in group.trajectories]
-        metrics = to_floats(self.tasks[name].metrics(trajectories), "metrics") if own else {}
+        own_groups = [group for group in groups if group.environment == name]
+        trajectories = [trajectory for group in own_groups for trajectory in group.trajectories]
+        metrics = to_floats(self.tasks[name].metrics(trajectories), "metrics") if own_groups else {}
         if (sampler := self.dispatcher.samplers.get(name)) is not None:
             metrics.update(sampler.metrics())
         if name:
-            metrics.update(self._rollout_metrics(own, tally))
+            metrics.update(self._rollout_metrics(own_groups, tally))
             metrics.update(_episode_metrics(self.dispatcher.health[name].counts))
         return metrics
 
-    def _account(self) -> dict[str, float]:
+    def _lost_work_metrics(self) -> dict[str, float]:
         """Return the counts of lost episodes, groups and leases since the start of the run."""
         ledger = self.buffer.ledger
         return _episode_metrics(self.dispatcher.counts) | {
@@ -304,7 +312,7 @@ class Run:
             "rollout/results_late": float(ledger.late),
         }
 
-    def shares(self, batch: TrainBatch) -> ByRank:
+    def split_by_rank(self, batch: TrainBatch) -> ByRank:
         """Return each trainer rank's part of a batch."""
         role = self.config.monarch.roles.trainer
         settings = trainer_settings(self.config, self.folder, self.model_path)
@@ -325,9 +333,9 @@ class Run:
         It is written in the background, unless it is the last one or the run is colocated. With `now` it is due at
         once, and waited for. With an interval of 0 none is ever written.
         """
-        every = self.config.trainer.checkpoint_interval
-        last = self.version == self.config.trainer.iterations
-        if not every or not (now or last or self.version % every == 0):
+        interval = self.config.trainer.checkpoint_interval
+        is_last = self.version == self.config.trainer.iterations
+        if not interval or not (now or is_last or self.version % interval == 0):
             return
         # One consistent snapshot: rollouts continue while it is written, and are not in it.
         state, attachments = self.dispatcher.state()
@@ -338,34 +346,42 @@ class Run:
             "dataset": self.dataset,
         }
         with span("checkpoint", waits_for="trainer"):
-            written = await asyncio.to_thread(attachments)
+            attachment_files = await asyncio.to_thread(attachments)
             # Colocated, wait: its tensors leave the GPU afterwards.
-            wait = now or last or bool(self.config.monarch.colocate)
-            async with self.deadline("a checkpoint"), self.trainers_turn_between():
-                await self.trainer.save_checkpoint.route(self.version, state, written, wait)
+            wait = now or is_last or bool(self.config.monarch.colocate)
+            self.checkpoint_begun = self.version
+            async with self.deadline("a checkpoint"), self.lend_gpus_to_trainer():
+                await self.trainer.save_checkpoint.route(self.version, state, attachment_files, wait)
+
+    async def wait_for_checkpoint(self) -> None:
+        """Wait until the trainer, if it still lives, has written the checkpoint in progress or failed to."""
+        with suppress(BridgeError):  # the run ends with another error
+            if not self.trainer_lost.is_set():
+                async with self.deadline("a checkpoint"):
+                    await self.trainer.wait_for_checkpoint.route()
 
     def preempt(self) -> None:
         """End the loop with `PreemptedError` after the current iteration."""
         self.preempted = True
         self.buffer.fail(PreemptedError("the run was preempted"))
 
-    def lost_the_trainer(self) -> None:
+    def mark_trainer_lost(self) -> None:
         """Fail the waiters for rollouts, which may depend on weights that were lost with the trainer."""
         self.trainer_lost.set()
         self.buffer.fail(ReplicaLostError(_TRAINER_GONE))
 
-    def require_the_trainer(self) -> None:
+    def require_trainer(self) -> None:
         """Raise ReplicaLostError if the trainer was lost since the run last went back, even if it was restarted."""
         if self.trainer_lost.is_set():
             raise ReplicaLostError(_TRAINER_GONE)
 
-    def went_back(self, version: PolicyVersion, *, seconds: float, fates: Sequence[Any]) -> None:
+    def restore(self, version: PolicyVersion, *, seconds: float, fates: Sequence[Any]) -> None:
         """Set the run, and its files, back to a version and its training time.
 
         BridgeError if the files cannot be set back.
         """
         self.version = self._first_version = version
-        with writing(self.folder, f"the metrics up to iteration {version}"):
+        with convert_write_errors(self.folder, f"the metrics up to iteration {version}"):
             self.metrics.rewind(version)
             self.history.rewind(version, fates)
             self.records.rewind(version)
@@ -387,9 +403,9 @@ def environment_role(name: str) -> str:
     return f"environment-{name}" if name else "environment"
 
 
-BEGAN = time.time()
+PROCESS_STARTED_AT = time.time()
 """Unix time at which this process was started, approximately."""
-EVENTS_SHOWN = 50
+MAX_STATUS_EVENTS = 50
 
 
 def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]) -> StatusSnapshot:
@@ -400,7 +416,7 @@ def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]
         folder=str(run.folder.absolute()),
         host=socket.gethostname(),
         pid=os.getpid(),
-        began=BEGAN,
+        began=PROCESS_STARTED_AT,
         taken=time.time(),
         iterations=run.config.trainer.iterations,
         version=run.version,
@@ -433,9 +449,9 @@ def snapshot(run: Run, fleet: "Fleet", servers: Mapping[str, EnvironmentServers]
                 replica=event.replica,
                 what=f"{event.kind}: {event.detail}" if event.detail else event.kind,
             )
-            for event in list(fleet.events)[-EVENTS_SHOWN:]
+            for event in list(fleet.events)[-MAX_STATUS_EVENTS:]
         ),
-        spans=run.observer.spans.known,
+        spans=run.observer.spans.totals_by_process,
         # JSON has no NaN or infinity; one of them would make the whole reply invalid.
-        metrics={name: value for name, value in run.newest.items() if math.isfinite(value)},
+        metrics={name: value for name, value in run.latest_metrics.items() if math.isfinite(value)},
     )

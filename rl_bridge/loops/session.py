@@ -25,18 +25,18 @@ from openenv_core.evaluation.records import (
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config, colocate_if_needed, make_folder_exists_error, save_config
-from rl_bridge.errors import ConfigError, RolloutError
+from rl_bridge.errors import CheckpointError, ConfigError, RolloutError
 from rl_bridge.loops.assembly import LOGS, Players, open_players, open_run
-from rl_bridge.loops.evaluation import evaluate, ready_to_evaluate, result_of, summary_of
-from rl_bridge.loops.folder_lock import folder_of_ones_own, is_unused
-from rl_bridge.loops.recovery import train_to_the_end
-from rl_bridge.loops.run import Run, writing
+from rl_bridge.loops.evaluation import evaluate, require_policy_folder, result_of, summary_of
+from rl_bridge.loops.folder_lock import is_unused, lock_folder
+from rl_bridge.loops.recovery import train_with_recovery
+from rl_bridge.loops.run import Run, convert_write_errors
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.task import REPORT_FILE, Task, load_tasks, to_floats
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.trainer.checkpoints import newest_checkpoint
 
-INTERRUPTED = 130
+INTERRUPTED_STATUS = 130
 
 
 def train_run(config: Config, folder: Path, *, resume: bool) -> int:
@@ -52,37 +52,37 @@ def train_run(config: Config, folder: Path, *, resume: bool) -> int:
     config = colocate_if_needed(config, len(Hosts.this_machine().gpus))
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     with ExitStack() as stack:
-        _open(stack, folder, config, resume=resume)
+        _prepare_folder(stack, folder, config, resume=resume)
         return _train(config, folder, resume=resume)
 
 
 def _train(config: Config, folder: Path, *, resume: bool) -> int:
     console = Console()
     try:
-        whole = asyncio.run(_session(config, folder, console=console, resume=resume))
+        completed = asyncio.run(_run_session(config, folder, console=console, resume=resume))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print(_interrupted(config, folder), highlight=False, soft_wrap=True)
-        return INTERRUPTED
+        console.print(_describe_interruption(config, folder), highlight=False, soft_wrap=True)
+        return INTERRUPTED_STATUS
     except Exception:
         if not resume and not (folder / LOGS).exists():
             # Nothing was started: free the name for the next attempt.
             shutil.rmtree(folder, ignore_errors=True)
         raise
     console.print(
-        _next_steps(config, folder) if whole else _interrupted(config, folder),
+        _describe_next_steps(config, folder) if completed else _describe_interruption(config, folder),
         highlight=False,
         soft_wrap=True,
     )
-    return 0 if whole else INTERRUPTED
+    return 0 if completed else INTERRUPTED_STATUS
 
 
-def _open(stack: ExitStack, folder: Path, config: Config, *, resume: bool) -> None:
+def _prepare_folder(stack: ExitStack, folder: Path, config: Config, *, resume: bool) -> None:
     """Lock the folder until the stack is closed; write the configuration of a new run into it."""
-    with _writing_to(folder):
+    with _convert_folder_errors(folder):
         if not resume:
             _require_unused(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        stack.enter_context(folder_of_ones_own(folder))
+        stack.enter_context(lock_folder(folder))
         if not resume:
             _require_unused(folder)  # again: another run may have started here before the lock
             try:
@@ -90,9 +90,9 @@ def _open(stack: ExitStack, folder: Path, config: Config, *, resume: bool) -> No
             except OSError:
                 shutil.rmtree(folder, ignore_errors=True)  # nothing else is in it
                 raise
-        elif (trained := newest_checkpoint(folder)) > config.trainer.iterations:
+        elif (trained_iterations := newest_checkpoint(folder)) > config.trainer.iterations:
             raise ConfigError(
-                f"expected trainer.iterations of at least {trained}, which the run has behind it, "
+                f"expected trainer.iterations of at least {trained_iterations}, which the run has behind it, "
                 f"got {config.trainer.iterations}"
             )
 
@@ -103,7 +103,7 @@ def _require_unused(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _writing_to(folder: Path) -> Iterator[None]:
+def _convert_folder_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -113,7 +113,7 @@ def _writing_to(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _next_steps(config: Config, folder: Path) -> str:
+def _describe_next_steps(config: Config, folder: Path) -> str:
     """Return a message with the policy's path, and commands for the next steps."""
     steps = {
         f"ropewalk rollouts {folder}": "read what was played",
@@ -125,7 +125,7 @@ def _next_steps(config: Config, folder: Path) -> str:
     return "\n".join([f"the policy is in {folder / 'policy'}, and everything else beside it; next:", *lines])
 
 
-def _interrupted(config: Config, folder: Path) -> str:
+def _describe_interruption(config: Config, folder: Path) -> str:
     if not config.trainer.checkpoint_interval:
         return "interrupted; trainer.checkpoint_interval is 0, so no checkpoint was kept"
     if not (newest := newest_checkpoint(folder)):
@@ -133,38 +133,51 @@ def _interrupted(config: Config, folder: Path) -> str:
     return f"interrupted; go on after iteration {newest} with: ropewalk train --resume {folder}"
 
 
-def _on_sigterm() -> list[Callable[[], object]]:
+def _handle_sigterm() -> list[Callable[[], object]]:
     """Handle SIGTERM; return its callbacks, each called once, last first. The first one cancels, as Ctrl-C does."""
-    current = asyncio.current_task()
-    assert current is not None
-    terminated: list[Callable[[], object]] = [current.cancel]
+    task = asyncio.current_task()
+    assert task is not None
+    callbacks: list[Callable[[], object]] = [task.cancel]
 
     def on_sigterm() -> None:
-        if terminated:
-            terminated.pop()()
+        if callbacks:
+            callbacks.pop()()
 
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, on_sigterm)
-    return terminated
+    return callbacks
 
 
-async def _session(config: Config, folder: Path, *, console: Console, resume: bool) -> bool:
+async def _run_session(config: Config, folder: Path, *, console: Console, resume: bool) -> bool:
     """Run to the end; return False if the run was preempted."""
-    terminated = _on_sigterm()
+    sigterm_callbacks = _handle_sigterm()
     async with open_run(config, folder, console=console, resume=resume) as (run, fleet):
         if resume:
             # Only now: the next `--resume` must not pick up a configuration that cannot be started.
-            with _writing_to(folder):
+            with _convert_folder_errors(folder):
                 save_config(config, folder)
-        PROCESS_SPANS.started()
+        PROCESS_SPANS.mark_started()
         if config.rollout.checkpoint_on_preemption:
-            terminated.append(run.preempt)
-        if not await fleet.guard(train_to_the_end(run)):
-            return False
+            sigterm_callbacks.append(run.preempt)
+        try:
+            if not await fleet.guard(train_with_recovery(run)) or run.preempted:
+                return False
+        except Exception as failure:
+            await _keep_checkpoint(run, failure)
+            raise
         # Everything is in the last checkpoint: from now on SIGTERM cancels at once.
-        del terminated[1:]
+        del sigterm_callbacks[1:]
         await fleet.guard(_report(run))
         return True
+
+
+async def _keep_checkpoint(run: Run, failure: Exception) -> None:
+    """Wait for the checkpoint being written: the end gives a trainer seconds, and a large one takes minutes."""
+    failed_itself = isinstance(failure, CheckpointError)
+    if not failed_itself and newest_checkpoint(run.folder) < run.checkpoint_begun:
+        text = f"{failure}\nthe checkpoint of iteration {run.checkpoint_begun} is still being written; waiting for it"
+        run.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        await run.wait_for_checkpoint()
 
 
 async def _report(run: Run) -> None:
@@ -172,12 +185,12 @@ async def _report(run: Run) -> None:
     results = await evaluate(run, folder, version=run.version)
     reports = {name: summarize(records) for name, records in results.items()}
     if any(results.values()):
-        EvaluationFolder(folder).finish(_whole(results, reports))
-    with writing(run.folder, "the report"):
+        EvaluationFolder(folder).finish(_combine_reports(results, reports))
+    with convert_write_errors(run.folder, "the report"):
         for name, task in run.tasks.items():
             await task.report(run.chat, result_of(results[name], train_seconds=run.train_seconds))
         if "" not in results:
-            report = _whole(results, reports)
+            report = _combine_reports(results, reports)
             (run.folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
@@ -188,7 +201,7 @@ def evaluate_run(config: Config, folder: Path, *, resume: bool = False) -> None:
     and the logs, and is removed if nothing was started; `resume` continues its evaluation. Ctrl-C and SIGTERM raise
     KeyboardInterrupt.
     """
-    model_path = ready_to_evaluate(config)
+    model_path = require_policy_folder(config)
     try:
         folder.mkdir(parents=True, exist_ok=resume)
     except OSError as error:
@@ -196,61 +209,61 @@ def evaluate_run(config: Config, folder: Path, *, resume: bool = False) -> None:
             f"cannot make the folder {str(folder)!r}: {error.strerror}; --name chooses another"
         ) from error
     try:
-        asyncio.run(_evaluation(config, model_path, folder, Console()))
+        asyncio.run(_run_evaluation(config, model_path, folder, Console()))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     finally:
         if (folder / RECORDS_FILE).exists() and not (folder / FIGURES_FILE).exists():
-            _say(Console(stderr=True), f"continue it with: ropewalk eval --resume {folder}")
+            _print(Console(stderr=True), f"continue it with: ropewalk eval --resume {folder}")
         if not (folder / LOGS).exists():
             with contextlib.suppress(OSError):  # not empty: the task has written something
                 folder.rmdir()
 
 
-async def _evaluation(config: Config, model_path: Path, folder: Path, console: Console) -> None:
-    _on_sigterm()
+async def _run_evaluation(config: Config, model_path: Path, folder: Path, console: Console) -> None:
+    _handle_sigterm()
     tasks = load_tasks(config, folder)
-    nothing_to_train = ReplayBuffer(
+    unused_buffer = ReplayBuffer(
         Ledger(max_losses=None),
         Admission(groups_per_batch=1, max_staleness=0, iterations=0),
         timeout_s=1.0,
         straggler_timeout_s=1.0,
     )
     async with open_players(
-        config, folder, model_path=model_path, buffer=nothing_to_train, store=None, console=console
+        config, folder, model_path=model_path, buffer=unused_buffer, store=None, console=console
     ) as players:
         save_config(config, folder)
         names = ", ".join(str(task.config.rollout.task) for task in tasks.values())
-        _say(console, f"{config.evaluation.episodes:,} held-out episodes of {names}")
+        _print(console, f"{config.evaluation.episodes:,} held-out episodes of {names}")
         results, probes = await players.fleet.guard(_play(players, tasks, folder))
     reports = {name: summarize(records) | {"probe": probes[name]} for name, records in results.items()}
-    report = _whole(results, reports)
+    report = _combine_reports(results, reports)
     console.print_json(data=report)
     for name, summary in reports.items():
         if summary["last_absence"] is not None:
-            _say(console, f"{name}: {describe_missing(summary)}" if name else describe_missing(summary))
+            _print(console, f"{name}: {describe_missing(summary)}" if name else describe_missing(summary))
     EvaluationFolder(folder).finish(report)
-    _say(console, f"written to {folder}")
+    _print(console, f"written to {folder}")
 
 
 async def _play(
     players: Players, tasks: Mapping[str, Task], folder: Path
 ) -> tuple[dict[str, list[EpisodeRecord]], dict[str, dict[str, float]]]:
     results = await evaluate(players, folder)
-    whole = summary_of(results)
-    if not whole["episodes"]:
+    summary = summary_of(results)
+    if not summary["episodes"]:
         raise RolloutError(
             f"none of {players.config.evaluation.episodes} held-out episodes could be played, the last one because: "
-            f"{whole['last_absence']}"
+            f"{summary['last_absence']}"
         )
     return results, {name: to_floats(await task.probe(players.chat), "probe") for name, task in tasks.items()}
 
 
-def _whole(
+def _combine_reports(
     results: Mapping[str, list[EpisodeRecord]], reports: Mapping[str, Mapping[str, Any]]
 ) -> Mapping[str, Any]:
     return reports[""] if "" in reports else summary_of(results) | {"environments": reports}
 
 
-def _say(console: Console, text: str) -> None:
+def _print(console: Console, text: str) -> None:
     console.print(plain(text, 1000), markup=False, highlight=False, soft_wrap=True)

@@ -162,14 +162,14 @@ def fine_tune(
         rl_bridge.errors.BridgeError: A trace is longer than `max_length`, the loss is not finite, or the weights cannot
             be written.
     """
-    _require_room(training, "to train on", config)
-    _require_room(validation, "to validate on", config)
+    _require_max_length(training, "to train on", config)
+    _require_max_length(validation, "to validate on", config)
     began = time.monotonic()
-    kept_apart = _batch(validation)
+    validation_batch = _make_batch(validation)
     validations: list[Validation] = []
 
     def validate(update: int, loss: float | None, seconds: float) -> Validation:
-        validation_loss = -float(np.mean(learner.logprobs(kept_apart), dtype=np.float64))
+        validation_loss = -float(np.mean(learner.logprobs(validation_batch), dtype=np.float64))
         result = Validation(update=update, loss=loss, validation_loss=validation_loss, seconds=seconds)
         validations.append(result)
         on_validation(result)
@@ -177,13 +177,13 @@ def fine_tune(
 
     best = validate(0, None, 0.0)
     learner.export(folder)
-    for update, chosen in enumerate(_batches(len(training), config), 1):
-        loss = learner.step(_batch([training[place] for place in chosen]))["loss/total"]
+    for update, indices in enumerate(_iterate_batches(len(training), config), 1):
+        loss = learner.step(_make_batch([training[index] for index in indices]))["loss/total"]
         seconds = time.monotonic() - began
-        ended = update == config.max_updates or (
+        at_limit = update == config.max_updates or (
             config.max_seconds is not None and seconds >= config.max_seconds
         )
-        if update % config.evaluate_every and not ended:
+        if update % config.evaluate_every and not at_limit:
             continue
         newest = validate(update, loss, seconds)
         if newest.validation_loss < best.validation_loss:
@@ -192,7 +192,7 @@ def fine_tune(
         settled = (
             config.patience is not None and len(validations) - 1 - validations.index(best) >= config.patience
         )
-        if settled or ended:
+        if settled or at_limit:
             if last is not None:
                 learner.export(last)
             return SftResult(validations=validations, kept=best, settled=settled)
@@ -204,7 +204,7 @@ def begin_checkpoint(folder: Path, model_path: Path) -> None:
     shutil.copytree(model_path, folder, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin"))
 
 
-def _require_room(traces: Sequence[Sequence[TrainSample]], label: str, config: SftConfig) -> None:
+def _require_max_length(traces: Sequence[Sequence[TrainSample]], label: str, config: SftConfig) -> None:
     for number, rows in enumerate(traces, 1):
         longest = max((len(row.tokens) for row in rows), default=0)
         if longest > config.max_length:
@@ -214,13 +214,13 @@ def _require_room(traces: Sequence[Sequence[TrainSample]], label: str, config: S
             )
 
 
-def _batch(traces: Sequence[Sequence[TrainSample]]) -> TrainBatch:
+def _make_batch(traces: Sequence[Sequence[TrainSample]]) -> TrainBatch:
     return TrainBatch.from_samples(
-        [replace(row, trajectory=place) for place, rows in enumerate(traces) for row in rows]
+        [replace(row, trajectory=index) for index, rows in enumerate(traces) for row in rows]
     )
 
 
-def _batches(traces: int, config: SftConfig) -> Iterator[NDArray[np.int64]]:
+def _iterate_batches(traces: int, config: SftConfig) -> Iterator[NDArray[np.int64]]:
     """Yield batches of trace indices, each trace once per epoch; batches may differ in size by one."""
     epoch = 0
     while True:

@@ -22,17 +22,17 @@ def sync_metrics(push_s: float, updates: "Iterable[UpdateMetrics]") -> dict[str,
 class WeightSync:
     """Runs one synchronisation at a time, each with a deadline; if `overlapped`, `begin` returns before it is done.
 
-    `failed` is called with an error, so that waiters for rollouts do not wait for ever.
+    `on_error` is called with an error, so that waiters for rollouts do not wait for ever.
     """
 
     def __init__(
-        self, *, failed: Callable[[BaseException], None], overlapped: bool, timeout_s: float
+        self, *, on_error: Callable[[BaseException], None], overlapped: bool, timeout_s: float
     ) -> None:
-        self._failed = failed
+        self._on_error = on_error
         self._overlapped = overlapped
         self._timeout_s = timeout_s
         self._task: asyncio.Task[None] | None = None
-        self.newest: Mapping[str, float] = {}
+        self.latest_metrics: Mapping[str, float] = {}
         """Metrics of the last completed synchronisation; overlapped, that of the version before the loop's."""
 
     async def begin(self, work: Coroutine[Any, Any, Mapping[str, float]]) -> None:
@@ -46,7 +46,7 @@ class WeightSync:
         except BaseException:
             work.close()
             raise
-        self._task = asyncio.create_task(self._bring(work))
+        self._task = asyncio.create_task(self._run(work))
         if self._overlapped:
             await asyncio.sleep(0)
         else:
@@ -64,19 +64,19 @@ class WeightSync:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _bring(self, work: Coroutine[Any, Any, Mapping[str, float]]) -> None:
+    async def _run(self, work: Coroutine[Any, Any, Mapping[str, float]]) -> None:
         try:
             async with asyncio.timeout(self._timeout_s) as timeout:
-                self.newest = await work
+                self.latest_metrics = await work
         except TimeoutError as error:
             if not timeout.expired():
                 raise
-            late = RoleError(
+            timeout_error = RoleError(
                 f"expected new weights to be served within {self._timeout_s:g} s, they are not; "
                 "raise trainer.timeout_s, or see the generators' logs"
             )
-            self._failed(late)
-            raise late from error
+            self._on_error(timeout_error)
+            raise timeout_error from error
         except Exception as error:
-            self._failed(error)
+            self._on_error(error)
             raise

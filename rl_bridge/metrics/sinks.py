@@ -177,7 +177,7 @@ class TrackerSink(ABC):
 
     def __init__(self, folder: Path, project: str, config: Mapping[str, Any]) -> None:
         self._state_file = folder / f"{self.name}.json"
-        saved = json.loads(self._state_file.read_text()) if self._state_file.exists() else {}
+        saved = self._read_state()
         self._id, self._last_iteration = saved.get("id", secrets.token_hex(4)), saved.get("iteration", 0)
         self._is_broken = False
         try:
@@ -220,6 +220,13 @@ class TrackerSink(ABC):
 
     def _finish(self, failed: bool) -> None:
         self._run.finish()
+
+    def _read_state(self) -> Mapping[str, Any]:
+        """Return the state of an earlier start; empty if there is none, or only what a crash of the machine left."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            saved: dict[str, Any] = json.loads(self._state_file.read_text())
+            return saved
+        return {}
 
     def _save_state(self) -> None:
         partial = self._state_file.with_suffix(".partial")

@@ -41,18 +41,20 @@ class SpanTotals:
     def work(self) -> dict[str, float]:
         """Seconds of work by name."""
         return _sum_by_name(
-            (name, spent) for (name, waits_for), spent in self.seconds.items() if not waits_for
+            (name, seconds) for (name, waits_for), seconds in self.seconds.items() if not waits_for
         )
 
     @property
     def idle(self) -> dict[str, float]:
         """Seconds of waiting by reason."""
-        return _sum_by_name((waits_for, spent) for (_, waits_for), spent in self.seconds.items() if waits_for)
+        return _sum_by_name(
+            (waits_for, seconds) for (_, waits_for), seconds in self.seconds.items() if waits_for
+        )
 
     @property
     def rest_s(self) -> float:
         """Seconds without work to do."""
-        return sum(spent for (name, _), spent in self.seconds.items() if name == REST)
+        return sum(seconds for (name, _), seconds in self.seconds.items() if name == REST)
 
     @property
     def unaccounted_s(self) -> float:
@@ -68,9 +70,9 @@ class SpanTotals:
             wall_s=self.wall_s - earlier.wall_s,
             cpu_s=self.cpu_s - earlier.cpu_s,
             seconds={
-                key: spent - earlier.seconds.get(key, 0.0)
-                for key, spent in self.seconds.items()
-                if spent > earlier.seconds.get(key, 0.0)
+                key: seconds - earlier.seconds.get(key, 0.0)
+                for key, seconds in self.seconds.items()
+                if seconds > earlier.seconds.get(key, 0.0)
             },
         )
 
@@ -89,12 +91,12 @@ class SpanTotals:
         if self.wall_s <= 0.0:
             return {}
         parts = {"unaccounted": self.unaccounted_s, "cpu": self.cpu_s}
-        for (name, waits_for), spent in self.seconds.items():
+        for (name, waits_for), seconds in self.seconds.items():
             path = (
                 f"work/{name}" if waits_for is None else f"{'rest' if name == REST else 'idle'}/{waits_for}"
             )
-            parts[path] = parts.get(path, 0.0) + spent
-        return {f"{SPAN}/{process}/{path}": spent / self.wall_s for path, spent in parts.items()}
+            parts[path] = parts.get(path, 0.0) + seconds
+        return {f"{SPAN}/{process}/{path}": seconds / self.wall_s for path, seconds in parts.items()}
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], wall_s: float) -> dict[str, Self]:
@@ -124,7 +126,7 @@ class SpanTotals:
             "began": self.began,
             "wall_s": self.wall_s,
             "cpu_s": self.cpu_s,
-            "seconds": [[name, waits_for, spent] for (name, waits_for), spent in self.seconds.items()],
+            "seconds": [[name, waits_for, seconds] for (name, waits_for), seconds in self.seconds.items()],
         }
 
     @classmethod
@@ -135,8 +137,8 @@ class SpanTotals:
             wall_s=float(data["wall_s"]),
             cpu_s=float(data["cpu_s"]),
             seconds={
-                (str(name), None if waits_for is None else str(waits_for)): float(spent)
-                for name, waits_for, spent in data["seconds"]
+                (str(name), None if waits_for is None else str(waits_for)): float(seconds)
+                for name, waits_for, seconds in data["seconds"]
             },
         )
 
@@ -152,9 +154,9 @@ class SpanWindow:
 
         A replaced process starts from zero; a missing one is dropped.
         """
-        spent = {process: total.subtract(self._earlier.get(process)) for process, total in totals.items()}
+        seconds = {process: total.subtract(self._earlier.get(process)) for process, total in totals.items()}
         self._earlier = dict(totals)
-        return spent
+        return seconds
 
 
 def group_by_role(totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
@@ -168,8 +170,8 @@ def group_by_role(totals: Mapping[str, SpanTotals]) -> dict[str, SpanTotals]:
 
 def _sum_by_name(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
     sums: dict[str, float] = {}
-    for word, spent in pairs:
-        sums[word] = sums.get(word, 0.0) + spent
+    for name, seconds in pairs:
+        sums[name] = sums.get(name, 0.0) + seconds
     return sums
 
 
@@ -214,33 +216,33 @@ class Spans:
         counts as the process's start.
         """
         with self._lock:
-            now = self._account()
+            now = self._distribute_time()
             if self._rest is None:
                 self._assign_to_start(now)
             self._rest = (REST, waits_for)
 
-    def started(self) -> None:
+    def mark_started(self) -> None:
         """Count time outside of spans until now as the process's start. For a process that never rests."""
         with self._lock:
-            self._assign_to_start(self._account())
+            self._assign_to_start(self._distribute_time())
 
     @contextmanager
     def call(self) -> Iterator[None]:
         """Mark the block as handling a call: time outside of spans in it is unaccounted for, not rest."""
         with self._lock:
-            self._account()
+            self._distribute_time()
             self._calls += 1
         try:
             yield
         finally:
             with self._lock:
-                self._account()
+                self._distribute_time()
                 self._calls -= 1
 
     def totals(self) -> SpanTotals:
         """Return the totals since the beginning; open spans count up to now."""
         with self._lock:
-            now = self._account()
+            now = self._distribute_time()
             return SpanTotals(
                 began=self._began,
                 wall_s=now - self._began_clock,
@@ -250,7 +252,7 @@ class Spans:
 
     def _enter(self, span: "_Span") -> None:
         with self._lock:
-            self._account()
+            self._distribute_time()
             span.parent = self._current.get(span.owner)
             if span.parent is not None:
                 self._close_key(span.parent.key)
@@ -259,7 +261,7 @@ class Spans:
 
     def _exit(self, span: "_Span") -> None:
         with self._lock:
-            self._account()
+            self._distribute_time()
             span.closed = True
             # A span that ends before an inner one (an abandoned generator's does) is skipped when the inner one ends.
             if self._current.get(span.owner) is not span:
@@ -274,7 +276,7 @@ class Spans:
                 self._current[span.owner] = parent
                 self._open_key(parent.key)
 
-    def _account(self) -> float:
+    def _distribute_time(self) -> float:
         """Distribute the time since the last change; the lock is held."""
         now = self._clock()
         open_now = self._working or self._waiting
@@ -315,7 +317,7 @@ class _Span:
         self.owner: Owner
 
     def __enter__(self) -> Self:
-        self.owner = _current_owner()
+        self.owner = _get_current_owner()
         self.spans._enter(self)
         return self
 
@@ -325,7 +327,7 @@ class _Span:
         self.spans._exit(self)
 
 
-def _current_owner() -> Owner:
+def _get_current_owner() -> Owner:
     try:
         task = asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
 from rl_bridge.errors import ConfigError, StatusError
-from rl_bridge.interface import is_own
+from rl_bridge.interface import is_own_address
 from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.types import PolicyVersion
 
@@ -171,9 +171,9 @@ class StatusServer:
             ) from error
         self.address = format_address(*self._server.sockets[0].getsockname()[:2])
         if self._file is not None:
-            written = self._file.with_suffix(".partial")
-            written.write_text(json.dumps({"address": self.address, "pid": os.getpid()}) + "\n")
-            written.replace(self._file)
+            partial = self._file.with_suffix(".partial")
+            partial.write_text(json.dumps({"address": self.address, "pid": os.getpid()}) + "\n")
+            partial.replace(self._file)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -213,7 +213,7 @@ class StatusServer:
         """Return head and body of the response to a request with this head, received at this local address."""
         method, path, *_ = [*head.split("\r\n", 1)[0].split(" "), ""]
         kind, status = "application/json", "200 OK"
-        if _is_rebound(head, listens_on):
+        if _is_dns_rebinding(head, listens_on):
             status, body = (
                 "421 Misdirected Request",
                 b'{"error": "expected an address of this machine as Host"}\n',
@@ -286,13 +286,13 @@ class _Collector:
         yield family(gauge, "calls_in_flight", "Calls that a service is at.", in_flight, "service")
         yield family(counter, "restarts", "Restarts of a service's replicas.", restarts, "service")
         seconds: dict[tuple[str, ...], float] = {}
-        for process, spent in snapshot.spans.items():
-            seconds |= {(process, "work", word): value for word, value in spent.work.items()}
-            seconds |= {(process, "idle", word): value for word, value in spent.idle.items()}
-            seconds[process, "unaccounted", ""] = spent.unaccounted_s
+        for process, totals in snapshot.spans.items():
+            seconds |= {(process, "work", word): value for word, value in totals.work.items()}
+            seconds |= {(process, "idle", word): value for word, value in totals.idle.items()}
+            seconds[process, "unaccounted", ""] = totals.unaccounted_s
         text = "Wall time of each process, by what it was at."
         yield family(counter, "process_seconds", text, seconds, "process", "kind", "what")
-        cpu = {(process,): spent.cpu_s for process, spent in snapshot.spans.items()}
+        cpu = {(process,): totals.cpu_s for process, totals in snapshot.spans.items()}
         yield family(counter, "process_cpu_seconds", "Processor time of each process.", cpu, "process")
         newest = {(name,): value for name, value in snapshot.metrics.items()}
         yield family(
@@ -339,7 +339,7 @@ async def request_status(address: str, *, timeout_s: float = TIMEOUT_S) -> Statu
         raise StatusError(f"expected a run's status from {address}, got {answer[:200]!r}") from None
 
 
-def _is_rebound(head: str, listens_on: str) -> bool:
+def _is_dns_rebinding(head: str, listens_on: str) -> bool:
     """Whether a request may be DNS rebinding: it came in on loopback, for a name with a dot, no IP address."""
     host_headers = [line[5:].strip() for line in head.split("\r\n") if line[:5].lower() == "host:"]
     host = (host_headers[0] if host_headers else "").rpartition("]")[0][1:] or (
@@ -360,7 +360,7 @@ def choose_status_host(host: str, *, is_local: bool) -> str:
     A configuration for a cluster names the cluster's controller. If all of a run's processes are on one machine
     (`is_local`) that does not have this address, the status is served on loopback instead.
     """
-    if not is_local or is_own(host):
+    if not is_local or is_own_address(host):
         return host
     logger.warning("%s is no address of this machine: the run's status is served on %s", host, LOOPBACK)
     return LOOPBACK

@@ -70,17 +70,17 @@ class RewardModel:
         with span("score"):
             rows = [self._tokenize(prompt, response) for prompt, response in pairs]
             rewards: list[float | None] = [None] * len(rows)
-            short_enough = [place for place, row in enumerate(rows) if 0 < len(row) <= self._max_length]
+            short_enough = [index for index, row in enumerate(rows) if 0 < len(row) <= self._max_length]
             for first in range(0, len(short_enough), MAX_BATCH):
-                places = short_enough[first : first + MAX_BATCH]
-                values = self._forward([rows[place] for place in places])
-                for place, value in zip(places, values, strict=True):
+                indices = short_enough[first : first + MAX_BATCH]
+                values = self._forward([rows[index] for index in indices])
+                for index, value in zip(indices, values, strict=True):
                     if not math.isfinite(value):
                         raise RewardError(
                             f"expected a finite reward of the model at {self._path!r}, got {value}; "
                             "look at its weights"
                         )
-                    rewards[place] = value
+                    rewards[index] = value
         return rewards
 
     def _tokenize(self, prompt: Prompt, response: str) -> list[int]:
@@ -149,10 +149,10 @@ class RewardBatches:
         except Exception as error:
             logger.exception("the reward model failed")
             failure = RewardError(f"expected rewards of the model, got {type(error).__name__}: {error}")
-        for place, (_, future) in enumerate(batch):
+        for index, (_, future) in enumerate(batch):
             if future.done():  # the caller was cancelled
                 continue
             if failure is None:
-                future.set_result(rewards[place])
+                future.set_result(rewards[index])
             else:
                 future.set_exception(failure)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self
 
+from openenv_core.backoff import exponential_pause_s
 from openenv_core.guard import guard_command
 from rl_bridge.config.sections import RewardConfig
 from rl_bridge.errors import RewardError
@@ -82,13 +83,23 @@ class RewardWorker:
             BrokenPipeError: The process ended before the evaluation began.
             ConnectionError: The process ended during the evaluation.
         """
+        evaluating = asyncio.ensure_future(self._evaluate(content))
+        try:
+            await asyncio.wait({evaluating}, timeout=timeout_s)
+            # A reply that has come counts, even if this process was suspended until after the deadline.
+            if not evaluating.done():
+                raise TimeoutError
+            return evaluating.result()
+        finally:
+            evaluating.cancel()
+
+    async def _evaluate(self, content: bytes) -> RewardReply:
         started = False
         try:
-            async with asyncio.timeout(timeout_s):
-                self._writer.write(LENGTH.pack(len(content)) + content)
-                await self._writer.drain()
-                started = await self._read_frame() == STARTED
-                return RewardReply.decode(await self._read_frame())
+            self._writer.write(LENGTH.pack(len(content)) + content)
+            await self._writer.drain()
+            started = await self._read_frame() == STARTED
+            return RewardReply.decode(await self._read_frame())
         except ConnectionError as error:
             if started:
                 raise
@@ -150,7 +161,8 @@ START_ATTEMPTS = 3
 SPAWN_ATTEMPTS = 8
 """Attempts to start a worker if the system is out of processes: a minute of that must not end a run of days."""
 BACKOFF_S = 0.5
-"""The wait after the first failed start of a worker; doubles with each."""
+"""The wait after the first failed start of a worker; doubles with each further one."""
+MAX_BACKOFF_S = 60.0
 
 
 class RewardPool:
@@ -309,7 +321,7 @@ class RewardPool:
             except (RewardError, OSError) as error:
                 if attempt >= (SPAWN_ATTEMPTS if isinstance(error, OSError) else START_ATTEMPTS):
                     raise
-            await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
+            await asyncio.sleep(exponential_pause_s(attempt, BACKOFF_S, MAX_BACKOFF_S))
 
     async def _add_worker(self) -> None:
         reward = self._reward

@@ -26,26 +26,26 @@ from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 
 GRACE_PERIOD_S = 10.0
 """The longest that a preempted worker takes to hand back its assignments."""
-FINAL_ANSWERS_S = 0.5
+REPLY_FLUSH_S = 0.5
 """Time for the last replies to be sent before the process exits."""
 
 _log = logging.getLogger(__name__)
 
 
-def _sessions(config: Config, task: Task) -> SessionLeases:
+def _make_sessions(config: Config, task: Task) -> SessionLeases:
     """Make one worker's share of the sessions of the environment that `config` describes."""
     env, deadlines = config.environment, SessionDeadlines.of(config)
-    token, longest_s = read_token(env.token_file), max(deadlines.reset_s, deadlines.step_s)
+    token, max_deadline_s = read_token(env.token_file), max(deadlines.reset_s, deadlines.step_s)
 
     def connect(url: str) -> EnvClient[Any, Any, Any]:
         # The client does not queue at a full server: the leases know the other servers and how much room each has.
-        return task.client_type(url, token=token, message_timeout_s=longest_s + 1.0, queue_timeout_s=0.0)
+        return task.client_type(url, token=token, message_timeout_s=max_deadline_s + 1.0, queue_timeout_s=0.0)
 
     sessions = max(1, env.sessions // config.rollout.num_workers)
     return SessionLeases(connect, sessions=sessions, deadlines=deadlines)
 
 
-def _updated(handle: ServiceHandle | None, roster: Roster) -> ServiceHandle:
+def _update_handle(handle: ServiceHandle | None, roster: Roster) -> ServiceHandle:
     if handle is None:
         return ServiceHandle(roster)
     handle.update(roster)
@@ -83,7 +83,7 @@ class RolloutActor(ServiceActor):
             max_length=config.rollout.max_length,
         )
         tasks = load_tasks(config, self._folder)
-        self._sessions = {name: _sessions(config.of(name), task) for name, task in tasks.items()}
+        self._sessions = {name: _make_sessions(config.of(name), task) for name, task in tasks.items()}
         self._workers = {
             name: RolloutWorker(
                 self._sessions[name],
@@ -106,7 +106,7 @@ class RolloutActor(ServiceActor):
 
     def _open_session(self, near: StickySession | None) -> StickySession:
         assert self._policy is not None
-        return self._policy.session(near=near, room=self._config.rollout.max_num_seqs)
+        return self._policy.session(near=near, max_sessions=self._config.rollout.max_num_seqs)
 
     async def _evaluate(self, prompt: Sequence[ChatMessage], response: str, target: Any) -> float | None:
         assert self._reward is not None
@@ -118,18 +118,18 @@ class RolloutActor(ServiceActor):
     @concurrent_endpoint
     async def take_reward(self, roster: Roster) -> None:
         """Use these replicas of the reward service from now on."""
-        self._reward = _updated(self._reward, roster)
+        self._reward = _update_handle(self._reward, roster)
 
     @concurrent_endpoint
     async def take_policy(self, roster: Roster) -> None:
         """Use these replicas of the policy from now on."""
-        self._policy = _updated(self._policy, roster)
+        self._policy = _update_handle(self._policy, roster)
 
     @concurrent_endpoint
     async def take_servers(self, urls: Mapping[str, Sequence[str]]) -> None:
         """Use these servers of each environment from now on."""
-        for name, of_one in urls.items():
-            self._sessions[name].replace(of_one)
+        for name, environment_urls in urls.items():
+            self._sessions[name].replace(environment_urls)
 
     @concurrent_endpoint
     async def play(self, assignment: Assignment) -> AssignmentResult:
@@ -143,10 +143,10 @@ class RolloutActor(ServiceActor):
         return tuple(lease for worker in self._workers.values() for lease in worker.playing)
 
     @concurrent_endpoint
-    async def cut(self, leases: tuple[int, ...]) -> None:
-        """See `RolloutWorker.cut`."""
+    async def cancel(self, leases: tuple[int, ...]) -> None:
+        """See `RolloutWorker.cancel`."""
         for worker in self._workers.values():
-            worker.cut(leases)
+            worker.cancel(leases)
 
     @concurrent_endpoint
     async def close(self) -> None:
@@ -157,14 +157,14 @@ class RolloutActor(ServiceActor):
         await tracing.flush()
 
     def _preempt(self) -> None:
-        self._going = asyncio.ensure_future(self._go())
+        self._exit_task = asyncio.ensure_future(self._hand_back_and_exit())
 
-    async def _go(self) -> None:
+    async def _hand_back_and_exit(self) -> None:
         try:
             async with asyncio.timeout(GRACE_PERIOD_S):
-                await asyncio.gather(*(worker.leave() for worker in self._workers.values()))
+                await asyncio.gather(*(worker.preempt() for worker in self._workers.values()))
         except TimeoutError:
             _log.warning("the worker is being preempted, and could not hand back all of its assignments")
-        await asyncio.gather(asyncio.sleep(FINAL_ANSWERS_S), tracing.flush())
+        await asyncio.gather(asyncio.sleep(REPLY_FLUSH_S), tracing.flush())
         sys.stderr.flush()
         os._exit(0)

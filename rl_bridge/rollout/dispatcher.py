@@ -26,15 +26,15 @@ from rl_bridge.rollout.assignment import (
     task_seed,
 )
 from rl_bridge.rollout.groups import (
-    FEWEST_LOST,
+    MIN_LOST_GROUPS,
     TOO_FEW,
     EnvironmentHealth,
     EpisodeCounts,
     Tally,
     final_outcomes,
-    group_filter,
-    playable,
-    summary,
+    make_group_filter,
+    playable_environments,
+    summarize_outcomes,
 )
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
@@ -42,32 +42,34 @@ logger = logging.getLogger(__name__)
 
 LOSS_WINDOW_S = 0.5
 """Losses within this time are logged together."""
-GROUPS_NAMED = 8
+MAX_LOGGED_GROUPS = 8
 
 
 class LossReport:
     """Collects lost groups and logs them together shortly afterwards."""
 
     def __init__(self) -> None:
-        self._lost: dict[str, list[int]] = {}
-        self._soon: asyncio.TimerHandle | None = None
+        self._groups_by_reason: dict[str, list[int]] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, group: int, reason: str) -> None:
         """Record that the work on a group was lost."""
-        self._lost.setdefault(reason, []).append(group)
-        if self._soon is None:
-            self._soon = asyncio.get_running_loop().call_later(LOSS_WINDOW_S, self.tell)
+        self._groups_by_reason.setdefault(reason, []).append(group)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOSS_WINDOW_S, self.log)
 
-    def tell(self) -> None:
+    def log(self) -> None:
         """Log the losses that are not logged yet, one line per reason."""
-        if self._soon is not None:
-            self._soon.cancel()
-            self._soon = None
-        lost, self._lost = self._lost, {}
-        for reason, unsorted in lost.items():
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        groups_by_reason, self._groups_by_reason = self._groups_by_reason, {}
+        for reason, unsorted in groups_by_reason.items():
             groups = sorted(unsorted)
-            named = ", ".join(map(str, groups[:GROUPS_NAMED])) + (", …" if len(groups) > GROUPS_NAMED else "")
-            logger.warning("work was lost, on %d group(s) (%s): %s", len(groups), named, reason)
+            shown = ", ".join(map(str, groups[:MAX_LOGGED_GROUPS])) + (
+                ", …" if len(groups) > MAX_LOGGED_GROUPS else ""
+            )
+            logger.warning("work was lost, on %d group(s) (%s): %s", len(groups), shown, reason)
 
 
 @dataclass(slots=True, frozen=True)
@@ -86,7 +88,7 @@ class Dispatcher:
     An error that retrying cannot help reaches the training loop through the buffer: `sample` raises it.
 
     Args:
-        rollout: The service of `RolloutActor`, or any other with `play` and `cut`.
+        rollout: The service of `RolloutActor`, or any other with `play` and `cancel`.
         buffer: Where groups are leased from and added to.
         config: The run's.
         examples: The number of examples of a run on a dataset.
@@ -104,73 +106,73 @@ class Dispatcher:
         examples: int | None = None,
         explain: Callable[[str], Awaitable[str]] | None = None,
     ) -> None:
-        rollouts, worlds = config.rollout, config.environments
-        self._weights = {name: env.weight for name, env in worlds.items()} or {"": 1.0}
+        rollouts, environments = config.rollout, config.environments
+        self._weights = {name: env.weight for name, env in environments.items()} or {"": 1.0}
         groups, weights = buffer.admission.groups_per_batch, self._weights
         self.health = {
             name: EnvironmentHealth(
-                window=max(FEWEST_LOST, round(groups * weight / sum(weights.values()))),
+                window=max(MIN_LOST_GROUPS, round(groups * weight / sum(weights.values()))),
                 max_lost_share=rollouts.max_lost_share,
             )
             for name, weight in weights.items()
         }
         """The health of each environment."""
-        numbered = {name: (env.tasks, env.sampling) for name, env in worlds.items()}
+        task_sources = {name: (env.tasks, env.sampling) for name, env in environments.items()}
         if config.data is not None:
-            numbered = {"": (examples, config.data.sampling)}
+            task_sources = {"": (examples, config.data.sampling)}
         self.samplers = {
             name: TaskSampler(tasks, sampling=sampling, seed=config.seed)
-            for name, (tasks, sampling) in numbered.items()
+            for name, (tasks, sampling) in task_sources.items()
             if tasks is not None
         }
         """The samplers that draw a group's task, for environments whose tasks are numbered."""
         self._rollout = rollout
         self._buffer = buffer
         self._config = config
-        self._filter = group_filter(config)
-        in_flight = sum(env.sessions for env in worlds.values()) or (
+        self._filter = make_group_filter(config)
+        in_flight = sum(env.sessions for env in environments.values()) or (
             rollouts.max_num_seqs * config.monarch.roles.policy.replicas
         )
-        self._places = max(1, in_flight // rollouts.sessions_a_group)
-        self._slots = asyncio.Semaphore(self._places)
-        self._leasing: asyncio.Task[None] | None = None
-        self._plays: dict[asyncio.Task[None], GroupLease] = {}
-        self._cuts: set[asyncio.Task[None]] = set()
-        self._kept: dict[int, tuple[str, dict[int, Outcome]]] = {}
+        self._max_groups = max(1, in_flight // rollouts.sessions_per_group)
+        self._slots = asyncio.Semaphore(self._max_groups)
+        self._collector: asyncio.Task[None] | None = None
+        self._leases_by_task: dict[asyncio.Task[None], GroupLease] = {}
+        self._cancellations: set[asyncio.Task[None]] = set()
+        self._partial_groups: dict[int, tuple[str, dict[int, Outcome]]] = {}
         """For groups that wait for another worker: their environment and the outcomes of finished siblings."""
         self._held_out_leases = itertools.count(-1, -1)
         self._explain = explain
         self._collect = collect
         self._losses = LossReport()
-        buffer.cut = self._cut
+        buffer.cancel = self._cancel_leases
 
     async def __aenter__(self) -> Self:
         """Start playing groups."""
-        self._begin()
+        self._start_collecting()
         return self
 
-    def _begin(self) -> None:
-        self._leasing = asyncio.create_task(self._collect(self))
-        self._leasing.add_done_callback(self._ended)
+    def _start_collecting(self) -> None:
+        self._collector = asyncio.create_task(self._collect(self))
+        self._collector.add_done_callback(self._on_task_done)
 
-    async def _end(self) -> None:
-        if self._leasing is not None:
-            self._leasing.cancel()
-            await asyncio.gather(self._leasing, return_exceptions=True)
+    async def _stop_collecting(self) -> None:
+        if self._collector is not None:
+            self._collector.cancel()
+            await asyncio.gather(self._collector, return_exceptions=True)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._end()
-        await self._recall()
-        self._losses.tell()
-        for cut in self._cuts:
-            cut.cancel()
-        await asyncio.gather(*self._cuts, return_exceptions=True)
+        await self._stop_collecting()
+        await self._cancel_groups()
+        self._losses.log()
+        for cancellation in self._cancellations:
+            cancellation.cancel()
+        await asyncio.gather(*self._cancellations, return_exceptions=True)
 
-    def served(self, version: PolicyVersion) -> None:
+    def record_served(self, version: PolicyVersion) -> None:
         """Record that every serving generator has these weights or newer ones, so that more groups may start."""
-        self._buffer.served(version)
+        self._buffer.record_served(version)
 
     @property
     def counts(self) -> EpisodeCounts:
@@ -184,23 +186,23 @@ class Dispatcher:
             health.tally = Tally()
         return tallies
 
-    def set_aside(self, environment: str, error: BaseException, *, for_good: bool = False) -> None:
+    def suspend(self, environment: str, error: BaseException, *, permanently: bool = False) -> None:
         """Continue without an environment: for a while, or for good if its servers are gone for good.
 
         Raises:
             BaseException: `error`, if no other environment can be played.
         """
         now = asyncio.get_running_loop().time()
-        if not (for_good or self.health[environment].is_playable(now)):
+        if not (permanently or self.health[environment].is_playable(now)):
             return  # it is set aside already: the error is that of a group that was still in flight
-        self.health[environment].set_aside(error, now=now, for_good=for_good)
-        if not (remaining := playable(self.health, now=now)):
+        self.health[environment].suspend(error, now=now, permanently=permanently)
+        if not (remaining := playable_environments(self.health, now=now)):
             raise error
-        until = "" if for_good else ", and tried again in a while"
+        retry_note = "" if permanently else ", and tried again in a while"
         logger.warning(
             "the environment %s is set aside%s; the run goes on with %s: %s",
             environment,
-            until,
+            retry_note,
             ", ".join(remaining),
             error,
         )
@@ -226,26 +228,26 @@ class Dispatcher:
         damaged one raises RolloutError.
         """
         # First, so that no group starts meanwhile. It may have ended already, with the error that led to this rewind.
-        await self._end()
-        await self._recall()
-        self._kept.clear()
-        counted: Mapping[str, Any] = {} if state is None else state["episodes"]
+        await self._stop_collecting()
+        await self._cancel_groups()
+        self._partial_groups.clear()
+        saved_counts: Mapping[str, Any] = {} if state is None else state["episodes"]
         for name, health in self.health.items():
-            health.rewind(EpisodeCounts(**counted.get(name, {})))
-        drawn: Mapping[str, Any] = {} if state is None else state["tasks"]
+            health.rewind(EpisodeCounts(**saved_counts.get(name, {})))
+        saved_tasks: Mapping[str, Any] = {} if state is None else state["tasks"]
         for name, sampler in self.samplers.items():
-            sampler.restore(drawn.get(name, {}))
+            sampler.restore(saved_tasks.get(name, {}))
         if state is None:
             self._buffer.restore(Ledger(max_losses=None).state(), [], served=version)
         else:
             self._buffer.restore(state["ledger"], load_groups(attachments["groups"]), served=version)
-        if self._leasing is not None:
-            self._begin()
+        if self._collector is not None:
+            self._start_collecting()
 
     async def play_held_out(
         self,
         seeds: Sequence[int],
-        done: Callable[[int, Outcome], None],
+        on_outcome: Callable[[int, Outcome], None],
         *,
         environment: str = "",
         timeout_s: float,
@@ -255,7 +257,7 @@ class Dispatcher:
 
         Args:
             seeds: The episodes' seeds.
-            done: Called for each finished episode with the index of its seed and its outcome.
+            on_outcome: Called for each finished episode with the index of its seed and its outcome.
             environment: The environment's name.
             timeout_s: Deadline for all of them together, in seconds.
             understood: Whether the environment is known to accept the task's actions.
@@ -263,30 +265,30 @@ class Dispatcher:
         Raises:
             RolloutError: The time ran out, the policy failed many times in a row, or the environment is gone for good.
         """
-        free, size = asyncio.Semaphore(self._places), self._config.rollout.group_size
+        slots, size = asyncio.Semaphore(self._max_groups), self._config.rollout.group_size
         health = self.health[environment]
         counts = EpisodeCounts(understood=understood or health.counts.understood)
-        ended = without_policy = 0
+        finished = policy_failures = 0
 
         async def play(first: int) -> None:
-            nonlocal ended, without_policy
+            nonlocal finished, policy_failures
             chunk = tuple(seeds[first : first + size])
-            async with free:
+            async with slots:
                 if health.is_gone():
                     raise RolloutError(f"the environment is gone: {health.error}") from health.error
-                outcomes = await self._play_part(chunk, environment)
-            counts.ended(outcomes)
-            for place, outcome in enumerate(outcomes, first):
-                done(place, outcome)
-                ended += 1
+                outcomes = await self._play_until_final(chunk, environment)
+            counts.add_outcomes(outcomes)
+            for index, outcome in enumerate(outcomes, first):
+                on_outcome(index, outcome)
+                finished += 1
                 if not isinstance(outcome, NoTrajectory):
-                    without_policy = 0
+                    policy_failures = 0
                     continue
                 counts.last_failure = outcome.reason
-                without_policy = without_policy + 1 if outcome.ending is Ending.FAILED_POLICY else 0
-                if without_policy >= min(FEWEST_LOST, len(seeds)):
+                policy_failures = policy_failures + 1 if outcome.ending is Ending.FAILED_POLICY else 0
+                if policy_failures >= min(MIN_LOST_GROUPS, len(seeds)):
                     raise RolloutError(
-                        f"the policy failed in {without_policy} held-out episodes in a row: {outcome.reason} "
+                        f"the policy failed in {policy_failures} held-out episodes in a row: {outcome.reason} "
                         "(rollout.generate_timeout_s is how long an engine may go without a token)"
                     )
 
@@ -296,30 +298,30 @@ class Dispatcher:
                     group.create_task(play(first))
         except TimeoutError:
             raise RolloutError(
-                f"expected {len(seeds)} episodes within {timeout_s:g} s, got {ended}; "
+                f"expected {len(seeds)} episodes within {timeout_s:g} s, got {finished}; "
                 "raise rollout.timeout_s, or see what the environment is waiting for"
             ) from None
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from several
+        except BaseExceptionGroup as error_group:
+            raise error_group.exceptions[0] from error_group
         counts.require_understood(max(len(seeds), 1))
 
-    async def _play_part(self, seeds: tuple[int, ...], environment: str) -> list[Outcome]:
+    async def _play_until_final(self, seeds: tuple[int, ...], environment: str) -> list[Outcome]:
         """Send episodes to workers until each has an outcome; the caller sets the deadline."""
         episode = EpisodeSettings.of(self._config, environment, temperature=0.0)
         outcomes: dict[int, Outcome] = {}
-        while left := [place for place in range(len(seeds)) if place not in outcomes]:
+        while missing := [index for index in range(len(seeds)) if index not in outcomes]:
             assignment = Assignment(
                 lease=next(self._held_out_leases),
-                seeds=tuple(seeds[place] for place in left),
-                siblings=tuple(left),
+                seeds=tuple(seeds[index] for index in missing),
+                siblings=tuple(missing),
                 settings=episode,
                 environment=environment,
             )
             with contextlib.suppress(ReplicaLostError, NoReplicaError):
                 result: AssignmentResult = await self._rollout.play.route(assignment)
-                await self._tell_first_failure(environment, result)
-                outcomes |= final_outcomes(zip(left, result.outcomes, strict=True))
-        return [outcomes[place] for place in range(len(seeds))]
+                await self._log_first_failure(environment, result)
+                outcomes |= final_outcomes(zip(missing, result.outcomes, strict=True))
+        return [outcomes[index] for index in range(len(seeds))]
 
     async def next_group(self) -> GroupLease:
         """Wait for a free place among the groups in flight, then for a group that admission allows to start."""
@@ -333,26 +335,26 @@ class Dispatcher:
     def begin(self, lease: GroupLease, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, which plays a group, concurrently with the others; its place is free again when it is done."""
         task = asyncio.create_task(work)
-        self._plays[task] = lease
-        task.add_done_callback(self._ended)
+        self._leases_by_task[task] = lease
+        task.add_done_callback(self._on_task_done)
 
     async def play(self, lease: GroupLease) -> "PlayedGroup | None":
         """Have a worker play the unfinished rest of a group; None if the work was lost and the group awaits another."""
         config, rollouts = self._config, self._config.rollout
-        if lease.group in self._kept:
-            environment, finished = self._kept.pop(lease.group)
+        if lease.group in self._partial_groups:
+            environment, finished = self._partial_groups.pop(lease.group)
         else:
-            environment, finished = self._draw(lease.group), {}
+            environment, finished = self._draw_environment(lease.group), {}
         sampler = self.samplers.get(environment)
         # Which groups of the same weights are back by now depends on timing; that those of older weights are does not.
-        known = lease.first if config.deterministic else lease.group
-        task = lease.group if sampler is None else sampler.draw(lease.group, known=known)
+        known_below = lease.first if config.deterministic else lease.group
+        task = lease.group if sampler is None else sampler.draw(lease.group, known=known_below)
         seed = task_seed(config.seed, task)
-        left = tuple(sibling for sibling in range(rollouts.group_size) if sibling not in finished)
+        unfinished = tuple(sibling for sibling in range(rollouts.group_size) if sibling not in finished)
         assignment = Assignment(
             lease=lease.id,
-            seeds=(seed,) * len(left),
-            siblings=left,
+            seeds=(seed,) * len(unfinished),
+            siblings=unfinished,
             settings=EpisodeSettings.of(config, environment, temperature=rollouts.temperature),
             environment=environment,
             task=task,
@@ -367,13 +369,13 @@ class Dispatcher:
             if not self._buffer.lose(lease, floor=lease.floor if finished else None):
                 self._end_task(lease.group)
             elif finished:
-                self._kept[lease.group] = environment, finished
+                self._partial_groups[lease.group] = environment, finished
             if isinstance(error, TimeoutError):
-                self._cut([lease])
+                self._cancel_leases([lease])
             return None
-        await self._tell_first_failure(environment, result)
+        await self._log_first_failure(environment, result)
         return PlayedGroup(
-            environment, seed, finished | dict(zip(left, result.outcomes, strict=True)), result
+            environment, seed, finished | dict(zip(unfinished, result.outcomes, strict=True)), result
         )
 
     async def settle(self, lease: GroupLease, played: "PlayedGroup") -> None:
@@ -386,10 +388,10 @@ class Dispatcher:
         # None of the siblings that share a beginning is kept: those of another worker begin elsewhere.
         finished = {} if self._config.rollout.fork_turn else final_outcomes(outcomes.items())
         if result.preempted and len(finished) < len(outcomes):
-            if self._buffer.give_back(lease, floor=lease.floor if finished else None):
-                health.counts.attempted(result)
+            if self._buffer.return_unfinished(lease, floor=lease.floor if finished else None):
+                health.counts.count_attempts(result)
                 if finished:
-                    self._kept[lease.group] = played.environment, finished
+                    self._partial_groups[lease.group] = played.environment, finished
             else:
                 self._end_task(lease.group)
             return
@@ -398,7 +400,7 @@ class Dispatcher:
             id=lease.group, seed=played.seed, environment=played.environment, trajectories=trajectories
         )
         if len(trajectories) < self._config.rollout.min_group_size:
-            refusal: str | None = f"{TOO_FEW}: {summary(outcomes.values())}"
+            refusal: str | None = f"{TOO_FEW}: {summarize_outcomes(outcomes.values())}"
         else:
             refusal = self._filter.refusal(group, first=lease.first)
         if refusal is None:
@@ -409,25 +411,25 @@ class Dispatcher:
         signal = self._filter.signal(group) if current else None
         self._end_task(lease.group, {played.environment: signal})
         if current:
-            health.counts.attempted(result)
+            health.counts.count_attempts(result)
         episodes = self._config.rollout.group_size * self._buffer.admission.groups_per_batch
         try:
-            health.ended(outcomes.values(), refusal, current=current, episodes=episodes)
+            health.add_group(outcomes.values(), refusal, current=current, episodes=episodes)
         except RolloutError as error:
-            self.set_aside(played.environment, error)
+            self.suspend(played.environment, error)
 
     def _end_task(self, group: int, signals: Mapping[str, float | None] = MappingProxyType({})) -> None:
         # In all samplers: the group may have a task of an environment set aside since, and one of another environment.
         for name, sampler in self.samplers.items():
             sampler.end(group, signals.get(name))
 
-    def _draw(self, group: int) -> str:
+    def _draw_environment(self, group: int) -> str:
         """Draw the environment of a group that starts now; while none is set aside it depends on the number alone."""
-        names = playable(self.health, now=asyncio.get_running_loop().time()) or list(self.health)
+        names = playable_environments(self.health, now=asyncio.get_running_loop().time()) or list(self.health)
         weights = {name: self._weights[name] for name in names}
         return draw_environment(self._config.seed, group, weights)
 
-    async def _tell_first_failure(self, environment: str, result: AssignmentResult) -> None:
+    async def _log_first_failure(self, environment: str, result: AssignmentResult) -> None:
         health = self.health[environment]
         if result.last_failure is None or health.has_failed:
             return
@@ -440,30 +442,30 @@ class Dispatcher:
             f"\n{traceback}" if traceback else "",
         )
 
-    def _cut(self, leases: Sequence[GroupLease]) -> None:
-        cut = asyncio.ensure_future(self._tell_to_stop(tuple(lease.id for lease in leases)))
-        self._cuts.add(cut)
-        cut.add_done_callback(self._cuts.discard)
+    def _cancel_leases(self, leases: Sequence[GroupLease]) -> None:
+        cancellation = asyncio.ensure_future(self._send_cancellation(tuple(lease.id for lease in leases)))
+        self._cancellations.add(cancellation)
+        cancellation.add_done_callback(self._cancellations.discard)
 
-    async def _tell_to_stop(self, leases: tuple[int, ...]) -> None:
+    async def _send_cancellation(self, leases: tuple[int, ...]) -> None:
         try:
             async with asyncio.timeout(self._config.call_timeout_s):
-                await self._rollout.cut.fanout(leases)
+                await self._rollout.cancel.fanout(leases)
         except Exception as error:  # a worker that cannot be reached is gone, or its group is dropped anyway
             logger.info("workers could not be told to stop: %s", error)
 
-    async def _recall(self) -> None:
+    async def _cancel_groups(self) -> None:
         """Cancel the groups in flight and tell the workers to stop playing them."""
-        plays = dict(self._plays)
+        plays = dict(self._leases_by_task)
         for task in plays:
             task.cancel()
         await asyncio.gather(*plays, return_exceptions=True)
         if plays:
-            self._cut(list(plays.values()))
+            self._cancel_leases(list(plays.values()))
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         """Free the place of a task that is over; an error in it ends the rollouts."""
-        if self._plays.pop(task, None) is not None:
+        if self._leases_by_task.pop(task, None) is not None:
             self._slots.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._buffer.fail(error)

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from pydantic_core import PydanticSerializationError
 
 from openenv_core import StepResult
+from openenv_core.backoff import exponential_pause_s
 from openenv_core.errors import OpenEnvError, ValidationFailedError
 from openenv_core.rubrics import SCORES
 from openenv_core.tracebacks import format_traceback
@@ -35,13 +36,13 @@ REASON_CHARS: Final = 1000
 """The most characters kept of a failure's message: it goes into logs and every checkpoint."""
 
 
-def shortened(reason: str) -> str:
+def shorten_reason(reason: str) -> str:
     """Truncate a reason and replace lone surrogates, with which no checkpoint could be written."""
     text = reason if len(reason) <= REASON_CHARS else f"{reason[:REASON_CHARS]} …"
     return text.encode(errors="replace").decode()
 
 
-def require_play(result: StepResult[Any]) -> None:
+def require_scored(result: StepResult[Any]) -> None:
     """Raise EpisodeLostError if infrastructure failed, which makes the episode's rewards meaningless.
 
     Raises EpisodeUnscoredError if the environment could not score the episode.
@@ -73,20 +74,22 @@ class RecordingSession:
     The real session's state must be the one after the known results.
     """
 
-    def __init__(self, session: Session, known: Sequence[StepResult[Any]] = ()) -> None:
+    def __init__(self, session: Session, known_results: Sequence[StepResult[Any]] = ()) -> None:
         self._session = session
-        self._known = deque(known)
-        self.results = list(known)
+        self._pending = deque(known_results)
+        self.results = list(known_results)
 
     async def reset(self, **options: Any) -> StepResult[Any]:
         """Return the known result of the reset, or reset the session."""
-        return self._known.popleft() if self._known else self._kept(await self._session.reset(**options))
+        return (
+            self._pending.popleft() if self._pending else self._record(await self._session.reset(**options))
+        )
 
     async def step(self, action: Any, /) -> StepResult[Any]:
         """Return the known result of this step, or take it in the session."""
-        return self._known.popleft() if self._known else self._kept(await self._session.step(action))
+        return self._pending.popleft() if self._pending else self._record(await self._session.step(action))
 
-    def _kept(self, result: StepResult[Any]) -> StepResult[Any]:
+    def _record(self, result: StepResult[Any]) -> StepResult[Any]:
         self.results.append(result)
         return result
 
@@ -143,30 +146,34 @@ async def play_episode(
     session = client if fork_turn is None else (client := RecordingSession(client))
     with span("reset", waits_for="environment"):
         result = await client.reset(seed=seed, **settings.reset_options)
-    require_play(result)
+    require_scored(result)
     if result.done:
         return None
-    first, began = result.observation, time.monotonic()
-    with span("begin", waits_for="environment"), _of_the_task():
-        dialogue = await task.begin(client, policy, first)
-    shared = [] if branch is None else branch.prompts
+    first_observation, began = result.observation, time.monotonic()
+    with span("begin", waits_for="environment"), _convert_task_errors():
+        dialogue = await task.begin(client, policy, first_observation)
+    shared_prompts = [] if branch is None else branch.prompts
     answers = [] if answers is None else answers
-    episode = _Episode(client, policy, dialogue, settings, sampling_key, began, answers, shared, fork_turn)
-    episode.earn(result.reward)
+    episode = _Episode(
+        client, policy, dialogue, settings, sampling_key, began, answers, shared_prompts, fork_turn
+    )
+    episode.add_reward(result.reward)
     ending = await episode.run()
-    played = answers[: episode.exchanges]
+    used_answers = answers[: episode.exchanges]
     if ending is None:
         assert isinstance(session, RecordingSession)
-        prompts = [*(turn.prompt for turn, _ in played), episode.prompt]
-        return Branch(prompts=prompts, answers=played, results=session.results)
-    turns = [turn for turn, _ in played[max(0, len(shared) - 1) :]]
+        prompts = [*(turn.prompt for turn, _ in used_answers), episode.prompt]
+        return Branch(prompts=prompts, answers=used_answers, results=session.results)
+    turns = [turn for turn, _ in used_answers[max(0, len(shared_prompts) - 1) :]]
     if not turns:
         return None
     if ending in ILL_FORMED:
-        episode.earn(settings.illegal_reward)
+        episode.add_reward(settings.illegal_reward)
     if judge is not None:
         with span("judge", waits_for="reward"):
-            episode.earn(await _judged(judge, task, first, [text for _, text in played]))
+            episode.add_reward(
+                await _judge_episode(judge, task, first_observation, [text for _, text in used_answers])
+            )
     return Trajectory(
         seed=seed,
         turns=turns,
@@ -189,7 +196,7 @@ class _Episode:
     sampling_key: tuple[int, int, int] | None
     began: float
     answers: list[tuple[Turn, str]]
-    shared: Sequence[Sequence[int]]
+    shared_prompts: Sequence[Sequence[int]]
     fork_turn: int | None
     prompt: Sequence[int] = ()
     exchanges: int = 0
@@ -198,7 +205,7 @@ class _Episode:
     refusal: str | None = None
     steps: int = 0
 
-    def earn(self, reward: float | None) -> None:
+    def add_reward(self, reward: float | None) -> None:
         try:
             self.total += float(reward or 0.0)
         except OverflowError:  # JSON allows integers of any length
@@ -206,7 +213,7 @@ class _Episode:
         if not math.isfinite(self.total):  # it would make all siblings' advantages and the loss NaN
             raise EpisodeUnscoredError(f"expected rewards that are finite, got {reward!s:.20}")
 
-    def score(self, metadata: Mapping[str, Any] | None) -> None:
+    def add_scores(self, metadata: Mapping[str, Any] | None) -> None:
         """Add up the scores that the parts of the environment's rubric gave in a step."""
         parts = (metadata or {}).get(SCORES)
         for path, score in parts.items() if isinstance(parts, Mapping) else ():
@@ -215,13 +222,13 @@ class _Episode:
 
     async def run(self) -> Ending | None:
         """Play the episode; returns how it ended, or None at the turn where it forks."""
-        while (ending := self._limit()) is None:
-            with span("prompt"), _of_the_task():
+        while (ending := self._check_limits()) is None:
+            with span("prompt"), _convert_task_errors():
                 prompt = self.dialogue.prompt()
             if prompt is None:
                 return Ending.TRUNCATED_LENGTH
             number = self.exchanges
-            if number < len(self.shared) and list(prompt) != list(self.shared[number]):
+            if number < len(self.shared_prompts) and list(prompt) != list(self.shared_prompts[number]):
                 raise EpisodeLostError("the environment did not reach the fork of its group again")
             self.prompt = prompt
             if number == self.fork_turn:
@@ -230,7 +237,7 @@ class _Episode:
                 return ending
         return ending
 
-    def _limit(self) -> Ending | None:
+    def _check_limits(self) -> Ending | None:
         settings = self.settings
         if settings.num_turns in (self.exchanges, self.steps):  # one answer may take several steps
             return Ending.TRUNCATED_TURNS
@@ -239,16 +246,16 @@ class _Episode:
         return None
 
     async def _exchange(self, prompt: Sequence[int]) -> Ending | None:
-        turn, text = await self._answer(prompt)
+        turn, text = await self._get_answer(prompt)
         self.exchanges += 1
         try:
-            with _of_the_task():
+            with _convert_task_errors():
                 action = self.dialogue.read(turn.completion, text)
         except (ValueError, LookupError) as error:  # raised when parsing odd text, pydantic's errors included
-            return self._refused(error)
-        return action if isinstance(action, Ending) else await self._act(action)
+            return self._record_refusal(error)
+        return action if isinstance(action, Ending) else await self._take_steps(action)
 
-    async def _answer(self, prompt: Sequence[int]) -> tuple[Turn, str]:
+    async def _get_answer(self, prompt: Sequence[int]) -> tuple[Turn, str]:
         key, number = self.sampling_key, self.exchanges
         if number < len(self.answers):
             turn, text = self.answers[number]
@@ -264,7 +271,7 @@ class _Episode:
         self.answers.append(answer)
         return answer
 
-    async def _act(self, actions: Sequence[Any]) -> Ending | None:
+    async def _take_steps(self, actions: Sequence[Any]) -> Ending | None:
         for action in actions:
             if self.steps == self.settings.num_turns:
                 return Ending.TRUNCATED_TURNS
@@ -272,25 +279,25 @@ class _Episode:
                 with span("step", waits_for="environment"):
                     result = await self.client.step(action)
             except (ValidationFailedError, PydanticSerializationError) as error:
-                return self._refused(error)
+                return self._record_refusal(error)
             self.steps += 1
-            require_play(result)
-            self.earn(result.reward)
-            self.score(result.metadata)
-            with _of_the_task():
-                self.dialogue.hear(result.observation)
+            require_scored(result)
+            self.add_reward(result.reward)
+            self.add_scores(result.metadata)
+            with _convert_task_errors():
+                self.dialogue.add_observation(result.observation)
             if result.done:  # further actions are dropped
                 return Ending.TRUNCATED_ENVIRONMENT if result.truncated else Ending.COMPLETED
         return None
 
-    def _refused(self, error: Exception) -> Ending:
+    def _record_refusal(self, error: Exception) -> Ending:
         """Record why an answer was refused: it ends its episode, and never the run."""
-        self.refusal = shortened(f"{type(error).__name__}: {error}")
+        self.refusal = shorten_reason(f"{type(error).__name__}: {error}")
         return Ending.REFUSED_ACTION
 
 
 @contextmanager
-def _of_the_task() -> Iterator[None]:
+def _convert_task_errors() -> Iterator[None]:
     """Turn what the task raises into a RolloutError, except errors that mean an answer is no action."""
     try:
         yield
@@ -300,10 +307,10 @@ def _of_the_task() -> Iterator[None]:
         raise RolloutError(f"the task raised\n{format_traceback(error)}") from error
 
 
-async def _judged(judge: Judge, task: Task, first: Any, texts: Sequence[str]) -> float:
+async def _judge_episode(judge: Judge, task: Task, first_observation: Any, texts: Sequence[str]) -> float:
     try:
-        with _of_the_task():
-            messages, target = task.messages(first), task.target(first)
+        with _convert_task_errors():
+            messages, target = task.messages(first_observation), task.target(first_observation)
         reward = await judge(messages, "\n".join(texts), target)
     except (ReplicaLostError, NoReplicaError) as error:
         # Calls to judges are retried, so none is left by now.
@@ -319,7 +326,6 @@ MAX_BACKOFF_S: Final = 5.0
 """The longest pause before any attempt."""
 
 
-async def back_off(failed: int) -> None:
-    """Wait before the next attempt after `failed` failures, at least one."""
-    doublings = min(failed - 1, 32)  # 32 is far beyond the bound; some thousand would overflow a float
-    await asyncio.sleep(min(BACKOFF_S * 2**doublings, MAX_BACKOFF_S))
+async def back_off(failures: int) -> None:
+    """Wait before the next attempt after `failures` failures, at least one."""
+    await asyncio.sleep(exponential_pause_s(failures, BACKOFF_S, MAX_BACKOFF_S))

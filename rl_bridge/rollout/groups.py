@@ -23,7 +23,7 @@ ALL_TRUNCATED = "all siblings truncated"
 TOO_FEW = "too few siblings"
 
 
-FEWEST_FAILED: Final = 8
+MIN_FAILED_EPISODES: Final = 8
 """The fewest failed episodes before an environment counts as one that takes no step."""
 
 
@@ -55,12 +55,12 @@ class EpisodeCounts:
     last_failure: str | None = None
     last_refusal: str | None = None
 
-    def attempted(self, result: AssignmentResult) -> None:
+    def count_attempts(self, result: AssignmentResult) -> None:
         """Count the failed attempts of one assignment."""
         self.retried += result.retried
         self.last_failure = result.last_failure or self.last_failure
 
-    def ended(self, outcomes: Iterable[Outcome]) -> None:
+    def add_outcomes(self, outcomes: Iterable[Outcome]) -> None:
         """Count the final outcomes of episodes."""
         for outcome in outcomes:
             if not isinstance(outcome, NoTrajectory):
@@ -81,13 +81,13 @@ class EpisodeCounts:
         """Raise RolloutError if the environment has accepted no action at all, after enough episodes.
 
         That is after `episodes` that ended by a refused action; or after `episodes` that ended in any way, if in
-        `FEWEST_FAILED` of them or more the environment failed in every attempt. Then the task is at fault, whose
+        `MIN_FAILED_EPISODES` of them or more the environment failed in every attempt. Then the task is at fault, whose
         actions the environment does not know or cannot carry out, rather than a policy that writes nonsense.
         """
-        ended = self.played + self.dropped + self.unscored + self.without_turn
-        if not self.understood and ended >= episodes and self.failed >= FEWEST_FAILED:
+        total = self.played + self.dropped + self.unscored + self.without_turn
+        if not self.understood and total >= episodes and self.failed >= MIN_FAILED_EPISODES:
             raise RolloutError(
-                f"the environment has not taken a single step: {self.failed} of {ended} episodes failed in every "
+                f"the environment has not taken a single step: {self.failed} of {total} episodes failed in every "
                 f"attempt. The last failure: {self.last_failure}"
             )
         if not self.understood and self.refused >= episodes:
@@ -102,13 +102,13 @@ class EpisodeCounts:
         return asdict(self)
 
     @classmethod
-    def sum(cls, several: Iterable[Self]) -> Self:
+    def sum(cls, all_counts: Iterable[Self]) -> Self:
         """Return the total of several environments; `last_failure` and `last_refusal` are of the first with any."""
         total = cls()
-        for counts in several:
+        for counts in all_counts:
             for name, value in asdict(counts).items():
-                before = getattr(total, name)
-                setattr(total, name, before + value if type(value) is int else before or value)
+                previous = getattr(total, name)
+                setattr(total, name, previous + value if type(value) is int else previous or value)
         return total
 
 
@@ -125,13 +125,13 @@ def _took_an_action(trajectory: Trajectory) -> bool:
 def final_outcomes(outcomes: Iterable[tuple[int, Outcome]]) -> dict[int, Outcome]:
     """Select, by place, the outcomes of episodes that no other worker has to play."""
     return {
-        place: outcome
-        for place, outcome in outcomes
+        index: outcome
+        for index, outcome in outcomes
         if not (isinstance(outcome, NoTrajectory) and outcome.absence is Absence.UNFINISHED)
     }
 
 
-def summary(outcomes: Iterable[Outcome]) -> str:
+def summarize_outcomes(outcomes: Iterable[Outcome]) -> str:
     """Return how many episodes ended in which way, as text."""
     numbers = Counter(
         outcome.absence.value if isinstance(outcome, NoTrajectory) else "played" for outcome in outcomes
@@ -139,7 +139,7 @@ def summary(outcomes: Iterable[Outcome]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in sorted(numbers.items()))
 
 
-def cannot_be_trained(reason: str) -> bool:
+def is_untrainable(reason: str) -> bool:
     """Whether a group was refused because none of it could be trained, rather than by a filter."""
     return reason == ALL_TRUNCATED or reason.startswith(TOO_FEW)
 
@@ -161,32 +161,32 @@ class Tally:
     @property
     def filtered(self) -> int:
         """Groups that a filter refused though they could have been trained."""
-        return sum(number for reason, number in self.refused.items() if not cannot_be_trained(reason))
+        return sum(number for reason, number in self.refused.items() if not is_untrainable(reason))
 
     @classmethod
-    def sum(cls, several: Iterable[Self]) -> Self:
+    def sum(cls, tallies: Iterable[Self]) -> Self:
         """Return the total of several environments' tallies."""
         total = cls()
-        for tally in several:
+        for tally in tallies:
             total.refused += tally.refused
             total.endings += tally.endings
             total.rewards += tally.rewards
         return total
 
-    def ended(self, outcomes: Iterable[Outcome], *, refused: bool) -> None:
+    def add_outcomes(self, outcomes: Iterable[Outcome], *, refused: bool) -> None:
         """Count the finished episodes of a group that are not trained, all of them if it was refused."""
-        over = list(outcomes)
+        finished = list(outcomes)
         if refused:
-            self.rewards += [outcome.reward for outcome in over if isinstance(outcome, Trajectory)]
+            self.rewards += [outcome.reward for outcome in finished if isinstance(outcome, Trajectory)]
         self.endings.update(
             outcome.ending
-            for outcome in over
+            for outcome in finished
             if outcome.ending is not None and (refused or isinstance(outcome, NoTrajectory))
         )
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Overlong:
+class OverlongHandling:
     """The handling of trajectories that a limit truncated, or that came near one.
 
     Attributes:
@@ -216,31 +216,33 @@ class Overlong:
         return trajectory.reward + overlong_penalty(length, max_length=self.max_length, buffer=self.buffer)
 
 
-TRAIN_ALL = Overlong()
+TRAIN_ALL = OverlongHandling()
 
 
-def greatest_length(config: Config) -> int:
+def max_trajectory_length(config: Config) -> int:
     """Return the most tokens that the policy can produce in a trajectory; a dataset's prompt has one answer.
 
     A growing chat has one context of `rollout.max_length` for all of its answers. If a task shows a new chat in every
     turn, each answer has a context of its own.
     """
     rollout = config.rollout
-    longest = (rollout.num_turns if config.data is None else 1) * rollout.max_new_tokens
+    max_length = (rollout.num_turns if config.data is None else 1) * rollout.max_new_tokens
     tasks = {config.of(name).rollout.task for name in config.environments} or {rollout.task}
-    if longest <= rollout.max_length:
-        return longest
-    grows = all(task is None or task_type(task).chat_grows for task in tasks)  # no task means ToolWorldTask
-    return rollout.max_length if grows else longest
+    if max_length <= rollout.max_length:
+        return max_length
+    chat_grows = all(
+        task is None or task_type(task).chat_grows for task in tasks
+    )  # no task means ToolWorldTask
+    return rollout.max_length if chat_grows else max_length
 
 
-def overlong(config: Config) -> Overlong:
+def overlong_handling(config: Config) -> OverlongHandling:
     """Make the handling of overlong trajectories that the configuration asks for."""
-    algorithm, longest = config.algorithm, greatest_length(config)
-    return Overlong(
+    algorithm, max_length = config.algorithm, max_trajectory_length(config)
+    return OverlongHandling(
         handling=algorithm.overlong,
-        max_length=longest,
-        buffer=max(1, round(algorithm.overlong_share * longest)),
+        max_length=max_length,
+        buffer=max(1, round(algorithm.overlong_share * max_length)),
     )
 
 
@@ -261,7 +263,7 @@ class GroupFilter:
     """
 
     function: "FilterFunction | None" = None
-    overlong: Overlong = TRAIN_ALL
+    overlong: OverlongHandling = TRAIN_ALL
     refills: int = 0
 
     def refusal(self, group: Group, *, first: int) -> str | None:
@@ -285,7 +287,7 @@ class GroupFilter:
         return sum(reward < max(rewards) for reward in rewards) / len(rewards) if len(rewards) > 1 else None
 
 
-def group_filter(config: Config) -> GroupFilter:
+def make_group_filter(config: Config) -> GroupFilter:
     """Make the group filter that the configuration asks for."""
     from rl_bridge.algorithms.functions import load_group_filter  # imports torch
 
@@ -293,7 +295,7 @@ def group_filter(config: Config) -> GroupFilter:
     path = WITHOUT_VARIANCE if algorithm.dynamic_sampling else algorithm.group_filter
     return GroupFilter(
         function=None if path is None else load_group_filter(path),
-        overlong=overlong(config),
+        overlong=overlong_handling(config),
         refills=algorithm.max_refills * config.rollout.groups_per_step,
     )
 
@@ -302,15 +304,15 @@ def training_samples(
     groups: Sequence[Group],
     *,
     normalize_std: bool,
-    overlong: Overlong = TRAIN_ALL,
-    relative: "AdvantageFunction" = group_advantages,
+    overlong: OverlongHandling = TRAIN_ALL,
+    advantage_function: "AdvantageFunction" = group_advantages,
 ) -> list[TrainSample]:
-    """Turn a step's groups into training rows, with advantages that `relative` computes within each group."""
+    """Turn a step's groups into training rows, with advantages that `advantage_function` computes within each group."""
     samples: list[TrainSample] = []
     index = 0
     for number, group in enumerate(groups):
         rewards = overlong.rewards(group)
-        advantages = relative(rewards, normalize_std=normalize_std)
+        advantages = advantage_function(rewards, normalize_std=normalize_std)
         for trajectory, advantage, reward in zip(group.trajectories, advantages, rewards, strict=True):
             if not overlong.masks(trajectory):
                 rows = training_rows(trajectory, advantage=advantage, index=index)
@@ -324,7 +326,7 @@ def rollout_metrics(
     *,
     version: int,
     tally: Tally | None = None,
-    overlong: Overlong = TRAIN_ALL,
+    overlong: OverlongHandling = TRAIN_ALL,
     max_staleness: int = 0,
 ) -> Mapping[str, float]:
     """Return the metrics of one iteration's rollouts, by their names in the log.
@@ -346,27 +348,27 @@ def rollout_metrics(
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     count = len(trajectories)
     endings: Counter[Ending] = Counter(trajectory.ending for trajectory in trajectories) + tally.endings
-    judged = sum(number for ending, number in endings.items() if not ending.is_failure())
+    finished = sum(number for ending, number in endings.items() if not ending.is_failure())
     truncated = sum(number for ending, number in endings.items() if ending.is_truncated())
     staleness = dict.fromkeys(range(max_staleness + 1), 0)
     for group in groups:
         staleness[version - group.version] = staleness.get(version - group.version, 0) + 1
     without_variance = sum(not has_variance(overlong.rewards(group)) for group in groups)
-    refused, equal = tally.filtered, tally.refused[NO_VARIANCE]
-    earned = sum(t.reward for t in trajectories)
+    refused, without_variance_refused = tally.filtered, tally.refused[NO_VARIANCE]
+    reward_sum = sum(t.reward for t in trajectories)
     answers = [turn.completion.tokens for t in trajectories for turn in t.turns]
     scores: defaultdict[str, list[float]] = defaultdict(list)
     for path, score in (item for trajectory in trajectories for item in trajectory.scores.items()):
         scores[path].append(score)
     shares: dict[str, tuple[float, int]] = {
-        "reward/mean": (earned, count),
-        "rollout/reward_mean": (earned + sum(tally.rewards), count + len(tally.rewards)),
+        "reward/mean": (reward_sum, count),
+        "rollout/reward_mean": (reward_sum + sum(tally.rewards), count + len(tally.rewards)),
         "rollout/turns_mean": (len(answers), count),
         "rollout/tool_calls_mean": (sum(t.tool_calls for t in trajectories), count),
         "rollout/tokens_mean": (sum(map(len, answers)), count),
         **{f"rollout/rubric/{path}_mean": (math.fsum(item), len(item)) for path, item in scores.items()},
-        "rollout/zero_variance_share": (without_variance + equal, len(groups) + refused),
-        "rollout/truncated_share": (truncated, judged),
+        "rollout/zero_variance_share": (without_variance + without_variance_refused, len(groups) + refused),
+        "rollout/truncated_share": (truncated, finished),
         **{f"rollout/ending/{ending.value}": (endings[ending], endings.total()) for ending in Ending},
         **{f"rollout/staleness/{age}": (number, len(groups)) for age, number in sorted(staleness.items())},
     }
@@ -374,15 +376,15 @@ def rollout_metrics(
         "rollout/trajectories": float(count),
         "rollout/groups": float(len(groups)),
         "rollout/refused_groups": float(refused),
-        **{name: item / whole for name, (item, whole) in shares.items() if whole},
+        **{name: item / denominator for name, (item, denominator) in shares.items() if denominator},
     }
 
 
-FEWEST_LOST: Final = 8
+MIN_LOST_GROUPS: Final = 8
 """The fewest groups that an environment must lose in a row before it is set aside, however few make a step."""
-FIRST_PAUSE_S: Final = 60.0
+FIRST_SUSPENSION_S: Final = 60.0
 """How long an environment is set aside at first; doubles each time that it fails again."""
-MAX_PAUSE_S: Final = 900.0
+MAX_ENVIRONMENT_SUSPENSION_S: Final = 900.0
 
 
 class EnvironmentHealth:
@@ -403,36 +405,36 @@ class EnvironmentHealth:
         self.error: BaseException | None = None
         """Why it was last set aside."""
         self._max_lost_share = max_lost_share
-        self._lost_in_a_row = 0
-        self._lately: deque[tuple[int, int]] = deque(maxlen=window)
-        self._away_until = -math.inf
-        self._pause_s = FIRST_PAUSE_S
+        self._losses_in_row = 0
+        self._recent: deque[tuple[int, int]] = deque(maxlen=window)
+        self._suspended_until = -math.inf
+        self._suspension_s = FIRST_SUSPENSION_S
 
     def is_playable(self, now: float) -> bool:
         """Whether groups may start here; `now` is the event loop's time, in seconds."""
-        return now >= self._away_until
+        return now >= self._suspended_until
 
     def is_gone(self) -> bool:
         """Whether it was set aside for good."""
-        return self._away_until == math.inf
+        return self._suspended_until == math.inf
 
-    def set_aside(self, error: BaseException, *, now: float, for_good: bool = False) -> None:
+    def suspend(self, error: BaseException, *, now: float, permanently: bool = False) -> None:
         """Start no group here for a while, or ever again. Afterwards a single lost group sets it aside again."""
         self.error = error
-        self._away_until = math.inf if for_good else now + self._pause_s
-        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-        self._lost_in_a_row = self._window - 1
-        self._lately.clear()
+        self._suspended_until = math.inf if permanently else now + self._suspension_s
+        self._suspension_s = min(2 * self._suspension_s, MAX_ENVIRONMENT_SUSPENSION_S)
+        self._losses_in_row = self._window - 1
+        self._recent.clear()
 
     def rewind(self, counts: EpisodeCounts) -> None:
         """Go back to a checkpoint's counts; servers that are gone for good stay gone."""
         self.counts, self.tally = counts, Tally()
-        self._lost_in_a_row, self._pause_s = 0, FIRST_PAUSE_S
-        self._lately.clear()
+        self._losses_in_row, self._suspension_s = 0, FIRST_SUSPENSION_S
+        self._recent.clear()
         if not self.is_gone():
-            self._away_until = -math.inf
+            self._suspended_until = -math.inf
 
-    def ended(
+    def add_group(
         self, outcomes: Collection[Outcome], refusal: str | None, *, current: bool, episodes: int
     ) -> None:
         """Count a finished group; RolloutError if so much was lost that going on here would not help.
@@ -440,28 +442,28 @@ class EnvironmentHealth:
         `refusal` says why the group is not trained, None if it is; `current` whether its lease was current; `episodes`
         is passed to `require_understood`.
         """
-        if refusal is None or not cannot_be_trained(refusal):
-            self._lost_in_a_row, self._pause_s = 0, FIRST_PAUSE_S
+        if refusal is None or not is_untrainable(refusal):
+            self._losses_in_row, self._suspension_s = 0, FIRST_SUSPENSION_S
         else:
-            self._lost_in_a_row += current
+            self._losses_in_row += current
         if current:
-            self.counts.ended(outcomes)
+            self.counts.add_outcomes(outcomes)
             self.counts.require_understood(episodes)
-            self.tally.ended(outcomes, refused=refusal is not None)
+            self.tally.add_outcomes(outcomes, refused=refusal is not None)
             self._require_some_success(refusal, outcomes)
             self._require_few_lost(outcomes)
 
     @property
     def _window(self) -> int:
-        assert self._lately.maxlen is not None
-        return self._lately.maxlen
+        assert self._recent.maxlen is not None
+        return self._recent.maxlen
 
     def _require_some_success(self, refusal: str | None, outcomes: Collection[Outcome]) -> None:
-        if self._lost_in_a_row >= self._window:
+        if self._losses_in_row >= self._window:
             absent = [outcome for outcome in outcomes if isinstance(outcome, NoTrajectory)]
-            because = f"; the last because: {absent[-1].reason}" if absent else ""
+            cause = f"; the last because: {absent[-1].reason}" if absent else ""
             raise RolloutError(
-                f"none of the last {self._lost_in_a_row} groups could be trained; the last one had {refusal}{because}"
+                f"none of the last {self._losses_in_row} groups could be trained; the last one had {refusal}{cause}"
             )
 
     def _require_few_lost(self, outcomes: Collection[Outcome]) -> None:
@@ -470,16 +472,16 @@ class EnvironmentHealth:
             for outcome in outcomes
             if isinstance(outcome, NoTrajectory) and outcome.absence is Absence.DROPPED
         ]
-        self._lately.append((len(lost), len(outcomes)))
-        share = sum(lost for lost, _ in self._lately) / sum(whole for _, whole in self._lately)
-        if len(self._lately) == self._window and share > self._max_lost_share:
+        self._recent.append((len(lost), len(outcomes)))
+        share = sum(lost for lost, _ in self._recent) / sum(total for _, total in self._recent)
+        if len(self._recent) == self._window and share > self._max_lost_share:
             raise RolloutError(
                 f"expected at most {self._max_lost_share:.0%} of the episodes to be lost to failures of their "
-                f"environment or engine (rollout.max_lost_share), got {share:.0%} of the last {len(self._lately)} "
+                f"environment or engine (rollout.max_lost_share), got {share:.0%} of the last {len(self._recent)} "
                 f"groups; the last failure: {self.counts.last_failure}"
             )
 
 
-def playable(health: Mapping[str, EnvironmentHealth], *, now: float) -> list[str]:
+def playable_environments(health: Mapping[str, EnvironmentHealth], *, now: float) -> list[str]:
     """Return the names of the environments in which groups may start, in order."""
     return [name for name, state in health.items() if state.is_playable(now)]

@@ -12,9 +12,9 @@ from rl_bridge.types import Completion, SamplingSettings, Turn
 
 
 class Generator(Protocol):
-    """The interface of clients that complete prompts: a `GeneratorClient`, or one bound to a replica by `settled`."""
+    """The interface for completing prompts: a `GeneratorClient`, or one that `pin_replica` binds to a replica."""
 
-    def settled(self) -> "AbstractContextManager[Generator]":
+    def pin_replica(self) -> "AbstractContextManager[Generator]":
         """Return the same generator for prompts that share a prefix; they go to one replica."""
 
     async def complete(
@@ -35,7 +35,7 @@ class ChatPolicy:
         self._tokenizer = tokenizer
         self._generator = generator
         self._max_new_tokens = max_new_tokens
-        self._longest_prompt = max_length - max_new_tokens
+        self._max_prompt_length = max_length - max_new_tokens
 
     def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int] | None:
         """Return the token ids of a chat; None if an answer would not fit after them."""
@@ -44,7 +44,7 @@ class ChatPolicy:
 
     def has_room(self, prompt: Sequence[int]) -> bool:
         """Whether an answer fits after a prompt."""
-        return len(prompt) <= self._longest_prompt
+        return len(prompt) <= self._max_prompt_length
 
     def may_have_room(self, prompt: Sequence[int], messages: Sequence[ChatMessage]) -> bool:
         """Whether an answer could fit after a prompt and messages, by a bound that needs no tokenization.
@@ -52,15 +52,15 @@ class ChatPolicy:
         Tokenizing megabytes, such as a whole file that a tool returned, would block this process.
         """
         characters = sum(len(message["content"]) for message in messages)
-        return characters <= (self._longest_prompt - len(prompt)) * self._tokenizer.longest_token
+        return characters <= (self._max_prompt_length - len(prompt)) * self._tokenizer.max_token_chars
 
     @contextmanager
-    def settled(self) -> Iterator["ChatPolicy"]:
+    def pin_replica(self) -> Iterator["ChatPolicy"]:
         """Return the same policy for one conversation, or, nested, for those that share its prefix.
 
         Their prompts go to one replica of the generator, whose cache holds the keys and values of the prefix.
         """
-        with self._generator.settled() as generator:
+        with self._generator.pin_replica() as generator:
             policy = copy.copy(self)
             policy._generator = generator
             yield policy

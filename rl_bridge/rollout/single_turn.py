@@ -11,7 +11,7 @@ from rl_bridge.metrics.sinks import last_row
 from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome, sampling_seed
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Policy
-from rl_bridge.rollout.worker import Player, Playing
+from rl_bridge.rollout.worker import ActiveAssignment, Player
 from rl_bridge.types import Ending, Trajectory, Turn
 
 
@@ -26,37 +26,39 @@ class SingleTurn(Player[Example]):
         self._dataloader = dataloader
         self._reward = reward
 
-    async def begin(self, playing: Playing, policy: ChatPolicy, stack: AsyncExitStack) -> Example:
+    async def begin(self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack) -> Example:
         """Fetch the group's example; it is the same when the group is played again."""
-        example: Example = await self._dataloader.at.route(playing.assignment.task)
+        example: Example = await self._dataloader.get_example.route(active.assignment.task)
         return example
 
-    async def attempt(self, place: int, playing: Playing, policy: ChatPolicy, beginning: Example) -> Outcome:
+    async def attempt(
+        self, index: int, active: ActiveAssignment, policy: ChatPolicy, example: Example
+    ) -> Outcome:
         """Generate and evaluate one answer. The dispatcher makes a group of an assignment's answers.
 
         Raises:
             RewardError: A reward function raised, and the run is configured to end then.
             PromptRefusedError: The engine refuses the prompt.
         """
-        assignment, prompt = playing.assignment, policy.prompt(beginning.prompt)
+        assignment, prompt = active.assignment, policy.prompt(example.prompt)
         if prompt is None:
             return NoTrajectory(
                 absence=Absence.NO_TURN,
-                reason=f"the prompt of {beginning.id} leaves no room (rollout.max_length)",
+                reason=f"the prompt of {example.id} leaves no room (rollout.max_length)",
             )
         key, temperature = assignment.sampling_key, assignment.settings.temperature
-        seed = None if key is None else sampling_seed(*key, assignment.siblings[place], 0)
+        seed = None if key is None else sampling_seed(*key, assignment.siblings[index], 0)
 
-        async def answer(number: int, settled: ChatPolicy) -> tuple[Turn, str]:
-            return await settled.answer(prompt, temperature=temperature, seed=seed)
+        async def answer(number: int, pinned_policy: ChatPolicy) -> tuple[Turn, str]:
+            return await pinned_policy.answer(prompt, temperature=temperature, seed=seed)
 
-        answered = await self.retry(playing, policy, answer)
-        if isinstance(answered, NoTrajectory):  # the policy is not to blame
-            return answered
-        turn, response = answered
+        result = await self.retry(active, policy, answer)
+        if isinstance(result, NoTrajectory):  # the policy is not to blame
+            return result
+        turn, response = result
         # A missing reward is not 0: the answer stays out of its group's baseline.
         reward = await self._reward.evaluate_response.route(
-            prompt=beginning.prompt, response=response, target=beginning.target
+            prompt=example.prompt, response=response, target=example.target
         )
         if reward is None:
             return NoTrajectory(
@@ -65,7 +67,7 @@ class SingleTurn(Player[Example]):
                 ending=Ending.FAILED_REWARD,
             )
         ending = Ending.COMPLETED if turn.completion.stopped else Ending.TRUNCATED_LENGTH
-        return Trajectory(seed=assignment.seeds[place], turns=[turn], ending=ending, reward=reward)
+        return Trajectory(seed=assignment.seeds[index], turns=[turn], ending=ending, reward=reward)
 
 
 class DatasetReport:
@@ -84,10 +86,10 @@ class DatasetReport:
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
         """Write the number and mean reward of the last iteration's answers, and the training time."""
-        report = {"last_iteration": self._last_iteration(), "train_seconds": result.train_seconds}
+        report = {"last_iteration": self._read_last_iteration(), "train_seconds": result.train_seconds}
         (self._folder / REPORT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
-    def _last_iteration(self) -> dict[str, Any]:
+    def _read_last_iteration(self) -> dict[str, Any]:
         """Read it from the log: a process that resumes after the last iteration has not seen its answers."""
         last = last_row(self._folder / "metrics.jsonl")
         if not last:  # the log was removed

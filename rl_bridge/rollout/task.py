@@ -59,7 +59,7 @@ class Dialogue(Protocol):
         """
         ...
 
-    def hear(self, observation: Any) -> None:
+    def add_observation(self, observation: Any) -> None:
         """Take the observation that resulted from the next of those actions."""
         ...
 
@@ -99,10 +99,10 @@ def load_tasks(config: Config, folder: Path) -> "dict[str, Task]":
         # In a run on a dataset, the task makes the policy and reports.
         return {"": load_task(config.rollout.task, config, folder)}
     for name in config.environments:
-        view, own = config.of(name), folder / "environments" / name if name else folder
+        view, task_folder = config.of(name), folder / "environments" / name if name else folder
         if name:
-            own.mkdir(parents=True, exist_ok=True)
-        tasks[name] = load_task(str(view.rollout.task), view, own)
+            task_folder.mkdir(parents=True, exist_ok=True)
+        tasks[name] = load_task(str(view.rollout.task), view, task_folder)
     return tasks
 
 
@@ -153,7 +153,7 @@ class Task(ABC):
             policy: The policy that plays.
             observation: The first observation.
         """
-        return _NewestState(self, policy, observation)
+        return _SingleObservationDialogue(self, policy, observation)
 
     def target(self, observation: Any) -> Any:
         """Return the target for reward functions, such as the right answer, from an episode's first observation."""
@@ -201,7 +201,7 @@ class Task(ABC):
             Console().print(summary, highlight=False, soft_wrap=True)
 
 
-class _NewestState:
+class _SingleObservationDialogue:
     """A dialogue in which each observation is a new chat, answered with one action."""
 
     tool_calls = 0
@@ -218,7 +218,7 @@ class _NewestState:
         action = self._task.parse(text)
         return Ending.ILLEGAL if action is None else (action,)
 
-    def hear(self, observation: Any) -> None:
+    def add_observation(self, observation: Any) -> None:
         self._observation = observation
 
 

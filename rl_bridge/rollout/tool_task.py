@@ -8,7 +8,7 @@ from openenv_core import MCPToolClient, Observation, ValidationFailedError
 from openenv_core.tools import CallToolAction, CallToolObservation, ListToolsAction, ListToolsObservation
 from openenv_core.tools.specs import openai_tools
 from rl_bridge.errors import ConfigError, EpisodeLostError, RolloutError
-from rl_bridge.rollout.episode import require_play
+from rl_bridge.rollout.episode import require_scored
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Session, Task
 from rl_bridge.tokens.chat import ChatMessage
@@ -68,7 +68,7 @@ class ToolDialogue:
         actions = [self._task.action(call) for call in calls] or [self._task.parse(text)]
         return Ending.ILLEGAL if any(action is None for action in actions) else actions
 
-    def hear(self, observation: Any) -> None:
+    def add_observation(self, observation: Any) -> None:
         """Take the observation of the next call, or of an answer without a call.
 
         It is turned into text only when the policy reads it: an episode's last observation may not be a tool's.
@@ -84,7 +84,7 @@ class ToolDialogue:
         return {"role": "tool", "name": call.name, "content": content}
 
 
-_CARRIES: Final = {
+_PAYLOAD_KEYS: Final = {
     "text": "text",
     "image": "data",
     "audio": "data",
@@ -113,7 +113,7 @@ class ToolTask(Task):
         """
         task = getattr(observation, "task", None)
         if not isinstance(task, str):
-            raise self._fault("a first observation with a text as its task", observation, "messages")
+            raise self._make_error("a first observation with a text as its task", observation, "messages")
         return [{"role": "user", "content": task}]
 
     def parse(self, text: str) -> Any | None:
@@ -136,13 +136,13 @@ class ToolTask(Task):
         """
         if not isinstance(observation, ListToolsObservation):
             try:
-                listed = await session.step(ListToolsAction())
+                list_result = await session.step(ListToolsAction())
             except ValidationFailedError as error:
-                raise self._fault("an environment that lists its tools", error, "functions") from error
-            require_play(listed)
-            observation = listed.observation
+                raise self._make_error("an environment that lists its tools", error, "functions") from error
+            require_scored(list_result)
+            observation = list_result.observation
         if not isinstance(observation, ListToolsObservation):
-            raise self._fault("a list of tools", observation, "functions")
+            raise self._make_error("a list of tools", observation, "functions")
         if not observation.tools:  # how released environments report a failure to list tools
             reason = observation.metadata.get("error", "it does not say why")
             raise EpisodeLostError(f"expected the environment to list its tools, got none: {reason}")
@@ -162,10 +162,10 @@ class ToolTask(Task):
             RolloutError: The observation is not that of a tool call; override this method then.
         """
         if not isinstance(observation, CallToolObservation):
-            raise self._fault("what a call gave", observation, "result")
+            raise self._make_error("what a call gave", observation, "result")
         if observation.error is not None:
             return f"error: {observation.error.message}"
-        return _shown(observation.result)
+        return _to_text(observation.result)
 
     async def begin(self, session: Session, policy: ChatPolicy, observation: Any) -> ToolDialogue:
         """See `Task.begin`.
@@ -182,7 +182,7 @@ class ToolTask(Task):
             repair=self.config.model.repair_tool_calls,
         )
 
-    def _fault(self, expected: str, got: object, method: str) -> RolloutError:
+    def _make_error(self, expected: str, got: object, method: str) -> RolloutError:
         fields = ", ".join(type(got).model_fields) if isinstance(got, Observation) else got
         return RolloutError(
             f"expected {expected}, got {type(got).__name__} ({fields}); "
@@ -200,7 +200,7 @@ class ToolTask(Task):
         return style
 
 
-def _shown(value: Any) -> str:
+def _to_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(map(_is_content, value)):
@@ -213,7 +213,7 @@ def _shown(value: Any) -> str:
 def _is_content(block: Any) -> bool:
     """Whether it is an MCP content block. A policy that reads text only sees the type of images and audio."""
     kind = block.get("type") if isinstance(block, Mapping) else None
-    return isinstance(kind, str) and _CARRIES.get(kind) in block
+    return isinstance(kind, str) and _PAYLOAD_KEYS.get(kind) in block
 
 
 class ToolWorldTask(ToolTask):

@@ -30,17 +30,17 @@ from rl_bridge.rollout.assignment import (
     NoTrajectory,
     Outcome,
 )
-from rl_bridge.rollout.episode import Branch, Judge, RecordingSession, back_off, play_episode, shortened
+from rl_bridge.rollout.episode import Branch, Judge, RecordingSession, back_off, play_episode, shorten_reason
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Session, Task
 from rl_bridge.types import Ending, Turn
 
 T = TypeVar("T")
-BeginningT = TypeVar("BeginningT")
+StartT = TypeVar("StartT")
 
 
 @dataclass(slots=True, frozen=True)
-class Beginning:
+class GroupStart:
     """How the siblings of an assignment begin: each with a reset, or all at a fork.
 
     Attributes:
@@ -55,7 +55,7 @@ class Beginning:
 
 
 @dataclass(slots=True)
-class Playing:
+class ActiveAssignment:
     """An assignment in progress."""
 
     assignment: Assignment
@@ -64,82 +64,82 @@ class Playing:
     last_failure: str | None = None
 
 
-class Player(ABC, Generic[BeginningT]):
+class Player(ABC, Generic[StartT]):
     """Plays the episodes of an assignment concurrently; each is tried up to `max_attempts` times, then dropped."""
 
     def __init__(self, policy: ChatPolicy, *, max_attempts: int) -> None:
         self.policy = policy
         self._max_attempts = max_attempts
-        self._playing: dict[int, Playing] = {}
-        self._leaving = asyncio.Event()
+        self._active: dict[int, ActiveAssignment] = {}
+        self._preempted = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     @abstractmethod
-    async def begin(self, playing: Playing, policy: ChatPolicy, stack: AsyncExitStack) -> BeginningT:
+    async def begin(self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack) -> StartT:
         """Do the common work of an assignment's episodes; `stack` is closed when all of them are done."""
 
     @abstractmethod
     async def attempt(
-        self, place: int, playing: Playing, policy: ChatPolicy, beginning: BeginningT
+        self, index: int, active: ActiveAssignment, policy: ChatPolicy, start: StartT
     ) -> Outcome:
-        """Play the episode at index `place` of an assignment."""
+        """Play the episode at index `index` of an assignment."""
 
     async def play(self, assignment: Assignment) -> AssignmentResult:
-        """Play episodes until all are done, or `cut` or `leave` stops them.
+        """Play episodes until all are done, or `cancel` or `preempt` stops them.
 
-        A call after `leave` never returns: this worker would be the least loaded of all, and the same work would come
+        A call after `preempt` never returns: this worker would be the least loaded of all, and the same work would come
         back at once. The caller's call fails when the process ends.
 
         Raises:
             RolloutError: The environment refuses the requests, so that retrying cannot help.
             PromptRefusedError: The engine refuses the prompt.
         """
-        if self._leaving.is_set():
+        if self._preempted.is_set():
             await asyncio.get_running_loop().create_future()
-        playing = self._playing[assignment.lease] = Playing(assignment)
+        active = self._active[assignment.lease] = ActiveAssignment(assignment)
         outcomes: Sequence[Outcome | None] = [None] * len(assignment.seeds)
         self._idle.clear()
         try:
             async with AsyncExitStack() as stack:
-                policy = stack.enter_context(self.policy.settled())
-                (beginning,) = await until_stopped([self.begin(playing, policy, stack)], playing.stop)
-                if beginning is not None:
-                    places = range(len(outcomes))
-                    attempts = [self.attempt(place, playing, policy, beginning) for place in places]
-                    outcomes = await until_stopped(attempts, playing.stop)
+                policy = stack.enter_context(self.policy.pin_replica())
+                (start,) = await run_until_stopped([self.begin(active, policy, stack)], active.stop)
+                if start is not None:
+                    indices = range(len(outcomes))
+                    attempts = [self.attempt(index, active, policy, start) for index in indices]
+                    outcomes = await run_until_stopped(attempts, active.stop)
         finally:
-            del self._playing[assignment.lease]
-            if not self._playing:
+            del self._active[assignment.lease]
+            if not self._active:
                 self._idle.set()
         unfinished = NoTrajectory(absence=Absence.UNFINISHED, reason="its worker was told to stop")
         return AssignmentResult(
             lease=assignment.lease,
             outcomes=tuple(outcome or unfinished for outcome in outcomes),
-            retried=playing.retried,
-            last_failure=playing.last_failure,
-            preempted=self._leaving.is_set(),
+            retried=active.retried,
+            last_failure=active.last_failure,
+            preempted=self._preempted.is_set(),
         )
 
     @property
     def playing(self) -> tuple[int, ...]:
         """The leases of the assignments in progress."""
-        return tuple(self._playing)
+        return tuple(self._active)
 
-    def cut(self, leases: Iterable[int]) -> None:
+    def cancel(self, leases: Iterable[int]) -> None:
         """Stop the assignments of these leases: they return what is finished. Unknown leases are ignored."""
         for lease in leases:
-            if (playing := self._playing.get(lease)) is not None:
-                playing.stop.set()
+            if (active := self._active.get(lease)) is not None:
+                active.stop.set()
 
-    async def leave(self) -> None:
+    async def preempt(self) -> None:
         """Stop all assignments for preemption, each returning what is finished; wait until all have returned."""
-        self._leaving.set()
-        self.cut(list(self._playing))
+        self._preempted.set()
+        self.cancel(list(self._active))
         await self._idle.wait()
 
     async def retry(
-        self, playing: Playing, policy: ChatPolicy, play: Callable[[int, ChatPolicy], Awaitable[T]]
+        self, active: ActiveAssignment, policy: ChatPolicy, play: Callable[[int, ChatPolicy], Awaitable[T]]
     ) -> T | NoTrajectory:
         """Call `play` with the attempt's number until no environment or engine fails; NoTrajectory after the last."""
         failure, ending = "", Ending.FAILED_ENVIRONMENT
@@ -148,22 +148,22 @@ class Player(ABC, Generic[BeginningT]):
                 with span("back off", waits_for="environment"):
                     await back_off(number)
             try:
-                with policy.settled() as settled:
-                    return await play(number, settled)
+                with policy.pin_replica() as pinned_policy:
+                    return await play(number, pinned_policy)
             except PromptRefusedError:
                 raise
             except (ClientError, EpisodeLostError, GeneratorError, NoReplicaError, ReplicaLostError) as error:
                 # Retrying cannot help. A refused action, which the policy wrote, is handled in the episode.
                 if isinstance(error, AuthenticationError | AccessRefusedError | ValidationFailedError):
                     raise RolloutError(f"the environment refuses the request: {error}") from error
-                failure = playing.last_failure = shortened(f"{type(error).__name__}: {error}")
-                its_own = isinstance(error, ClientError | EpisodeLostError)
-                ending = Ending.FAILED_ENVIRONMENT if its_own else Ending.FAILED_POLICY
-                playing.retried += 1
+                failure = active.last_failure = shorten_reason(f"{type(error).__name__}: {error}")
+                is_environment_error = isinstance(error, ClientError | EpisodeLostError)
+                ending = Ending.FAILED_ENVIRONMENT if is_environment_error else Ending.FAILED_POLICY
+                active.retried += 1
         return NoTrajectory(absence=Absence.DROPPED, reason=failure, ending=ending)
 
 
-class RolloutWorker(Player[Beginning]):
+class RolloutWorker(Player[GroupStart]):
     """Plays assignments, each episode in a leased session of its own.
 
     If a session fails or reports an infrastructure failure, it is replaced by a fresh one and its episode is retried
@@ -187,61 +187,65 @@ class RolloutWorker(Player[Beginning]):
         self._task = task
         self._judge = judge
 
-    async def begin(self, playing: Playing, policy: ChatPolicy, stack: AsyncExitStack) -> Beginning:
+    async def begin(self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack) -> GroupStart:
         """If the assignment has a fork turn, play the shared turns and fork the session for each sibling."""
-        assignment, answers = playing.assignment, list[tuple[Turn, str]]()
+        assignment, answers = active.assignment, list[tuple[Turn, str]]()
         siblings = len(assignment.seeds)
 
-        async def play(number: int, settled: ChatPolicy) -> Beginning:
-            async with AsyncExitStack() as own:
-                session = await own.enter_async_context(self._sessions.lease(forks=siblings))
-                outcome = await self._play(session, 0, assignment, settled, answers, assignment.fork_turn)
+        async def play(number: int, pinned_policy: ChatPolicy) -> GroupStart:
+            async with AsyncExitStack() as session_stack:
+                session = await session_stack.enter_async_context(self._sessions.lease(forks=siblings))
+                outcome = await self._play(
+                    session, 0, assignment, pinned_policy, answers, assignment.fork_turn
+                )
                 if not isinstance(outcome, Branch):
-                    return Beginning(ended=outcome)
-                beginning = Beginning(outcome, await self._sessions.fork(session, siblings))
-                stack.push_async_callback(own.pop_all().aclose)
-                return beginning
+                    return GroupStart(ended=outcome)
+                start = GroupStart(outcome, await self._sessions.fork(session, siblings))
+                stack.push_async_callback(session_stack.pop_all().aclose)
+                return start
 
         if assignment.fork_turn is None:
-            return Beginning()
-        beginning = await self.retry(playing, policy, play)
-        return beginning if isinstance(beginning, Beginning) else Beginning(ended=beginning)
+            return GroupStart()
+        start = await self.retry(active, policy, play)
+        return start if isinstance(start, GroupStart) else GroupStart(ended=start)
 
     async def attempt(
-        self, place: int, playing: Playing, policy: ChatPolicy, beginning: Beginning
+        self, index: int, active: ActiveAssignment, policy: ChatPolicy, start: GroupStart
     ) -> Outcome:
         """Play one episode, in a fresh session after each failure that is not the policy's.
 
         An episode that begins at a fork replays the shared answers to get there again.
         """
-        if beginning.ended is not None and place == 0:
-            return beginning.ended
-        branch = beginning.branch
+        if start.ended is not None and index == 0:
+            return start.ended
+        branch = start.branch
         answers = [] if branch is None else list(branch.answers)
 
-        async def play(number: int, settled: ChatPolicy) -> Outcome:
+        async def play(number: int, pinned_policy: ChatPolicy) -> Outcome:
             session: Session
-            async with AsyncExitStack() as own:
+            async with AsyncExitStack() as session_stack:
                 if branch is None:
-                    session = await own.enter_async_context(self._sessions.lease())
+                    session = await session_stack.enter_async_context(self._sessions.lease())
                 elif number:
-                    session = beginning.sessions[place]
+                    session = start.sessions[index]
                     await self._sessions.renew(session)
                 else:
-                    session = RecordingSession(beginning.sessions[place], branch.results)
-                assignment = playing.assignment
-                where = {"seed": assignment.seeds[place], "sibling": assignment.siblings[place]}
-                with traced("rollout", **where, lease=assignment.lease, attempt=number):
-                    outcome = await self._play(session, place, assignment, settled, answers, branch=branch)
+                    session = RecordingSession(start.sessions[index], branch.results)
+                assignment = active.assignment
+                trace_attributes = {"seed": assignment.seeds[index], "sibling": assignment.siblings[index]}
+                with traced("rollout", **trace_attributes, lease=assignment.lease, attempt=number):
+                    outcome = await self._play(
+                        session, index, assignment, pinned_policy, answers, branch=branch
+                    )
             assert not isinstance(outcome, Branch)
             return outcome
 
-        return await self.retry(playing, policy, play)
+        return await self.retry(active, policy, play)
 
     async def _play(
         self,
         session: Session,
-        place: int,
+        index: int,
         assignment: Assignment,
         policy: ChatPolicy,
         answers: list[tuple[Turn, str]],
@@ -254,9 +258,9 @@ class RolloutWorker(Player[Beginning]):
                 session,
                 policy,
                 self._task,
-                seed=assignment.seeds[place],
+                seed=assignment.seeds[index],
                 settings=assignment.settings,
-                sampling_key=None if key is None else (*key, assignment.siblings[place]),
+                sampling_key=None if key is None else (*key, assignment.siblings[index]),
                 judge=self._judge,
                 answers=answers,
                 fork_turn=fork_turn,
@@ -265,7 +269,7 @@ class RolloutWorker(Player[Beginning]):
         except EpisodeUnscoredError as reason:
             # Not retried: the policy has played, and retrying until a score comes would bias the episodes.
             return NoTrajectory(
-                absence=Absence.UNSCORED, reason=shortened(str(reason)), ending=Ending.FAILED_REWARD
+                absence=Absence.UNSCORED, reason=shorten_reason(str(reason)), ending=Ending.FAILED_REWARD
             )
         return outcome or NoTrajectory(
             absence=Absence.NO_TURN,
@@ -301,7 +305,7 @@ async def on_termination(notify: Callable[[], None]) -> None:
             loop.add_signal_handler(signal.SIGTERM, on_signal)
             main_loop.call_soon_threadsafe(installed.set_result, None)
 
-    for loop in _running_loops():
+    for loop in _find_running_loops():
         loop.call_soon_threadsafe(install, loop)
     try:
         async with asyncio.timeout(INSTALL_TIMEOUT_S):
@@ -313,7 +317,7 @@ async def on_termination(notify: Callable[[], None]) -> None:
         ) from None
 
 
-def _running_loops() -> list[asyncio.AbstractEventLoop]:
+def _find_running_loops() -> list[asyncio.AbstractEventLoop]:
     # asyncio keeps no list of loops, and a loop can be found only from its own thread. `type` instead of isinstance:
     # objects of other libraries may run code when their `__class__` is read.
     return [
@@ -323,23 +327,23 @@ def _running_loops() -> list[asyncio.AbstractEventLoop]:
     ]
 
 
-async def until_stopped(works: Sequence[Coroutine[Any, Any, T]], stop: asyncio.Event) -> list[T | None]:
+async def run_until_stopped(works: Sequence[Coroutine[Any, Any, T]], stop: asyncio.Event) -> list[T | None]:
     """Run coroutines concurrently until all are done or `stop` is set.
 
     Returns their results in order, None for those that were stopped. If one raises, the others are cancelled and its
     exception is raised.
     """
-    stopping = asyncio.ensure_future(stop.wait())
+    stop_wait = asyncio.ensure_future(stop.wait())
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        left: set[asyncio.Future[Any]] = set(tasks)
-        while left and not stopping.done():
-            done, left = await asyncio.wait({*left, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            left.discard(stopping)
-            for finished in done:
-                finished.result()
+        pending: set[asyncio.Future[Any]] = set(tasks)
+        while pending and not stop_wait.done():
+            done, pending = await asyncio.wait({*pending, stop_wait}, return_when=asyncio.FIRST_COMPLETED)
+            pending.discard(stop_wait)
+            for task_done in done:
+                task_done.result()
     finally:
-        for task in (stopping, *tasks):
+        for task in (stop_wait, *tasks):
             task.cancel()
-        await asyncio.gather(stopping, *tasks, return_exceptions=True)
+        await asyncio.gather(stop_wait, *tasks, return_exceptions=True)
     return [None if task.cancelled() or task.exception() is not None else task.result() for task in tasks]

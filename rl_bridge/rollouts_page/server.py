@@ -55,7 +55,7 @@ def make_served_page(run: Path) -> bytes:
     return b"".join(_render(run, served=True, records=()))
 
 
-def make_whole_page(run: Path, records: Iterable[bytes]) -> Iterator[bytes]:
+def make_standalone_page(run: Path, records: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the page of a run with its records embedded, in parts."""
     return _render(run, served=False, records=records)
 
@@ -71,8 +71,8 @@ def _render(run: Path, *, served: bool, records: Iterable[bytes]) -> Iterator[by
         "script": script(),
         "settings": _escape_markup(json.dumps(settings).encode()).decode(),
     }
-    for place, piece in enumerate(_PLACEHOLDER.split(pages.asset(__package__, "page.html"))):
-        if place % 2 == 0:
+    for index, piece in enumerate(_PLACEHOLDER.split(pages.asset(__package__, "page.html"))):
+        if index % 2 == 0:
             yield piece.encode()
         elif piece == "records":
             yield from map(_escape_markup, records)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from rl_bridge.errors import MissingDependencyError, RoleError
 from rl_bridge.metrics.spans import PROCESS_SPANS, SpanTotals
-from rl_bridge.services.options import Place, RestartPolicy, ServiceOptions
+from rl_bridge.services.options import RankProcess, RestartPolicy, ServiceOptions
 from rl_bridge.services.service import Service
 
 try:
@@ -37,13 +37,13 @@ class BoundOptions:
                 f"expected an open fleet to start {self.actor.__name__} in, there is none; "
                 "write `async with Fleet(logs):` around it"
             )
-        started: Service = await fleet.launch(self.actor, self.options, args)
-        return started
+        service: Service = await fleet.launch(self.actor, self.options, args)
+        return service
 
     async def as_actor(self, *args: Any) -> Service:
         """Start one replica that is never restarted: its loss ends the run. Raises as `as_service` does."""
-        alone = replace(self.options, num_replicas=1, restarts=RestartPolicy(budget=0))
-        return await BoundOptions(self.actor, alone).as_service(*args)
+        options = replace(self.options, num_replicas=1, restarts=RestartPolicy(budget=0))
+        return await BoundOptions(self.actor, options).as_service(*args)
 
 
 class ServiceActor(Actor):
@@ -91,10 +91,10 @@ class ServiceActor(Actor):
         return PROCESS_SPANS.totals()
 
     @concurrent_endpoint
-    async def _vigil(self) -> None:
+    async def _wait_forever(self) -> None:
         """Never return: the call fails when the process is gone or silent."""
         await asyncio.Event().wait()
 
     @concurrent_endpoint
-    async def _place(self) -> Place:
-        return Place(socket.gethostname(), os.getpid())
+    async def _locate(self) -> RankProcess:
+        return RankProcess(socket.gethostname(), os.getpid())

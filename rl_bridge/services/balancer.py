@@ -49,12 +49,12 @@ def key_of(target: ReplicaTarget) -> Key:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _TargetLoad:
     """A target with its load and its record of failures."""
 
     target: ReplicaTarget
     in_flight: int = 0
-    picked: int = 0
+    last_pick: int = 0
     failures: int = 0
     suspended_until: float = 0.0
     suspension_s: float = 0.0
@@ -89,10 +89,10 @@ class Balancer:
         self._wait_s = wait_s
         self._on_gone = on_gone
         self._on_suspect = on_suspect
-        self._seats: dict[int, _Seat] = {}
-        self._picks = 0
-        self._under_way: dict[Key, set[asyncio.Future[Any]]] = {}
-        self._lost: dict[Key, str] = {}
+        self._loads: dict[int, _TargetLoad] = {}
+        self._pick_count = 0
+        self._calls_in_flight: dict[Key, set[asyncio.Future[Any]]] = {}
+        self._loss_reasons: dict[Key, str] = {}
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
         self._sessions: Counter[Key] = Counter()
@@ -102,76 +102,80 @@ class Balancer:
     @property
     def targets(self) -> tuple[ReplicaTarget, ...]:
         """The targets that calls can go to now."""
-        return tuple(seat.target for seat in self._seats.values())
+        return tuple(load.target for load in self._loads.values())
 
     def in_flight(self, replica: int) -> int:
         """Return the number of a replica's calls in flight, over all of its starts."""
-        return sum(len(calls) for (known, _), calls in self._under_way.items() if known == replica)
+        return sum(
+            len(calls) for (replica_id, _), calls in self._calls_in_flight.items() if replica_id == replica
+        )
 
     def is_suspended(self, replica: int) -> bool:
         """Whether a replica is suspended because its calls keep failing."""
-        seat = self._seats.get(replica)
-        return seat is not None and seat.suspended_until > time.monotonic()
+        load = self._loads.get(replica)
+        return load is not None and load.suspended_until > time.monotonic()
 
     def add(self, target: ReplicaTarget) -> None:
         """Add a target; it replaces an earlier start of the same replica."""
-        self._seats[target.replica] = _Seat(target)
+        self._loads[target.replica] = _TargetLoad(target)
         self._changed.set()
 
     def remove(self, target: ReplicaTarget) -> None:
         """Send no more calls to a target; calls in flight go on."""
         if self.holds(target):
-            del self._seats[target.replica]
+            del self._loads[target.replica]
             self._changed.set()
 
     def lose(self, key: Key, reason: str) -> None:
         """End the calls to a target whose process is gone, and send no more to it."""
-        seat = self._seats.get(key[0])
-        if seat is not None and key_of(seat.target) == key:
-            self.remove(seat.target)
-        if self._under_way.get(key):
-            self._lost[key] = reason
-            for call in self._under_way[key]:
+        load = self._loads.get(key[0])
+        if load is not None and key_of(load.target) == key:
+            self.remove(load.target)
+        if self._calls_in_flight.get(key):
+            self._loss_reasons[key] = reason
+            for call in self._calls_in_flight[key]:
                 call.cancel()
 
     def replace(self, targets: Iterable[ReplicaTarget]) -> None:
         """Replace the set of targets; targets that stay keep their loads."""
-        wanted = {key_of(target): target for target in targets}
-        for old in self.targets:
-            if key_of(old) not in wanted:
-                self.remove(old)
-        for new in wanted.values():
-            if not self.holds(new):
-                self.add(new)
+        new_targets = {key_of(target): target for target in targets}
+        for current in self.targets:
+            if key_of(current) not in new_targets:
+                self.remove(current)
+        for target in new_targets.values():
+            if not self.holds(target):
+                self.add(target)
 
     def holds(self, target: ReplicaTarget) -> bool:
         """Whether calls go to this start of the replica."""
-        return self._seat_of(target) is not None
+        return self._find_load(target) is not None
 
-    def _seat_of(self, target: ReplicaTarget) -> _Seat | None:
-        seat = self._seats.get(target.replica)
-        return seat if seat is not None and key_of(seat.target) == key_of(target) else None
+    def _find_load(self, target: ReplicaTarget) -> _TargetLoad | None:
+        load = self._loads.get(target.replica)
+        return load if load is not None and key_of(load.target) == key_of(target) else None
 
-    def settle(self, near: ReplicaTarget | None, room: int) -> ReplicaTarget | None:
-        """Bind a session to a target until `unsettle`; None if there is no target now.
+    def bind_session(self, near: ReplicaTarget | None, max_sessions: int) -> ReplicaTarget | None:
+        """Bind a session to a target until `release_session`; None if there is no target now.
 
-        It is the target `near` while that has fewer than `room` sessions, otherwise the one with the fewest.
+        It is the target `near` while that has fewer than `max_sessions` sessions, otherwise the one with the fewest.
         """
-        free = [target for target in self.targets if not self.is_suspended(target.replica)]
-        if not (choice := free or list(self.targets)):
+        available = [target for target in self.targets if not self.is_suspended(target.replica)]
+        if not (candidates := available or list(self.targets)):
             return None
-        fewest = min(
-            choice,
+        least_bound = min(
+            candidates,
             key=lambda candidate: (self._sessions[key_of(candidate)], hash((self._salt, candidate.replica))),
         )
-        nearest = [
-            candidate for candidate in choice if near is not None and key_of(candidate) == key_of(near)
+        preferred = [
+            candidate for candidate in candidates if near is not None and key_of(candidate) == key_of(near)
         ]
-        target = nearest[0] if nearest and self._sessions[key_of(nearest[0])] < room else fewest
+        target = (
+            preferred[0] if preferred and self._sessions[key_of(preferred[0])] < max_sessions else least_bound
+        )
         self._sessions[key_of(target)] += 1
         return target
 
-    def unsettle(self, target: ReplicaTarget) -> None:
+    def release_session(self, target: ReplicaTarget) -> None:
         """Release a session's binding to a target."""
         self._sessions[key_of(target)] -= 1
         if not self._sessions[key_of(target)]:
@@ -182,17 +186,17 @@ class Balancer:
         self._failure = failure
         self._changed.set()
 
-    async def any_target(self, pick: Callable[[], ReplicaTarget | None] | None = None) -> ReplicaTarget:
+    async def wait_for_target(self, pick: Callable[[], ReplicaTarget | None] | None = None) -> ReplicaTarget:
         """Wait until there is a target: by default the least loaded.
 
         Raises NoReplicaError after the deadline, or the failure passed to `fail`.
         """
-        pick = pick or self._least_loaded
-        if (target := self._choose(pick)) is not None:
+        pick = pick or self._pick_least_loaded
+        if (target := self._pick(pick)) is not None:
             return target
         try:
             async with asyncio.timeout(self._wait_s):
-                while (target := self._choose(pick)) is None:
+                while (target := self._pick(pick)) is None:
                     self._changed.clear()
                     await self._changed.wait()
                 return target
@@ -202,17 +206,17 @@ class Balancer:
                 "see its log for why it does not start, or give it longer (start_timeout_s)"
             ) from error
 
-    def _choose(self, pick: Callable[[], ReplicaTarget | None]) -> ReplicaTarget | None:
+    def _pick(self, pick: Callable[[], ReplicaTarget | None]) -> ReplicaTarget | None:
         if self._failure is not None:
             raise self._failure
         return pick()
 
-    def _least_loaded(self) -> ReplicaTarget | None:
+    def _pick_least_loaded(self) -> ReplicaTarget | None:
         """Among equals, take the one picked longest ago; if all are suspended, the one whose suspension ends first."""
-        now, seats = time.monotonic(), self._seats.values()
-        if free := [seat for seat in seats if seat.suspended_until <= now]:
-            return min(free, key=lambda seat: (seat.in_flight, seat.picked)).target
-        return min(seats, key=lambda seat: seat.suspended_until).target if seats else None
+        now, loads = time.monotonic(), self._loads.values()
+        if available := [load for load in loads if load.suspended_until <= now]:
+            return min(available, key=lambda load: (load.in_flight, load.last_pick)).target
+        return min(loads, key=lambda load: load.suspended_until).target if loads else None
 
     async def route(
         self,
@@ -226,7 +230,7 @@ class Balancer:
         Raises ReplicaLostError if the replica died and the endpoint is not repeatable.
         """
         while True:
-            target = await self.any_target(pick)
+            target = await self.wait_for_target(pick)
             try:
                 return await self.call(target, name, args, kwargs)
             except ReplicaLostError:
@@ -238,61 +242,61 @@ class Balancer:
     ) -> Any:
         """Call an endpoint of this target, counted as one of its calls in flight. Raises as `route` does."""
         key = key_of(target)
-        if (seat := self._seat_of(target)) is not None:
-            self._picks += 1
-            seat.picked = self._picks
-            seat.in_flight += 1
-        under_way = asyncio.ensure_future(target.call(name, args, kwargs))
-        self._under_way.setdefault(key, set()).add(under_way)
+        if (load := self._find_load(target)) is not None:
+            self._pick_count += 1
+            load.last_pick = self._pick_count
+            load.in_flight += 1
+        call = asyncio.ensure_future(target.call(name, args, kwargs))
+        self._calls_in_flight.setdefault(key, set()).add(call)
         failed: bool | None = None
         try:
-            value = await under_way
+            value = await call
             failed = False
             return value
         except TargetGoneError as error:
             self._on_gone(target, str(error))
             self.remove(target)
-            raise self._loss(target, name, str(error)) from error
+            raise self._make_lost_error(target, name, str(error)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if key not in self._lost or (task is not None and task.cancelling()):
+            if key not in self._loss_reasons or (task is not None and task.cancelling()):
                 raise
-            raise self._loss(target, name, self._lost[key]) from None
+            raise self._make_lost_error(target, name, self._loss_reasons[key]) from None
         except Exception:
             failed = True
             raise
         finally:
-            self._on_call_done(key, under_way)
+            self._on_call_done(key, call)
             # Only if this start still serves: a newer start of the replica has a record of its own.
-            if (seat := self._seat_of(target)) is not None and self._becomes_suspect(seat, failed):
+            if (load := self._find_load(target)) is not None and self._record_call_end(load, failed):
                 self._on_suspect(target)
 
-    def _becomes_suspect(self, seat: _Seat, failed: bool | None) -> bool:
+    def _record_call_end(self, load: _TargetLoad, failed: bool | None) -> bool:
         """Record the end of a call, None for a cancelled one; returns whether the target becomes suspect now."""
-        seat.in_flight -= 1
+        load.in_flight -= 1
         if failed is None:
             return False
         if not failed:
-            seat.failures = 0
-            seat.suspended_until = seat.suspension_s = 0.0
+            load.failures = 0
+            load.suspended_until = load.suspension_s = 0.0
             return False
-        seat.failures += 1
+        load.failures += 1
         now = time.monotonic()
         # Calls that were in flight at the time of the suspension add no new evidence.
-        if seat.failures < SUSPECT_AFTER or seat.suspended_until > now:
+        if load.failures < SUSPECT_AFTER or load.suspended_until > now:
             return False
-        seat.suspension_s = min(max(2 * seat.suspension_s, MIN_SUSPENSION_S), MAX_SUSPENSION_S)
-        seat.suspended_until = now + seat.suspension_s
+        load.suspension_s = min(max(2 * load.suspension_s, MIN_SUSPENSION_S), MAX_SUSPENSION_S)
+        load.suspended_until = now + load.suspension_s
         return True
 
     def _on_call_done(self, key: Key, call: asyncio.Future[Any]) -> None:
-        self._under_way[key].discard(call)
-        if not self._under_way[key]:
-            del self._under_way[key]
-            self._lost.pop(key, None)
+        self._calls_in_flight[key].discard(call)
+        if not self._calls_in_flight[key]:
+            del self._calls_in_flight[key]
+            self._loss_reasons.pop(key, None)
             self._changed.set()
 
-    def _loss(self, target: ReplicaTarget, name: str, reason: str) -> ReplicaLostError:
+    def _make_lost_error(self, target: ReplicaTarget, name: str, reason: str) -> ReplicaLostError:
         return ReplicaLostError(
             f"replica {target.replica} of {self._service} was lost during {name}: {reason}"
         )
@@ -324,7 +328,7 @@ class Replays:
         self._number = 0
         self._changed = asyncio.Event()
 
-    def keep(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | None:
+    def record(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Replay | None:
         """Keep a fan-out that begins; None if the endpoint defines no state."""
         if (state := self._states.get(name)) is None:
             return None
@@ -333,7 +337,7 @@ class Replays:
         if previous is not None:
             previous.previous = None  # one step back is enough
         replay = self._last[state] = Replay(self._number, name, args, kwargs, previous)
-        self._tell()
+        self._notify()
         return replay
 
     def withdraw(self, replay: Replay) -> None:
@@ -344,9 +348,9 @@ class Replays:
                 del self._last[state]
             else:
                 self._last[state] = replay.previous
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -357,11 +361,11 @@ class Replays:
         retries after `RETRY_INTERVAL_S`, since the provider may only have been unreachable. The caller bounds the wait.
         """
         replayed: dict[tuple[str, ...], Replay] = {}
-        while new := sorted(
+        while unseen := sorted(
             (replay for state, replay in self._last.items() if replayed.get(state) is not replay),
             key=lambda replay: replay.number,
         ):
-            replay, changed = new[0], self._changed
+            replay, changed = unseen[0], self._changed
             try:
                 replay.values[target.replica] = await target.call(replay.name, replay.args, replay.kwargs)
             except StateUnavailableError:

@@ -16,17 +16,17 @@ from typing import Any, Self, TypeVar
 from rl_bridge.errors import ReplicaLostError, RoleError
 from rl_bridge.services.actor import ServiceActor, current_fleet
 from rl_bridge.services.hosts import Hosts
-from rl_bridge.services.leaving import leave_quietly
 from rl_bridge.services.options import RUN_VARIABLE, START_VARIABLE, Placement, ServiceOptions, start_of
-from rl_bridge.services.processes import ENDED, Incarnation, bound_logs, new_mark, supervise
-from rl_bridge.services.service import Service, tell_of_errors
+from rl_bridge.services.processes import PROCESS_ENDED, Incarnation, make_mark, rotate_logs, supervise
+from rl_bridge.services.service import Service, report_errors
+from rl_bridge.services.shutdown import shut_down_at_exit
 
 T = TypeVar("T")
 
 
 REPORT_TIMEOUT_S = 5.0
-EVENTS_KEPT = 2000
-LOG_LOOK_INTERVAL_S = 10.0
+MAX_EVENTS = 2000
+LOG_CHECK_INTERVAL_S = 10.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,15 +60,15 @@ class Fleet:
     def __init__(self, logs: Path, *, hosts: Hosts | None = None, heartbeat_s: float = 1.0) -> None:
         if heartbeat_s <= 0:
             raise ValueError(f"expected heartbeat_s to be more than 0 s, got {heartbeat_s:g}")
-        self.events: deque[FleetEvent] = deque(maxlen=EVENTS_KEPT)
+        self.events: deque[FleetEvent] = deque(maxlen=MAX_EVENTS)
         self._logs = logs
         self._hosts = hosts or Hosts.this_machine()
         self._heartbeat_s = heartbeat_s
         self._services: dict[str, Service] = {}
-        self._starts: Counter[str] = Counter()
-        self._name = new_mark()
-        self._fault: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self._outer: Any = None
+        self._start_counts: Counter[str] = Counter()
+        self._name = make_mark()
+        self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._outer_fleet: Any = None
 
     @property
     def services(self) -> dict[str, Service]:
@@ -90,38 +90,38 @@ class Fleet:
         except BaseException:
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise
-        gpuless = self._hosts.gpuless
-        self._placement = Placement(self._hosts.count - gpuless, len(self._hosts.gpus), gpuless)
+        cpu_hosts = self._hosts.cpu_hosts
+        self._placement = Placement(self._hosts.count - cpu_hosts, len(self._hosts.gpus), cpu_hosts)
         supervise(self._heartbeat_s)
-        self._bounding = asyncio.create_task(self._bound_logs())
-        tell_of_errors(self._bounding, self.fail)
-        self._outer = current_fleet.get()
+        self._log_rotation = asyncio.create_task(self._rotate_logs())
+        report_errors(self._log_rotation, self.fail)
+        self._outer_fleet = current_fleet.get()
         current_fleet.set(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        current_fleet.set(self._outer)
-        if not self._fault.done():
-            self._fault.cancel()
+        current_fleet.set(self._outer_fleet)
+        if not self._failure.done():
+            self._failure.cancel()
         # An exit stack runs every callback even if one fails: a second Ctrl-C must not leave a job with its scheduler.
-        async with AsyncExitStack() as ending:
-            ending.callback(leave_quietly)
-            ending.callback(self._bounding.cancel)
-            ending.callback(shutil.rmtree, self._scratch, ignore_errors=True)
-            ending.push_async_callback(self._hosts.close)
+        async with AsyncExitStack() as stack:
+            stack.callback(shut_down_at_exit)
+            stack.callback(self._log_rotation.cancel)
+            stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            stack.push_async_callback(self._hosts.close)
             # All services at once: each takes seconds, mostly spent waiting for its processes.
-            stopping = asyncio.ensure_future(self._stop_services())
+            stop = asyncio.ensure_future(self._stop_services())
             try:
-                await asyncio.shield(stopping)
+                await asyncio.shield(stop)
             except asyncio.CancelledError:
-                await stopping  # a second Ctrl-C must leave nothing running either
+                await stop  # a second Ctrl-C must leave nothing running either
                 raise
 
     async def _stop_services(self) -> None:
-        stopped = [service.stop() for service in self._services.values()]
-        for failure in await asyncio.gather(*stopped, return_exceptions=True):
+        stops = [service.stop() for service in self._services.values()]
+        for failure in await asyncio.gather(*stops, return_exceptions=True):
             if failure is not None:
                 raise failure
 
@@ -159,41 +159,41 @@ class Fleet:
         """Run `work` to its end, or cancel it and raise RoleError as soon as the run has lost an essential role."""
         task = asyncio.ensure_future(work)
         try:
-            waited: set[asyncio.Future[Any]] = {task, self._fault}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and not self._fault.done() and _shows_a_loss(task):
+            futures: set[asyncio.Future[Any]] = {task, self._failure}
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not self._failure.done() and _failed_with_lost_replica(task):
                 # The call in flight has failed already; the report of the reason is still to come.
-                await asyncio.wait({self._fault}, timeout=REPORT_TIMEOUT_S)
-            if self._fault.done() and (not task.done() or _shows_a_loss(task)):
-                raise self._fault.result()
+                await asyncio.wait({self._failure}, timeout=REPORT_TIMEOUT_S)
+            if self._failure.done() and (not task.done() or _failed_with_lost_replica(task)):
+                raise self._failure.result()
             return task.result()
         finally:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
-    async def _bound_logs(self) -> None:
+    async def _rotate_logs(self) -> None:
         while True:
-            await asyncio.to_thread(bound_logs, self._logs)
-            await asyncio.sleep(LOG_LOOK_INTERVAL_S)
+            await asyncio.to_thread(rotate_logs, self._logs)
+            await asyncio.sleep(LOG_CHECK_INTERVAL_S)
 
     def _start(self, service: str, replica: int, options: ServiceOptions) -> Incarnation:
-        slot = self._placement.take(options, time.monotonic())
+        slot = self._placement.reserve(options, time.monotonic())
         name = f"{service}-{replica}"
-        before = self._starts[name]
-        self._starts[name] += 1
+        earlier_starts = self._start_counts[name]
+        self._start_counts[name] += 1
 
         def environment(rank: int) -> dict[str, str]:
             return {
                 **({"TMPDIR": str(self._scratch)} if self._hosts.local else {}),
                 **self._hosts.variables_of(slot.gpus_of(rank)),
-                START_VARIABLE: start_of(replica, rank, before),
+                START_VARIABLE: start_of(replica, rank, earlier_starts),
                 RUN_VARIABLE: self._name,
                 **options.environment,
             }
 
-        def judge(lost: "asyncio.Future[str]") -> None:
-            if not lost.cancelled() and not lost.result().startswith(ENDED):
+        def on_lost(lost: "asyncio.Future[str]") -> None:
+            if not lost.cancelled() and not lost.result().startswith(PROCESS_ENDED):
                 self._placement.avoid(slot, time.monotonic())
 
         incarnation = Incarnation(
@@ -206,14 +206,14 @@ class Fleet:
             local=self._hosts.local,
             on_stopped=lambda: self._placement.release(slot),
         )
-        incarnation.lost.add_done_callback(judge)
+        incarnation.lost.add_done_callback(on_lost)
         return incarnation
 
     def fail(self, failure: BaseException) -> None:
         """Record that the run has lost an essential role: `guard` raises this error."""
-        if not self._fault.done():
-            self._fault.set_result(failure)
+        if not self._failure.done():
+            self._failure.set_result(failure)
 
 
-def _shows_a_loss(task: "asyncio.Task[Any]") -> bool:
+def _failed_with_lost_replica(task: "asyncio.Task[Any]") -> bool:
     return not task.cancelled() and isinstance(task.exception(), ReplicaLostError)

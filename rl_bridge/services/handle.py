@@ -18,7 +18,7 @@ class Fanout:
     failed: dict[int, Exception]
 
 
-class Routed(ABC):
+class EndpointOwner(ABC):
     """An object whose attributes are endpoints."""
 
     endpoints: frozenset[str] = frozenset()
@@ -39,15 +39,15 @@ class Routed(ABC):
         if name.startswith("_"):
             raise AttributeError(name)
         if name not in self.endpoints:
-            known = ", ".join(sorted(self.endpoints))
-            raise AttributeError(f"expected one of the endpoints {known}, got {name!r}")
+            choices = ", ".join(sorted(self.endpoints))
+            raise AttributeError(f"expected one of the endpoints {choices}, got {name!r}")
         return Endpoint(self, name)
 
 
 class Endpoint:
     """One endpoint of a service."""
 
-    def __init__(self, owner: Routed, name: str) -> None:
+    def __init__(self, owner: EndpointOwner, name: str) -> None:
         self._owner = owner
         self._name = name
 
@@ -98,14 +98,14 @@ class Roster:
     lost: tuple[Key, ...] = ()
 
 
-class StickySession(Routed):
+class StickySession(EndpointOwner):
     """A session whose calls all go to one replica until that is lost or suspended; then to another.
 
     Args:
         balancer: The service's.
         endpoints: The names that can be called.
         near: A session whose replica is preferred, because it has cached state of use to this one.
-        room: A replica with this many sessions is no longer preferred.
+        max_sessions: A replica with this many sessions is no longer preferred.
 
     Attributes:
         moved: How often the replica has changed since the session began; each time its cached state was lost.
@@ -117,60 +117,64 @@ class StickySession(Routed):
         endpoints: frozenset[str],
         *,
         near: "StickySession | None" = None,
-        room: int = sys.maxsize,
+        max_sessions: int = sys.maxsize,
     ) -> None:
         self._balancer = balancer
         self.endpoints = endpoints
         self._near = near
-        self._room = room
+        self._max_sessions = max_sessions
         self._target: ReplicaTarget | None = None
-        self.moved = 0
+        self._closed = False
+        self.moves = 0
 
     @property
     def replica(self) -> int | None:
         """The id of the replica that the next call goes to; None if none serves."""
-        target = self._settle()
+        target = self._bind()
         return None if target is None else target.replica
 
     def close(self) -> None:
-        """Release the replica; a later call opens the session again."""
+        """Release the replica. A call that is still in flight or to be sent goes on, and binds no replica again."""
+        self._closed = True
         if self._target is not None:
-            self._balancer.unsettle(self._target)
+            self._balancer.release_session(self._target)
             self._target = None
 
-    def _settle(self) -> ReplicaTarget | None:
-        known, balancer = self._target, self._balancer
-        if known is not None and balancer.holds(known) and not balancer.is_suspended(known.replica):
-            return known
-        near = None if self._near is None else self._near._settle()
-        target = self._balancer.settle(near, self._room)
-        if target is not None:
-            if known is not None:
-                self._balancer.unsettle(known)
-                self.moved += key_of(known) != key_of(target)
+    def _bind(self) -> ReplicaTarget | None:
+        current, balancer = self._target, self._balancer
+        if current is not None and balancer.holds(current) and not balancer.is_suspended(current.replica):
+            return current
+        near = None if self._near is None else self._near._bind()
+        target = self._balancer.bind_session(near, self._max_sessions)
+        if target is not None and self._closed:
+            self._balancer.release_session(target)
+        elif target is not None:
+            if current is not None:
+                self._balancer.release_session(current)
+                self.moves += key_of(current) != key_of(target)
             self._target = target
         return target
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return await self._balancer.route(name, args, kwargs, self._settle)
+        return await self._balancer.route(name, args, kwargs, self._bind)
 
 
-class Balanced(Routed):
+class BalancedEndpoints(EndpointOwner):
     """An object whose calls a balancer spreads over replicas."""
 
     def __init__(self, balancer: Balancer, endpoints: frozenset[str]) -> None:
         self.endpoints = endpoints
         self._balancer = balancer
 
-    def session(self, *, near: StickySession | None = None, room: int = sys.maxsize) -> StickySession:
+    def session(self, *, near: StickySession | None = None, max_sessions: int = sys.maxsize) -> StickySession:
         """Open a session whose calls stay with one replica as long as it lives; see `StickySession`."""
-        return StickySession(self._balancer, self.endpoints, near=near, room=room)
+        return StickySession(self._balancer, self.endpoints, near=near, max_sessions=max_sessions)
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return await self._balancer.route(name, args, kwargs)
 
 
-class ServiceHandle(Balanced):
+class ServiceHandle(BalancedEndpoints):
     """Routes calls to a service's replicas from any process.
 
     Loads count this handle's own calls only. The controller sends new rosters to `update`; between two rosters, a
@@ -197,7 +201,7 @@ class ServiceHandle(Balanced):
                 self._balancer.lose(key, "the controller says that it is gone")
 
 
-class LocalService(Routed):
+class LocalService(EndpointOwner):
     """Wraps a local object as a service: its public methods get `.route` and `.fanout`; its only replica has id 0."""
 
     def __init__(self, wrapped: object) -> None:

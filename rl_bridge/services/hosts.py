@@ -7,8 +7,8 @@ from typing import Any
 
 from rl_bridge.config.monarch import visible_gpus
 from rl_bridge.errors import MissingDependencyError, RoleError
-from rl_bridge.services.leaving import interruptible
 from rl_bridge.services.options import ReplicaSlot
+from rl_bridge.services.shutdown import raise_on_signals
 
 try:
     from monarch.actor import attach_to_workers, enable_transport, this_host
@@ -34,7 +34,7 @@ class Hosts:
 
         Its GPUs are those of CUDA_VISIBLE_DEVICES, or else of the driver, unless `gpus` gives their number.
         """
-        return Hosts(visible_gpus() if gpus is None else _number_devices(gpus))
+        return Hosts(visible_gpus() if gpus is None else _device_indices(gpus))
 
     @staticmethod
     def workers(addresses: Sequence[str], *, address: str, gpus_per_host: int = 0) -> "Hosts":
@@ -55,7 +55,7 @@ class Hosts:
             workers = list(addresses)
             return (attach_to_workers(name="hosts", ca="trust_all_connections", workers=workers),)
 
-        return _Remote(attach, gpus_per_host, address, ", ".join(addresses))
+        return _RemoteHosts(attach, gpus_per_host, address, ", ".join(addresses))
 
     @staticmethod
     def from_job(
@@ -82,12 +82,12 @@ class Hosts:
 
         def attach() -> tuple[Any, ...]:
             # No cached job of an earlier run: this run ends the job, so it must be its own.
-            with interruptible():  # it waits for its hosts, perhaps for half an hour
+            with raise_on_signals():  # it waits for its hosts, perhaps for half an hour
                 state = job.state(cached_path=None)
             return tuple(getattr(state, name) for name in names)
 
-        named = f"{' and '.join(map(repr, names))} of {type(job).__name__}"
-        return _Remote(attach, gpus_per_host, address, named, job=job)
+        description = f"{' and '.join(map(repr, names))} of {type(job).__name__}"
+        return _RemoteHosts(attach, gpus_per_host, address, description, job=job)
 
     @property
     def count(self) -> int:
@@ -95,7 +95,7 @@ class Hosts:
         return 1
 
     @property
-    def gpuless(self) -> int:
+    def cpu_hosts(self) -> int:
         """The number of hosts at the end of the order that are only for replicas without GPUs."""
         return 0
 
@@ -114,7 +114,7 @@ class Hosts:
         """Stop all processes on the hosts and release these. Bounded in time; raises nothing."""
 
 
-class _Remote(Hosts):
+class _RemoteHosts(Hosts):
     """Attached meshes of remote hosts, numbered one mesh after the other."""
 
     local = False
@@ -124,14 +124,14 @@ class _Remote(Hosts):
         attach: Callable[[], tuple[Any, ...]],
         gpus_per_host: int,
         address: str | None,
-        named: str,
+        description: str,
         *,
         job: Any = None,
     ) -> None:
-        super().__init__(_number_devices(gpus_per_host))
+        super().__init__(_device_indices(gpus_per_host))
         self._attach = attach
         self._address = address
-        self._named = named
+        self._description = description
         self._job = job
         self._meshes: tuple[Any, ...] = ()
 
@@ -140,7 +140,7 @@ class _Remote(Hosts):
         return sum(len(mesh) for mesh in self._meshes)
 
     @property
-    def gpuless(self) -> int:
+    def cpu_hosts(self) -> int:
         return sum(len(mesh) for mesh in self._meshes[1:])
 
     def variables_of(self, gpus: Sequence[int]) -> dict[str, str]:
@@ -163,10 +163,12 @@ class _Remote(Hosts):
             if not isinstance(error, Exception):
                 raise
             # A scheduler has its own deadlines and error messages.
-            late = isinstance(error, TimeoutError)
-            reason = f"none within {ATTACH_TIMEOUT_S:g} s" if late else f"{error or type(error).__name__}"
+            timed_out = isinstance(error, TimeoutError)
+            reason = (
+                f"none within {ATTACH_TIMEOUT_S:g} s" if timed_out else f"{error or type(error).__name__}"
+            )
             raise RoleError(
-                f"expected to reach the hosts {self._named}, got: {reason}; "
+                f"expected to reach the hosts {self._description}, got: {reason}; "
                 "is a Monarch worker running on each, and the port open?"
             ) from error
 
@@ -194,5 +196,5 @@ async def _stop(mesh: Any) -> None:
             await mesh.stop()
 
 
-def _number_devices(count: int) -> tuple[str, ...]:
+def _device_indices(count: int) -> tuple[str, ...]:
     return tuple(str(number) for number in range(count))

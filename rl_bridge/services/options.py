@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from openenv_core.backoff import exponential_pause_s
 from rl_bridge.config.monarch import RestartPolicy as RestartPolicy
 from rl_bridge.config.monarch import RoleConfig
 from rl_bridge.errors import RoleError
@@ -20,19 +21,17 @@ class RestartBudget:
 
     def __init__(self, restarts: RestartPolicy) -> None:
         self._restarts = restarts
-        self._spent: deque[float] = deque(maxlen=restarts.budget)
+        self._restart_times: deque[float] = deque(maxlen=restarts.budget)
 
-    def spend(self, now: float) -> float | None:
+    def take_restart(self, now: float) -> float | None:
         """Take one restart from the budget: seconds to wait before it, or None if the budget is exhausted."""
         restarts = self._restarts
-        while self._spent and now - self._spent[0] >= restarts.window_s:
-            self._spent.popleft()
-        if len(self._spent) >= restarts.budget:
+        while self._restart_times and now - self._restart_times[0] >= restarts.window_s:
+            self._restart_times.popleft()
+        if len(self._restart_times) >= restarts.budget:
             return None
-        # Bounded before it becomes an exponent: a float overflows beyond 2^1023.
-        doublings = min(len(self._spent), 64)
-        self._spent.append(now)
-        return min(restarts.backoff_s * 2.0**doublings, restarts.max_backoff_s)
+        self._restart_times.append(now)
+        return exponential_pause_s(len(self._restart_times), restarts.backoff_s, restarts.max_backoff_s)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -92,7 +91,7 @@ class ByRank(list[Any]):
     """An argument with one value for each rank of a replica, in the order of ranks."""
 
 
-def own_argument(argument: object, rank: int) -> object:
+def argument_of_rank(argument: object, rank: int) -> object:
     """Return a rank's value of an argument."""
     return argument[rank] if isinstance(argument, ByRank) else argument
 
@@ -115,23 +114,23 @@ class ReplicaSlot:
         """Return the GPUs of a rank on its host; ranks are numbered host by host."""
         if not self.gpus:
             return ()
-        host_gpus, place = self.gpus[rank // self.procs], rank % self.procs
-        each = len(host_gpus) // self.procs
-        return host_gpus[place * each : (place + 1) * each]
+        host_gpus, index = self.gpus[rank // self.procs], rank % self.procs
+        per_proc = len(host_gpus) // self.procs
+        return host_gpus[index * per_proc : (index + 1) * per_proc]
 
 
-def by_need(services: Mapping[str, ServiceOptions]) -> list[str]:
+def order_for_placement(services: Mapping[str, ServiceOptions]) -> list[str]:
     """Return the order in which services that start together are placed.
 
     Replicas that need several GPUs on one host come before those that fit anywhere: the latter spread over all hosts,
     and would leave no host with enough free GPUs.
     """
 
-    def need(name: str) -> tuple[int, int]:
+    def gpu_need(name: str) -> tuple[int, int]:
         options = services[name]
         return options.gpus_per_host, options.hosts
 
-    return sorted(services, key=need, reverse=True)
+    return sorted(services, key=gpu_need, reverse=True)
 
 
 class Placement:
@@ -141,44 +140,44 @@ class Placement:
     of both kinds.
     """
 
-    def __init__(self, hosts: int, gpus: int, gpuless: int = 0) -> None:
+    def __init__(self, hosts: int, gpus: int, cpu_hosts: int = 0) -> None:
         self._boundary = hosts
-        self._processes = [0] * (hosts + gpuless)
+        self._processes = [0] * (hosts + cpu_hosts)
         self._free = defaultdict[str, list[set[int]]](
-            lambda: [set(range(gpus)) for _ in range(hosts)] + [set[int]() for _ in range(gpuless)]
+            lambda: [set(range(gpus)) for _ in range(hosts)] + [set[int]() for _ in range(cpu_hosts)]
         )
-        self._avoided_until = [0.0] * (hosts + gpuless)
+        self._avoided_until = [0.0] * (hosts + cpu_hosts)
 
-    def take(self, options: ServiceOptions, now: float) -> ReplicaSlot:
+    def reserve(self, options: ServiceOptions, now: float) -> ReplicaSlot:
         """Reserve a slot for a replica; raises RoleError if there is no room. `now` is a monotonic time in seconds."""
-        needed, unused = options.gpus_per_host, self._free[options.gpu_pool]
+        needed, free_gpus = options.gpus_per_host, self._free[options.gpu_pool]
         firsts = [
             first
             for first in range(len(self._processes) - options.hosts + 1)
-            if all(len(free) >= needed for free in unused[first : first + options.hosts])
+            if all(len(free) >= needed for free in free_gpus[first : first + options.hosts])
             and not first < self._boundary < first + options.hosts
         ]
         if not firsts:
             raise RoleError(
                 f"expected {options.hosts} host(s) in a row with {needed} free GPU(s) each for a replica, got "
-                f"{len(self._processes)} host(s) with {[len(free) for free in unused]} free; give the roles fewer "
+                f"{len(self._processes)} host(s) with {[len(free) for free in free_gpus]} free; give the roles fewer "
                 "replicas or processes, the run more hosts, or have trainer and generators take turns "
                 "(monarch.colocate=true)"
             )
 
-        def unwelcome(first: int) -> tuple[int, bool, int]:
+        def placement_cost(first: int) -> tuple[int, bool, int]:
             span = range(first, first + options.hosts)
             avoided = sum(self._avoided_until[host] > now for host in span)
-            wasteful = not needed and first < self._boundary
-            return avoided, wasteful, sum(self._processes[host] for host in span)
+            wastes_gpus = not needed and first < self._boundary
+            return avoided, wastes_gpus, sum(self._processes[host] for host in span)
 
-        first = min(firsts, key=unwelcome)
-        gpus = tuple(tuple(sorted(unused[host]))[:needed] for host in range(first, first + options.hosts))
+        first = min(firsts, key=placement_cost)
+        gpus = tuple(tuple(sorted(free_gpus[host]))[:needed] for host in range(first, first + options.hosts))
         slot = ReplicaSlot(first, options.hosts, options.procs, gpus if needed else (), options.gpu_pool)
         for host in range(first, first + options.hosts):
             self._processes[host] += options.procs
         for host, host_gpus in enumerate(slot.gpus, first):
-            unused[host].difference_update(host_gpus)
+            free_gpus[host].difference_update(host_gpus)
         return slot
 
     def release(self, slot: ReplicaSlot) -> None:
@@ -195,7 +194,7 @@ class Placement:
 
 
 @dataclass(slots=True, frozen=True)
-class Place:
+class RankProcess:
     """The host and the process in which one rank of a replica runs."""
 
     host: str
@@ -204,27 +203,27 @@ class Place:
 
 START_VARIABLE = "ROPEWALK_START"
 """The variable that tells a process which start of which replica it belongs to; see `start_of`."""
-FIRST = "0.0.0"
+FIRST_START = "0.0.0"
 _SEED_BITS = 31  # every random number generator takes as many
 
 
-def start_of(replica: int, rank: int, before: int) -> str:
+def start_of(replica: int, rank: int, earlier_starts: int) -> str:
     """Return the value of `START_VARIABLE`: replica, rank, and the number of earlier starts."""
-    return f"{replica}.{rank}.{before}"
+    return f"{replica}.{rank}.{earlier_starts}"
 
 
-def own_seat() -> int:
+def shared_gpu_number() -> int:
     """Return the number that a trainer's rank shares with the generator with which it takes turns."""
-    replica, rank, _ = os.environ.get(START_VARIABLE, FIRST).split(".")
+    replica, rank, _ = os.environ.get(START_VARIABLE, FIRST_START).split(".")
     return int(replica) + int(rank)
 
 
 RUN_VARIABLE = "ROPEWALK_RUN"
 """The variable that tells a process which run it belongs to: the fleet's name."""
-TURN_POLL_INTERVAL_S = 0.02
+GPU_LOCK_POLL_INTERVAL_S = 0.02
 
 
-class Turn:
+class GpuLock:
     """A lock on this process's GPU, for processes that take turns on it.
 
     It is held by binding an abstract Unix socket (unix(7)), which exists on this machine only and in no folder: the
@@ -233,30 +232,30 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        places = os.environ.get("CUDA_VISIBLE_DEVICES") or f"cpu-{own_seat()}"
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES") or f"cpu-{shared_gpu_number()}"
         run = os.environ.get(RUN_VARIABLE, "")
         # In the same order in every process, which rules out deadlocks.
-        self._names = [f"\0ropewalk-turn/{run}/{place.strip()}" for place in sorted(places.split(","))]
+        self._names = [f"\0ropewalk-turn/{run}/{device.strip()}" for device in sorted(devices.split(","))]
         self._sockets: list[socket.socket] = []
-        self._taking = asyncio.Lock()
+        self._acquiring = asyncio.Lock()
         self.held = False
 
-    async def take(self, timeout_s: float) -> None:
-        """Wait for the turn; returns at once if this process holds it."""
-        async with self._taking:
+    async def acquire(self, timeout_s: float) -> None:
+        """Wait for the lock; returns at once if this process holds it."""
+        async with self._acquiring:
             if not self.held:
-                await self._take(timeout_s)
+                await self._acquire(timeout_s)
 
-    async def _take(self, timeout_s: float) -> None:
+    async def _acquire(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 for name in self._names:
                     self._sockets.append(socket.socket(socket.AF_UNIX))
-                    while not _is_bound(self._sockets[-1], name):  # noqa: ASYNC110 - the kernel tells nobody
-                        await asyncio.sleep(TURN_POLL_INTERVAL_S)
+                    while not _try_bind(self._sockets[-1], name):  # noqa: ASYNC110 - the kernel tells nobody
+                        await asyncio.sleep(GPU_LOCK_POLL_INTERVAL_S)
             self.held = True
         except BaseException as error:
-            self.give_back()
+            self.release()
             if isinstance(error, TimeoutError):
                 raise RoleError(
                     f"expected a turn on the GPU that trainer and generators share (monarch.colocate) within "
@@ -264,14 +263,14 @@ class Turn:
                 ) from None
             raise
 
-    def give_back(self) -> None:
-        """Release the turn."""
+    def release(self) -> None:
+        """Release the lock."""
         sockets, self._sockets, self.held = self._sockets, [], False
         for sock in sockets:
             sock.close()
 
 
-def _is_bound(sock: socket.socket, name: str) -> bool:
+def _try_bind(sock: socket.socket, name: str) -> bool:
     try:
         sock.bind(name)
     except OSError as error:
@@ -281,15 +280,15 @@ def _is_bound(sock: socket.socket, name: str) -> bool:
     return True
 
 
-def own_seed(seed: int) -> int:
+def derive_seed(seed: int) -> int:
     """Derive this process's own seed from the run's.
 
     Replicas with the same seed would sample the same answers for siblings, which share a prompt and are spread over
     replicas; and a restarted replica would repeat its earlier samples. The first start of the first rank of replica 0
     and processes outside of services keep the run's seed.
     """
-    start = os.environ.get(START_VARIABLE, FIRST)
-    if start == FIRST:
+    start = os.environ.get(START_VARIABLE, FIRST_START)
+    if start == FIRST_START:
         return seed
     digest = hashlib.sha256(f"{seed}/{start}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % (1 << _SEED_BITS)

@@ -19,7 +19,7 @@ from typing import Any
 from openenv_core.providers.process import LOG_BYTES
 from rl_bridge.errors import BridgeError, MissingDependencyError, RemoteError
 from rl_bridge.services.balancer import TargetGoneError
-from rl_bridge.services.options import ServiceOptions, own_argument
+from rl_bridge.services.options import ServiceOptions, argument_of_rank
 
 try:
     import monarch.actor
@@ -53,24 +53,24 @@ class MeshTarget:
     async def call_all(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Call an endpoint on all ranks and return every rank's value. Raises as `call` does."""
         # All are sent before the first await, so that every rank gets concurrent calls in the same order.
-        sent = [
-            getattr(rank, name).call_one(*(own_argument(argument, place) for argument in args), **kwargs)
-            for place, rank in enumerate(self.ranks)
+        futures = [
+            getattr(actor, name).call_one(*(argument_of_rank(argument, rank) for argument in args), **kwargs)
+            for rank, actor in enumerate(self.ranks)
         ]
-        if len(sent) == 1:
-            return [await _answer(sent[0])]
-        answers = [asyncio.ensure_future(_answer(future)) for future in sent]
+        if len(futures) == 1:
+            return [await _await_reply(futures[0])]
+        replies = [asyncio.ensure_future(_await_reply(future)) for future in futures]
         try:
-            return list(await asyncio.gather(*answers))
+            return list(await asyncio.gather(*replies))
         finally:
-            for answer in answers:
-                answer.cancel()
-            await asyncio.gather(*answers, return_exceptions=True)
+            for reply in replies:
+                reply.cancel()
+            await asyncio.gather(*replies, return_exceptions=True)
 
 
-async def _answer(sent: Any) -> Any:
+async def _await_reply(future: Any) -> Any:
     try:
-        return await sent
+        return await future
     except SupervisionError as error:
         raise TargetGoneError(" ".join(str(error).split())) from error
     except ActorError as error:
@@ -142,11 +142,11 @@ class Incarnation:
         on_stopped: Callable[[], None],
     ) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._mark = new_mark()
+        self._mark = make_mark()
         self._heartbeat_s = heartbeat_s
         self._on_stopped = on_stopped
         self._local = local
-        self._pulse: asyncio.Task[None] | None = None
+        self._pid_watcher: asyncio.Task[None] | None = None
         label = f"{name.replace('-', '_')}_{self._mark}"
         ranks = options.hosts * options.procs
         self._logs = [
@@ -157,7 +157,7 @@ class Incarnation:
         watch(self._mark, self.lose)
         self._procs = hosts.spawn_procs(
             per_host={label: options.procs},
-            bootstrap_command=lambda point: _quiet_command(
+            bootstrap_command=lambda point: _make_bootstrap_command(
                 {
                     **environment(point.rank),
                     _MARK_VARIABLE: self._mark,
@@ -181,23 +181,23 @@ class Incarnation:
         if not self.lost.done():
             self.lost.set_result(reason)
 
-    def follow(self, pids: Iterable[int]) -> None:
+    def watch_pids(self, pids: Iterable[int]) -> None:
         """Watch the processes from now on, if they run on this machine.
 
         Monarch watches too, but to it a process that dies during a query seems silent, not dead.
         """
         if self._local:
-            self._pulse = asyncio.ensure_future(self._follow(tuple(pids)))
+            self._pid_watcher = asyncio.ensure_future(self._poll_pids(tuple(pids)))
 
-    async def _follow(self, pids: tuple[int, ...]) -> None:
+    async def _poll_pids(self, pids: tuple[int, ...]) -> None:
         while all(_is_running(pid) for pid in pids):  # noqa: ASYNC110 - they are other processes
             await asyncio.sleep(self._heartbeat_s)
-        self.lose(ENDED)
+        self.lose(PROCESS_ENDED)
 
     async def stop(self) -> None:
         """End its remaining processes, and those that they started. Bounded in time; raises nothing."""
-        if self._pulse is not None:
-            self._pulse.cancel()
+        if self._pid_watcher is not None:
+            self._pid_watcher.cancel()
         try:
             if self._local and self.lost.done():
                 kill_marked(self._mark)
@@ -213,7 +213,7 @@ class Incarnation:
 
     def tail(self) -> str:
         """Return the last lines of its logs."""
-        return "\n".join(_tail(log) for log in self._logs if log.exists())
+        return "\n".join(_read_tail(log) for log in self._logs if log.exists())
 
 
 async def close(target: MeshTarget, endpoints: frozenset[str]) -> None:
@@ -226,12 +226,12 @@ async def close(target: MeshTarget, endpoints: frozenset[str]) -> None:
 
 def kill_marked(mark: str) -> None:
     """Kill every process on this machine that was started, directly or indirectly, with a mark."""
-    wanted = f"{_MARK_VARIABLE}={mark}".encode()
+    variable = f"{_MARK_VARIABLE}={mark}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             # Other users' processes cannot be read, and some end while they are inspected.
             with contextlib.suppress(OSError):
-                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                if variable in (entry / "environ").read_bytes().split(b"\0"):
                     os.kill(int(entry.name), signal.SIGKILL)
 
 
@@ -243,14 +243,14 @@ def _is_running(pid: int) -> bool:
     return stat.rpartition(b") ")[2][:1] not in b"ZX"  # the state follows the name, which may hold anything
 
 
-def _tail(log: Path) -> str:
+def _read_tail(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
     return f"--- {log} ---\n" + "\n".join(lines[-LOG_TAIL_LINES:])
 
 
-def bound_logs(logs: Path) -> None:
+def rotate_logs(logs: Path) -> None:
     """Rotate each log beyond `LOG_BYTES`: its end becomes `NAME.log.1`, and it is truncated; writers append."""
     for log in logs.glob("*.log"):
         with contextlib.suppress(OSError):  # it is gone, or the disk is full: the next check tries again
@@ -261,31 +261,31 @@ def bound_logs(logs: Path) -> None:
                 os.truncate(log, 0)
 
 
-def _quiet_command(environment: dict[str, str]) -> Any:
+def _make_bootstrap_command(environment: dict[str, str]) -> Any:
     command = default_bootstrap_cmd().with_env(environment)
     command.args = ["-c", _SHELL, command.program, *command.args]
     command.program = "/bin/sh"
     return command
 
 
-SILENT_BEATS = 10
+MAX_MISSED_HEARTBEATS = 10
 MIN_SILENCE_S = 5.0
 """The least silence that counts as a death: a machine under load answers late."""
 
-ENDED = "its process ended"
+PROCESS_ENDED = "its process ended"
 """The beginning of a loss's reason if a process is known to be dead rather than silent."""
 
 OnReport = Callable[[str], None]
 
-_POLL = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
-_MARK = re.compile(r"rw[0-9a-f]{16}")
-_DEATH = re.compile(r"the process this actor was running on failed: ([^\s)]+\)?)")
+_POLL_INTERVAL_VARIABLE = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
+_MARK_PATTERN = re.compile(r"rw[0-9a-f]{16}")
+_DEATH_PATTERN = re.compile(r"the process this actor was running on failed: ([^\s)]+\)?)")
 
 _lock = threading.Lock()
 _watched: dict[str, tuple[asyncio.AbstractEventLoop, OnReport]] = {}
 
 
-def new_mark() -> str:
+def make_mark() -> str:
     """Return a random identifier of one start, which becomes part of the names of its processes and actors."""
     return f"rw{secrets.token_hex(8)}"
 
@@ -294,11 +294,11 @@ def supervise(heartbeat_s: float) -> None:
     """Have Monarch check processes at this interval and report deaths to this module.
 
     A dead process is noticed at the next check. One that does not answer, because it hangs or its host is
-    unreachable, counts as dead after `SILENT_BEATS` checks. This applies to processes spawned from now on.
+    unreachable, counts as dead after `MAX_MISSED_HEARTBEATS` checks. This applies to processes spawned from now on.
     """
-    os.environ[_POLL] = f"{max(round(heartbeat_s * 1000), 1)}ms"
+    os.environ[_POLL_INTERVAL_VARIABLE] = f"{max(round(heartbeat_s * 1000), 1)}ms"
     reload_config_from_env()
-    silence = f"{round(1000 * max(SILENT_BEATS * heartbeat_s, MIN_SILENCE_S))}ms"
+    silence = f"{round(1000 * max(MAX_MISSED_HEARTBEATS * heartbeat_s, MIN_SILENCE_S))}ms"
     configure(get_proc_state_max_idle=silence, get_actor_state_max_idle=silence)
     # The hook stays for good: a dead process's report may arrive after its owner is gone, and Monarch's own hook would
     # turn it into a KeyboardInterrupt of whatever runs then.
@@ -322,9 +322,9 @@ def _on_fault(failure: Any) -> None:
     report = " ".join(str(failure).split())
     # One death causes several reports, also of meshes that Monarch adds; all of them name the process by its mark. A
     # report that names no watched mark is late.
-    marks = set(_MARK.findall(report))
-    if (death := _DEATH.search(report)) is not None:
-        report = f"{ENDED}: {death[1]}"
+    marks = set(_MARK_PATTERN.findall(report))
+    if (death := _DEATH_PATTERN.search(report)) is not None:
+        report = f"{PROCESS_ENDED}: {death[1]}"
     with _lock:
         watchers = [_watched[mark] for mark in marks if mark in _watched]
     if not marks:  # about an internal actor of Monarch's, such as the one that forwards a dead process's log

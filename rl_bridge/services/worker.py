@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from rl_bridge.errors import ConfigError, MissingDependencyError
 from rl_bridge.interface import name_interface
 
-MISUSED = 2
+USAGE_ERROR = 2
 MAX_PORT = 65_535
 ANY_HOST = frozenset({"0", "0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]"})
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve(arguments.address)
     except ConfigError as error:
         print(f"worker: {error}", file=sys.stderr)  # noqa: T201
-        return MISUSED
+        return USAGE_ERROR
     except MissingDependencyError as error:
         print(f"worker: {error}", file=sys.stderr)  # noqa: T201
         return 1

@@ -39,7 +39,7 @@ async def run_synthetic(settings: SyntheticSettings) -> SyntheticRun:
             )
             collector, window = SpanCollector(fleet), SpanWindow()
             await collector.collect()
-            window.advance(collector.known)
+            window.advance(collector.totals_by_process)
             start_time = time.perf_counter()
             steps = await fleet.guard(run_job(settings, rollout, trainer, make_buffer(settings)))
             seconds = time.perf_counter() - start_time
@@ -50,7 +50,7 @@ async def run_synthetic(settings: SyntheticSettings) -> SyntheticRun:
                     seconds=seconds,
                     steps=len(steps),
                     groups=len(steps) * settings.groups_per_batch,
-                    roles=group_by_role(window.advance(collector.known)),
+                    roles=group_by_role(window.advance(collector.totals_by_process)),
                 ),
             )
 
@@ -85,9 +85,9 @@ class SyntheticRolloutActor(ServiceActor):
         return self._worker.playing
 
     @concurrent_endpoint
-    async def cut(self, leases: tuple[int, ...]) -> None:
-        """See `RolloutWorker.cut`."""
-        self._worker.cut(leases)
+    async def cancel(self, leases: tuple[int, ...]) -> None:
+        """See `RolloutWorker.cancel`."""
+        self._worker.cancel(leases)
 
     @concurrent_endpoint
     async def update_weights(self, version: PolicyVersion) -> None:

@@ -113,7 +113,7 @@ class InstantPolicy(ChatPolicy):
         self.version: PolicyVersion = 0
 
     @contextmanager
-    def settled(self) -> Iterator["InstantPolicy"]:
+    def pin_replica(self) -> Iterator["InstantPolicy"]:
         """Yield itself: there is no replica to stick to."""
         yield self
 
@@ -210,7 +210,7 @@ async def run_job(
             trained_at = clock()
             with span("synchronise", waits_for="rollout"):
                 await rollout.update_weights.fanout(version + 1)
-            dispatcher.served(version + 1)
+            dispatcher.record_served(version + 1)
             steps.append(
                 StepTimes(
                     roll_s=rolled_at - started_at,

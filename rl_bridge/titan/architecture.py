@@ -123,20 +123,23 @@ def architecture_of(config: Mapping[str, Any], *, where: str) -> Architecture:
         raise ModelError(
             f"expected an architecture among {', '.join(SUPPORTED)}, got {family!r} at {where!r}"
         )
-    _refuse_what_would_be_ignored(config, where)
-    dim, heads = _need(config, "hidden_size", int, where), _need(config, "num_attention_heads", int, where)
-    theta, scaling = _rotary(config, where)
+    _refuse_unsupported_settings(config, where)
+    dim, heads = (
+        _require_key(config, "hidden_size", int, where),
+        _require_key(config, "num_attention_heads", int, where),
+    )
+    theta, scaling = _read_rotary(config, where)
     return Architecture(
         family=family,
         dim=dim,
-        hidden_dim=_need(config, "intermediate_size", int, where),
-        layers=_need(config, "num_hidden_layers", int, where),
+        hidden_dim=_require_key(config, "intermediate_size", int, where),
+        layers=_require_key(config, "num_hidden_layers", int, where),
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or dim // heads,
-        vocabulary=_need(config, "vocab_size", int, where),
-        norm_eps=_need(config, "rms_norm_eps", float, where),
-        positions=_need(config, "max_position_embeddings", int, where),
+        vocabulary=_require_key(config, "vocab_size", int, where),
+        norm_eps=_require_key(config, "rms_norm_eps", float, where),
+        positions=_require_key(config, "max_position_embeddings", int, where),
         rope_theta=theta,
         rope_scaling=scaling,
         tied=bool(config.get("tie_word_embeddings")),
@@ -145,30 +148,30 @@ def architecture_of(config: Mapping[str, Any], *, where: str) -> Architecture:
     )
 
 
-def _refuse_what_would_be_ignored(config: Mapping[str, Any], where: str) -> None:
+def _refuse_unsupported_settings(config: Mapping[str, Any], where: str) -> None:
     """Raise ModelError for settings that change the model's output and are not supported here."""
-    usual = {
+    supported = {
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "use_sliding_window": False,
         "quantization_config": None,
     }
-    for key, value in usual.items():
+    for key, value in supported.items():
         if config.get(key, value) != value:
             raise ModelError(f"expected {key} to be {value!r}, got {config[key]!r} at {where!r}")
 
 
-def _rotary(config: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling | None]:
+def _read_rotary(config: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling | None]:
     # transformers 5 writes rope_parameters; version 4 wrote rope_theta and rope_scaling separately.
-    given = config.get("rope_parameters") or {
+    rope = config.get("rope_parameters") or {
         "rope_theta": config.get("rope_theta", _DEFAULT_THETA),
         **(config.get("rope_scaling") or {}),
     }
-    kind = given.get("rope_type", given.get("type", "default"))
-    if given.get("partial_rotary_factor", 1.0) != 1.0:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError(f"expected rotary embeddings of whole heads, got parts of them at {where!r}")
-    theta = float(given.get("rope_theta", _DEFAULT_THETA))
+    theta = float(rope.get("rope_theta", _DEFAULT_THETA))
     if kind == "default":
         return theta, None
     if kind != "llama3":
@@ -176,14 +179,14 @@ def _rotary(config: Mapping[str, Any], where: str) -> tuple[float, RotaryScaling
             f"expected rotary embeddings that are plain or stretched as Llama 3's are, got {kind!r} at {where!r}"
         )
     return theta, RotaryScaling(
-        factor=_need(given, "factor", float, where),
-        low_freq_factor=_need(given, "low_freq_factor", float, where),
-        high_freq_factor=_need(given, "high_freq_factor", float, where),
-        original_max_position_embeddings=_need(given, "original_max_position_embeddings", int, where),
+        factor=_require_key(rope, "factor", float, where),
+        low_freq_factor=_require_key(rope, "low_freq_factor", float, where),
+        high_freq_factor=_require_key(rope, "high_freq_factor", float, where),
+        original_max_position_embeddings=_require_key(rope, "original_max_position_embeddings", int, where),
     )
 
 
-def _need(config: Mapping[str, Any], key: str, kind: type[T], where: str) -> T:
+def _require_key(config: Mapping[str, Any], key: str, kind: type[T], where: str) -> T:
     value = config.get(key)
     if kind is float and isinstance(value, int):
         value = float(value)

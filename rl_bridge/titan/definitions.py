@@ -72,7 +72,7 @@ def model_config(
     GPU attention kernel that takes the document boundaries within one row.
     """
     spec, dim = architecture, architecture.dim
-    last = (
+    last_layer = (
         ValueHead.Config(in_features=dim, out_features=1, param_init={"weight": torch.nn.init.zeros_})
         if value_head
         else OutputLayer.Config(in_features=dim, out_features=spec.vocabulary, param_init=_FROM_CHECKPOINT)
@@ -80,23 +80,23 @@ def model_config(
     return DEFINITIONS[spec.family].model.Config(
         vocab_size=spec.vocabulary,
         dim=dim,
-        norm=_norm(spec, dim),
+        norm=_make_norm(spec, dim),
         enable_weight_tying=spec.tied and not value_head,
         tok_embeddings=Embedding.Config(
             num_embeddings=spec.vocabulary, embedding_dim=dim, param_init=_FROM_CHECKPOINT
         ),
-        lm_head=last,
-        layers=[_layer(spec, max_length, in_one_row) for _ in range(spec.layers)],
+        lm_head=last_layer,
+        layers=[_make_layer(spec, max_length, in_one_row) for _ in range(spec.layers)],
     )
 
 
-def share_out_last_layer(config: Any, *, value_head: bool) -> None:
+def shard_last_layer(config: Any, *, value_head: bool) -> None:
     """Shard the vocabulary over tensor-parallel ranks, or replicate a value head on them."""
     placement = dense_param_placement(tp=spmd.R if value_head else spmd.S(0))
     config.lm_head.sharding_config = ShardingConfig(state_shardings={"weight": placement})
 
 
-def _layer(architecture: Architecture, max_length: int, in_one_row: bool) -> Any:
+def _make_layer(architecture: Architecture, max_length: int, in_one_row: bool) -> Any:
     scaling: dict[str, Any] = {}
     if architecture.rope_scaling is not None:
         names = asdict(architecture.rope_scaling)
@@ -113,12 +113,12 @@ def _layer(architecture: Architecture, max_length: int, in_one_row: bool) -> Any
         rope=HalvesRoPE.Config(
             dim=architecture.head_dim, max_seq_len=max_length, theta=architecture.rope_theta, **scaling
         ),
-        qk_norm=_norm(architecture, architecture.head_dim) if architecture.qk_norm else None,
+        qk_norm=_make_norm(architecture, architecture.head_dim) if architecture.qk_norm else None,
     )
     attention.qkv_linear.wq.bias = attention.qkv_linear.wkv.bias = architecture.qkv_bias
     return DEFINITIONS[architecture.family].block.Config(
-        attention_norm=_norm(architecture, architecture.dim),
-        ffn_norm=_norm(architecture, architecture.dim),
+        attention_norm=_make_norm(architecture, architecture.dim),
+        ffn_norm=_make_norm(architecture, architecture.dim),
         attention=attention,
         feed_forward=make_ffn_config(
             dim=architecture.dim,
@@ -129,5 +129,5 @@ def _layer(architecture: Architecture, max_length: int, in_one_row: bool) -> Any
     )
 
 
-def _norm(architecture: Architecture, size: int) -> Any:
+def _make_norm(architecture: Architecture, size: int) -> Any:
     return RMSNorm.Config(normalized_shape=size, eps=architecture.norm_eps, param_init=_FROM_CHECKPOINT)

@@ -46,14 +46,14 @@ class DocumentAttention(ScaledDotProductAttention):
     ) -> Tensor:
         """Compute attention over [B, L, N, H] with a mask of shape [B, 1, L, L], or causal attention without one."""
         if attention_masks is None:
-            plain: Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
-            return plain
+            output: Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
+            return output
         # On GPUs the only kernel with a mask and shared keys materializes all scores, so keys are repeated per head.
-        shared = q_BLNH.shape[2] // k_BLNH.shape[2]
+        repeats = q_BLNH.shape[2] // k_BLNH.shape[2]
         return F.scaled_dot_product_attention(
             q_BLNH.transpose(1, 2),
-            k_BLNH.transpose(1, 2).repeat_interleave(shared, dim=1),
-            v_BLNH.transpose(1, 2).repeat_interleave(shared, dim=1),
+            k_BLNH.transpose(1, 2).repeat_interleave(repeats, dim=1),
+            v_BLNH.transpose(1, 2).repeat_interleave(repeats, dim=1),
             attn_mask=attention_masks,
             scale=options.get("scale"),
         ).transpose(1, 2)
@@ -106,10 +106,10 @@ class HalvesRoPE(CosSinRoPE):
 
     def _precompute_cache(self) -> Tensor:
         if self.config.scaling != "llama":
-            plain: Tensor = super()._precompute_cache()
-            return plain
-        turns = ComplexRoPE._precompute_cache(self)  # it only uses the configuration
-        return torch.cat([turns.real, turns.real, turns.imag, turns.imag], dim=-1)
+            cache: Tensor = super()._precompute_cache()
+            return cache
+        rotations = ComplexRoPE._precompute_cache(self)  # it only uses the configuration
+        return torch.cat([rotations.real, rotations.real, rotations.imag, rotations.imag], dim=-1)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -145,13 +145,13 @@ class TokenOutputs(NamedTuple):
 
 
 class OutputLayer(Linear):
-    """TorchTitan's output layer for loss tokens only; `wanted` must be set to those of the next pass.
+    """TorchTitan's output layer for loss tokens only; `loss_tokens` must be set to those of the next pass.
 
     It runs within the model's forward pass, so that FSDP gathers its weights once for all chunks. Each tensor-parallel
     rank has a part of the vocabulary, and ranks exchange only sums.
     """
 
-    wanted: LossTokens
+    loss_tokens: LossTokens
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
@@ -159,7 +159,7 @@ class OutputLayer(Linear):
 
     def forward(self, input: Tensor) -> TokenOutputs:  # noqa: A002 - TorchTitan calls it so
         """Compute the outputs from hidden states, shape [B, L, D]."""
-        wanted, weight = self.wanted, self.weight
+        loss_tokens, weight = self.loss_tokens, self.weight
         first, group = 0, None
         if isinstance(weight, DTensor):
             _, (first, _) = compute_local_shape_and_global_offset(
@@ -169,11 +169,11 @@ class OutputLayer(Linear):
         if isinstance(input, DTensor):  # each rank's gradient is that of its part of the vocabulary
             input = input.to_local(grad_placements=[Partial()])  # noqa: A001
         logprobs, entropy = token_logprobs(
-            input[wanted.row, wanted.column],
+            input[loss_tokens.row, loss_tokens.column],
             weight,
-            wanted.target,
-            temperature=wanted.temperature,
-            chunk=wanted.chunk,
+            loss_tokens.target,
+            temperature=loss_tokens.temperature,
+            chunk=loss_tokens.chunk,
             first=first,
             group=group,
         )
@@ -183,7 +183,7 @@ class OutputLayer(Linear):
 class ValueHead(Linear):
     """A linear layer with one number per token in place of logits, replicated on tensor-parallel ranks."""
 
-    wanted: LossTokens
+    loss_tokens: LossTokens
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
@@ -193,5 +193,5 @@ class ValueHead(Linear):
         """Compute the values from hidden states, shape [B, L, D]."""
         hidden = input.to_local() if isinstance(input, DTensor) else input
         weight = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
-        chosen = hidden[self.wanted.row, self.wanted.column]
-        return TokenOutputs((chosen @ weight[0]).float(), None)
+        selected = hidden[self.loss_tokens.row, self.loss_tokens.column]
+        return TokenOutputs((selected @ weight[0]).float(), None)

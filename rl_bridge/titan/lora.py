@@ -21,7 +21,7 @@ from rl_bridge.weights.snapshot import Box, LazySum, State
 # After rl_bridge.titan.definitions, which prepares TorchTitan for machines without an accelerator.
 from torchtitan.components.lora import LoRAConverter  # isort: skip
 
-CONVERTED = {
+TITAN_TARGETS = {
     "q_proj": "wq",
     "k_proj": "wkv",
     "v_proj": "wkv",
@@ -37,7 +37,7 @@ SAMPLE_BYTES = 4096
 
 def with_adapters(config: Any, lora: LoraConfig) -> Any:
     """Return TorchTitan's configuration of a model with adapters in its layers and its own weights frozen."""
-    targets = sorted({CONVERTED[target] for target in lora.targets})
+    targets = sorted({TITAN_TARGETS[target] for target in lora.targets})
     converter = LoRAConverter.Config(rank=lora.rank, alpha=lora.alpha, target_modules=targets)
     return LoRAConverter(converter).convert(config)
 
@@ -51,12 +51,12 @@ class Adapters:
     def __init__(self, module: Any, lora: LoraConfig, names: CheckpointNames, *, seed: int) -> None:
         self._layers: dict[str, Any] = {}
         generator = torch.Generator().manual_seed(seed)
-        for place, layer in module.named_modules():
+        for module_name, layer in module.named_modules():
             if not hasattr(layer, "lora_a"):
                 continue
-            titan_name = f"{place}.weight".replace("_checkpoint_wrapped_module.", "")
+            titan_name = f"{module_name}.weight".replace("_checkpoint_wrapped_module.", "")
             (name,) = names.to_hf({titan_name: layer.weight})
-            layer.lora_a._param_init = {"weight": partial(_draw, generator=generator)}
+            layer.lora_a._param_init = {"weight": partial(_init_factor, generator=generator)}
             if name.split(".")[-2] in lora.targets:
                 self._layers[name] = layer
             else:  # only one of keys and values is a target: without a gradient the other's B stays zero
@@ -65,7 +65,7 @@ class Adapters:
         self._scale = lora.alpha / lora.rank
 
     @contextmanager
-    def off(self) -> Iterator[None]:
+    def disable(self) -> Iterator[None]:
         """Disable the adapters within the block."""
         for layer in self._layers.values():
             layer._lora_scaling = 0.0
@@ -90,36 +90,36 @@ class Adapters:
         It gathers A and B, so all ranks have to call it.
         """
         factors = {
-            name: (_whole(layer.lora_a.weight), _whole(layer.lora_b.weight))
+            name: (_full_tensor(layer.lora_a.weight), _full_tensor(layer.lora_b.weight))
             for name, layer in self._layers.items()
         }
         return {
-            name: LazySum(base=value, added=partial(_product, *factors[name], self._scale))
+            name: LazySum(base=value, added=partial(_multiply_factors, *factors[name], self._scale))
             if name in factors
             else value
             for name, value in state.items()
         }
 
 
-def _draw(weight: Tensor, generator: torch.Generator) -> None:
+def _init_factor(weight: Tensor, generator: torch.Generator) -> None:
     """Fill a rank's part of A from the distribution of TorchTitan's converter."""
-    drawn = torch.empty(weight.shape)
-    torch.nn.init.kaiming_uniform_(drawn, a=5**0.5, generator=generator)
+    values = torch.empty(weight.shape)
+    torch.nn.init.kaiming_uniform_(values, a=5**0.5, generator=generator)
     if isinstance(weight, DTensor):
-        shared = distribute_tensor(
-            drawn.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
+        sharded = distribute_tensor(
+            values.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None
         )
-        weight.to_local().copy_(shared.to_local())
+        weight.to_local().copy_(sharded.to_local())
     else:
-        weight.copy_(drawn)
+        weight.copy_(values)
 
 
-def _whole(weight: Tensor) -> Tensor:
+def _full_tensor(weight: Tensor) -> Tensor:
     return (weight.full_tensor() if isinstance(weight, DTensor) else weight).detach()
 
 
-def _product(a: Tensor, b: Tensor, scale: float, box: Box) -> Tensor:
-    rows, columns = box.within(Box.whole((len(b), a.shape[1])))
+def _multiply_factors(a: Tensor, b: Tensor, scale: float, box: Box) -> Tensor:
+    rows, columns = box.index_in(Box.of_shape((len(b), a.shape[1])))
     return scale * (b[rows] @ a[:, columns])
 
 
@@ -128,17 +128,17 @@ def checkpoint_identity(path: Path) -> str:
     digests: list[tuple[str, str]] = []
     try:
         for file in sorted(path.glob("*.safetensors")):
-            with file.open("rb") as opened:
-                length = int.from_bytes(opened.read(8), "little")
-                header = json.loads(opened.read(length))
+            with file.open("rb") as reader:
+                length = int.from_bytes(reader.read(8), "little")
+                header = json.loads(reader.read(length))
                 for name, tensor in header.items():
                     if name == "__metadata__":
                         continue
                     begin, end = tensor["data_offsets"]
-                    opened.seek(8 + length + begin)
-                    sample = opened.read(min(SAMPLE_BYTES, end - begin))
-                    kind = f"{tensor['dtype']}{tensor['shape']}"
-                    digests.append((name, kind + hashlib.sha256(sample).hexdigest()))
+                    reader.seek(8 + length + begin)
+                    sample = reader.read(min(SAMPLE_BYTES, end - begin))
+                    signature = f"{tensor['dtype']}{tensor['shape']}"
+                    digests.append((name, signature + hashlib.sha256(sample).hexdigest()))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"cannot read the weights at {str(path)!r}: {error}") from error
     return hashlib.sha256(repr(sorted(digests)).encode()).hexdigest()

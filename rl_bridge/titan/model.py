@@ -29,11 +29,11 @@ from rl_bridge.titan.definitions import (
     VALUE_HEAD,
     CheckpointNames,
     model_config,
-    share_out_last_layer,
+    shard_last_layer,
 )
 from rl_bridge.titan.layers import LossTokens, TokenOutputs, document_mask
 from rl_bridge.titan.lora import Adapters, with_adapters
-from rl_bridge.titan.ranks import gather_state, is_of_siblings, join_process_group
+from rl_bridge.titan.ranks import gather_state, is_rank_error, join_process_group
 from rl_bridge.weights.snapshot import State
 
 # After rl_bridge.titan.layers, which prepares TorchTitan for machines without an accelerator.
@@ -44,7 +44,7 @@ from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC  # 
 from torchtitan.tools.utils import set_default_dtype  # isort: skip
 
 EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-ROWS_AT_ONCE = 4096
+ROWS_PER_COMPARISON = 4096
 """Rows of the two tensors that are compared at once: whole they would take gigabytes beside the model."""
 DEFAULT_CHUNK = 1024
 """Loss tokens whose logits are in memory at once: 0.6 GB with a vocabulary of 150,000."""
@@ -132,10 +132,10 @@ class TitanModel:
             )
         padded = -(-max_length // self._row_multiple) * self._row_multiple
         # TorchTitan's kernel for attention within documents does not support float32.
-        self._by_kernel = device.type == "cuda" and dtype == "bfloat16"
-        self._in_one_row = self._by_kernel or compile
+        self._uses_varlen_kernel = device.type == "cuda" and dtype == "bfloat16"
+        self._in_one_row = self._uses_varlen_kernel or compile
         config = model_config(
-            architecture, max_length=padded, value_head=value_head, in_one_row=self._by_kernel
+            architecture, max_length=padded, value_head=value_head, in_one_row=self._uses_varlen_kernel
         )
         try:
             config.update_from_config(
@@ -143,7 +143,7 @@ class TitanModel:
             )
         except ValueError as error:  # the attention heads cannot be divided over the ranks
             raise ConfigError(f"the model cannot be divided over the ranks as configured: {error}") from error
-        share_out_last_layer(config, value_head=value_head)
+        shard_last_layer(config, value_head=value_head)
         if lora is not None:
             config = with_adapters(config, lora)
         with torch.device("meta"), set_default_dtype(torch.float32):
@@ -175,12 +175,12 @@ class TitanModel:
             # A policy's checkpoint has no value head, which then keeps its initial value.
             stored = {name: value for name, value in state.items() if name != VALUE_HEAD or name in available}
             load_checkpoint(stored, storage_reader=reader)
-            misdescribed = tied and _has_another_output_layer(path)
+            is_untied = tied and _has_untied_output_layer(path)
         except (Exception, CheckpointException) as error:  # the latter is not an Exception
-            if is_of_siblings(error):
+            if is_rank_error(error):
                 raise
             raise ModelError(f"cannot load the weights at {str(path)!r}: {error}") from error
-        if misdescribed:
+        if is_untied:
             raise ModelError(
                 f"expected {OUTPUT} to be {EMBEDDING}, since config.json at {str(path)!r} has tie_word_embeddings, "
                 "got another one: generators would use it, the trainer would not. If it was trained by itself, set "
@@ -197,7 +197,7 @@ class TitanModel:
 
     def pack(self, batch: TrainBatch) -> PackedRows:
         """Lay a batch's contexts out for one pass through this model."""
-        return batch.packed(in_one_row=self._in_one_row, multiple_of=self._row_multiple)
+        return batch.pack_rows(in_one_row=self._in_one_row, multiple_of=self._row_multiple)
 
     def train_flops(self, batch: TrainBatch) -> float:
         """Return the floating-point operations of a forward and backward pass; see `Architecture.train_flops`."""
@@ -216,49 +216,49 @@ class TitanModel:
                 f"a loss token is not in the vocabulary of {self._architecture.vocabulary}: they are from "
                 f"{rows.target.min()} to {rows.target.max()}"
             )
-        self.module.lm_head.wanted = LossTokens(
-            row=self._tensor(rows.row),
-            column=self._tensor(rows.column),
-            target=self._tensor(rows.target),
+        self.module.lm_head.loss_tokens = LossTokens(
+            row=self._to_tensor(rows.row),
+            column=self._to_tensor(rows.column),
+            target=self._to_tensor(rows.target),
             temperature=temperature,
             chunk=self._chunk,
         )
-        masks, positions = None, self._tensor(rows.positions)
-        if self._by_kernel:
+        masks, positions = None, self._to_tensor(rows.positions)
+        if self._uses_varlen_kernel:
             masks = self.module.get_attention_masks(positions)
         elif self._in_one_row or not rows.one_a_row:
-            masks = document_mask(self._tensor(rows.document))
+            masks = document_mask(self._to_tensor(rows.document))
         outputs: TokenOutputs = self.module(
-            self._tensor(rows.tokens), positions=positions, attention_masks=masks
+            self._to_tensor(rows.tokens), positions=positions, attention_masks=masks
         )
         return outputs
 
     def idle(self) -> Tensor:
         """Return a loss of 0, whose computation takes part in collectives without a share of the batch."""
-        nothing, row = np.zeros(1, dtype=np.int64), np.zeros((1, self._row_multiple), dtype=np.int64)
+        zeros, row = np.zeros(1, dtype=np.int64), np.zeros((1, self._row_multiple), dtype=np.int64)
         rows = PackedRows(
             tokens=row,
             positions=np.arange(self._row_multiple).reshape(1, -1),
             document=row,
-            row=nothing,
-            column=nothing,
-            target=nothing,
+            row=zeros,
+            column=zeros,
+            target=zeros,
             one_a_row=True,
         )
         return self.outputs(rows).logprobs.sum() * 0.0
 
-    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
+    def _to_tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
     def sum_over_data(self, values: Tensor) -> Tensor:
         """Return the sum of a CPU tensor over the data-parallel ranks."""
-        return self._over_data(values, dist.ReduceOp.SUM)
+        return self._reduce_over_data(values, dist.ReduceOp.SUM)
 
     def max_over_data(self, values: Tensor) -> Tensor:
         """Return the maximum of a CPU tensor over the data-parallel ranks."""
-        return self._over_data(values, dist.ReduceOp.MAX)
+        return self._reduce_over_data(values, dist.ReduceOp.MAX)
 
-    def _over_data(self, values: Tensor, operation: Any) -> Tensor:
+    def _reduce_over_data(self, values: Tensor, operation: Any) -> Tensor:
         mesh = self.parallel_dims.get_mesh("fsdp")
         if mesh.size() > 1:
             values = values.to(self.device)
@@ -267,12 +267,12 @@ class TitanModel:
 
     def trained_state(self) -> dict[str, Tensor]:
         """Return this rank's part of the trained weights, as DTensors under TorchTitan's names, sharing storage."""
-        trained = {
+        trained_names = {
             name.replace("_checkpoint_wrapped_module.", "")
             for name, parameter in self.module.named_parameters(remove_duplicate=False)
             if parameter.requires_grad
         }
-        return {name: value for name, value in self.module.state_dict().items() if name in trained}
+        return {name: value for name, value in self.module.state_dict().items() if name in trained_names}
 
     def load_trained(self, state: Mapping[str, Tensor]) -> None:
         """Load trained weights, in the form of `trained_state`, from a checkpoint."""
@@ -281,7 +281,7 @@ class TitanModel:
     def without_adapters(self) -> AbstractContextManager[None]:
         """Return a context in which the adapters are disabled, so that the model is the initial one."""
         assert self._adapters is not None
-        return self._adapters.off()
+        return self._adapters.disable()
 
     def adapter_state(self) -> dict[str, Tensor]:
         """Return this rank's part of the adapters, as DTensors under PEFT's names that share the model's storage."""
@@ -331,7 +331,7 @@ def _require_compiler() -> None:
         ) from error
 
 
-def _has_another_output_layer(path: Path) -> bool:
+def _has_untied_output_layer(path: Path) -> bool:
     """Whether the files hold an output layer that differs from the embedding.
 
     Engines compare the two and follow the files; TorchTitan follows config.json and ignores the output layer.
@@ -347,5 +347,8 @@ def _has_another_output_layer(path: Path) -> bool:
         embedding, output = tensors[EMBEDDING], tensors[OUTPUT]
         if embedding.get_shape() != output.get_shape():
             return True
-        parts = (slice(at, at + ROWS_AT_ONCE) for at in range(0, embedding.get_shape()[0], ROWS_AT_ONCE))
+        parts = (
+            slice(start, start + ROWS_PER_COMPARISON)
+            for start in range(0, embedding.get_shape()[0], ROWS_PER_COMPARISON)
+        )
         return not all(torch.equal(embedding[rows].float(), output[rows].float()) for rows in parts)

@@ -15,8 +15,8 @@ from rl_bridge.errors import RankLostError
 from rl_bridge.weights.snapshot import Box, LazySum, State
 
 DEFAULT_TIMEOUT_S = 600.0
-# gloo and the meeting file raise plain RuntimeErrors with these texts.
-_MARKS = ("gloo", "Wait timeout")
+# gloo and the rendezvous file raise plain RuntimeErrors with these texts.
+_ERROR_MARKS = ("gloo", "Wait timeout")
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -26,33 +26,33 @@ class Rank:
     Attributes:
         index: The rank, from 0.
         count: The number of ranks.
-        meeting: The file by which they find each other, in a folder that all of them see. Each start of the trainer
-            has its own. None for a single rank.
+        rendezvous_file: The file by which they find each other, in a folder that all of them see. Each start of the
+            trainer has its own. None for a single rank.
         timeout_s: How long a rank waits for the others when they meet and in each collective, in seconds.
     """
 
     index: int = 0
     count: int = 1
-    meeting: Path | None = None
+    rendezvous_file: Path | None = None
     timeout_s: float = DEFAULT_TIMEOUT_S
 
 
-ALONE = Rank()
+SINGLE_RANK = Rank()
 
 
-def join_process_group(device: torch.device, rank: Rank = ALONE) -> None:
+def join_process_group(device: torch.device, rank: Rank = SINGLE_RANK) -> None:
     """Join this process to a process group, unless it belongs to one already.
 
     Raises RankLostError if the others do not join. No port has to be agreed on: ranks exchange their addresses through
-    the meeting file.
+    the rendezvous file.
     """
     if dist.is_initialized():
         return
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    with siblings_needed("when the ranks met"):
+    with convert_rank_errors("when the ranks met"):
         dist.init_process_group(
             backend,
-            store=_store(rank),
+            store=_make_store(rank),
             rank=rank.index,
             world_size=rank.count,
             timeout=timedelta(seconds=rank.timeout_s),
@@ -67,7 +67,7 @@ def limit_waits(timeout_s: float) -> None:
 
 
 @contextlib.contextmanager
-def siblings_needed(expectation: str) -> Iterator[None]:
+def convert_rank_errors(expectation: str) -> Iterator[None]:
     """Turn errors of collectives that mean that a sibling is gone or late into `RankLostError`.
 
     The process group is unusable afterwards: the rank has to exit, and all ranks to be restarted.
@@ -75,7 +75,7 @@ def siblings_needed(expectation: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not is_of_siblings(error):
+        if not is_rank_error(error):
             raise
         raise RankLostError(
             f"expected every rank of the trainer {expectation}, one is gone or was late: {error}; "
@@ -83,10 +83,10 @@ def siblings_needed(expectation: str) -> Iterator[None]:
         ) from error
 
 
-def is_of_siblings(error: BaseException) -> bool:
+def is_rank_error(error: BaseException) -> bool:
     """Whether an error is a collective's own failure, due to another rank, rather than that of the operation."""
     return isinstance(error, RuntimeError) and (
-        isinstance(error, dist.DistError) or any(mark in str(error) for mark in _MARKS)
+        isinstance(error, dist.DistError) or any(mark in str(error) for mark in _ERROR_MARKS)
     )
 
 
@@ -110,27 +110,27 @@ def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None =
     gathered: dict[str, Tensor] = {}
     for name, value in state.items():
         base = value.base if isinstance(value, LazySum) else value.to(dtype or value.dtype)
-        whole = base.full_tensor() if isinstance(base, DTensor) else base
+        full = base.full_tensor() if isinstance(base, DTensor) else base
         if keep:
             if isinstance(value, LazySum):
-                whole = whole + value.added(Box.whole(whole.shape))
-            gathered[name] = whole.to(dtype or whole.dtype).cpu()
+                full = full + value.added(Box.of_shape(full.shape))
+            gathered[name] = full.to(dtype or full.dtype).cpu()
     return gathered
 
 
-def union(names: Iterable[str]) -> list[str]:
+def gather_names(names: Iterable[str]) -> list[str]:
     """Return the names that any rank has, sorted, on every rank."""
-    own = set(names)
+    all_names = set(names)
     if dist.is_initialized() and dist.get_world_size() > 1:
-        known: list[set[str]] = [own] * dist.get_world_size()
-        dist.all_gather_object(known, own)
-        own = own.union(*known)
-    return sorted(own)
+        names_by_rank: list[set[str]] = [all_names] * dist.get_world_size()
+        dist.all_gather_object(names_by_rank, all_names)
+        all_names = all_names.union(*names_by_rank)
+    return sorted(all_names)
 
 
-def _store(rank: Rank) -> Any:
+def _make_store(rank: Rank) -> Any:
     if rank.count == 1:
         return dist.HashStore()  # type: ignore[attr-defined]  # documented, but not in __all__
-    if rank.meeting is None:
-        raise ValueError(f"expected a meeting's file for {rank.count} ranks, got none")
-    return dist.FileStore(str(rank.meeting), rank.count)  # type: ignore[attr-defined]
+    if rank.rendezvous_file is None:
+        raise ValueError(f"expected a rendezvous file for {rank.count} ranks, got none")
+    return dist.FileStore(str(rank.rendezvous_file), rank.count)  # type: ignore[attr-defined]

@@ -70,11 +70,11 @@ class ChatTokenizer:
         }
         self._special, self._steering = _compile_any(special), _compile_any(special | marks)
         vocabulary = self._tokenizer.get_added_vocab()
-        self._ends = {
+        self._end_token_ids = {
             end: eos,
             **{more: int(vocabulary[more]) for more in EXTRA_END_TOKENS if more in vocabulary},
         }
-        self.stop_token_ids: tuple[int, ...] = tuple(self._ends.values())
+        self.stop_token_ids: tuple[int, ...] = tuple(self._end_token_ids.values())
         self._end_ids = {*self.stop_token_ids, *(number for number, token in added.items() if token.special)}
         self.call_style: CallStyle | None = style_of_template(template)
         """How the chat template tells the policy to write tool calls; None if it does not."""
@@ -150,7 +150,7 @@ class ChatTokenizer:
             [question, {"role": "assistant", "content": ANSWER_PLACEHOLDER}, *new_messages], functions
         )
         after_answer = text.partition(ANSWER_PLACEHOLDER)[2]  # the tools are described before it
-        end = next((end for end in self._ends if after_answer.lstrip().startswith(end)), None)
+        end = next((end for end in self._end_token_ids if after_answer.lstrip().startswith(end)), None)
         if end is None:
             raise ModelError(
                 f"expected the chat template to write {self._tokenizer.eos_token!r} after an answer, "
@@ -158,8 +158,8 @@ class ChatTokenizer:
             )
         # Tokenised together with the end token, as in the middle of a chat.
         first, *rest = self._tokenize(after_answer.lstrip())
-        if first != self._ends[end]:
-            raise ModelError(f"expected {end!r} to be one token, {self._ends[end]}, got {first}")
+        if first != self._end_token_ids[end]:
+            raise ModelError(f"expected {end!r} to be one token, {self._end_token_ids[end]}, got {first}")
         return tuple(rest)
 
     def opens_thought(self, prompt: Sequence[int]) -> bool:
@@ -175,7 +175,7 @@ class ChatTokenizer:
         return (*self._tokenize(text), self.stop_token_ids[0])
 
     @cached_property
-    def longest_token(self) -> int:
+    def max_token_chars(self) -> int:
         """The most characters that a single token stands for."""
         return max(map(len, self._tokenizer.get_vocab()))
 
@@ -194,8 +194,8 @@ class ChatTokenizer:
         In some checkpoints the marks of a call are special tokens. An engine may stop at more of them than requested:
         those in the checkpoint's `generation_config.json`.
         """
-        written = list(tokens[:-1] if tokens and tokens[-1] in self._end_ids else tokens)
-        return str(self._tokenizer.decode(written, skip_special_tokens=False))
+        written_tokens = list(tokens[:-1] if tokens and tokens[-1] in self._end_ids else tokens)
+        return str(self._tokenizer.decode(written_tokens, skip_special_tokens=False))
 
     def raw(self, tokens: Sequence[int]) -> str:
         """Return the exact text of any tokens, with all special tokens and spaces."""

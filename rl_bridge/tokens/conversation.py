@@ -29,23 +29,23 @@ class Prefix(Sequence[int]):
         return islice(self._tokens, self._length)
 
     @overload
-    def __getitem__(self, at: SupportsIndex) -> int: ...
+    def __getitem__(self, index: SupportsIndex) -> int: ...
 
     @overload
-    def __getitem__(self, at: slice) -> list[int]: ...
+    def __getitem__(self, index: slice) -> list[int]: ...
 
-    def __getitem__(self, at: SupportsIndex | slice) -> int | list[int]:
-        if isinstance(at, slice):
-            start, stop, step = at.indices(self._length)
+    def __getitem__(self, index: SupportsIndex | slice) -> int | list[int]:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(self._length)
             if step == 1:
                 return self._tokens[start:stop]
-            return [self._tokens[place] for place in range(start, stop, step)]
-        return self._tokens[range(self._length)[at]]
+            return [self._tokens[position] for position in range(start, stop, step)]
+        return self._tokens[range(self._length)[index]]
 
-    def continues(self, before: Sequence[int]) -> bool:
-        """Whether this sequence is known to begin with `before`, as they share a list. Compares no tokens."""
+    def continues(self, prefix: Sequence[int]) -> bool:
+        """Whether this sequence is known to begin with `prefix`, as they share a list. Compares no tokens."""
         return (
-            isinstance(before, Prefix) and before._tokens is self._tokens and before._length <= self._length
+            isinstance(prefix, Prefix) and prefix._tokens is self._tokens and prefix._length <= self._length
         )
 
     def __eq__(self, other: object) -> bool:

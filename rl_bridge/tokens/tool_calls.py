@@ -27,15 +27,15 @@ def repair_json(text: str) -> str:
         text = fenced.removeprefix(_FENCE).removeprefix("json").removesuffix(_FENCE).strip()
     out: list[str] = []
     open_brackets: list[str] = []
-    place = 0
-    while place < len(text):
-        char = text[place]
+    index = 0
+    while index < len(text):
+        char = text[index]
         if char in "\"'":
-            string, place = _repair_string(text, place)
+            string, index = _repair_string(text, index)
             out.append(string)
-        elif (word := _WORD.match(text, place)) is not None:
+        elif (word := _WORD.match(text, index)) is not None:
             out.append(_PYTHON.get(word[0], word[0]))
-            place = word.end()
+            index = word.end()
         else:
             if char in _CLOSING_BRACKETS:
                 open_brackets.append(_CLOSING_BRACKETS[char])
@@ -43,7 +43,7 @@ def repair_json(text: str) -> str:
                 open_brackets.pop()
                 _drop_comma(out)
             out.append(char)
-            place += 1
+            index += 1
     if open_brackets:
         _drop_comma(out)
     return "".join(out) + "".join(reversed(open_brackets))
@@ -58,16 +58,16 @@ def _drop_comma(out: list[str]) -> None:
 
 def _repair_string(text: str, start: int) -> tuple[str, int]:
     """Return the string that begins at `start` as JSON, and where it ends; an unclosed one ends with the text."""
-    quote, place, out = text[start], start + 1, ['"']
-    while place < len(text) and text[place] != quote:
-        char = text[place]
-        if char == "\\" and place + 1 < len(text):
-            out.append("'" if text[place + 1] == "'" else text[place : place + 2])
-            place += 2
+    quote, index, out = text[start], start + 1, ['"']
+    while index < len(text) and text[index] != quote:
+        char = text[index]
+        if char == "\\" and index + 1 < len(text):
+            out.append("'" if text[index + 1] == "'" else text[index : index + 2])
+            index += 2
             continue
         out.append('\\"' if char == '"' else _CONTROLS.get(char, char))
-        place += 1
-    return "".join(out) + '"', place + 1
+        index += 1
+    return "".join(out) + '"', index + 1
 
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -127,10 +127,10 @@ def parse_tool_calls(
     Returns:
         The calls, empty if there are none, or why they cannot be parsed.
     """
-    thought, closing, behind = text.partition(THOUGHT_END)
+    thought, closing, after = text.partition(THOUGHT_END)
     if not closing and (in_thought or thought.lstrip().startswith(THOUGHT)):
         return []  # the thought never ended, so there is no answer
-    answer = behind if closing else text
+    answer = after if closing else text
     try:
         if style is CallStyle.HERMES:
             return [
@@ -142,18 +142,18 @@ def parse_tool_calls(
 
 
 def _find_blocks(answer: str, repair: bool) -> list[str]:
-    before, *opened = answer.split(OPEN)
+    before, *blocks = answer.split(OPEN)
     if CLOSE in before:
         raise ValueError(f"expected {OPEN} before {CLOSE}, got none")
-    closed = []
-    for block in opened:
+    contents = []
+    for block in blocks:
         inside, closing, after = block.partition(CLOSE)
         if not closing and not repair:
             raise ValueError(f"expected {CLOSE} after {OPEN}, got none")
         if CLOSE in after:
             raise ValueError(f"expected {OPEN} before {CLOSE}, got none")
-        closed.append(inside)
-    return closed
+        contents.append(inside)
+    return contents
 
 
 def _parse_llama(answer: str, repair: bool) -> list[ToolCall]:
@@ -220,8 +220,8 @@ def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object's mapping; ValueError if a key is there twice, as the intended value is unclear."""
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        twice = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
-        raise ValueError(f"expected each name once in an object, got {twice!r} twice")
+        duplicate = next(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
+        raise ValueError(f"expected each name once in an object, got {duplicate!r} twice")
     return mapping
 
 

@@ -22,8 +22,8 @@ from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import BridgeError, MissingDependencyError, RankLostError, TrainingError
 from rl_bridge.metrics.spans import PROCESS_SPANS, log_phase, span
 from rl_bridge.services.actor import ServiceActor
-from rl_bridge.services.options import Turn
-from rl_bridge.titan.ranks import ALONE, Rank
+from rl_bridge.services.options import GpuLock
+from rl_bridge.titan.ranks import SINGLE_RANK, Rank
 from rl_bridge.trainer.passes import RankBatch
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.types import PolicyVersion
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-OUT_OF_STEP = 3
+EXIT_OUT_OF_SYNC = 3
 """Exit status of a rank that can no longer work with its siblings."""
-_MEETING = ".meeting-"
+_RENDEZVOUS_PREFIX = ".meeting-"
 
 
 async def _import(module: str) -> None:
@@ -61,37 +61,38 @@ class TrainerActor(ServiceActor):
     def __init__(self, settings: TrainerSettings, store: WeightStore | None = None) -> None:
         self._settings = settings
         self._store = store
-        self._rank = ALONE
+        self._rank = SINGLE_RANK
         self._thread = ThreadPoolExecutor(1, "trainer")
-        self._turn = Turn() if settings.colocated else None
+        self._saving = asyncio.Lock()
+        self._gpu_lock = GpuLock() if settings.colocated else None
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Join the other ranks, then load the model and the run's newest checkpoint, if any."""
-        own = context().actor_instance
+        instance = context().actor_instance
         self._rank = Rank(
-            index=own.rank.rank,
-            count=own.rank.extent.nelements,
+            index=instance.rank.rank,
+            count=instance.rank.extent.nelements,
             # The actor's name is unique to each start of the service, and its ranks share it.
-            meeting=Path(self._settings.folder) / f"{_MEETING}{own.name}",
+            rendezvous_file=Path(self._settings.folder) / f"{_RENDEZVOUS_PREFIX}{instance.name}",
             timeout_s=self._settings.trainer.collective_timeout_s,
         )
         with log_phase("importing the trainer"):
             await _import("rl_bridge.trainer.trainer")
-        if self._turn is not None:
+        if self._gpu_lock is not None:
             with log_phase("waiting for a turn on the GPU"):
-                await self._turn.take(self._settings.trainer.timeout_s)
+                await self._gpu_lock.acquire(self._settings.trainer.timeout_s)
         with log_phase("loading the model"):
-            await self._work("start", self._start)
-        if self._turn is not None:
+            await self._run_on_thread("start", self._start)
+        if self._gpu_lock is not None:
             with log_phase("leaving the GPU to the generators"):
-                await self._end_turn()
+                await self._release_gpu()
         PROCESS_SPANS.rest("batches")
 
     @concurrent_endpoint
-    async def resumed(self) -> ResumeState:
+    async def get_resume_state(self) -> ResumeState:
         """Return the state of the checkpoint that this start of the trainer resumed from."""
-        return self._resumed
+        return self._resume_state
 
     @concurrent_endpoint
     async def checkpointing(self) -> str:
@@ -103,8 +104,10 @@ class TrainerActor(ServiceActor):
         self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None
     ) -> dict[str, float]:
         """Train one iteration from a version; returns its metrics and measurements. See `Trainer.step`."""
-        await self._take_turn()
-        return await self._work("train", lambda: self._trainer.step(batch, version) | self._trainer.measured)
+        await self._acquire_gpu()
+        return await self._run_on_thread(
+            "train", lambda: self._trainer.step(batch, version) | self._trainer.measured
+        )
 
     @concurrent_endpoint
     async def push_weights(self, version: PolicyVersion) -> float:
@@ -115,10 +118,12 @@ class TrainerActor(ServiceActor):
         """
         if self._store is None:
             raise TrainingError("expected a trainer with a store of weights, got one without")
-        await self._take_turn()
-        started = time.perf_counter()
+        await self._acquire_gpu()
+        started_at = time.perf_counter()
         with ExitStack() as stack:
-            state = await self._work("hold weights", stack.enter_context, self._trainer.weights(version))
+            state = await self._run_on_thread(
+                "hold weights", stack.enter_context, self._trainer.weights(version)
+            )
             with span("push"):
                 await self._store.put(
                     version,
@@ -127,7 +132,7 @@ class TrainerActor(ServiceActor):
                     ranks=self._rank.count,
                     dtype=getattr(torch, self._settings.dtype),  # generators compute in it
                 )
-        return time.perf_counter() - started
+        return time.perf_counter() - started_at
 
     @concurrent_endpoint
     async def save_checkpoint(
@@ -138,39 +143,47 @@ class TrainerActor(ServiceActor):
         wait: bool = True,
     ) -> None:
         """Write a checkpoint. See `Trainer.save`."""
-        await self._take_turn()
-        save = partial(self._trainer.save, wait=wait)
-        await self._work("save", save, version, run_state, attachments)
+        async with self._saving:
+            await self._acquire_gpu()
+            save = partial(self._trainer.save, wait=wait)
+            await self._run_on_thread("save", save, version, run_state, attachments)
+
+    @concurrent_endpoint
+    async def wait_for_checkpoint(self) -> None:
+        """Wait until the checkpoint in progress is written or has failed, whatever else the trainer does meanwhile."""
+        async with self._saving:
+            pass
+        await asyncio.to_thread(self._trainer.wait_for_checkpoint)
 
     @concurrent_endpoint
     async def export(self, folder: str, version: PolicyVersion) -> None:
         """Write the weights of a version, which must be the trainer's current one, as safetensors into a folder."""
-        await self._take_turn()
-        await self._work("export", self._trainer.export, folder, version)
+        await self._acquire_gpu()
+        await self._run_on_thread("export", self._trainer.export, folder, version)
 
     @concurrent_endpoint
-    async def end_turn(self) -> None:
+    async def release_gpu(self) -> None:
         """Free the GPU for the generators until the next call that needs it; they must sleep by then."""
-        await self._end_turn()
+        await self._release_gpu()
 
-    async def _end_turn(self) -> None:
-        if self._turn is not None and self._turn.held:
-            await self._work("offload", self._trainer.offload)
-            self._turn.give_back()
+    async def _release_gpu(self) -> None:
+        if self._gpu_lock is not None and self._gpu_lock.held:
+            await self._run_on_thread("offload", self._trainer.offload)
+            self._gpu_lock.release()
 
-    async def _take_turn(self) -> None:
-        if self._turn is not None:
-            await self._turn.take(self._settings.trainer.timeout_s)
-            await self._work("onload", self._trainer.onload)
+    async def _acquire_gpu(self) -> None:
+        if self._gpu_lock is not None:
+            await self._gpu_lock.acquire(self._settings.trainer.timeout_s)
+            await self._run_on_thread("onload", self._trainer.onload)
 
     @concurrent_endpoint
     async def close(self) -> None:
         """Finish the work in progress, and stop."""
-        await self._work("close", self._trainer.close)
+        await self._run_on_thread("close", self._trainer.close)
         if self._store is not None:
             await self._store.close()
 
-    async def _work(self, label: str, call: Callable[..., T], *args: Any) -> T:
+    async def _run_on_thread(self, label: str, call: Callable[..., T], *args: Any) -> T:
         def timed_call() -> T:
             with span(label):
                 return call(*args)
@@ -179,33 +192,33 @@ class TrainerActor(ServiceActor):
             with PROCESS_SPANS.call():
                 return await asyncio.get_running_loop().run_in_executor(self._thread, timed_call)
         except RankLostError as error:
-            self._end(error)
+            self._exit_process(error)
         except BridgeError:
             raise
         except Exception as error:
             if self._rank.count > 1:
-                self._end(error)
+                self._exit_process(error)
             raise
 
     @staticmethod
-    def _end(error: Exception) -> NoReturn:
+    def _exit_process(error: Exception) -> NoReturn:
         """End the process: an error of one rank alone leaves the others waiting for it and out of step."""
         traceback.print_exception(error)
         sys.stderr.flush()
-        os._exit(OUT_OF_STEP)
+        os._exit(EXIT_OUT_OF_SYNC)
 
     def _start(self) -> None:
         from rl_bridge.trainer.trainer import Trainer
 
-        assert self._rank.meeting is not None
-        folder = self._rank.meeting.parent
+        assert self._rank.rendezvous_file is not None
+        folder = self._rank.rendezvous_file.parent
         folder.mkdir(parents=True, exist_ok=True)
         self._trainer = Trainer(self._settings, self._rank)
-        self._resumed = self._trainer.resume()
-        if self._rank.index == 0:  # killed ranks leave their meeting files behind
-            for left in folder.glob(f"{_MEETING}*"):
-                if left != self._rank.meeting:
-                    left.unlink(missing_ok=True)
+        self._resume_state = self._trainer.resume()
+        if self._rank.index == 0:  # killed ranks leave their rendezvous files behind
+            for stale_file in folder.glob(f"{_RENDEZVOUS_PREFIX}*"):
+                if stale_file != self._rank.rendezvous_file:
+                    stale_file.unlink(missing_ok=True)
 
 
 class ReferenceActor(ServiceActor):
@@ -220,29 +233,29 @@ class ReferenceActor(ServiceActor):
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
         self._reference: Reference | None = None
-        self._turn = Turn() if settings.colocated else None
-        self._answering = asyncio.Lock()
+        self._gpu_lock = GpuLock() if settings.colocated else None
+        self._compute_lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Load the model, unless that needs a turn on the GPU."""
         await _import("rl_bridge.trainer.reference")
-        if self._turn is None:
+        if self._gpu_lock is None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
         PROCESS_SPANS.rest("batches")
 
     @concurrent_endpoint
     async def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """Return the log-probability of each loss token, shape [T]."""
-        async with self._answering:
-            if self._turn is not None:
-                await self._turn.take(self._settings.trainer.timeout_s)
+        async with self._compute_lock:
+            if self._gpu_lock is not None:
+                await self._gpu_lock.acquire(self._settings.trainer.timeout_s)
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._logprobs, batch)
             finally:
-                if self._turn is not None:
-                    self._turn.give_back()
+                if self._gpu_lock is not None:
+                    self._gpu_lock.release()
 
     @concurrent_endpoint
     async def close(self) -> None:
@@ -262,5 +275,5 @@ class ReferenceActor(ServiceActor):
             try:
                 return reference.logprobs(batch)
             finally:
-                if self._turn is not None:
+                if self._gpu_lock is not None:
                     reference.offload()

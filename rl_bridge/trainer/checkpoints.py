@@ -3,11 +3,10 @@
 import functools
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +25,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from rl_bridge.config import LoraConfig
 from rl_bridge.errors import CheckpointError, ModelError
-from rl_bridge.titan.ranks import agree, gather_state, is_of_siblings, siblings_needed
+from rl_bridge.files import sync, write_synced
+from rl_bridge.titan.ranks import agree, convert_rank_errors, gather_state, is_rank_error
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.peft import write_adapter
@@ -34,19 +34,19 @@ from rl_bridge.weights.snapshot import LazySum, State
 
 T = TypeVar("T")
 
-KEEP = 2
+MAX_KEPT = 2
 """The number of checkpoints kept: one more than is needed, in case the newest is damaged."""
 FOLDER = "checkpoint"
 _RUN, _ATTACHMENTS = "run.json", "attachments"
-_WHOLE = re.compile(r"step-(\d+)")
-_PARTIAL = ".partial"
-_DAMAGED = ".damaged"
+_STEP_PATTERN = re.compile(r"step-(\d+)")
+_PARTIAL_SUFFIX = ".partial"
+_DAMAGED_SUFFIX = ".damaged"
 SHARD_BYTES = 5_000_000_000
 """The most bytes of each file of an export."""
 INDEX = "model.safetensors.index.json"
-_REPLACED = ".replaced" + _PARTIAL
+_REPLACED_SUFFIX = ".replaced" + _PARTIAL_SUFFIX
 """The suffix of a complete checkpoint while another one of its version replaces it."""
-_OLD = ".old" + _PARTIAL
+_OLD_SUFFIX = ".old" + _PARTIAL_SUFFIX
 """The suffix of a checkpoint that is being removed."""
 
 
@@ -62,11 +62,11 @@ class Checkpoints:
 
     def __init__(self, folder: str | Path, *, timeout_s: float) -> None:
         self._folder = Path(folder) / FOLDER
-        self._first = dist.get_rank() == 0
+        self._is_first_rank = dist.get_rank() == 0
         self._timeout_s = timeout_s
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
+        self._write_future: Future[None] | None = None
         pinned = torch.cuda.is_available()
         self._stager = DefaultStager(StagingOptions(pinned, False, False, False))
 
@@ -79,16 +79,16 @@ class Checkpoints:
         Raises:
             ModelError: There are checkpoints, and none can be read.
         """
-        versions = [sorted(_versions(self._folder), reverse=True)]  # those of rank 0 are broadcast
+        versions = [sorted(_list_versions(self._folder), reverse=True)]  # those of rank 0 are broadcast
         dist.broadcast_object_list(versions, src=0)
         damaged: dict[PolicyVersion, str] = {}
         for version in versions[0]:
             try:
-                whole = read(version)
+                result = read(version)
             except _DamagedError as error:
                 damaged[version] = str(error)
                 continue
-            return whole, tuple(self._set_aside(*item) for item in damaged.items())
+            return result, tuple(self._rename_damaged(*item) for item in damaged.items())
         if damaged:
             raise ModelError(
                 f"cannot resume from any checkpoint of the run: {'; '.join(damaged.values())}; see that the disk and "
@@ -96,21 +96,23 @@ class Checkpoints:
             )
         return None, ()
 
-    def _set_aside(self, version: PolicyVersion, reason: str) -> str:
+    def _rename_damaged(self, version: PolicyVersion, reason: str) -> str:
         path = self._folder / f"step-{version}"
-        if self._first:
-            shutil.rmtree(path.with_name(path.name + _DAMAGED), ignore_errors=True)
-            _aside(path, _DAMAGED)
-        return f"{reason}; it is set aside as {path.name}{_DAMAGED}, going on from the one before"
+        if self._is_first_rank:
+            shutil.rmtree(path.with_name(path.name + _DAMAGED_SUFFIX), ignore_errors=True)
+            _rename_with_suffix(path, _DAMAGED_SUFFIX)
+        return f"{reason}; it is set aside as {path.name}{_DAMAGED_SUFFIX}, going on from the one before"
 
     def sweep(self) -> None:
         """Remove half-written checkpoints of killed trainers, and restore one whose replacement was interrupted."""
-        if self._first:
-            for replaced in self._folder.glob(f"*{_REPLACED}"):
-                if not (final := replaced.with_name(replaced.name.removesuffix(_REPLACED))).exists():
-                    replaced.rename(final)
-            for left in self._folder.glob(f"*{_PARTIAL}"):
-                shutil.rmtree(left, ignore_errors=True)
+        if self._is_first_rank:
+            for replaced in self._folder.glob(f"*{_REPLACED_SUFFIX}"):
+                if not (
+                    original := replaced.with_name(replaced.name.removesuffix(_REPLACED_SUFFIX))
+                ).exists():
+                    replaced.rename(original)
+            for partial in self._folder.glob(f"*{_PARTIAL_SUFFIX}"):
+                shutil.rmtree(partial, ignore_errors=True)
 
     def save(
         self,
@@ -119,7 +121,7 @@ class Checkpoints:
         run_state: Mapping[str, Any],
         attachments: Mapping[str, bytes],
     ) -> None:
-        """Start writing a checkpoint, after waiting for the previous write; older ones beyond `KEEP` are removed.
+        """Start writing a checkpoint, after waiting for the previous write; older ones beyond `MAX_KEPT` are removed.
 
         A checkpoint of the same version is replaced. `state` (tensors, DTensors, numbers and stateful objects, nested
         in dicts) may change afterwards; `run_state` is JSON, `attachments` are bytes by file name.
@@ -131,21 +133,26 @@ class Checkpoints:
         values = {
             key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()
         }
-        copied: Any = self._stager.stage(values)
-        self._writing = self._thread.submit(self._write, version, copied, run_state, attachments)
+        staged: Any = self._stager.stage(values)
+        self._write_future = self._thread.submit(self._write, version, staged, run_state, attachments)
 
     def check(self) -> None:
         """Call `finish` if all ranks have finished writing, and so raise its error; never wait for a write."""
-        if self._writing is not None and agree(None if self._writing.done() else "not yet") is None:
+        if self._write_future is not None and agree(None if self._write_future.done() else "not yet") is None:
             self.finish()
+
+    def wait(self) -> None:
+        """Wait on any thread until the write in progress has ended, well or not; `finish` raises its error."""
+        if (writing := self._write_future) is not None:
+            wait({writing}, self._timeout_s)
 
     def finish(self) -> None:
         """Wait for the write in progress; CheckpointError if it is late, or fails, and then nothing of it is left."""
-        writing, self._writing = self._writing, None
-        if writing is None:
+        write_future, self._write_future = self._write_future, None
+        if write_future is None:
             return
         try:
-            writing.result(self._timeout_s)
+            write_future.result(self._timeout_s)
         except TimeoutError:
             raise CheckpointError(
                 f"expected a checkpoint to be written to {str(self._folder)!r} within {self._timeout_s:g} s, it is "
@@ -167,21 +174,21 @@ class Checkpoints:
         attachments: Mapping[str, bytes],
     ) -> None:
         final = self._folder / f"step-{version}"
-        partial = final.with_name(final.name + _PARTIAL)
+        partial = final.with_name(final.name + _PARTIAL_SUFFIX)
         failure: Exception | None = None
         try:
-            with siblings_needed(f"for the checkpoint of version {version}"):
-                self._together(lambda: _begin(partial, version, run_state, attachments))
+            with convert_rank_errors(f"for the checkpoint of version {version}"):
+                self._run_and_agree(lambda: _write_run_state(partial, version, run_state, attachments))
                 writer = FileSystemWriter(partial)  # which syncs its files
                 save = functools.partial(
                     save_distributed, dict(state), storage_writer=writer, process_group=self.group
                 )
-                self._together(save, everywhere=True)
-                self._together(lambda: self._finish(partial, final))
+                self._run_and_agree(save, on_every_rank=True)
+                self._run_and_agree(lambda: self._finish(partial, final))
         except _WriteError as error:
             failure = error
         if failure is not None:
-            if self._first:
+            if self._is_first_rank:
                 shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
                 f"cannot write the checkpoint of version {version} to {str(self._folder)!r}: {failure}; older ones are "
@@ -192,47 +199,51 @@ class Checkpoints:
     def load(self, version: PolicyVersion, state: dict[str, Any]) -> None:
         """Read a checkpoint into the tensors and objects of `state`, in place."""
         path = self._folder / f"step-{version}"
-        with _blame_checkpoint(path):
+        with _agree_on_damage(path):
             load_distributed(state, storage_reader=FileSystemReader(path))
 
-    def below(self, key: str, version: PolicyVersion) -> set[str]:
+    def names_below(self, key: str, version: PolicyVersion) -> set[str]:
         """Return the names that a checkpoint has below a key of its state."""
         path = self._folder / f"step-{version}"
-        with _blame_checkpoint(path):
+        with _agree_on_damage(path):
             names = FileSystemReader(path).read_metadata().state_dict_metadata
         return {name.removeprefix(f"{key}.") for name in names if name.startswith(f"{key}.")}
 
     def run_state(self, version: PolicyVersion) -> ResumeState:
         """Return the controller's state in a checkpoint."""
         path = self._folder / f"step-{version}"
-        with _blame_checkpoint(path):
-            note: dict[str, Any] = json.loads((path / _RUN).read_text(encoding="utf-8"))
+        with _agree_on_damage(path):
+            document: dict[str, Any] = json.loads((path / _RUN).read_text(encoding="utf-8"))
             attachments = {file.name: file.read_bytes() for file in sorted((path / _ATTACHMENTS).iterdir())}
-            if note.get("digests", (digests := _digests(attachments))) != digests:  # older ones have none
+            if (
+                document.get("digests", (digests := _hash_attachments(attachments))) != digests
+            ):  # older ones have none
                 raise ValueError("its attachments are not those that were written")
-            return ResumeState(version=version, run_state=note["run_state"], attachments=attachments)
+            return ResumeState(version=version, run_state=document["run_state"], attachments=attachments)
 
     def _finish(self, partial: Path, final: Path) -> None:
-        _sync(partial)
-        before = _aside(final, _REPLACED) if final.exists() else None
+        sync(partial)
+        replaced = _rename_with_suffix(final, _REPLACED_SUFFIX) if final.exists() else None
         partial.rename(final)
-        _sync(self._folder)
+        sync(self._folder)
         # The new checkpoint is complete. If older ones cannot be removed, for example because they are being read over
         # NFS, the run goes on; `sweep` tries again.
-        if before is not None:  # only now: removing takes a while, and there must always be a complete one
-            shutil.rmtree(before, ignore_errors=True)
-        for version in sorted(_versions(self._folder))[:-KEEP]:
+        if replaced is not None:  # only now: removing takes a while, and there must always be a complete one
+            shutil.rmtree(replaced, ignore_errors=True)
+        for version in sorted(_list_versions(self._folder))[:-MAX_KEPT]:
             # Renamed first, so that it is never taken for a complete one if the removal is interrupted.
-            shutil.rmtree(_aside(self._folder / f"step-{version}", _OLD), ignore_errors=True)
+            shutil.rmtree(
+                _rename_with_suffix(self._folder / f"step-{version}", _OLD_SUFFIX), ignore_errors=True
+            )
 
-    def _together(self, work: Callable[[], None], *, everywhere: bool = False) -> None:
+    def _run_and_agree(self, work: Callable[[], None], *, on_every_rank: bool = False) -> None:
         """Run a function on rank 0, or on every rank; a failure is raised on all of them."""
         failure = None
-        if self._first or everywhere:
+        if self._is_first_rank or on_every_rank:
             try:
                 work()
             except (Exception, CheckpointException) as error:
-                failure = _reason(error)
+                failure = _describe_error(error)
         if (failure := agree(failure, self.group)) is not None:
             raise _WriteError(failure)
 
@@ -246,68 +257,53 @@ class _DamagedError(ModelError):
 
 
 @contextmanager
-def _blame_checkpoint(checkpoint: Path) -> Iterator[None]:
+def _agree_on_damage(checkpoint: Path) -> Iterator[None]:
     """Raise _DamagedError on all ranks if any rank fails to read within the block, unless a rank is gone."""
     failure: BaseException | None = None
     try:
         yield
     except (Exception, CheckpointException) as error:  # the latter is not an Exception
-        if is_of_siblings(error):
+        if is_rank_error(error):
             raise
         failure = error
-    if (reason := agree(None if failure is None else _reason(failure))) is not None:
+    if (reason := agree(None if failure is None else _describe_error(failure))) is not None:
         raise _DamagedError(f"cannot resume from the checkpoint {str(checkpoint)!r}: {reason}") from failure
 
 
 def newest_checkpoint(folder: str | Path) -> PolicyVersion:
     """Return the version of a run's newest checkpoint, outside of the trainer; 0 if there is none."""
-    return max(_versions(Path(folder) / FOLDER), default=0)
+    return max(_list_versions(Path(folder) / FOLDER), default=0)
 
 
-def _versions(folder: Path) -> list[PolicyVersion]:
-    names = (_WHOLE.fullmatch(path.name) for path in folder.glob("step-*"))
+def _list_versions(folder: Path) -> list[PolicyVersion]:
+    names = (_STEP_PATTERN.fullmatch(path.name) for path in folder.glob("step-*"))
     return [int(name[1]) for name in names if name is not None]
 
 
-def _begin(
+def _write_run_state(
     partial: Path, version: PolicyVersion, run_state: Mapping[str, Any], attachments: Mapping[str, bytes]
 ) -> None:
     if partial.exists():
         shutil.rmtree(partial)
     (partial / _ATTACHMENTS).mkdir(parents=True)
-    note = {"version": version, "run_state": run_state, "digests": _digests(attachments)}
-    _write(partial / _RUN, json.dumps(note, allow_nan=False).encode())
+    document = {"version": version, "run_state": run_state, "digests": _hash_attachments(attachments)}
+    write_synced(partial / _RUN, json.dumps(document, allow_nan=False).encode())
     for name, content in attachments.items():
-        _write(partial / _ATTACHMENTS / name, content)
-    _sync(partial / _ATTACHMENTS)
+        write_synced(partial / _ATTACHMENTS / name, content)
+    sync(partial / _ATTACHMENTS)
 
 
-def _digests(attachments: Mapping[str, bytes]) -> dict[str, str]:
+def _hash_attachments(attachments: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(content).hexdigest() for name, content in attachments.items()}
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def _rename_with_suffix(checkpoint: Path, suffix: str) -> Path:
+    renamed = checkpoint.with_name(checkpoint.name + suffix)
+    checkpoint.rename(renamed)
+    return renamed
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _aside(checkpoint: Path, suffix: str) -> Path:
-    doomed = checkpoint.with_name(checkpoint.name + suffix)
-    checkpoint.rename(doomed)
-    return doomed
-
-
-def _reason(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     if isinstance(error, CheckpointException) and error.failures:
         error, _ = next(iter(error.failures.values()))
     return str(error) or type(error).__name__
@@ -319,24 +315,26 @@ def export_weights(
     *,
     dtype: torch.dtype,
     group: dist.ProcessGroup,
-    most_bytes: int = SHARD_BYTES,
+    max_file_bytes: int = SHARD_BYTES,
 ) -> None:
     """Write weights as transformers does: `model.safetensors`, or several files and an index. All ranks call it.
 
     No rank holds more than one file's weights beside its own part. Files are renamed when all of them are complete, and
-    replace an earlier export. A file has at most `most_bytes`, unless a single tensor has more.
+    replace an earlier export. A file has at most `max_file_bytes`, unless a single tensor has more.
     """
     split = split_state_dict_into_shards_factory(
         {name: value.base if isinstance(value, LazySum) else value for name, value in state.items()},
         get_storage_size=lambda tensor: tensor.numel() * dtype.itemsize,
         filename_pattern="model{suffix}.safetensors",
-        max_shard_size=most_bytes,
+        max_shard_size=max_file_bytes,
     )
     for file, names in split.filename_to_tensors.items():
-        whole = gather_state({name: state[name] for name in names}, keep=dist.get_rank() == 0, dtype=dtype)
-        whole = {name: tensor.contiguous() for name, tensor in whole.items()}
-        _by_first(folder, group, save_file, whole, folder / (file + _PARTIAL), {"format": "pt"})
-    _by_first(folder, group, _name_files, folder, split)
+        tensors = gather_state({name: state[name] for name in names}, keep=dist.get_rank() == 0, dtype=dtype)
+        tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        _run_on_first_rank(
+            folder, group, save_file, tensors, folder / (file + _PARTIAL_SUFFIX), {"format": "pt"}
+        )
+    _run_on_first_rank(folder, group, _rename_files, folder, split)
 
 
 def export_adapter(
@@ -344,31 +342,36 @@ def export_adapter(
 ) -> None:
     """Write adapters as PEFT stores them. All ranks call it."""
     factors = gather_state(state, keep=dist.get_rank() == 0)
-    _by_first(folder, group, lambda: write_adapter(folder, factors, lora, base=base))
+    _run_on_first_rank(folder, group, lambda: write_adapter(folder, factors, lora, base=base))
 
 
-def _by_first(folder: Path, group: dist.ProcessGroup, work: Callable[..., None], *arguments: Any) -> None:
+def _run_on_first_rank(
+    folder: Path, group: dist.ProcessGroup, work: Callable[..., None], *arguments: Any
+) -> None:
     """Run `work` on rank 0, which may take longer than other collectives; a failure is raised on all ranks."""
     failure = None
     if dist.get_rank() == 0:
         try:
             work(*arguments)
         except Exception as error:
-            failure = _reason(error)
-            for left in folder.glob(f"*{_PARTIAL}"):
-                left.unlink()
+            failure = _describe_error(error)
+            for partial in folder.glob(f"*{_PARTIAL_SUFFIX}"):
+                partial.unlink()
     if (failure := agree(failure, group)) is not None:
         raise CheckpointError(f"cannot write the weights to {str(folder)!r}: {failure}")
 
 
-def _name_files(folder: Path, split: StateDictSplit) -> None:
+def _rename_files(folder: Path, split: StateDictSplit) -> None:
     index = folder / INDEX
+    for file in split.filename_to_tensors:
+        sync(folder / (file + _PARTIAL_SUFFIX))
     index.unlink(missing_ok=True)  # it is invalid as soon as the first file is replaced
     for file in split.filename_to_tensors:
-        (folder / (file + _PARTIAL)).rename(folder / file)
-    for left in folder.glob("model*.safetensors"):
-        if left.name not in split.filename_to_tensors:
-            left.unlink()
+        (folder / (file + _PARTIAL_SUFFIX)).rename(folder / file)
+    for file_path in folder.glob("model*.safetensors"):
+        if file_path.name not in split.filename_to_tensors:
+            file_path.unlink()
     if split.is_sharded:
         document = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        _write(index, json.dumps(document, indent=2).encode())
+        write_synced(index, json.dumps(document, indent=2).encode())
+    sync(folder)

@@ -50,9 +50,9 @@ class Critic:
 
     def values(self, rank_batch: RankBatch) -> NDArray[np.float32]:
         """Return the value of the state before each of this rank's loss tokens, shape [T]."""
-        return self.passes.evaluate(rank_batch, self._values)
+        return self.passes.evaluate(rank_batch, self._compute_values)
 
-    def _values(self, micro_batch: TrainBatch) -> Tensor:
+    def _compute_values(self, micro_batch: TrainBatch) -> Tensor:
         return self._model.outputs(self._model.pack(micro_batch)).logprobs
 
     def accumulate(self, rank_batch: RankBatch, update: int, *, iteration: int) -> None:
@@ -70,7 +70,7 @@ class Critic:
             )
             clip = self._settings.algorithm.value_clip
             return (
-                value_loss(self._values(micro_batch), returns, values, clip=clip).sum()
+                value_loss(self._compute_values(micro_batch), returns, values, clip=clip).sum()
                 / rank_batch.sizes[update]
             )
 
@@ -88,13 +88,15 @@ class Critic:
         assert batch.returns is not None
         losses, self._losses = self._losses, []
         norms, self._norms = self._norms, []
-        values, returns = (self.passes.whole(batch, array) for array in (batch.values, batch.returns))
-        spread = float(returns.var())
+        values, returns = (self.passes.gather_values(batch, array) for array in (batch.values, batch.returns))
+        variance = float(returns.var())
         return {
             "critic/loss": sum(losses) / len(losses),
             "critic/grad_norm": sum(norms) / len(norms),
             "critic/value_mean": float(values.mean()),
-            "critic/explained_variance": 1.0 - float((returns - values).var()) / spread if spread else 0.0,
+            "critic/explained_variance": 1.0 - float((returns - values).var()) / variance
+            if variance
+            else 0.0,
         }
 
     def state(self) -> dict[str, Any]:
@@ -104,4 +106,4 @@ class Critic:
     def restore(self, state: Mapping[str, Any], version: PolicyVersion) -> None:
         """Load the state into which a checkpoint of `version` was read."""
         self._model.load_trained(state[_MODEL])
-        self.optimization.after_restore(version)
+        self.optimization.reapply_config(version)

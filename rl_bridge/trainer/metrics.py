@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rl_bridge.titan.ranks import union
+from rl_bridge.titan.ranks import gather_names
 
 _SUMS = ("tokens", "early_tokens", "difference", "fresh_tokens", "difference_abs", "valid", "padded")
 
@@ -19,15 +19,15 @@ class LossMetrics:
     """
 
     def __init__(self) -> None:
-        self._of_loss: dict[str, float] = {}
+        self._loss_sums: dict[str, float] = {}
         self._sums = dict.fromkeys(_SUMS, 0.0)
-        self._largest = 0.0
+        self._max_difference = 0.0
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Add the loss's metrics of one pass, each of shape [T], by their names in the log."""
         self._sums["tokens"] += len(next(iter(metrics.values())))
         for name, values in metrics.items():
-            self._of_loss[name] = self._of_loss.get(name, 0.0) + float(values.sum())
+            self._loss_sums[name] = self._loss_sums.get(name, 0.0) + float(values.sum())
 
     def add_mismatch(self, difference: Tensor, *, fresh: Tensor) -> None:
         """Add a pass's differences: the trainer's log-probabilities minus those of sampling, shape [T].
@@ -38,11 +38,11 @@ class LossMetrics:
         """
         self._sums["early_tokens"] += len(difference)
         self._sums["difference"] += float(difference.sum())
-        of_engine = difference[fresh].abs()
-        if len(of_engine):
-            self._sums["fresh_tokens"] += len(of_engine)
-            self._sums["difference_abs"] += float(of_engine.sum())
-            self._largest = max(self._largest, float(of_engine.max()))
+        engine_difference = difference[fresh].abs()
+        if len(engine_difference):
+            self._sums["fresh_tokens"] += len(engine_difference)
+            self._sums["difference_abs"] += float(engine_difference.sum())
+            self._max_difference = max(self._max_difference, float(engine_difference.max()))
 
     def add_rows(self, *, valid: int, padded: int) -> None:
         """Add the size of one forward pass: its tokens without and with padding."""
@@ -61,10 +61,10 @@ class LossMetrics:
         trainer's version of the weights, and are omitted if there are none. `train/valid_token_share` is the share of
         the forward passes' tokens that is not padding.
         """
-        names = union(self._of_loss)  # a rank without tokens has no names
-        own = [*self._sums.values(), *(self._of_loss.get(name, 0.0) for name in names)]
-        sums = sum_over_ranks(torch.tensor(own, dtype=torch.float64)).tolist()
-        largest = max_over_ranks(torch.tensor([self._largest], dtype=torch.float64))
+        names = gather_names(self._loss_sums)  # a rank without tokens has no names
+        own_sums = [*self._sums.values(), *(self._loss_sums.get(name, 0.0) for name in names)]
+        sums = sum_over_ranks(torch.tensor(own_sums, dtype=torch.float64)).tolist()
+        largest = max_over_ranks(torch.tensor([self._max_difference], dtype=torch.float64))
         total = dict(zip([*_SUMS, *names], sums, strict=True))
         metrics = {name: total[name] / max(1.0, total["tokens"]) for name in names}
         metrics["mismatch/kl"] = -total["difference"] / max(1.0, total["early_tokens"])
@@ -105,12 +105,12 @@ class StepMeter:
         operations (`Architecture.train_flops`) as a share of the GPUs' bfloat16 peak, if that is known. Time and memory
         are the maxima over ranks.
         """
-        most = [0.0, 0.0, 0.0]
+        maxima = [0.0, 0.0, 0.0]
         if self._on_gpu:
             torch.cuda.synchronize()
-            most[1:] = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
-        most[0] = time.perf_counter() - self._began
-        over_ranks = torch.tensor(most, dtype=torch.float64)
+            maxima[1:] = [torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+        maxima[0] = time.perf_counter() - self._began
+        over_ranks = torch.tensor(maxima, dtype=torch.float64)
         if (ranks := dist.get_world_size()) > 1:
             dist.all_reduce(over_ranks, op=dist.ReduceOp.MAX)
         seconds, allocated, reserved = over_ranks.tolist()

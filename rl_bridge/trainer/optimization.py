@@ -31,7 +31,7 @@ class Optimization:
         self._optimizer = optimizer.build(model_parts=[model.module])
         (group, *_) = next(iter(self._optimizer)).param_groups
         # A checkpoint's values may come from another configuration or another type of device.
-        self._chosen = {key: group[key] for key in ("betas", "weight_decay", "fused", "foreach")}
+        self._configured = {key: group[key] for key in ("betas", "weight_decay", "fused", "foreach")}
         updates = trainer.iterations * trainer.updates_per_iteration
         self._scheduler = LRSchedulersContainer.Config(
             warmup_steps=min(trainer.warmup_updates, updates),
@@ -80,10 +80,10 @@ class Optimization:
         """Yield this rank's part of the weights and of the optimizer's state, without gradients."""
         yield from self._model.module.parameters()
         for optimizer in self._optimizer:
-            for known in optimizer.state.values():
-                yield from (value for value in known.values() if isinstance(value, Tensor))
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
 
-    def after_restore(self, version: PolicyVersion) -> None:
+    def reapply_config(self, version: PolicyVersion) -> None:
         """Apply this run's configuration after a checkpoint, possibly of another configuration, has been read.
 
         The schedule's position follows from the version alone.
@@ -93,7 +93,7 @@ class Optimization:
             self._scheduler.load_state_dict({"last_epoch": version * self._updates_per_iteration})
         for optimizer, scheduler in zip(self._optimizer, self._scheduler, strict=True):
             for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-                group.update(lr=rate, **self._chosen)
+                group.update(lr=rate, **self._configured)
 
     def state(self, prefix: str = "") -> dict[str, Any]:
         """Return the optimizer's top-level entries of a checkpoint, where stateful objects must be; read in place."""

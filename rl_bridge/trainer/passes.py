@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_bridge.algorithms.policy_loss import token_weights
-from rl_bridge.buffer.batch import TrainBatch, share_out
-from rl_bridge.services.handle import Routed
+from rl_bridge.buffer.batch import TrainBatch, divide_documents
+from rl_bridge.services.handle import EndpointOwner
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import PolicyVersion
 
@@ -53,28 +53,28 @@ def rank_batches(
         weights[update] = token_weights(
             batch.trajectory[update], aggregation=algorithm.aggregation, max_length=settings.max_loss_tokens
         )
-        contexts, place = np.unique(batch.context[update], return_inverse=True)
-        shares = share_out(
+        contexts, context_index = np.unique(batch.context[update], return_inverse=True)
+        shares = divide_documents(
             batch.lengths[contexts],
             ranks=data_ranks,
             budget=settings.tokens_per_pass,
-            least_passes=config.gradient_accumulation_steps,
+            min_passes=config.gradient_accumulation_steps,
         )
         for rank, passes in enumerate(shares):
-            tokens[rank].append([update[np.isin(place, documents)] for documents in passes])
+            tokens[rank].append([update[np.isin(context_index, documents)] for documents in passes])
     batch = replace(batch, weights=weights)
     sizes = tuple(map(len, parts))
-    batches = [_rank_batch(batch, updates, sizes) for updates in tokens]
+    batches = [_make_rank_batch(batch, updates, sizes) for updates in tokens]
     return [batches[rank // config.tensor_parallel] for rank in range(ranks)]
 
 
-def _rank_batch(
+def _make_rank_batch(
     batch: TrainBatch, updates: list[list[NDArray[np.int64]]], sizes: tuple[int, ...]
 ) -> RankBatch:
-    own = np.sort(np.concatenate([tokens for passes in updates for tokens in passes]))
+    own_tokens = np.sort(np.concatenate([tokens for passes in updates for tokens in passes]))
     return RankBatch(
-        batch=batch.take(own),
-        updates=tuple(tuple(np.searchsorted(own, tokens) for tokens in passes) for passes in updates),
+        batch=batch.take(own_tokens),
+        updates=tuple(tuple(np.searchsorted(own_tokens, tokens) for tokens in passes) for passes in updates),
         sizes=sizes,
     )
 
@@ -132,7 +132,7 @@ class Passes:
                     self._model.idle()
         return result
 
-    def whole(self, batch: TrainBatch, values: NDArray[np.generic]) -> NDArray[np.float64]:
+    def gather_values(self, batch: TrainBatch, values: NDArray[np.generic]) -> NDArray[np.float64]:
         """Combine all ranks' values of their loss tokens: float64, shape [T of the whole batch], on every rank."""
         result = torch.zeros(batch.total, dtype=torch.float64)
         result[torch.from_numpy(batch.index)] = torch.from_numpy(values.astype(np.float64))
@@ -140,17 +140,17 @@ class Passes:
         return summed
 
 
-async def reference_logprobs(reference: Routed, batch: TrainBatch) -> NDArray[np.float32]:
+async def reference_logprobs(reference: EndpointOwner, batch: TrainBatch) -> NDArray[np.float32]:
     """Return the log-probability of each loss token under the reference policy, shape [T].
 
     The contexts are divided over the serving replicas such that each gets about as many tokens.
     """
     roster = getattr(reference, "roster", None)  # a local object is its own only replica
     replicas = 1 if roster is None else max(1, len(roster.targets))
-    shares = share_out(batch.lengths, ranks=replicas, budget=int(batch.lengths.sum()))
+    shares = divide_documents(batch.lengths, ranks=replicas, budget=int(batch.lengths.sum()))
     parts = [np.flatnonzero(np.isin(batch.context, contexts)) for (contexts,) in shares if len(contexts)]
-    answers = await asyncio.gather(*(reference.logprobs.route(batch.take(tokens)) for tokens in parts))
+    replies = await asyncio.gather(*(reference.logprobs.route(batch.take(tokens)) for tokens in parts))
     logprobs = np.empty(len(batch), dtype=np.float32)
-    for tokens, answer in zip(parts, answers, strict=True):
-        logprobs[tokens] = answer
+    for tokens, reply in zip(parts, replies, strict=True):
+        logprobs[tokens] = reply
     return logprobs

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_bridge.algorithms.advantages import generalized_advantages, penalised_rewards, whiten
+from rl_bridge.algorithms.advantages import generalized_advantages, penalized_rewards, whiten
 from rl_bridge.algorithms.functions import load_advantage, load_loss
-from rl_bridge.algorithms.policy_loss import LossInputs, held_then_annealed, kl_to_reference, sequence_means
+from rl_bridge.algorithms.policy_loss import LossInputs, hold_then_anneal, kl_to_reference, sequence_means
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
 from rl_bridge.trainer.metrics import LossMetrics
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def loss_settings(algorithm: AlgorithmConfig, *, progress: float) -> AlgorithmConfig:
     """Return `algorithm.*` with the loss's entropy and KL coefficients at `progress` through the run, in [0, 1]."""
-    entropy_coef = held_then_annealed(
+    entropy_coef = hold_then_anneal(
         progress,
         value=algorithm.entropy_coef,
         hold=algorithm.entropy_hold,
@@ -39,7 +39,7 @@ def with_advantages(
     algorithm: AlgorithmConfig,
     *,
     values: NDArray[np.float32] | None = None,
-    whole: Callable[[NDArray[np.generic]], NDArray[np.float64]],
+    gather_values: Callable[[NDArray[np.generic]], NDArray[np.float64]],
 ) -> TrainBatch:
     """Return a rank's part of a batch with the advantages that it is trained with.
 
@@ -50,19 +50,19 @@ def with_advantages(
         batch: The rank's part; with reference log-probabilities if the divergence is part of the reward.
         algorithm: The configuration.
         values: The critic's values, shape [T]; None without a critic.
-        whole: Combines values of all ranks' loss tokens into those of the whole batch.
+        gather_values: Combines values of all ranks' loss tokens into those of the whole batch.
     """
     in_reward = algorithm.kl_coef > 0 and algorithm.kl_in == "reward"
     if values is None and not in_reward:
         return batch
-    rewards = whole(_penalise(batch, algorithm) if in_reward else batch.rewards).astype(np.float32)
-    trajectory = whole(batch.trajectory).astype(np.int64)
+    rewards = gather_values(_penalize(batch, algorithm) if in_reward else batch.rewards).astype(np.float32)
+    trajectory = gather_values(batch.trajectory).astype(np.int64)
     if values is None:
-        relative = _relative(rewards, trajectory, whole(batch.group), algorithm)
-        return replace(batch, advantages=relative[batch.index])
+        advantages_of_tokens = _group_advantages(rewards, trajectory, gather_values(batch.group), algorithm)
+        return replace(batch, advantages=advantages_of_tokens[batch.index])
     advantages, returns = generalized_advantages(
         rewards,
-        whole(values).astype(np.float32),
+        gather_values(values).astype(np.float32),
         trajectory,
         gamma=algorithm.gamma,
         gae_lambda=algorithm.gae_lambda,
@@ -72,7 +72,7 @@ def with_advantages(
     return replace(batch, advantages=advantages[batch.index], values=values, returns=returns[batch.index])
 
 
-def _penalise(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.float32]:
+def _penalize(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.float32]:
     if batch.reference_logprobs is None:
         raise ValueError(
             f"kl_coef is {algorithm.kl_coef}, so reference log-probabilities are needed; got none"
@@ -82,10 +82,10 @@ def _penalise(batch: TrainBatch, algorithm: AlgorithmConfig) -> NDArray[np.float
         torch.from_numpy(batch.reference_logprobs),
         algorithm.kl_estimator,
     )
-    return penalised_rewards(batch.rewards, divergence.numpy(), coefficient=algorithm.kl_coef)
+    return penalized_rewards(batch.rewards, divergence.numpy(), coefficient=algorithm.kl_coef)
 
 
-def _relative(
+def _group_advantages(
     rewards: NDArray[np.float32],
     trajectory: NDArray[np.int64],
     group: NDArray[np.float64],
@@ -94,11 +94,13 @@ def _relative(
     """Return each token's advantage: that of its trajectory's total reward relative to its group's."""
     _, first, index = np.unique(trajectory, return_index=True, return_inverse=True)
     totals, group = np.bincount(index, weights=rewards), group[first]
-    relative, advantage = np.empty(len(totals)), load_advantage(algorithm.advantage_function)
+    trajectory_advantages, advantage = np.empty(len(totals)), load_advantage(algorithm.advantage_function)
     for group_id in np.unique(group):
         members = np.flatnonzero(group == group_id)
-        relative[members] = advantage(totals[members].tolist(), normalize_std=algorithm.normalize_std)
-    advantages: NDArray[np.float32] = relative[index].astype(np.float32)
+        trajectory_advantages[members] = advantage(
+            totals[members].tolist(), normalize_std=algorithm.normalize_std
+        )
+    advantages: NDArray[np.float32] = trajectory_advantages[index].astype(np.float32)
     return advantages
 
 
@@ -114,11 +116,11 @@ class PolicyGradients:
     def logprobs(self, rank_batch: RankBatch, *, update: int | None = None) -> NDArray[np.float32]:
         """Return the log-probability of each of this rank's loss tokens under the current weights; see `evaluate`."""
 
-        def chosen(micro_batch: TrainBatch) -> Tensor:
+        def compute_logprobs(micro_batch: TrainBatch) -> Tensor:
             rows = self._model.pack(micro_batch)
             return self._model.outputs(rows, temperature=self._settings.temperature).logprobs
 
-        return self.passes.evaluate(rank_batch, chosen, update=update)
+        return self.passes.evaluate(rank_batch, compute_logprobs, update=update)
 
     def accumulate(
         self,
@@ -142,23 +144,23 @@ class PolicyGradients:
             outputs = self._model.outputs(rows, temperature=self._settings.temperature)
             assert outputs.entropy is not None
             assert micro_batch.weights is not None
-            old_logprobs = self._tensor(micro_batch.old_logprobs)
+            old_logprobs = self._to_tensor(micro_batch.old_logprobs)
             inputs = LossInputs(
                 logprobs=outputs.logprobs,
                 entropy=outputs.entropy,
                 old_logprobs=old_logprobs,
-                advantages=self._tensor(micro_batch.advantages),
-                reference_logprobs=self._optional(micro_batch.reference_logprobs),
-                proximal_logprobs=self._optional(micro_batch.proximal_logprobs),
-                sequence_log_ratios=None if ratios is None else self._tensor(ratios[micro_batch.index]),
+                advantages=self._to_tensor(micro_batch.advantages),
+                reference_logprobs=self._to_optional_tensor(micro_batch.reference_logprobs),
+                proximal_logprobs=self._to_optional_tensor(micro_batch.proximal_logprobs),
+                sequence_log_ratios=None if ratios is None else self._to_tensor(ratios[micro_batch.index]),
             )
             per_token, loss_metrics = self._loss(inputs, settings)
             metrics.add({**loss_metrics, "policy/entropy": outputs.entropy.detach()})
             if fresh is not None:
                 difference = outputs.logprobs.detach() - old_logprobs
-                metrics.add_mismatch(difference, fresh=self._tensor(micro_batch.versions == fresh))
+                metrics.add_mismatch(difference, fresh=self._to_tensor(micro_batch.versions == fresh))
             metrics.add_rows(valid=int(micro_batch.lengths.sum()), padded=rows.tokens.size)
-            return torch.sum(self._tensor(micro_batch.weights) * per_token)
+            return torch.sum(self._to_tensor(micro_batch.weights) * per_token)
 
         return self.passes.backward(rank_batch, update, loss)
 
@@ -167,13 +169,13 @@ class PolicyGradients:
         if self._settings.algorithm.ratio == "token":
             return None
         batch = rank_batch.batch
-        old = batch.old_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
-        log_ratios = self.logprobs(rank_batch, update=update) - old
-        trajectory = self.passes.whole(batch, batch.trajectory).astype(np.int64)
-        return sequence_means(self.passes.whole(batch, log_ratios), trajectory)
+        old_logprobs = batch.old_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
+        log_ratios = self.logprobs(rank_batch, update=update) - old_logprobs
+        trajectory = self.passes.gather_values(batch, batch.trajectory).astype(np.int64)
+        return sequence_means(self.passes.gather_values(batch, log_ratios), trajectory)
 
-    def _tensor(self, values: NDArray[np.generic]) -> Tensor:
+    def _to_tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._model.device)
 
-    def _optional(self, values: NDArray[np.float32] | None) -> Tensor | None:
-        return None if values is None else self._tensor(values)
+    def _to_optional_tensor(self, values: NDArray[np.float32] | None) -> Tensor | None:
+        return None if values is None else self._to_tensor(values)

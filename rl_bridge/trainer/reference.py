@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_bridge.buffer.batch import TrainBatch, share_out
+from rl_bridge.buffer.batch import TrainBatch, divide_documents
 from rl_bridge.devices import own_device
 from rl_bridge.titan.model import TitanModel
 from rl_bridge.trainer.settings import TrainerSettings
@@ -32,7 +32,7 @@ class Reference:
         """Return the log-probability of each loss token, shape [T]."""
         self._offload.restore()
         result = np.zeros(len(batch), dtype=np.float32)
-        (passes,) = share_out(batch.lengths, ranks=1, budget=self._settings.tokens_per_pass)
+        (passes,) = divide_documents(batch.lengths, ranks=1, budget=self._settings.tokens_per_pass)
         for contexts in passes:
             tokens = np.flatnonzero(np.isin(batch.context, contexts))
             rows = self._model.pack(batch.take(tokens))

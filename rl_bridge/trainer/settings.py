@@ -44,7 +44,7 @@ class TrainerSettings:
         """The token budget of a pass, at least the longest row."""
         return max(self.trainer.tokens_per_pass, self.max_length)
 
-    def settle_checkpointing(self, gpu_bytes: int | None) -> tuple[Self, str]:
+    def resolve_checkpointing(self, gpu_bytes: int | None) -> tuple[Self, str]:
         """Resolve `trainer.activation_checkpointing` for a GPU of this size or a CPU (None); returns a message too."""
         kind, needed = self.trainer.activation_checkpointing, self.bytes_by_checkpointing
         if kind != "auto":
@@ -52,9 +52,9 @@ class TrainerSettings:
         kind, description = "none", "none"
         if gpu_bytes is not None:
             kind = choose_checkpointing(needed, gpu_bytes)
-            takes = f"{needed[kind] / 1e9:.1f} GB" if kind in needed else "an unknown part"
+            size_note = f"{needed[kind] / 1e9:.1f} GB" if kind in needed else "an unknown part"
             description = (
-                f"{kind}, which takes {takes} of the {gpu_bytes / 1e9:.1f} GB of a GPU by ropewalk plan"
+                f"{kind}, which takes {size_note} of the {gpu_bytes / 1e9:.1f} GB of a GPU by ropewalk plan"
             )
         trainer = self.trainer.model_copy(update={"activation_checkpointing": kind})
         return replace(self, trainer=trainer), description

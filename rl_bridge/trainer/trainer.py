@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from torch import Tensor
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.errors import (
-    CheckpointError,
     ModelError,
     NonFiniteLossError,
     TrainerWentBackError,
@@ -24,7 +23,7 @@ from rl_bridge.errors import (
 )
 from rl_bridge.titan.lora import checkpoint_identity
 from rl_bridge.titan.model import TitanModel
-from rl_bridge.titan.ranks import ALONE, Rank, join_process_group, limit_waits, siblings_needed
+from rl_bridge.titan.ranks import SINGLE_RANK, Rank, convert_rank_errors, join_process_group, limit_waits
 from rl_bridge.trainer.checkpoints import SHARD_BYTES, Checkpoints, export_adapter, export_weights
 from rl_bridge.trainer.critic import Critic
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter
@@ -37,7 +36,7 @@ from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.snapshot import State
 
 _ADAPTERS = "adapters"
-_WHOLE = "whole weights"
+_NO_ADAPTERS = "whole weights"
 
 
 class Trainer:
@@ -56,7 +55,7 @@ class Trainer:
         RankLostError: The other ranks did not join. Every method that needs them raises it.
     """
 
-    def __init__(self, settings: TrainerSettings, rank: Rank = ALONE) -> None:
+    def __init__(self, settings: TrainerSettings, rank: Rank = SINGLE_RANK) -> None:
         torch.set_num_threads(settings.trainer.num_threads)
         if settings.deterministic:  # cuBLAS reads this variable once
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -65,9 +64,9 @@ class Trainer:
         device = own_device()
         join_process_group(device, rank)
         self._rank = rank
-        settings, self.checkpointing = settings.settle_checkpointing(_smallest_gpu(device))
+        settings, self.checkpointing = settings.resolve_checkpointing(_find_smallest_gpu_bytes(device))
         self._settings, config = settings, settings.trainer
-        with siblings_needed("while the model was loaded"):
+        with convert_rank_errors("while the model was loaded"):
             self._model = TitanModel(
                 settings.model_path,
                 dtype=settings.dtype,
@@ -89,7 +88,7 @@ class Trainer:
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
         self._offload = Offload()
-        self._adapters_of = None if settings.lora is None else _identity(settings)
+        self._adapter_id = None if settings.lora is None else _make_adapter_id(settings)
         self._meter = StepMeter(device)
         self.measured: dict[str, float] = {}
 
@@ -102,18 +101,18 @@ class Trainer:
             ModelError: All are damaged, or the newest of the others has adapters where this run trains whole weights,
                 whole weights where it trains adapters, or adapters that do not match this run's.
         """
-        with siblings_needed("while the checkpoint was loaded"):
+        with convert_rank_errors("while the checkpoint was loaded"):
             self._checkpoints.sweep()
             checkpoint, damaged = self._checkpoints.newest(self._read)
         if checkpoint is None:
             return ResumeState()
         state, resumed = checkpoint
         self._model.load_trained(state["model"])
-        self._optimizer.after_restore(resumed.version)
+        self._optimizer.reapply_config(resumed.version)
         if self._critic is not None:
             self._critic.restore(state, resumed.version)
-        for device, random in state.get(self._random_key, {}).items():
-            (torch.cuda.set_rng_state if device == "cuda" else torch.set_rng_state)(random)
+        for device, random_state in state.get(self._random_key, {}).items():
+            (torch.cuda.set_rng_state if device == "cuda" else torch.set_rng_state)(random_state)
         self.version = resumed.version
         return replace(resumed, damaged=damaged)
 
@@ -121,17 +120,17 @@ class Trainer:
         """Read a checkpoint, weights and moments in place; also returns the controller's state."""
         resumed = self._checkpoints.run_state(version)
         state = self._state()
-        theirs = next(iter(self._checkpoints.below(_ADAPTERS, version)), None)
-        if theirs != self._adapters_of:
+        saved_id = next(iter(self._checkpoints.names_below(_ADAPTERS, version)), None)
+        if saved_id != self._adapter_id:
             raise ModelError(
-                f"cannot resume from the checkpoint of version {version}: expected {self._adapters_of or _WHOLE}, "
-                f"got {theirs or _WHOLE}; use the model.path and model.lora that the run was started with"
+                f"cannot resume from the checkpoint of version {version}: expected {self._adapter_id or _NO_ADAPTERS}, "
+                f"got {saved_id or _NO_ADAPTERS}; use the model.path and model.lora that the run was started with"
             )
         # Random generators that the checkpoint lacks, of further ranks or another device type, keep their seeds.
         generators = state.pop(self._random_key)
-        available = self._checkpoints.below(self._random_key, version)
-        if known := {device: generators[device] for device in generators if device in available}:
-            state[self._random_key] = known
+        available = self._checkpoints.names_below(self._random_key, version)
+        if saved_generators := {device: generators[device] for device in generators if device in available}:
+            state[self._random_key] = saved_generators
         self._checkpoints.load(version, state)
         return state, resumed
 
@@ -154,17 +153,11 @@ class Trainer:
             TrainingError: The GPU has not enough memory, and there is no other rank.
         """
         if version is not None:
-            self._expect(version)
-        with siblings_needed(f"in iteration {self.version}"):
+            self._require_version(version)
+        with convert_rank_errors(f"in iteration {self.version}"):
             self._checkpoints.check()
             try:
-                return self._step(self._own(batch))
-            except NonFiniteLossError:
-                # The run ends now and leaves this process only seconds, but the checkpoint from which it can be resumed
-                # may take minutes to write.
-                with suppress(CheckpointError):
-                    self._checkpoints.finish()
-                raise
+                return self._step(self._take_own_part(batch))
             except torch.OutOfMemoryError as error:
                 if self._rank.count > 1:  # all ranks are restarted: other processes may have used the memory
                     raise
@@ -173,7 +166,7 @@ class Trainer:
                     f"{self.checkpointing}; resume with full, or with a smaller trainer.tokens_per_pass: {error}"
                 ) from error
 
-    def _own(self, batch: TrainBatch | RankBatch) -> RankBatch:
+    def _take_own_part(self, batch: TrainBatch | RankBatch) -> RankBatch:
         if isinstance(batch, RankBatch):
             return batch
         parts = rank_batches(batch, self._settings, version=self.version, ranks=self._rank.count)
@@ -189,7 +182,7 @@ class Trainer:
         metrics = LossMetrics()
         losses: list[float] = []
         norms: list[float] = []
-        waited = 0.0
+        blocked_s = 0.0
         learning_rate = self._optimizer.learning_rate
         rank_batch = self._prepare(rank_batch)
         for update in range(len(rank_batch.updates)):
@@ -197,21 +190,21 @@ class Trainer:
             fresh = None if update else self.version
             losses.append(self._policy.accumulate(rank_batch, update, loss, metrics, fresh=fresh))
             norms.append(self._clip_gradients(rank_batch, update, losses[-1]))
-            waited += self._readers.wait_until_none(config.collective_timeout_s)
+            blocked_s += self._readers.wait_until_none(config.collective_timeout_s)
             for learner in self._learners:
                 learner.step()
         for _ in range(len(losses), config.updates_per_iteration):
             for learner in self._learners:
                 learner.skip()  # there were too few trajectories for every update; the schedule counts iterations
         self.version += 1
-        done = [self._policy.passes.tokens, sum(each.flops for each in passes)]
-        tokens, flops = self._model.sum_over_data(torch.tensor(done, dtype=torch.float64)).tolist()
+        work_done = [self._policy.passes.tokens, sum(model_passes_done.flops for model_passes_done in passes)]
+        tokens, flops = self._model.sum_over_data(torch.tensor(work_done, dtype=torch.float64)).tolist()
         step_metrics = {
             "loss/total": sum(losses) / len(losses),
             "train/grad_norm": sum(norms) / len(norms),
             "train/learning_rate": learning_rate,
             "train/entropy_coef": loss.entropy_coef,
-            "time/push_blocked_s": waited,
+            "time/push_blocked_s": blocked_s,
             **metrics.reduce(self._model.sum_over_data, self._model.max_over_data),
             **({} if self._critic is None else self._critic.metrics(rank_batch.batch)),
         }
@@ -235,7 +228,10 @@ class Trainer:
                 batch = batch.with_reference(self._policy.logprobs(rank_batch))
         values = None if self._critic is None else self._critic.values(rank_batch)
         batch = with_advantages(
-            batch, algorithm, values=values, whole=lambda numbers: self._policy.passes.whole(batch, numbers)
+            batch,
+            algorithm,
+            values=values,
+            gather_values=lambda values_of_rank: self._policy.passes.gather_values(batch, values_of_rank),
         )
         if algorithm.recomputes_old:
             batch = replace(batch, proximal_logprobs=self._policy.logprobs(rank_batch))
@@ -255,11 +251,11 @@ class Trainer:
 
     def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """Return each loss token's log-probability under the current weights, shape [T]; the same on every rank."""
-        with siblings_needed(f"for what iteration {self.version} has come to"):
-            rank_batch = self._own(batch)
-            return self._policy.passes.whole(rank_batch.batch, self._policy.logprobs(rank_batch)).astype(
-                np.float32
-            )
+        with convert_rank_errors(f"for what iteration {self.version} has come to"):
+            rank_batch = self._take_own_part(batch)
+            return self._policy.passes.gather_values(
+                rank_batch.batch, self._policy.logprobs(rank_batch)
+            ).astype(np.float32)
 
     @contextmanager
     def weights(self, version: PolicyVersion) -> Iterator[State]:
@@ -269,11 +265,11 @@ class Trainer:
         "adapter", the adapters alone under PEFT's names. Within the block they do not change: the next update waits for
         its end, but forward and backward passes do not.
         """
-        self._expect(version)
+        self._require_version(version)
         with self._readers:
             lora = self._settings.lora
-            alone = lora is not None and lora.push == "adapter"
-            yield self._model.adapter_state() if alone else self._model.sharded_state_dict()
+            adapters_only = lora is not None and lora.push == "adapter"
+            yield self._model.adapter_state() if adapters_only else self._model.sharded_state_dict()
 
     def save(
         self,
@@ -296,11 +292,15 @@ class Trainer:
             CheckpointError: It could not be written, or the previous one; older ones are complete.
             TrainerWentBackError: The trainer is at another version.
         """
-        self._expect(version)
-        with siblings_needed(f"for the checkpoint of version {self.version}"):
+        self._require_version(version)
+        with convert_rank_errors(f"for the checkpoint of version {self.version}"):
             self._checkpoints.save(self.version, self._state(), run_state or {}, attachments or {})
             if wait:
                 self._checkpoints.finish()
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait on any thread, during any other work, until the checkpoint in progress is written or has failed."""
+        self._checkpoints.wait()
 
     def offload(self) -> None:
         """Move weights and moments to the host's memory until `onload`, to free the device's."""
@@ -316,21 +316,21 @@ class Trainer:
         return self._model.hf_state_dict()
 
     def export(
-        self, folder: str | Path, version: PolicyVersion | None = None, *, most_bytes: int = SHARD_BYTES
+        self, folder: str | Path, version: PolicyVersion | None = None, *, max_file_bytes: int = SHARD_BYTES
     ) -> None:
         """Write the weights as safetensors, in the dtype that the model computes in; checkpoints are more precise.
 
         Adapters are merged, and also written separately to the subfolder `adapter`, as PEFT stores them. Files have at
-        most `most_bytes`; if there are several, an index maps tensors to files.
+        most `max_file_bytes`; if there are several, an index maps tensors to files.
         """
         if version is not None:
-            self._expect(version)
-        with siblings_needed("for the export"):
+            self._require_version(version)
+        with convert_rank_errors("for the export"):
             self._checkpoints.finish()
             group, folder = self._checkpoints.group, Path(folder)
             dtype: torch.dtype = getattr(torch, self._settings.dtype)
             state = self._model.sharded_state_dict()
-            export_weights(state, folder, dtype=dtype, group=group, most_bytes=most_bytes)
+            export_weights(state, folder, dtype=dtype, group=group, max_file_bytes=max_file_bytes)
             if (lora := self._settings.lora) is not None:
                 factors, base = self._model.adapter_state(), self._settings.model_path
                 export_adapter(factors, folder / "adapter", lora, base=base, group=group)
@@ -341,7 +341,7 @@ class Trainer:
         if self._rank.count > 1:
             dist.destroy_process_group()
 
-    def _expect(self, version: PolicyVersion) -> None:
+    def _require_version(self, version: PolicyVersion) -> None:
         if version != self.version:
             raise TrainerWentBackError(
                 f"expected version {self.version}, which the trainer is at, got {version}; "
@@ -352,34 +352,34 @@ class Trainer:
         """Return the training state of a checkpoint; it is read in place when one is loaded."""
         return {
             "model": self._model.trained_state(),
-            **({} if self._adapters_of is None else {_ADAPTERS: {self._adapters_of: torch.zeros(1)}}),
+            **({} if self._adapter_id is None else {_ADAPTERS: {self._adapter_id: torch.zeros(1)}}),
             **self._optimizer.state(),
             **({} if self._critic is None else self._critic.state()),
-            self._random_key: self._random(),
+            self._random_key: self._get_random_states(),
         }
 
     @property
     def _random_key(self) -> str:
         return f"random-{self._rank.index}"
 
-    def _random(self) -> dict[str, Tensor]:
+    def _get_random_states(self) -> dict[str, Tensor]:
         states = {"cpu": torch.get_rng_state()}
         if self._model.device.type == "cuda":
             states["cuda"] = torch.cuda.get_rng_state()
         return states
 
 
-def _smallest_gpu(device: torch.device) -> int | None:
+def _find_smallest_gpu_bytes(device: torch.device) -> int | None:
     """Return the memory of the smallest GPU of all ranks, in bytes; None on a CPU."""
     if device.type != "cuda":
         return None
-    smallest = torch.tensor(torch.cuda.get_device_properties(device).total_memory)
+    gpu_bytes = torch.tensor(torch.cuda.get_device_properties(device).total_memory)
     if dist.get_world_size() > 1:
-        dist.all_reduce(smallest, op=dist.ReduceOp.MIN)
-    return int(smallest)
+        dist.all_reduce(gpu_bytes, op=dist.ReduceOp.MIN)
+    return int(gpu_bytes)
 
 
-def _identity(settings: TrainerSettings) -> str:
+def _make_adapter_id(settings: TrainerSettings) -> str:
     """Return a text that identifies adapters and their base: others might fit in shape, but are another policy."""
     lora = settings.lora
     assert lora is not None

@@ -47,13 +47,13 @@ class Readers:
         with self._changed:
             if not self._count:
                 return 0.0
-            started = time.perf_counter()
+            started_at = time.perf_counter()
             if not self._changed.wait_for(lambda: self._count == 0, timeout=timeout_s):
                 raise TrainingError(
                     f"expected the weights to be pushed within {timeout_s:g} s, they are still being read; "
                     "see what holds the store, or raise trainer.collective_timeout_s"
                 )
-            return time.perf_counter() - started
+            return time.perf_counter() - started_at
 
 
 class Offload:
@@ -65,38 +65,40 @@ class Offload:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, Tensor] = {}
+        self._host_copies: dict[int, Tensor] = {}
         self._segments: list[Segment] = []
-        self._away: dict[int, torch.UntypedStorage] = {}
+        self._offloaded: dict[int, torch.UntypedStorage] = {}
 
     def release(self, tensors: Iterable[Tensor]) -> None:
         """Copy tensors to the host and free their device memory; does nothing if they are offloaded already."""
-        if self._away:
+        if self._offloaded:
             return
         storages = {}
         for tensor in tensors:
             local = getattr(tensor, "_local_tensor", tensor)  # DTensors hold a local one
             storages[local.untyped_storage()._cdata] = local.untyped_storage()
-        self._make_room({key: storage.nbytes() for key, storage in storages.items()})
+        self._allocate_host_copies({key: storage.nbytes() for key, storage in storages.items()})
         for key, storage in storages.items():
-            self._kept[key].copy_(_bytes_of(storage))
+            self._host_copies[key].copy_(_view_bytes(storage))
             storage.resize_(0)
-        self._away = storages
+        self._offloaded = storages
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _make_room(self, sizes: Mapping[int, int]) -> None:
+    def _allocate_host_copies(self, sizes: Mapping[int, int]) -> None:
         """Allocate host memory for each key's copy; WeightsError if the host lacks memory."""
         sizes = {
-            key: size for key, size in sizes.items() if key not in self._kept or len(self._kept[key]) != size
+            key: size
+            for key, size in sizes.items()
+            if key not in self._host_copies or len(self._host_copies[key]) != size
         }
         if not sizes:
             return
-        *places, end = accumulate(map(align, sizes.values()), initial=HEADER)
-        self._segments.append(Segment(end))
-        room = torch.frombuffer(self._segments[-1].map, dtype=torch.uint8)
-        for place, (key, size) in zip(places, sizes.items(), strict=True):
-            self._kept[key] = room[place : place + size]
+        *offsets, total = accumulate(map(align, sizes.values()), initial=HEADER)
+        self._segments.append(Segment(total))
+        memory = torch.frombuffer(self._segments[-1].map, dtype=torch.uint8)
+        for offset, (key, size) in zip(offsets, sizes.items(), strict=True):
+            self._host_copies[key] = memory[offset : offset + size]
 
     def restore(self) -> None:
         """Restore offloaded tensors; does nothing for others.
@@ -104,19 +106,19 @@ class Offload:
         Waits if the device lacks memory: when the previous holder of the turn dies, the turn is free at once, but the
         memory of its child processes, such as an engine's, only a little later.
         """
-        ends = time.monotonic() + MEMORY_TIMEOUT_S
-        for key, storage in list(self._away.items()):
-            host_copy = self._kept[key]
+        deadline = time.monotonic() + MEMORY_TIMEOUT_S
+        for key, storage in list(self._offloaded.items()):
+            host_copy = self._host_copies[key]
             while storage.nbytes() < len(host_copy):
                 try:
                     storage.resize_(len(host_copy))
                 except torch.OutOfMemoryError:
-                    if time.monotonic() > ends:
+                    if time.monotonic() > deadline:
                         raise
                     time.sleep(MEMORY_POLL_INTERVAL_S)
-            _bytes_of(storage).copy_(host_copy)
-            del self._away[key]  # only now, so that a call that runs out of memory can be retried
+            _view_bytes(storage).copy_(host_copy)
+            del self._offloaded[key]  # only now, so that a call that runs out of memory can be retried
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+def _view_bytes(storage: torch.UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -24,7 +24,7 @@ class DirectoryActor(Actor):
         self._directory = WeightDirectory()
 
     @concurrent_endpoint
-    async def ask(self, method: str, args: tuple[Any, ...]) -> Any:
+    async def call_method(self, method: str, args: tuple[Any, ...]) -> Any:
         """Call a method of the directory."""
         return await getattr(self._directory, method)(*args)
 
@@ -42,12 +42,12 @@ class RemoteDirectory:
     def __getattr__(self, method: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         if method.startswith("_"):  # pickle looks up some
             raise AttributeError(method)
-        return partial(self._ask, method)
+        return partial(self._call_directory, method)
 
-    async def _ask(self, method: str, *args: Any) -> Any:
+    async def _call_directory(self, method: str, *args: Any) -> Any:
         try:
             async with asyncio.timeout(RESPONSE_TIMEOUT_S):
-                return await self._actor.ask.call_one(method, args)
+                return await self._actor.call_method.call_one(method, args)
         except ActorError as error:
             if isinstance(error.exception, BridgeError):
                 raise error.exception from error

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class Wanted:
+class TensorRead:
     """One tensor that a reader wants, and its sources: published parts with their ranks."""
 
     name: str
@@ -37,7 +37,7 @@ class Wanted:
     sources: Sequence[tuple[int, StoredPart]]
 
     @property
-    def contained(self) -> bool:
+    def is_view(self) -> bool:
         """Whether one published part holds all of it in the wanted dtype, so that a view of it suffices."""
         if len(self.sources) != 1:
             return False
@@ -45,19 +45,19 @@ class Wanted:
         return part.box.intersection(self.box) == self.box and torch_dtype(part) == self.dtype
 
 
-def plan_reads(snapshot: Snapshot, like: Like | None) -> list[Wanted]:
+def plan_reads(snapshot: Snapshot, like: Like | None) -> list[TensorRead]:
     """Plan which parts are read from which rank.
 
     Raises WeightsError if a tensor is missing, has another shape, or is incomplete.
     """
     parts = snapshot.parts()
     if like is None:
-        like = {name: ShardSpec(box=Box.whole(stored[0][1].whole)) for name, stored in parts.items()}
+        like = {name: ShardSpec(box=Box.of_shape(stored[0][1].full_shape)) for name, stored in parts.items()}
     result = []
-    for name, model in like.items():
+    for name, target in like.items():
         if name not in parts:
             raise WeightsError(f"expected {name!r} in {key_text(snapshot.key)}, it was not published with it")
-        result.append(_like(snapshot, name, parts[name], model))
+        result.append(_like(snapshot, name, parts[name], target))
     return result
 
 
@@ -83,53 +83,53 @@ class SnapshotState(Mapping[str, Tensor]):
 
     def __init__(
         self,
-        wants: Sequence[Wanted],
+        reads: Sequence[TensorRead],
         held: Mapping[int, Tensor],
         like: Like | None = None,
         *,
         device: torch.device | str = "cpu",
         copy: bool = False,
     ) -> None:
-        self._wants = {want.name: want for want in wants}
+        self._reads = {read.name: read for read in reads}
         self._held = held
         self._like = like or {}
         self._device = torch.device(device)
         self._copy = copy
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._wants)
+        return iter(self._reads)
 
     def __len__(self) -> int:
-        return len(self._wants)
+        return len(self._reads)
 
     def __getitem__(self, name: str) -> Tensor:
-        want, model = self._wants[name], self._like.get(name)
-        if want.contained and not self._copy:
-            ((rank, part),) = want.sources
-            local = view(self._held[rank], part)[want.box.within(part.box)]
+        read, target = self._reads[name], self._like.get(name)
+        if read.is_view and not self._copy:
+            ((rank, part),) = read.sources
+            local = view(self._held[rank], part)[read.box.index_in(part.box)]
         else:
-            device = model.device if isinstance(model, Tensor) else self._device
-            local = torch.empty(want.box.shape, dtype=want.dtype, device=device)
-            copy_all(_copies(local, want, self._held))
-        return _distribute(local, model) if is_dtensor(model) else local
+            device = target.device if isinstance(target, Tensor) else self._device
+            local = torch.empty(read.box.shape, dtype=read.dtype, device=device)
+            copy_all(_iterate_copies(local, read, self._held))
+        return _distribute(local, target) if is_dtensor(target) else local
 
     def __contains__(self, name: object) -> bool:
-        return name in self._wants  # Mapping's default would assemble the tensor
+        return name in self._reads  # Mapping's default would assemble the tensor
 
     @property
     def held(self) -> Mapping[int, Tensor]:
         """The bytes that tensors are assembled from, by rank."""
         return self._held
 
-    def copied_to(self, device: torch.device | str) -> "SnapshotState":
+    def copy_to(self, device: torch.device | str) -> "SnapshotState":
         """Return the same state with each tensor a copy on a device."""
-        return SnapshotState(list(self._wants.values()), self._held, self._like, device=device, copy=True)
+        return SnapshotState(list(self._reads.values()), self._held, self._like, device=device, copy=True)
 
     def without_data(self) -> dict[str, Tensor]:
         """Return the shapes and dtypes as tensors on the device `meta`, without assembling anything."""
         return {
-            name: torch.empty(want.box.shape, dtype=want.dtype, device="meta")
-            for name, want in self._wants.items()
+            name: torch.empty(read.box.shape, dtype=read.dtype, device="meta")
+            for name, read in self._reads.items()
         }
 
 
@@ -147,39 +147,44 @@ def _distribute(local: Tensor, model: "DTensor") -> Tensor:
     return shared
 
 
-def _copies(
-    destination: Tensor, want: Wanted, buffers: Mapping[int, Tensor]
+def _iterate_copies(
+    destination: Tensor, read: TensorRead, buffers: Mapping[int, Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the copies that assemble a tensor: views of `destination` and of the parts that overlap it."""
-    for rank, part in want.sources:
-        overlap = part.box.intersection(want.box)
+    for rank, part in read.sources:
+        overlap = part.box.intersection(read.box)
         if overlap is not None:
-            yield destination[overlap.within(want.box)], view(buffers[rank], part)[overlap.within(part.box)]
+            yield (
+                destination[overlap.index_in(read.box)],
+                view(buffers[rank], part)[overlap.index_in(part.box)],
+            )
 
 
 def _like(
-    snapshot: Snapshot, name: str, stored: Sequence[tuple[int, StoredPart]], model: Tensor | ShardSpec
-) -> Wanted:
-    whole = stored[0][1].whole
-    if isinstance(model, ShardSpec):
-        box, dtype = model.box, model.dtype or torch_dtype(stored[0][1])
-        fits = all(a >= 0 and a + n <= w for a, n, w in zip(box.start, box.shape, whole, strict=True))
+    snapshot: Snapshot, name: str, stored: Sequence[tuple[int, StoredPart]], target: Tensor | ShardSpec
+) -> TensorRead:
+    full_shape = stored[0][1].full_shape
+    if isinstance(target, ShardSpec):
+        box, dtype = target.box, target.dtype or torch_dtype(stored[0][1])
+        is_within = all(
+            a >= 0 and a + n <= w for a, n, w in zip(box.start, box.shape, full_shape, strict=True)
+        )
     else:
-        box = dtensor_box(model) if is_dtensor(model) else Box.whole(model.shape)
-        dtype, fits = model.dtype, tuple(model.shape) == whole
-    if not fits:
+        box = dtensor_box(target) if is_dtensor(target) else Box.of_shape(target.shape)
+        dtype, is_within = target.dtype, tuple(target.shape) == full_shape
+    if not is_within:
         requested = (
-            f"{box.shape} from {box.start}" if isinstance(model, ShardSpec) else f"{tuple(model.shape)}"
+            f"{box.shape} from {box.start}" if isinstance(target, ShardSpec) else f"{tuple(target.shape)}"
         )
         raise WeightsError(
-            f"expected a part of {name!r} within {whole}, its shape in {key_text(snapshot.key)}, got {requested}"
+            f"expected a part of {name!r} within {full_shape}, its shape in {key_text(snapshot.key)}, got {requested}"
         )
-    return _want(snapshot, name, box, dtype, stored)
+    return _plan_read(snapshot, name, box, dtype, stored)
 
 
-def _want(
+def _plan_read(
     snapshot: Snapshot, name: str, box: Box, dtype: torch.dtype, stored: Sequence[tuple[int, StoredPart]]
-) -> Wanted:
+) -> TensorRead:
     sources = [(rank, part) for rank, part in stored if part.box.intersection(box) is not None]
     covered = sum(overlap.numel for _, part in sources if (overlap := part.box.intersection(box)) is not None)
     if covered != box.numel:
@@ -187,29 +192,29 @@ def _want(
             f"expected the {box.numel} elements of {name!r} that are wanted once each in {key_text(snapshot.key)}, "
             f"got {covered}; did every rank publish, each its own shards?"
         )
-    return Wanted(name=name, box=box, dtype=dtype, sources=sources)
+    return TensorRead(name=name, box=box, dtype=dtype, sources=sources)
 
 
 MAX_THREADS = 4
-WORTH_A_THREAD = 1 << 20
+MIN_BYTES_PER_THREAD = 1 << 20
 """Bytes per thread: fewer are copied faster than another thread wakes up."""
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy each pair's second tensor into the first, of the same shape; returns when all threads have finished."""
-    waiting = deque(sorted(pairs, key=lambda pair: pair[0].nbytes, reverse=True))
-    if (gpu := next((source.device for _, source in waiting if source.is_cuda), None)) is not None:
-        _copy_from_gpu(waiting, gpu)
+    pending = deque(sorted(pairs, key=lambda pair: pair[0].nbytes, reverse=True))
+    if (gpu := next((source.device for _, source in pending if source.is_cuda), None)) is not None:
+        _copy_from_gpu(pending, gpu)
         return
-    threads = min(_threads(), 1 + sum(target.nbytes for target, _ in waiting) // WORTH_A_THREAD)
-    helpers = [_pool().submit(_copy, waiting) for _ in range(threads - 1)]
+    threads = min(_thread_count(), 1 + sum(target.nbytes for target, _ in pending) // MIN_BYTES_PER_THREAD)
+    futures = [_get_pool().submit(_copy, pending) for _ in range(threads - 1)]
     try:
-        _copy(waiting)
+        _copy(pending)
     finally:
-        waiting.clear()
-        wait(helpers)
-    for helper in helpers:
-        helper.result()
+        pending.clear()
+        wait(futures)
+    for future in futures:
+        future.result()
 
 
 def _copy_from_gpu(pairs: Iterable[tuple[Tensor, Tensor]], gpu: torch.device) -> None:
@@ -222,19 +227,19 @@ def _copy_from_gpu(pairs: Iterable[tuple[Tensor, Tensor]], gpu: torch.device) ->
     stream.synchronize()
 
 
-def _copy(waiting: deque[tuple[Tensor, Tensor]]) -> None:
-    while waiting:
+def _copy(pending: deque[tuple[Tensor, Tensor]]) -> None:
+    while pending:
         try:
-            target, source = waiting.popleft()
+            target, source = pending.popleft()
         except IndexError:  # another thread took the last one
             return
         target.copy_(source)
 
 
-def _threads() -> int:
+def _thread_count() -> int:
     return min(MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_threads(), thread_name_prefix="weights")
+def _get_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_thread_count(), thread_name_prefix="weights")

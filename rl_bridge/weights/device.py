@@ -61,11 +61,11 @@ class DevicePublisher(SegmentPublisher):
         return HEADER
 
     def _target(self, segment: Segment, nbytes: int, devices: Collection[torch.device]) -> Tensor:
-        device = _own_gpu(devices)
+        device = _find_own_gpu(devices)
         buffer, _ = self._buffers.get(segment, (None, b""))
         if buffer is None or len(buffer) < nbytes or buffer.device != device:
             buffer = None
-            self._forget(segment)  # before the allocation: there may not be room for both
+            self._release_resources(segment)  # before the allocation: there may not be room for both
             buffer, handle = allocate(nbytes, device)
             self._buffers[segment] = buffer, handle
         return buffer
@@ -76,10 +76,10 @@ class DevicePublisher(SegmentPublisher):
             segment=self._segment_address(segment),
             handle=handle,
             nbytes=len(buffer),
-            gpu=_uuid(buffer.device),
+            gpu=_get_uuid(buffer.device),
         )
 
-    def _forget(self, segment: Segment) -> None:
+    def _release_resources(self, segment: Segment) -> None:
         self._buffers.pop(segment, None)
 
 
@@ -112,15 +112,15 @@ class Buffers(Mapping[int, Tensor]):
 
     def __init__(self, addresses: Mapping[int, tuple[DeviceAddress, int]]) -> None:
         self._addresses = addresses
-        self._mapped: dict[int, Tensor] = {}
+        self._mapped_buffers: dict[int, Tensor] = {}
 
     def __reduce__(self) -> tuple[type["Buffers"], tuple[Mapping[int, tuple[DeviceAddress, int]]]]:
         return Buffers, (self._addresses,)
 
     def __getitem__(self, rank: int) -> Tensor:
-        if rank not in self._mapped:
-            self._mapped[rank] = open_memory(*self._addresses[rank])
-        return self._mapped[rank]
+        if rank not in self._mapped_buffers:
+            self._mapped_buffers[rank] = open_memory(*self._addresses[rank])
+        return self._mapped_buffers[rank]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._addresses)
@@ -130,12 +130,12 @@ class Buffers(Mapping[int, Tensor]):
 
     def close(self) -> None:
         """Wait for pending copies on the GPU, and unmap the buffers."""
-        for device in {tensor.device for tensor in self._mapped.values()}:
+        for device in {tensor.device for tensor in self._mapped_buffers.values()}:
             torch.cuda.synchronize(device)
-        self._mapped.clear()
+        self._mapped_buffers.clear()
 
 
-def _own_gpu(devices: Collection[torch.device]) -> torch.device:
+def _find_own_gpu(devices: Collection[torch.device]) -> torch.device:
     """Return the GPU of the tensors to be published; any GPU for a rank without tensors."""
     gpus = [device for device in devices if device.type == "cuda"]
     if devices and not gpus:
@@ -155,13 +155,13 @@ def _require_cuda() -> None:
         )
 
 
-def _uuid(device: torch.device) -> str:
+def _get_uuid(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def _find_gpu(gpu: str) -> torch.device:
     _require_cuda()
-    visible = {_uuid(device): device for device in map(_nth_gpu, range(torch.cuda.device_count()))}
+    visible = {_get_uuid(device): device for device in map(_gpu_at, range(torch.cuda.device_count()))}
     if gpu not in visible:
         raise WeightsError(
             f"cannot read weights on GPU {gpu}: process {os.getpid()} was given {', '.join(visible)}; by the transport "
@@ -170,11 +170,11 @@ def _find_gpu(gpu: str) -> torch.device:
     return visible[gpu]
 
 
-def _nth_gpu(index: int) -> torch.device:
+def _gpu_at(index: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-_own: "weakref.WeakValueDictionary[bytes, Tensor]" = weakref.WeakValueDictionary()
+_own_buffers: "weakref.WeakValueDictionary[bytes, Tensor]" = weakref.WeakValueDictionary()
 """This process's own buffers by handle, because CUDA cannot open a handle in the process that made it."""
 
 
@@ -193,7 +193,7 @@ def allocate(nbytes: int, device: torch.device) -> tuple[Tensor, bytes]:
             _call("cudaMalloc", ctypes.byref(pointer), nbytes)
         buffer = _as_tensor(pointer, nbytes, device, release="cudaFree")
         _call("cudaIpcGetMemHandle", ctypes.byref(handle), pointer)
-    _own[bytes(handle)] = buffer
+    _own_buffers[bytes(handle)] = buffer
     return buffer, bytes(handle)
 
 
@@ -201,7 +201,7 @@ def open_memory(address: DeviceAddress, pid: int) -> Tensor:
     """Map a buffer of process `pid`, for as long as tensors refer to it."""
     device = _find_gpu(address.gpu)
     if pid == os.getpid():
-        return _own[address.handle]
+        return _own_buffers[address.handle]
     pointer, handle = ctypes.c_void_p(), _Handle.from_buffer_copy(address.handle)
     try:
         with torch.cuda.device(device):
@@ -244,7 +244,7 @@ class _Handle(ctypes.Structure):
 
 
 def _call(function: str, *arguments: Any) -> None:
-    runtime = _runtime()
+    runtime = _load_runtime()
     status = getattr(runtime, function)(*arguments)
     if status:
         runtime.cudaGetLastError()  # clears it; otherwise torch would raise it at its next kernel
@@ -252,7 +252,7 @@ def _call(function: str, *arguments: Any) -> None:
 
 
 @cache
-def _runtime() -> ctypes.CDLL:
+def _load_runtime() -> ctypes.CDLL:
     """Return the CUDA runtime that torch has loaded; torch's bindings lack these functions."""
     torch.cuda.init()  # type: ignore[no-untyped-call]  # torch says no types
     for line in Path("/proc/self/maps").read_text().splitlines():

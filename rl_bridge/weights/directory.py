@@ -29,7 +29,7 @@ class _Entry:
     failure: str | None = None
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         return self.failure is None and len(self.finished) == self.ranks
 
 
@@ -101,9 +101,9 @@ class WeightDirectory:
         async with self._changed:
             try:
                 async with asyncio.timeout(wait_s):
-                    await self._changed.wait_for(lambda: self._is_settled(key))
+                    await self._changed.wait_for(lambda: self._is_decided(key))
             except TimeoutError:
-                if not self._is_settled(key):
+                if not self._is_decided(key):
                     entry = self._entries[key]
                     return Unfinished(
                         origins=tuple(
@@ -122,16 +122,16 @@ class WeightDirectory:
                 contributions=[entry.finished[rank] for rank in range(entry.ranks)],
             )
 
-    def _is_settled(self, key: Key) -> bool:
+    def _is_decided(self, key: Key) -> bool:
         if self._closed:
             return True
         entry = self._entries.get(key)
         if entry is None:
-            published = ", ".join(key_text(k) for k, e in self._entries.items() if e.whole)
+            published = ", ".join(key_text(k) for k, e in self._entries.items() if e.is_complete)
             raise WeightsError(
                 f"expected {key_text(key)} to have been published and kept; there is: {published or 'nothing'}"
             )
-        return entry.whole or entry.failure is not None
+        return entry.is_complete or entry.failure is not None
 
     async def is_current(self, key: Key, publication: Publication) -> bool:
         """Whether a snapshot has not been overwritten, so that everything fetched of it until now is valid."""

@@ -23,8 +23,8 @@ from rl_bridge.weights.segments import (
     SegmentAddress,
     SegmentRing,
     has_died,
+    machine_identifier,
     map_segment,
-    own_machine,
 )
 from rl_bridge.weights.snapshot import Key, Origin, Snapshot, StoredPart, key_text
 
@@ -33,7 +33,7 @@ Needed: TypeAlias = Mapping[int, Collection[str]]
 
 
 @dataclass(kw_only=True, slots=True)
-class Room:
+class Reservation:
     """Memory for one rank's part of a snapshot.
 
     Attributes:
@@ -48,14 +48,14 @@ class Room:
 
 
 class Publisher(Protocol):
-    """The sending side, in one rank's process; `header` bytes precede the first tensor in a room."""
+    """The sending side, in one rank's process; `header` bytes precede the first tensor in its memory."""
 
     header: int
 
     def reserve(
         self, key: Key, rank: int, nbytes: int, devices: Collection[torch.device] = ()
-    ) -> AbstractAsyncContextManager[Room]:
-        """Reserve room for a rank's part of a snapshot, whose tensors are on `devices`.
+    ) -> AbstractAsyncContextManager[Reservation]:
+        """Reserve memory for a rank's part of a snapshot, whose tensors are on `devices`.
 
         Waits for readers of what is to be overwritten; WeightsError if that takes too long.
         """
@@ -79,7 +79,7 @@ class TransportReader(Protocol):
         """Release all segments."""
 
 
-def new_memory(nbytes: int) -> Tensor:
+def allocate_memory(nbytes: int) -> Tensor:
     """Allocate memory of this process, shape [nbytes]; WeightsError if there is not enough."""
     try:
         return torch.empty(max(1, nbytes), dtype=torch.uint8)
@@ -105,23 +105,23 @@ class SegmentPublisher:
     @asynccontextmanager
     async def reserve(
         self, key: Key, rank: int, nbytes: int, devices: Collection[torch.device] = ()
-    ) -> AsyncIterator[Room]:
+    ) -> AsyncIterator[Reservation]:
         """See `Publisher`."""
         name = key if isinstance(key, str) else None
-        ring = self._rings.setdefault(name, SegmentRing(self._depth, closing=self._forget))
+        ring = self._rings.setdefault(name, SegmentRing(self._depth, on_close=self._release_resources))
         segment = await self._wait_for_segment(ring, key, self._segment_bytes(nbytes))
-        whole = False
+        is_complete = False
 
         async def publish(parts: Mapping[str, StoredPart]) -> object:
-            nonlocal whole
+            nonlocal is_complete
             segment.end()
             address = await self._address(segment, parts)
-            segment.holds, whole = key, True
+            segment.holds, is_complete = key, True
             return address
 
         segment.begin()  # matches no address while it is being written
         try:
-            room = Room(
+            reservation = Reservation(
                 target=self._target(segment, nbytes, devices),
                 # Reported until another snapshot is complete: an earlier report may have been lost, and readers on
                 # other machines rely on it.
@@ -129,11 +129,11 @@ class SegmentPublisher:
                 publish=publish,
             )
             try:
-                yield room
+                yield reservation
             finally:
-                del room.target  # a mapping cannot be closed while a tensor refers to it
+                del reservation.target  # a mapping cannot be closed while a tensor refers to it
         finally:
-            ring.release(segment, whole=whole)
+            ring.release(segment, is_complete=is_complete)
 
     def _segment_bytes(self, nbytes: int) -> int:
         """Return the size of a segment for `nbytes` bytes of tensors."""
@@ -148,10 +148,10 @@ class SegmentPublisher:
         while (segment := await _reserve(ring, nbytes)) is None:
             if time.monotonic() > deadline:
                 readers = sorted({pid for held_segment in ring.segments for pid in held_segment.readers()})
-                named = ", ".join(f"process {pid}" for pid in readers) or "nobody known"
+                reader_names = ", ".join(f"process {pid}" for pid in readers) or "nobody known"
                 raise WeightsError(
                     f"expected one of {len(ring.segments)} segments to be free for {key_text(key)} within "
-                    f"{self._timeout_s:g} s, but the older ones are being read, by {named}; "
+                    f"{self._timeout_s:g} s, but the older ones are being read, by {reader_names}; "
                     "a reader that hangs while it holds a snapshot is the usual cause"
                 )
             await asyncio.sleep(POLL_INTERVAL_S)
@@ -171,7 +171,7 @@ class SegmentPublisher:
             ring=frozenset(inodes),
         )
 
-    def _forget(self, segment: Segment) -> None:
+    def _release_resources(self, segment: Segment) -> None:
         """Release resources of a segment that is about to be closed."""
 
     async def close(self) -> None:
@@ -183,21 +183,21 @@ class SegmentPublisher:
 
 async def _reserve(ring: SegmentRing, nbytes: int) -> Segment | None:
     """Reserve a segment on a thread, since allocating takes a while; on cancellation the segment is put back."""
-    reserving = asyncio.ensure_future(asyncio.to_thread(ring.reserve, nbytes))
+    reservation = asyncio.ensure_future(asyncio.to_thread(ring.reserve, nbytes))
     try:
-        return await asyncio.shield(reserving)
+        return await asyncio.shield(reservation)
     except asyncio.CancelledError:
         # By a callback, since the wait below may be cancelled too.
-        reserving.add_done_callback(partial(_put_back, ring))
-        await asyncio.wait({reserving})
+        reservation.add_done_callback(partial(_return_segment, ring))
+        await asyncio.wait({reservation})
         raise
 
 
-def _put_back(ring: SegmentRing, reserving: "asyncio.Future[Segment | None]") -> None:
-    if reserving.cancelled() or reserving.exception() is not None:
+def _return_segment(ring: SegmentRing, reservation: "asyncio.Future[Segment | None]") -> None:
+    if reservation.cancelled() or reservation.exception() is not None:
         return
-    if (segment := reserving.result()) is not None:
-        ring.put_back(segment)
+    if (segment := reservation.result()) is not None:
+        ring.return_unused(segment)
 
 
 @dataclass(slots=True)
@@ -226,7 +226,7 @@ class SegmentReader:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], _Attachment] = {}
+        self._attachments: dict[tuple[int, int], _Attachment] = {}
         self._lock = threading.Lock()
 
     @asynccontextmanager
@@ -251,58 +251,58 @@ class SegmentReader:
                 try:
                     fcntl.flock(attachment.fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise overwritten(key) from None
+                    raise make_overwritten_error(key) from None
             attachment.holds += 1
         try:
             if attachment.generation() != address.generation:
-                raise overwritten(key)
+                raise make_overwritten_error(key)
             yield attachment.bytes
         finally:
             with self._lock:
                 attachment.holds -= 1
                 if not attachment.holds:
                     fcntl.flock(attachment.fd, fcntl.LOCK_UN)
-                    if self._kept.get(name) is not attachment:
+                    if self._attachments.get(name) is not attachment:
                         attachment.close()
 
     def _attach(self, key: Key, origin: Origin, address: SegmentAddress) -> _Attachment:
         path = f"/proc/{origin.pid}/fd/{address.fd}"
         try:
             if os.stat(path).st_ino != address.inode:
-                raise overwritten(key)
+                raise make_overwritten_error(key)
         except OSError as error:
-            if origin.machine == own_machine() and not has_died(origin):
-                raise overwritten(key) from None  # the publisher has dropped the segment
-            self._forget(origin.pid, frozenset())
-            if origin.machine != own_machine():
+            if origin.machine == machine_identifier() and not has_died(origin):
+                raise make_overwritten_error(key) from None  # the publisher has dropped the segment
+            self._drop_attachments(origin.pid, frozenset())
+            if origin.machine != machine_identifier():
                 reason = "it is on another machine, which the transport 'rdma' can reach"
             else:
                 reason = "did it die? A restarted trainer publishes again"
             raise WeightsError(
                 f"cannot open {key_text(key)} of rank {origin.rank} (process {origin.pid}, {error.strerror}): {reason}"
             ) from error
-        self._forget(origin.pid, address.ring)
+        self._drop_attachments(origin.pid, address.ring)
         name = origin.pid, address.inode
-        if name not in self._kept:
-            self._kept[name] = _map(key, origin, address)
-        return self._kept[name]
+        if name not in self._attachments:
+            self._attachments[name] = _map(key, origin, address)
+        return self._attachments[name]
 
-    def _forget(self, pid: int, ring: frozenset[int]) -> None:
+    def _drop_attachments(self, pid: int, ring: frozenset[int]) -> None:
         """Release mappings of segments that the publisher `pid` has dropped, and those of publishers that are gone."""
-        for name in list(self._kept):
-            given_up = name[1] not in ring if name[0] == pid else not os.path.exists(f"/proc/{name[0]}")
-            if given_up:
-                attachment = self._kept.pop(name)
+        for name in list(self._attachments):
+            is_dropped = name[1] not in ring if name[0] == pid else not os.path.exists(f"/proc/{name[0]}")
+            if is_dropped:
+                attachment = self._attachments.pop(name)
                 if not attachment.holds:
                     attachment.close()
 
     async def close(self) -> None:
         """See `TransportReader`. Segments that are being read are released afterwards."""
         with self._lock:
-            for attachment in self._kept.values():
+            for attachment in self._attachments.values():
                 if not attachment.holds:
                     attachment.close()
-            self._kept.clear()
+            self._attachments.clear()
 
 
 def _map(key: Key, origin: Origin, address: SegmentAddress) -> _Attachment:
@@ -312,7 +312,7 @@ def _map(key: Key, origin: Origin, address: SegmentAddress) -> _Attachment:
         raise WeightsError(f"cannot map {key_text(key)} of process {origin.pid}: {error}") from error
 
 
-def overwritten(key: Key) -> SnapshotOverwrittenError:
+def make_overwritten_error(key: Key) -> SnapshotOverwrittenError:
     """Return the error of a reader whose snapshot was overwritten."""
     return SnapshotOverwrittenError(
         f"{key_text(key)} has been overwritten by a newer one; hold a snapshot (WeightStore.open) while it is read"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_bridge.errors import MissingDependencyError, WeightsError
 from rl_bridge.weights.directory import WeightDirectory
-from rl_bridge.weights.local import Needed, SegmentPublisher, new_memory, overwritten
+from rl_bridge.weights.local import Needed, SegmentPublisher, allocate_memory, make_overwritten_error
 from rl_bridge.weights.segments import Segment
 from rl_bridge.weights.snapshot import Snapshot, StoredPart, key_text
 
@@ -40,12 +40,12 @@ class BufferPublisher(SegmentPublisher):
         return self._buffers[segment]
 
     def _register(self, segment: Segment, layout: dict[str, tuple[int, int]]) -> None:
-        self._forget(segment)
+        self._release_resources(segment)
         data = torch.frombuffer(segment.map, dtype=torch.uint8)
         self._buffers[segment] = {name: RDMABuffer(data[a : a + n]) for name, (a, n) in layout.items()}
         self._layouts[segment] = layout
 
-    def _forget(self, segment: Segment) -> None:
+    def _release_resources(self, segment: Segment) -> None:
         self._layouts.pop(segment, None)
         try:
             for buffer in self._buffers.pop(segment, {}).values():
@@ -62,12 +62,12 @@ class BufferReader:
     def __init__(self, directory: WeightDirectory, *, timeout_s: float) -> None:
         self._directory = directory
         self._timeout_s = timeout_s
-        self._kept: dict[int, Tensor] = {}
+        self._buffers_by_rank: dict[int, Tensor] = {}
 
     @asynccontextmanager
     async def hold(self, snapshot: Snapshot, needed: Needed) -> AsyncIterator[dict[int, Tensor]]:
         """See `TransportReader`. The bytes are fetched into this process's memory, which is reused."""
-        buffers, self._kept = self._kept, {}
+        buffers, self._buffers_by_rank = self._buffers_by_rank, {}
         fetched: dict[int, Tensor] = {}
         fetch = RDMAAction()
         for rank, names in needed.items():
@@ -75,18 +75,18 @@ class BufferReader:
             assert isinstance(contribution.location, dict)
             nbytes = max(part.offset + part.nbytes for part in contribution.parts.values())
             data = buffers.get(rank)
-            fetched[rank] = data = new_memory(nbytes) if data is None or len(data) < nbytes else data
+            fetched[rank] = data = allocate_memory(nbytes) if data is None or len(data) < nbytes else data
             for name in names:
                 part = contribution.parts[name]
                 if part.nbytes:
-                    place = data[part.offset : part.offset + part.nbytes]
-                    fetch.read_remote(place, contribution.location[name])
+                    target = data[part.offset : part.offset + part.nbytes]
+                    fetch.read_remote(target, contribution.location[name])
         if fetched:
             await self._fetch(snapshot, fetch)
         try:
             yield fetched
         finally:
-            self._kept = fetched
+            self._buffers_by_rank = fetched
 
     async def _fetch(self, snapshot: Snapshot, fetch: RDMAAction) -> None:
         failure: Exception | None = None
@@ -96,7 +96,7 @@ class BufferReader:
         except Exception as error:  # Monarch raises no narrower type
             failure = error
         if not await self._directory.is_current(snapshot.key, snapshot.publication):
-            raise overwritten(snapshot.key)
+            raise make_overwritten_error(snapshot.key)
         if failure is not None:
             ranks = ", ".join(str(contribution.origin.pid) for contribution in snapshot.contributions)
             raise WeightsError(
@@ -106,4 +106,4 @@ class BufferReader:
 
     async def close(self) -> None:
         """See `TransportReader`."""
-        self._kept.clear()
+        self._buffers_by_rank.clear()

@@ -54,7 +54,7 @@ class Segment:
 
     Attributes:
         holds: The key in it, or the last one before a failed write, or that of the smaller segment that it replaces.
-        written: Grows with every write, so that segments can be ordered by age; 0 if nothing is written yet.
+        last_write: Grows with every write, so that segments can be ordered by age; 0 if nothing is written yet.
         reserved: Whether a writer of this process has it.
     """
 
@@ -64,7 +64,7 @@ class Segment:
         _require_memory(nbytes)
         self.nbytes = nbytes
         self.holds = holds
-        self.written = 0
+        self.last_write = 0
         self.reserved = False
         self.fd = os.memfd_create(_NAME)
         try:
@@ -74,7 +74,7 @@ class Segment:
             self.map = mmap.mmap(self.fd, nbytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         except OSError as error:
             os.close(self.fd)
-            raise _no_memory(nbytes, str(error)) from error
+            raise _make_memory_error(nbytes, str(error)) from error
         self.inode = os.fstat(self.fd).st_ino
         self._generation = ctypes.c_uint64.from_buffer(self.map)
         # Random, so that a stale address does not match a later segment with the same descriptor.
@@ -86,14 +86,14 @@ class Segment:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch says no types
             return False
         address = ctypes.addressof(self._generation)
-        pinned = int(_cuda_runtime().cudaHostRegister(address, self.nbytes, 0)) == 0
-        if not pinned:
+        is_pinned = int(_cuda_runtime().cudaHostRegister(address, self.nbytes, 0)) == 0
+        if not is_pinned:
             # CUDA keeps the failure as the thread's last error, which torch raises and clears at the next kernel.
             # torch has no binding of cudaGetLastError, so a kernel here clears it before one of the trainer's would.
             with contextlib.suppress(RuntimeError):
                 torch.ones(1, device="cuda")
             logger.warning("CUDA cannot page-lock %d bytes; weights are copied more slowly", self.nbytes)
-        return pinned
+        return is_pinned
 
     @property
     def generation(self) -> int:
@@ -140,15 +140,15 @@ class Segment:
 
 def map_segment(pid: int, fd: int, nbytes: int) -> tuple[int, mmap.mmap, torch.Tensor]:
     """Open another process's segment for reading; returns a file descriptor, its mapping, and that as a tensor."""
-    own = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    own_fd = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        mapped = mmap.mmap(own, nbytes, prot=mmap.PROT_READ)
+        mapping = mmap.mmap(own_fd, nbytes, prot=mmap.PROT_READ)
     except (OSError, ValueError):
-        os.close(own)
+        os.close(own_fd)
         raise
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the tensor is read-only on purpose
-        return own, mapped, torch.frombuffer(mapped, dtype=torch.uint8)
+        return own_fd, mapping, torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 def _cuda_runtime() -> Any:
@@ -160,7 +160,7 @@ class SegmentRing:
     """The segments that a series of snapshots cycles through: `depth` readable ones and up to a few more."""
 
     depth: int
-    closing: Callable[[Segment], None] = lambda segment: None
+    on_close: Callable[[Segment], None] = lambda segment: None
     segments: list[Segment] = field(default_factory=list)
     _count: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -171,9 +171,9 @@ class SegmentRing:
         None if readers hold all segments that may be overwritten.
         """
         with self._lock:
-            by_age = sorted(self.segments, key=lambda segment: segment.written)
+            by_age = sorted(self.segments, key=lambda segment: segment.last_write)
             # The newest are kept for readers that have not opened them yet.
-            replaced: Key | None = None
+            replaced_key: Key | None = None
             for segment in by_age[: max(0, len(by_age) - (self.depth - 1))]:
                 if segment.reserved or not segment.lock():
                     continue
@@ -181,30 +181,30 @@ class SegmentRing:
                     segment.reserved = True
                     return segment
                 self.segments.remove(segment)
-                replaced = segment.holds
+                replaced_key = segment.holds
                 self._close(segment)
                 break
             if len(self.segments) >= self.depth + EXTRA_SEGMENTS:
                 return None
-            segment = Segment(nbytes, holds=replaced)
+            segment = Segment(nbytes, holds=replaced_key)
             segment.lock()
             segment.reserved = True
             self.segments.append(segment)
             return segment
 
-    def put_back(self, segment: Segment) -> None:
+    def return_unused(self, segment: Segment) -> None:
         """Release a reserved segment that was not written to."""
         with self._lock:
-            self._free(segment)
+            self._unreserve(segment)
 
-    def release(self, segment: Segment, *, whole: bool) -> None:
+    def release(self, segment: Segment, *, is_complete: bool) -> None:
         """Release a reserved segment after a write; if the write failed, the segment is the next to be reused."""
         with self._lock:
             self._count += 1
-            segment.written = self._count if whole else 0
-            self._free(segment)
+            segment.last_write = self._count if is_complete else 0
+            self._unreserve(segment)
 
-    def _free(self, segment: Segment) -> None:
+    def _unreserve(self, segment: Segment) -> None:
         segment.reserved = False
         segment.unlock()
         if segment not in self.segments:
@@ -219,7 +219,7 @@ class SegmentRing:
                     self._close(segment)
 
     def _close(self, segment: Segment) -> None:
-        self.closing(segment)
+        self.on_close(segment)
         segment.close()
 
 
@@ -228,10 +228,10 @@ def _require_memory(nbytes: int) -> None:
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) << 10
             if nbytes > available:
-                raise _no_memory(nbytes, f"{available} are available")
+                raise _make_memory_error(nbytes, f"{available} are available")
 
 
-def _no_memory(nbytes: int, reason: str) -> WeightsError:
+def _make_memory_error(nbytes: int, reason: str) -> WeightsError:
     return WeightsError(
         f"cannot reserve {nbytes} bytes of shared memory: {reason}; "
         "`ropewalk plan` says what a run keeps in the memory of its hosts"
@@ -240,13 +240,13 @@ def _no_memory(nbytes: int, reason: str) -> WeightsError:
 
 def own_origin(rank: int) -> Origin:
     """Return the origin of this process as rank `rank` of the publishers."""
-    started = _start_ticks(os.getpid())
-    assert started is not None
-    return Origin(machine=own_machine(), pid=os.getpid(), started=started, rank=rank)
+    start_ticks = _read_start_ticks(os.getpid())
+    assert start_ticks is not None
+    return Origin(machine=machine_identifier(), pid=os.getpid(), started=start_ticks, rank=rank)
 
 
 @functools.cache
-def own_machine() -> str:
+def machine_identifier() -> str:
     """Return an identifier of this machine and process id namespace, within which process ids are unique."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -254,10 +254,10 @@ def own_machine() -> str:
 
 def has_died(origin: Origin) -> bool:
     """Whether a publisher is certainly dead; False for other machines, where that is unknown."""
-    return origin.machine == own_machine() and _start_ticks(origin.pid) != origin.started
+    return origin.machine == machine_identifier() and _read_start_ticks(origin.pid) != origin.started
 
 
-def _start_ticks(pid: int) -> int | None:
+def _read_start_ticks(pid: int) -> int | None:
     """Return a process's start time in clock ticks; None if it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

@@ -24,7 +24,7 @@ class Box:
     shape: tuple[int, ...]
 
     @classmethod
-    def whole(cls, shape: Sequence[int]) -> Self:
+    def of_shape(cls, shape: Sequence[int]) -> Self:
         """Return the box of the whole tensor."""
         return cls(start=(0,) * len(shape), shape=tuple(shape))
 
@@ -42,7 +42,7 @@ class Box:
         )
         return Box(start=start, shape=shape) if all(extent > 0 for extent in shape) else None
 
-    def within(self, outer: "Box") -> tuple[slice, ...]:
+    def index_in(self, outer: "Box") -> tuple[slice, ...]:
         """Return the index of this box's elements in a tensor that holds `outer`."""
         return tuple(
             slice(a - b, a - b + n) for a, b, n in zip(self.start, outer.start, self.shape, strict=True)
@@ -76,13 +76,13 @@ class Shard:
     """One rank's part of one tensor.
 
     Attributes:
-        whole: The shape of the whole tensor.
+        full_shape: The shape of the whole tensor.
         box: The part within the whole.
         local: Its values, detached.
         added: Returns a term to be added for a box; None for none.
     """
 
-    whole: tuple[int, ...]
+    full_shape: tuple[int, ...]
     box: Box
     local: Tensor
     added: Callable[[Box], Tensor] | None = None
@@ -112,7 +112,9 @@ def own_shards(state: State, *, rank: int) -> dict[str, Shard]:
         if is_dtensor(tensor):
             shard = _dtensor_shard(name, tensor)
         elif not rank:
-            shard = Shard(whole=tuple(tensor.shape), box=Box.whole(tensor.shape), local=tensor.detach())
+            shard = Shard(
+                full_shape=tuple(tensor.shape), box=Box.of_shape(tensor.shape), local=tensor.detach()
+            )
         if shard is not None:
             shards[name] = replace(shard, added=value.added) if isinstance(value, LazySum) else shard
     return shards
@@ -122,29 +124,31 @@ def _dtensor_shard(name: str, tensor: "DTensor") -> Shard | None:
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return None  # this rank is outside of the tensor's mesh
-    for place, placement in zip(coordinate, tensor.placements, strict=True):
+    for mesh_index, placement in zip(coordinate, tensor.placements, strict=True):
         if placement.is_partial():
             raise WeightsError(
                 f"expected {name!r} to be sharded or replicated, got {placement}; reduce it first"
             )
-        if placement.is_replicate() and place:
+        if placement.is_replicate() and mesh_index:
             return None
     _require_contiguous(name, tensor)
     box = dtensor_box(tensor)
     if not box.numel and any(coordinate):
         return None  # a tensor without elements is published by the first rank only
-    return Shard(whole=tuple(tensor.shape), box=box, local=tensor.to_local().detach())
+    return Shard(full_shape=tuple(tensor.shape), box=box, local=tensor.to_local().detach())
 
 
 def _require_contiguous(name: str, tensor: "DTensor") -> None:
     """Raise WeightsError if a rank has several boxes: FSDP over TP yields one only while both shard the tensor."""
-    for at, placement in enumerate(tensor.placements):
-        split, dim = getattr(placement, "split_factor", None), getattr(placement, "dim", None)
-        if split is None:
+    for dimension, placement in enumerate(tensor.placements):
+        split_factor, dim = getattr(placement, "split_factor", None), getattr(placement, "dim", None)
+        if split_factor is None:
             continue
-        later = range(at + 1, len(tensor.placements))
-        inner = [tensor.device_mesh.size(n) for n in later if tensor.placements[n].is_shard(dim)]
-        if split != math.prod(inner):
+        later_dimensions = range(dimension + 1, len(tensor.placements))
+        inner_sizes = [
+            tensor.device_mesh.size(n) for n in later_dimensions if tensor.placements[n].is_shard(dim)
+        ]
+        if split_factor != math.prod(inner_sizes):
             raise WeightsError(
                 f"expected every rank to have one box of {name!r}, got {tensor.placements}, by which a rank has "
                 "several; publish it in the sharding that it is trained in"
@@ -170,7 +174,7 @@ Key: TypeAlias = PolicyVersion | str
 class StoredPart:
     """The location of one rank's part of a tensor in its segment, in bytes; `dtype` is the dtype's name in torch."""
 
-    whole: tuple[int, ...]
+    full_shape: tuple[int, ...]
     box: Box
     dtype: str
     offset: int
@@ -256,12 +260,12 @@ def layout(
     parts: dict[str, StoredPart] = {}
     offset = header
     for name, shard in shards.items():
-        kind = dtype if dtype is not None and shard.local.is_floating_point() else shard.local.dtype
-        nbytes = shard.local.numel() * kind.itemsize
+        part_dtype = dtype if dtype is not None and shard.local.is_floating_point() else shard.local.dtype
+        nbytes = shard.local.numel() * part_dtype.itemsize
         parts[name] = StoredPart(
-            whole=shard.whole,
+            full_shape=shard.full_shape,
             box=shard.box,
-            dtype=str(kind).removeprefix("torch."),
+            dtype=str(part_dtype).removeprefix("torch."),
             offset=offset,
             nbytes=nbytes,
         )

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rl_bridge.errors import SnapshotOverwrittenError, WeightsError
-from rl_bridge.weights.assembly import SnapshotState, Wanted, copy_all, plan_reads, view
+from rl_bridge.weights.assembly import SnapshotState, TensorRead, copy_all, plan_reads, view
 from rl_bridge.weights.directory import WeightDirectory
-from rl_bridge.weights.local import Publisher, Room, SegmentPublisher, SegmentReader, TransportReader
+from rl_bridge.weights.local import Publisher, Reservation, SegmentPublisher, SegmentReader, TransportReader
 from rl_bridge.weights.segments import has_died, own_origin
 from rl_bridge.weights.snapshot import (
     Contribution,
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 Transport: TypeAlias = Literal["shared_memory", "cuda_ipc", "rdma", "torchstore"]
 T = TypeVar("T")
 
-DEPTH = 2
+READABLE_VERSIONS = 2
 """The number of versions that stay readable at once."""
 POLL_INTERVAL_S = 0.5
 """How often it is checked that the publishers are alive while a key is being published."""
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """The number of look-ups of a key that is overwritten between the look-up and the hold."""
 
 
@@ -47,8 +47,8 @@ class WeightStore:
 
     It is made once, by `create`, in the process that owns the run, and sent to other processes as an argument of their
     actors; all of these clients share one directory. Published snapshots are immutable: one is overwritten only by a
-    later `put`, when there are `DEPTH` newer ones, and never while a reader holds it. Readers on other machines hold a
-    copy, and never see one that was overwritten while they fetched it.
+    later `put`, when there are `READABLE_VERSIONS` newer ones, and never while a reader holds it. Readers on other
+    machines hold a copy, and never see one that was overwritten while they fetched it.
 
     Args:
         directory: The directory of published snapshots.
@@ -91,30 +91,30 @@ class WeightStore:
 
     def _reset(self) -> None:
         self._closed = False
-        self._publisher, self._reader = self._sides()
-        self._puts: dict[str | None, int] = {}  # versions are one series
+        self._publisher, self._reader = self._make_transport()
+        self._put_counts: dict[str | None, int] = {}  # versions are one series
 
-    def _sides(self) -> tuple[Publisher, TransportReader]:
+    def _make_transport(self) -> tuple[Publisher, TransportReader]:
         timeout_s = self._transfer_timeout_s
         if self._transport == "shared_memory":
-            return SegmentPublisher(depth=DEPTH, timeout_s=self._timeout_s), SegmentReader()
+            return SegmentPublisher(depth=READABLE_VERSIONS, timeout_s=self._timeout_s), SegmentReader()
         if self._transport == "cuda_ipc":
             from rl_bridge.weights.device import DevicePublisher, DeviceReader
 
-            return DevicePublisher(depth=DEPTH, timeout_s=self._timeout_s), DeviceReader()
+            return DevicePublisher(depth=READABLE_VERSIONS, timeout_s=self._timeout_s), DeviceReader()
         if self._volumes is not None:
             from rl_bridge.weights.torch_store import VolumePublisher, VolumeReader
 
-            sender = VolumePublisher(self._volumes, depth=DEPTH, timeout_s=timeout_s)
+            sender = VolumePublisher(self._volumes, depth=READABLE_VERSIONS, timeout_s=timeout_s)
             return sender, VolumeReader(self._volumes, self._directory, timeout_s=timeout_s)
         from rl_bridge.weights.rdma import BufferPublisher, BufferReader
 
-        publisher = BufferPublisher(depth=DEPTH, timeout_s=timeout_s)
+        publisher = BufferPublisher(depth=READABLE_VERSIONS, timeout_s=timeout_s)
         return publisher, BufferReader(self._directory, timeout_s=timeout_s)
 
     def __getstate__(self) -> dict[str, Any]:
-        of_this_process = ("_closed", "_publisher", "_reader", "_puts")
-        return {name: value for name, value in vars(self).items() if name not in of_this_process}
+        process_local = ("_closed", "_publisher", "_reader", "_put_counts")
+        return {name: value for name, value in vars(self).items() if name not in process_local}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _owner=False)
@@ -148,17 +148,17 @@ class WeightStore:
             raise WeightsError("expected a state dict with at least one tensor, got an empty one")
         self._require_open()
         series = key if isinstance(key, str) else None
-        self._puts[series] = self._puts.get(series, 0) + 1
-        publication = Publication(group=self._directory.group(), number=self._puts[series])
+        self._put_counts[series] = self._put_counts.get(series, 0) + 1
+        publication = Publication(group=self._directory.group(), number=self._put_counts[series])
         origin = own_origin(rank)
         shards = own_shards(state, rank=rank)
         parts, nbytes = layout(shards, header=self._publisher.header, dtype=dtype)
         devices = {shard.local.device for shard in shards.values()}
-        async with self._publisher.reserve(key, rank, nbytes, devices) as room:
-            await self._directory.announce(key, publication, origin, ranks, room.replaces)
+        async with self._publisher.reserve(key, rank, nbytes, devices) as reservation:
+            await self._directory.announce(key, publication, origin, ranks, reservation.replaces)
             try:
-                await _in_thread(lambda: _pack(room, shards, parts))
-                location = await room.publish(parts)
+                await _run_in_thread(lambda: _pack(reservation, shards, parts))
+                location = await reservation.publish(parts)
                 await self._directory.complete(
                     key, publication, Contribution(origin=origin, location=location, parts=parts)
                 )
@@ -182,8 +182,8 @@ class WeightStore:
             WeightsError: The key does not exist or was not complete in time, its publisher died, or it does not fit
                 `like`.
         """
-        async with self._hold_parts(key, like) as (wants, buffers):
-            return await _in_thread(lambda: dict(SnapshotState(wants, buffers, like, copy=True)))
+        async with self._open_parts(key, like) as (reads, buffers):
+            return await _run_in_thread(lambda: dict(SnapshotState(reads, buffers, like, copy=True)))
 
     @asynccontextmanager
     async def open(
@@ -196,8 +196,8 @@ class WeightStore:
         is mapped read-only, so that a write kills the process; a GPU's memory (`cuda_ipc`) is the publisher's own. Key,
         `like` and errors are as for `get`.
         """
-        async with self._hold_parts(key, like) as (wants, buffers):
-            yield SnapshotState(wants, buffers, like, device=device)
+        async with self._open_parts(key, like) as (reads, buffers):
+            yield SnapshotState(reads, buffers, like, device=device)
 
     async def close(self) -> None:
         """Release this process's resources; in the process that made the store, close it for all."""
@@ -214,25 +214,25 @@ class WeightStore:
             raise WeightsError("the weight store is closed")
 
     @asynccontextmanager
-    async def _hold_parts(
+    async def _open_parts(
         self, key: Key, like: Like | None
-    ) -> AsyncIterator[tuple[list[Wanted], Mapping[int, Tensor]]]:
+    ) -> AsyncIterator[tuple[list[TensorRead], Mapping[int, Tensor]]]:
         async with AsyncExitStack() as stack:
-            for attempt in range(ATTEMPTS):
+            for attempt in range(MAX_ATTEMPTS):
                 snapshot = await self._find(key)
-                wants = plan_reads(snapshot, like)
+                reads = plan_reads(snapshot, like)
                 needed: dict[int, set[str]] = {}
-                for want in wants:
-                    for rank, _ in want.sources:
-                        needed.setdefault(rank, set()).add(want.name)
+                for read in reads:
+                    for rank, _ in read.sources:
+                        needed.setdefault(rank, set()).add(read.name)
                 try:
                     buffers = await stack.enter_async_context(self._reader.hold(snapshot, needed))
                 except SnapshotOverwrittenError:
-                    if attempt + 1 == ATTEMPTS:
+                    if attempt + 1 == MAX_ATTEMPTS:
                         raise
                     continue  # it may have been published again since
                 break
-            yield wants, buffers
+            yield reads, buffers
 
     async def _find(self, key: Key) -> Snapshot:
         self._require_open()
@@ -254,14 +254,14 @@ class WeightStore:
                 )
 
 
-def _pack(room: Room, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
-    plain = {name: shard for name, shard in shards.items() if shard.added is None}
-    copy_all((view(room.target, parts[name]), shard.local) for name, shard in plain.items())
-    for name in shards.keys() - plain.keys():  # one by one, since each sum takes memory
-        copy_all([(view(room.target, parts[name]), shards[name].values())])
+def _pack(reservation: Reservation, shards: Mapping[str, Shard], parts: Mapping[str, StoredPart]) -> None:
+    plain_shards = {name: shard for name, shard in shards.items() if shard.added is None}
+    copy_all((view(reservation.target, parts[name]), shard.local) for name, shard in plain_shards.items())
+    for name in shards.keys() - plain_shards.keys():  # one by one, since each sum takes memory
+        copy_all([(view(reservation.target, parts[name]), shards[name].values())])
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def _run_in_thread(work: Callable[[], T]) -> T:
     """Run a function on a thread; on cancellation still wait for its end, since it uses the caller's resources."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:

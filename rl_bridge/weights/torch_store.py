@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rl_bridge.errors import MissingDependencyError, WeightsError
 from rl_bridge.weights.directory import WeightDirectory
-from rl_bridge.weights.local import Needed, Room, new_memory, overwritten
+from rl_bridge.weights.local import Needed, Reservation, allocate_memory, make_overwritten_error
 from rl_bridge.weights.snapshot import ALIGNMENT, Key, Snapshot, StoredPart, key_text
 
 try:
@@ -36,7 +36,7 @@ STOP_TIMEOUT_S = 10.0
 MARK_BYTES, _MARK_BITS = 8, 62
 
 
-def _awaitable(method: Callable[..., Any]) -> Any:
+def _make_async_endpoint(method: Callable[..., Any]) -> Any:
     """Make an asynchronous endpoint of a synchronous one: Monarch does not allow both kinds in one actor."""
 
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -51,11 +51,11 @@ class _Controller(Controller):  # type: ignore[misc]
 
     storage_volumes: Any
 
-    get_controller_strategy = _awaitable(Controller.get_controller_strategy._method)
-    keys = _awaitable(Controller.keys._method)
-    locate_volumes = _awaitable(Controller.locate_volumes._method)
-    notify_delete = _awaitable(Controller.notify_delete._method)
-    notify_put = _awaitable(Controller.notify_put._method)
+    get_controller_strategy = _make_async_endpoint(Controller.get_controller_strategy._method)
+    keys = _make_async_endpoint(Controller.keys._method)
+    locate_volumes = _make_async_endpoint(Controller.locate_volumes._method)
+    notify_delete = _make_async_endpoint(Controller.notify_delete._method)
+    notify_put = _make_async_endpoint(Controller.notify_put._method)
 
     @endpoint  # type: ignore[untyped-decorator]
     async def begin(self, volumes: Any) -> None:
@@ -116,47 +116,49 @@ class VolumePublisher:
         self._volumes = volumes
         self._depth = depth
         self._timeout_s = timeout_s
-        self._sent: dict[str | None, list[tuple[int, Key | None]]] = {}
+        self._slots: dict[str | None, list[tuple[int, Key | None]]] = {}
         """By series (a name, or None for all versions): each place in the volume with the key that is complete there,
         or was before a failed transfer; oldest first."""
-        self._kept: Tensor | None = None
+        self._memory: Tensor | None = None
 
     @asynccontextmanager
     async def reserve(
         self, key: Key, rank: int, nbytes: int, devices: Collection[torch.device] = ()
-    ) -> AsyncIterator[Room]:
-        """See `Publisher`. The room is sent to the volume by `publish`."""
-        target, self._kept = self._kept, None
+    ) -> AsyncIterator[Reservation]:
+        """See `Publisher`. The memory is sent to the volume by `publish`."""
+        target, self._memory = self._memory, None
         if target is None or len(target) < nbytes:
-            target = new_memory(nbytes)
+            target = allocate_memory(nbytes)
         series = key if isinstance(key, str) else None
-        sent = self._sent.setdefault(series, [(place, None) for place in range(self._depth)])
-        place, replaced = sent.pop(0)
-        whole = False
+        slots = self._slots.setdefault(series, [(slot, None) for slot in range(self._depth)])
+        slot, replaced_key = slots.pop(0)
+        is_complete = False
 
         async def publish(parts: Mapping[str, StoredPart]) -> VolumeAddress:
-            nonlocal whole
-            name, mark = f"{series!r}/{rank}/{place}", secrets.randbits(_MARK_BITS)
+            nonlocal is_complete
+            name, mark = f"{series!r}/{rank}/{slot}", secrets.randbits(_MARK_BITS)
             target[:MARK_BYTES].view(torch.int64)[0] = mark
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await (await self._volumes.client()).put(name, target)
             except Exception as error:  # TorchStore raises no narrower type
                 raise WeightsError(f"cannot send {key_text(key)} to TorchStore: {error}") from error
-            sent.append((place, key))
-            whole = True
+            slots.append((slot, key))
+            is_complete = True
             return VolumeAddress(name, mark)
 
         try:
-            yield Room(target=target, replaces=replaced, publish=publish)
+            yield Reservation(target=target, replaces=replaced_key, publish=publish)
         finally:
-            self._kept = target
-            if not whole:  # the next to be overwritten; `replaced` is reported until a transfer succeeds
-                sent.insert(0, (place, replaced))
+            self._memory = target
+            if (
+                not is_complete
+            ):  # the next to be overwritten; `replaced_key` is reported until a transfer succeeds
+                slots.insert(0, (slot, replaced_key))
 
     async def close(self) -> None:
         """See `Publisher`."""
-        self._kept = None
+        self._memory = None
 
 
 class VolumeReader:
@@ -185,7 +187,7 @@ class VolumeReader:
         marks = [int(data[:MARK_BYTES].view(torch.int64)[0]) for data in fetched]
         current = await self._directory.is_current(snapshot.key, snapshot.publication)
         if not current or marks != [address.mark for address in addresses]:
-            raise overwritten(snapshot.key)
+            raise make_overwritten_error(snapshot.key)
         yield dict(zip(needed, fetched, strict=True))
 
     async def close(self) -> None:

@@ -222,6 +222,9 @@ async def _relay(worker: int, peer: "ClientConnection", receive: Receive, send: 
     down = asyncio.create_task(_relay_to_caller(worker, peer, send))
     try:
         await asyncio.wait([up, down], return_when=asyncio.FIRST_COMPLETED)
+        if down.done() and down.exception() is not None:
+            # The client has left, perhaps in order: without its close, the worker would keep its sessions for a resume.
+            await asyncio.wait([up], timeout=_CONNECT_TIMEOUT_S)
     finally:
         for task in (up, down):
             task.cancel()

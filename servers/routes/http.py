@@ -75,8 +75,10 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T |
         await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
+        await end(
+            task
+        )  # first: once the disconnect is noticed, it must not complete with a result that nobody gets
         await end(watch)
-        await end(task)
 
 
 async def _wait_disconnect(receive: Receive) -> None:

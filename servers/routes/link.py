@@ -10,7 +10,7 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from time import perf_counter
@@ -247,12 +247,11 @@ class Link:
             self._deferred.append(request)
             return
         if self._inline and isinstance(head, wire.MembersRequest):
-            earlier = [
+            earlier = [  # started by `answer_eagerly`
                 other.task for other in self.running if other.round is not None and other.task is not None
             ]
-            if earlier:  # started by `answer_eagerly`
-                await asyncio.wait(earlier)
-            await asyncio.wait([self._start(request)])
+            # All waits are in its task: if another socket takes over, this one is cancelled and the request goes on.
+            await asyncio.wait([self._start(request, self._answer(request, earlier))])
         else:
             self._start(request)
 
@@ -367,8 +366,10 @@ class Link:
         request.task = task = keep(asyncio.create_task(coroutine or self._answer(request)))
         return task
 
-    async def _answer(self, request: LinkRequest) -> None:
-        """Answer a request of any kind and remove it from the running ones."""
+    async def _answer(self, request: LinkRequest, earlier: Sequence[asyncio.Task[Any]] = ()) -> None:
+        """Answer a request of any kind once `earlier` tasks have ended, and remove it from the running ones."""
+        if earlier:
+            await asyncio.wait(earlier)
         head = request.head
         request.started = True
         try:
@@ -571,8 +572,10 @@ class Link:
                 request.task.cancel()
 
     def _close_connection(self) -> None:
-        """Close the connection, and with it this link, once pending frames are sent."""
-        if self.conversation is not None:
+        """Close the connection once pending frames are sent, and with it this link; if it is broken, at once."""
+        if self.conversation is None:
+            self._end()
+        else:
             self.conversation.finish()
 
     async def wait_progress(self) -> None:

@@ -246,7 +246,7 @@ class Conversation(ABC):
         if self._frames_ahead is None:
             message = await self._receive()
             if message["type"] != "websocket.receive":
-                self.broken = is_break(message)
+                self.broken &= is_break(message)  # not if the client has asked to close
                 raise DisconnectedError
             text = message.get("text")
             return message["bytes"] if text is None else text  # type: ignore[no-any-return]

@@ -35,8 +35,13 @@ MAX_UPLOAD: Final = 64 << 20
 BODY_SILENCE_TIMEOUT_S: Final = 60.0
 KEEPALIVE_S: Final = 50.0
 BUSY_RETRY_S: Final = 0.05
+END_TIMEOUT_S: Final = 1.0
+"""Seconds after its deadline for a command's end, or its kill, to be reported."""
 UNREAD_INPUT_TIMEOUT_S: Final = 60.0
 """How long a command may leave streamed input unread; until then a client's disconnection goes unnoticed."""
+
+_KILLED: Final = "signal: killed"
+"""The status of a command that SIGKILL has ended."""
 
 _SIGNALS: Final = {"SIGNAL_SIGTERM": 15, "SIGNAL_SIGKILL": 9}
 
@@ -261,6 +266,15 @@ async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIter
             "unimplemented", "expected a command without a terminal, got one with; there is none here"
         )
     async with guest.subscribed(f"p{guest.name()}") as output:
+        killed = False
+
+        def kill() -> None:
+            nonlocal killed
+            killed = True
+            guest.notify("signal", stream=output.stream, signal=9)
+
+        if timeout_s is not None:  # before the start, during which the client may leave
+            asyncio.get_running_loop().call_later(timeout_s, kill)
         header, _ = await guest.ask(
             "start",
             stream=output.stream,
@@ -270,18 +284,10 @@ async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIter
             cwd=config.get("cwd") or "",
             stdin=bool(body.get("stdin")),
         )
-        killed = False
-
-        def kill() -> None:
-            nonlocal killed
-            killed = True
-            guest.notify("signal", stream=output.stream, signal=9)
-
-        if timeout_s is not None:
-            asyncio.get_running_loop().call_later(timeout_s, kill)
-        async for event in _process_events(int(header["pid"]), output, timeout_s):
-            if killed and event["event"].get("end", {}).get("exited") is False:
-                raise _timeout_error(timeout_s)  # its output was read so late that the kill came first
+        async for event in _process_events(int(header["pid"]), output, timeout_s, END_TIMEOUT_S):
+            # It may have ended before the deadline, and that be read late.
+            if killed and event["event"].get("end", {}).get("status") == _KILLED:
+                raise _timeout_error(timeout_s)
             yield event
 
 
@@ -295,15 +301,20 @@ async def _connect(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIt
 
 
 async def read_messages(
-    output: Subscription, timeout_s: float | None
+    output: Subscription, timeout_s: float | None, late_s: float = 0.0
 ) -> AsyncIterator[tuple[Json, bytes] | None]:
     """Yield a stream's messages until its end; None when a keep-alive is due.
 
+    Args:
+        output: The stream.
+        timeout_s: Seconds for the stream to end.
+        late_s: Further seconds to wait for the report of an end.
+
     Raises:
-        GuestError: The stream did not end within `timeout_s`, or its sandbox is gone.
+        GuestError: The stream did not end in time, or its sandbox is gone.
     """
     loop = asyncio.get_running_loop()
-    deadline = None if timeout_s is None else loop.time() + timeout_s
+    deadline = None if timeout_s is None else loop.time() + timeout_s + late_s
     while True:
         left_s = KEEPALIVE_S if deadline is None else min(KEEPALIVE_S, deadline - loop.time())
         message = await output.take(max(left_s, 0.0))
@@ -320,9 +331,11 @@ def _timeout_error(timeout_s: float | None) -> GuestError:
     return GuestError("deadline_exceeded", f"expected it to end within {timeout_s:g} s, got no end")
 
 
-async def _process_events(pid: int, output: Subscription, timeout_s: float | None) -> AsyncIterator[Json]:
+async def _process_events(
+    pid: int, output: Subscription, timeout_s: float | None, late_s: float = 0.0
+) -> AsyncIterator[Json]:
     yield {"event": {"start": {"pid": pid}}}
-    async for message in read_messages(output, timeout_s):
+    async for message in read_messages(output, timeout_s, late_s):
         event: Json = {"keepalive": {}}
         if message is not None and "end" in message[0]:
             code, status = int(message[0]["end"]), str(message[0]["status"])
@@ -352,8 +365,8 @@ def _events(changes: Any) -> list[Json]:
 
 async def _watch_folder(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIterator[Json]:
     async with guest.subscribed(f"w{guest.name()}") as output:
-        await _watch(guest, body, output.stream, held=False)
         try:
+            await _watch(guest, body, output.stream, held=False)
             yield {"start": {}}
             async for message in read_messages(output, timeout_s):
                 if message is None:

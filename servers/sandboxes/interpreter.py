@@ -102,11 +102,15 @@ async def _run(
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(turn.release)
         output = await stack.enter_async_context(record.guest.subscribed(name))
+        runs = False
         try:
             await record.guest.ask("run", name=name, code=code, envs=envs)
+            runs = True
             async for line in _lines(output):
                 yield line
         except GuestError as error:
+            if runs and not record.guest.gone.done():  # it wrote faster than the client reads
+                table.spawn(_interrupt(record, name, output, stack.pop_all()), f"interrupt in {record.id}")
             yield _line("error", name="SandboxError", value=str(error), traceback=str(error))
         except BaseException:
             table.spawn(_interrupt(record, name, output, stack.pop_all()), f"interrupt in {record.id}")

@@ -63,14 +63,19 @@ class ProcessMachine:
         self._session = session
         self._serving = asyncio.create_task(self._serve(channel), name="sandbox")
         self._forking = asyncio.Lock()
+        self._frozen = False
 
     @classmethod
     async def start(cls, sandbox: Sandbox, limits: Limits) -> "ProcessMachine":
         """Fork one from the zygote; SandboxUnavailableError if this machine cannot."""
         limits = replace(limits, timeout_s=FOREVER_S, allow_subprocess=True)
-        session = await sandbox.open(limits, snapshot=True)
         ours, theirs = socket.socketpair()
-        return cls(Guest(*await asyncio.open_unix_connection(sock=ours)), session, theirs)
+        with contextlib.ExitStack() as undo:
+            undo.callback(theirs.close)
+            undo.callback(ours.close)
+            guest = await _connect(await sandbox.open(limits, snapshot=True), ours)
+            undo.pop_all()
+        return cls(*guest, theirs)
 
     async def _serve(self, channel: socket.socket | None) -> None:
         with channel or contextlib.nullcontext():
@@ -82,12 +87,14 @@ class ProcessMachine:
 
     async def freeze(self, *, frozen: bool) -> None:
         """Pause or resume all its processes; GuestError if it has forks: their processes cannot be told apart."""
-        if self._session.related:
-            raise GuestError(
-                "failed_precondition",
-                "expected a sandbox without forks or snapshots, got one with some; end them first",
-            )
-        self._session.freeze(frozen=frozen)
+        async with self._forking:  # a fork of a paused sandbox would wait for it in vain
+            if self._session.related:
+                raise GuestError(
+                    "failed_precondition",
+                    "expected a sandbox without forks or snapshots, got one with some; end them first",
+                )
+            self._session.freeze(frozen=frozen)
+            self._frozen = frozen
 
     async def fork(self, contexts: list[str]) -> Machine:
         """Fork its agent and interpreters. Running commands stay with the original."""
@@ -99,13 +106,16 @@ class ProcessMachine:
         with contextlib.ExitStack() as undo, theirs:
             undo.callback(ours.close)
             async with self._forking:
+                if self._frozen:
+                    raise GuestError("aborted", "expected a sandbox that is not paused, got one that is")
                 try:
                     session = await self._session.fork_agent(theirs, len(contexts), ask)
                 except FileRefusedError as error:
                     text = f"the files were not copied: {error.reason}"
                     raise GuestError("resource_exhausted", text) from None
+            guest = await _connect(session, ours)
             undo.pop_all()
-        return ProcessMachine(Guest(*await asyncio.open_unix_connection(sock=ours)), session, None)
+        return ProcessMachine(*guest, None)
 
     async def close(self) -> None:
         """End its processes and remove its files."""
@@ -115,6 +125,15 @@ class ProcessMachine:
         self._serving.cancel()
         await asyncio.gather(self._serving, return_exceptions=True)
         await self._session.close()
+
+
+async def _connect(session: SandboxSession, channel: socket.socket) -> tuple[Guest, SandboxSession]:
+    """Return the client of a session's agent, and the session, which is closed if there can be no client."""
+    try:
+        return Guest(*await asyncio.open_unix_connection(sock=channel)), session
+    except BaseException:
+        await session.close()
+        raise
 
 
 _SLEEP_PROGRAM: Final = "import signal; signal.pause()"

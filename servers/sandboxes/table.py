@@ -247,7 +247,12 @@ class SandboxTable:
             logger.warning("sandbox %s was not started: %s", record.id, error)
             raise ApiError(500, f"{type(error).__name__}: {error}") from None
         if record.doomed:
-            raise ApiError(503, "expected a service that runs, got one that is stopping")
+            got = (
+                "service that runs, got one that is stopping"
+                if self._closing
+                else "sandbox, got one that ended"
+            )
+            raise ApiError(503, f"expected a {got} during the start")
         return record
 
     def records(self, owner: str | None = None, *, snapshots: bool = False) -> list[Record]:

@@ -250,6 +250,8 @@ class SessionTable:
         Returns:
             False if a WebSocket is attached: the session then ends when that disconnects.
         """
+        if session.detach is not None:
+            await session.detach()
         if session.attached:
             session.closing = True
             return False

@@ -12,7 +12,7 @@ from openenv_core.cli import Command
 from rl_bridge.cli.common import overrides_first_class
 from rl_bridge.config import Config, load_config, require_trainable
 from rl_bridge.planning import ModelSize, memory_of_roles
-from rl_bridge.services.options import Placement, ServiceOptions, by_need
+from rl_bridge.services.options import Placement, ServiceOptions, order_for_placement
 from tests.rl_bridge.planning.published_models import QWEN3_8B
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,6 @@ def test_training_as_printed_is_ready_and_finds_room(tmp_path: Path) -> None:
         for name, role in (("policy", roles.policy), ("trainer", roles.trainer))
     }
     placement = Placement(many.monarch.num_nodes, many.monarch.gpus_per_node)
-    order = [name for name in by_need(wanted) for _ in range(wanted[name].num_replicas)]
-    slots = [placement.take(wanted[name], 0.0) for name in order]
+    order = [name for name in order_for_placement(wanted) for _ in range(wanted[name].num_replicas)]
+    slots = [placement.reserve(wanted[name], 0.0) for name in order]
     assert [sum(map(len, slot.gpus)) for slot in slots] == [8, *[1] * 14]

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import random
+import socket
+import struct
 import threading
 from dataclasses import replace
 from typing import Any
@@ -358,6 +360,78 @@ async def test_queued_request_is_answered_over_the_next_connection() -> None:
                 assert json.loads(await asyncio.wait_for(second.recv(), 20))["type"] == "observation"
 
 
+async def test_close_that_is_under_way_when_the_connection_breaks_ends_the_session() -> None:
+    app = app_of(Tally)
+    async with serving(app) as address:
+        standing = await app.sessions.open("", "own")
+        v1 = [Subprotocol("ropewalk.v1")]
+        async with socket_to(address, "?session_id=own", subprotocols=v1) as connection:
+            await ask(connection, id=1, op="open", lease_s=600)
+            (link,) = app._ensure_built().links._links.values()
+            await standing._acquire()  # as a caller over HTTP
+            await connection.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
+            await connection.send(json.dumps({"id": 3, "type": "close"}))
+            await eventually(lambda: link.last_id == 3)
+            connection.transport.abort()
+            await eventually(lambda: link.conversation is None)
+            assert standing.attached
+            standing._release_lock()
+            await eventually(lambda: not standing.attached)
+
+
+class Long(Tally):
+    """Returns more than a socket takes at once."""
+
+    def step(self, action: Add) -> Count:
+        return Count(extra="x" * 32 * 1024 * 1024)
+
+
+async def test_close_before_a_break_ends_the_session_although_a_reply_is_unread() -> None:
+    app = app_of(Long)
+    async with serving(app) as address:
+        async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")], max_size=None) as connection:
+            await ask(connection, id=1, op="open", lease_s=600)
+            connection.transport.pause_reading()
+            (link,) = app._ensure_built().links._links.values()
+            assert link.conversation is not None
+            for number in (2, 3):
+                await connection.send(json.dumps({"id": number, "type": "step", "data": {"amount": 1}}))
+            await eventually(lambda: link.conversation and link.conversation.sending)
+            await connection.send(json.dumps({"id": 4, "type": "close"}))
+            await eventually(lambda: link.conversation and not link.conversation.broken)
+            connection.transport.abort()
+        await eventually(lambda: app.sessions.active == 0)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_close_that_the_server_has_not_read_when_it_writes_to_a_reset_connection_counts(
+    closes: bool,
+) -> None:
+    app = app_of(Tally)
+    async with serving(app) as address:
+        async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as connection:
+            await ask(connection, id=1, op="open", lease_s=600)
+            (link,) = app._ensure_built().links._links.values()
+            conversation: Any = link.conversation
+            conversation._fast_path.transport.pause_reading()
+            if closes:
+                connection.protocol.send_close(1000)
+                connection.transport.write(b"".join(connection.protocol.data_to_send()))
+            connection.transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+            connection.transport.abort()
+
+        def has_ended() -> bool:
+            conversation.send_now("{}")  # which fails, if it is not the first
+            return link.closed or link.conversation is None
+
+        await eventually(has_ended)
+        assert link.closed is closes
+        await link.close()
+        assert app.sessions.active == 0
+
+
 @pytest.mark.parametrize("subprotocol", ["ropewalk.v1", None])
 async def test_dead_client_does_not_block_its_standing_session(subprotocol: Any) -> None:
     app = app_of(Tally)
@@ -382,6 +456,20 @@ async def test_dead_client_does_not_block_its_standing_session(subprotocol: Any)
             async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as third:
                 resume_fields = {"session": known["session"], "secret": known["secret"], "read": 1}
                 assert "error" in await ask(third, id=0, op="resume", **resume_fields)
+
+
+async def test_session_that_stands_is_closed_although_its_broken_socket_may_come_back() -> None:
+    app = app_of(Tally)
+    async with serving(app) as address:
+        session = await app.sessions.open("", "own")
+        v1 = [Subprotocol("ropewalk.v1")]
+        async with socket_to(address, "?session_id=own", subprotocols=v1) as connection:
+            await ask(connection, id=1, op="open", lease_s=600)
+            connection.transport.abort()
+        (link,) = app._ensure_built().links._links.values()
+        await eventually(lambda: link.conversation is None)
+        assert await app.sessions.close(session)
+        assert (app.sessions.active, link.closed) == (0, True)
 
 
 async def test_late_or_cancelled_request_is_not_executed() -> None:

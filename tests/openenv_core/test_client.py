@@ -17,7 +17,8 @@ from scripted import scripted
 from serve_process import SUPPORT
 from serving import eventually, open_session, serving
 from socket_servers import frame, silent_server
-from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.http11 import Request
 
 from openenv_core import (
     Action,
@@ -147,15 +148,16 @@ async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
                 await proceed.wait()
             await ws.send(frame(number))
 
-    async with scripted(handler) as url, CounterEnv(url) as env:
+    async with scripted(handler) as url, CounterEnv(url, message_timeout_s=None) as env:
         await env.reset()
-        env._conversation._timeout_s = 0.2  # type: ignore[union-attr]
+        conversation: Any = env._conversation
+        conversation._timeout_s = 0.2  # only of those that are not answered
         with pytest.raises(RequestTimeoutError, match=r"within 0.2 s.*lives on"):
             await env.step(Add(amount=1))
         with pytest.raises(RequestTimeoutError):  # it waits for the one before
             await env.step(Add(amount=1))
         assert env.connected
-        env._conversation._timeout_s = 60  # type: ignore[union-attr]
+        conversation._timeout_s = 60
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 4
         assert (await env.reset()).observation.total == 5
@@ -354,6 +356,46 @@ async def test_closing_ends_a_waiting_request(transport: str, how: str) -> None:
         with pytest.raises(ClientClosedError):
             await env.reset()
         await eventually(lambda: app.sessions.active == 0)
+
+
+@pytest.mark.parametrize("how", ["close", "disconnect"])
+async def test_closing_ends_a_request_whose_connection_is_being_made(how: str) -> None:
+    asked, admitted = asyncio.Event(), asyncio.Event()
+
+    async def shake_hands(_: ServerConnection, __: Request) -> None:
+        asked.set()
+        await admitted.wait()
+
+    async def be_full(ws: ServerConnection) -> None:
+        await ws.wait_closed()
+
+    async with serve(be_full, "127.0.0.1", 0, process_request=shake_hands) as server:
+        env = CounterEnv(
+            f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", message_timeout_s=None
+        )
+        request = asyncio.create_task(env.reset())
+        await asked.wait()
+        closing = asyncio.create_task(getattr(env, how)())
+        await asyncio.sleep(0)
+        admitted.set()
+        with pytest.raises(ConnectionLostError, match="has closed the session"):
+            await asyncio.wait_for(request, 30)
+        await closing
+        await env.close()
+
+
+async def test_disconnect_that_is_cancelled_closes_no_later_session() -> None:
+    async with serving(create_app(Counter, Add, Count)) as address, CounterEnv(f"http://{address}") as env:
+        await env.reset(seed=1)
+        await env._request_lock.acquire()
+        leaving = asyncio.create_task(env.disconnect())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        env._request_lock.release()
+        with suppress(ConnectionLostError):  # the session was ended nevertheless
+            await env.reset(seed=2)
+        assert (await env.reset(seed=2)).observation.total == 2
 
 
 async def test_vector_recv_raises_for_each_deadline_and_the_close() -> None:

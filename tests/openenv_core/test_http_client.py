@@ -129,14 +129,15 @@ async def test_timeout_over_http_keeps_the_order() -> None:
             return 200, {}, result(number)
         return (404 if path == "/schema" else 200), {}, result(0)
 
-    async with answering(handler) as url, CounterEnv(url, transport="http") as env:
+    async with answering(handler) as url, CounterEnv(url, transport="http", message_timeout_s=None) as env:
         await env.reset()
-        env._conversation._timeout_s = 0.2  # type: ignore[union-attr]
+        conversation: Any = env._conversation
+        conversation._timeout_s = 0.2  # only of those that are not answered
         with pytest.raises(RequestTimeoutError):
             await env.step(Add(amount=1))
         with pytest.raises(RequestTimeoutError):
             await env.step(Add(amount=1))
-        env._conversation._timeout_s = 60  # type: ignore[union-attr]
+        conversation._timeout_s = 60
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 3
 

@@ -237,7 +237,7 @@ async def test_full_surviving_server_is_waited_for(fresh: bool, monkeypatch: pyt
     async with several() as servers:
         urls = [await servers.start(), await servers.start(sessions=1)]
         async with CounterEnv(urls[1]) as holder, CounterEnv(urls) as env:
-            env._options = replace(env._options, connect_timeout_s=0.8)
+            env._options = replace(env._options, connect_timeout_s=0.7)
             while env.base_url != urls[0]:
                 env._use_next_server()
             await env.disconnect()

@@ -1,6 +1,7 @@
 """The client's open WebSocket: valid and invalid frames, silence, closing."""
 
 import asyncio
+import json
 import select
 from typing import Any
 
@@ -10,6 +11,7 @@ from serving import eventually
 from socket_servers import frame, silent_server
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.frames import CloseCode, Frame, Opcode
+from websockets.typing import Subprotocol
 
 from openenv_core import ConnectionLostError, GenericEnvClient, ProtocolError, RequestTimeoutError
 
@@ -212,6 +214,30 @@ async def test_aborted_session_is_closed_despite_an_unread_reply() -> None:
             await env.step({})
         await env.close()
         assert await code == CloseCode.NORMAL_CLOSURE
+
+
+async def test_closing_ends_a_session_that_is_being_resumed() -> None:
+    """Otherwise the server would keep it for its lease."""
+    resuming, code = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+    async def handler(ws: ServerConnection) -> None:
+        request = json.loads(await ws.recv())
+        if request["op"] == "open":
+            await ws.send(json.dumps({"id": request["id"], "session": "s", "members": [0], "last": True}))
+            ws.transport.abort()
+        else:
+            resuming.set()
+            await ws.wait_closed()
+            code.set_result(ws.close_code)
+
+    async with serve(handler, "127.0.0.1", 0, subprotocols=[Subprotocol("ropewalk.v1")]) as server:
+        env = GenericEnvClient(f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}")
+        request = asyncio.create_task(env.reset())
+        await asyncio.wait_for(resuming.wait(), 30)
+        await env.close()
+        with pytest.raises(ConnectionLostError, match="by this client"):
+            await request
+        assert await asyncio.wait_for(code, 30) == CloseCode.NORMAL_CLOSURE
 
 
 async def test_closing_is_bounded_in_time() -> None:

@@ -124,14 +124,6 @@ async def test_every_server_is_tried_before_capacity_error() -> None:
                     await third.reset()
 
 
-def test_backoff_grows_to_a_limit_and_respects_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting.random, "uniform", lambda least, most: most)
-    backoff = waiting.Backoff(1.0, 6.0)
-    assert [backoff.next_s() for _ in range(4)] == [1, 2, 4, 6]
-    backoff.reset()
-    assert [backoff.next_s(retry_after_s) for retry_after_s in (0.0, 5.0, 60.0)] == [1, 5, 6]
-
-
 async def test_vector_waits_until_all_its_sessions_are_free() -> None:
     app = app_of(2)
     async with serving(app) as address, CounterEnv(f"http://{address}") as first:

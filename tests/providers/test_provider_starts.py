@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from serving import eventually
 from openenv_core import ContainerOptions, GenericEnvClient, LocalProcessProvider
 from openenv_core.compat.containers import LocalDockerProvider
 from openenv_core.errors import ClientClosedError, EngineRefusedError, ProviderError, ServerStartError
-from openenv_core.providers.base import CallableProvider, hold_stopped
+from openenv_core.providers.base import CallableProvider, OwnedServerProvider, hold_stopped
 from openenv_core.providers.docker import container
 from openenv_core.providers.docker import container as starting
 from openenv_core.providers.docker.container import Container, ContainerState
@@ -65,6 +66,28 @@ async def test_cancelled_start_stops_its_container(client: Callable[[Slow], Any]
     assert slow.calls == ["stopped"]  # by the client's end: there was nothing to stop
     slow.go.set()
     await eventually(lambda: slow.calls == ["stopped", "made", "stopped"])
+
+
+def test_a_stop_that_was_interrupted_is_done_by_the_next() -> None:
+    calls: list[str] = []
+
+    def end(_: str) -> None:
+        calls.append("end")
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    class Provider(OwnedServerProvider):
+        def _launch(self) -> str:
+            self._ending = weakref.finalize(self, end, "it")
+            return "http://127.0.0.1:9"
+
+    provider = Provider()
+    provider.start()
+    with pytest.raises(KeyboardInterrupt):
+        provider.stop()
+    provider.stop()
+    provider.stop()
+    assert calls == ["end", "end"]
 
 
 async def test_client_closed_during_the_start_does_not_wait() -> None:

@@ -3,9 +3,11 @@
 import asyncio
 import base64
 import json
+import time
 
+import psutil
 import pytest
-from living import executed
+from living import executed, until, value
 
 from openenv_core.sandbox import Isolation, Limits, Sandbox, SandboxClosedError, SandboxConfig
 
@@ -176,19 +178,20 @@ async def test_memory_limit_is_reported_as_memory(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "signal"),
+    ("code", "exit_code", "signal"),
     [
-        ("import os; os._exit(5)", None),
-        ("import ctypes; ctypes.string_at(0)", 11),
-        ("import os; os.kill(os.getpid(), 62)", 62),  # of real time: it has no name
+        ("import os; os._exit(5)", 5, None),
+        ("import os; os._exit(200)", 200, None),  # beyond 128 and any signal
+        ("import ctypes; ctypes.string_at(0)", 139, 11),
+        ("import os; os.kill(os.getpid(), 62)", 190, 62),  # of real time: it has no name
     ],
 )
 async def test_death_is_reported_and_the_next_execution_starts_fresh(
-    sandbox: Sandbox, code: str, signal: int | None
+    sandbox: Sandbox, code: str, exit_code: int, signal: int | None
 ) -> None:
     done, after = await executed(sandbox, f"x = 1\nprint('before', flush=True)\n{code}", "'x' in dir()")
     assert (done.status, done.state_lost, done.signal) == ("killed", True, signal)
-    assert done.exit_code == (128 + signal if signal else 5)
+    assert done.exit_code == exit_code
     assert done.stdout == "before\n"
     assert (after.result, after.state_lost, after.execution_count) == ("False", False, 1)
 
@@ -196,15 +199,19 @@ async def test_death_is_reported_and_the_next_execution_starts_fresh(
 async def test_threads_are_paused_between_executions(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     await session.execute(
-        "import threading, time\nn = 0\n"
-        "def count():\n    global n\n    while True:\n        n += 1; time.sleep(0.001)\n"
-        "threading.Thread(target=count, daemon=True).start()"
+        "import threading, time\nticks = []\n"
+        "def tick():\n    while True:\n        ticks.append(time.monotonic()); time.sleep(0.001)\n"
+        "threading.Thread(target=tick, daemon=True).start()"
     )
-    before = await session.execute("n")
+    worker = session._worker
+    assert worker is not None
+    interpreter = psutil.Process(worker.processes._current)
+    await until(lambda: interpreter.status() == psutil.STATUS_STOPPED)
+    begin = time.monotonic()
     await asyncio.sleep(0.3)
-    after = await session.execute("n")
+    ran = f"[tick for tick in ticks if {begin} < tick < {time.monotonic()}]"
+    assert await value(session, f"len(ticks) > 0, {ran}") == "(True, [])"
     await session.close()
-    assert int(after.result or 0) - int(before.result or 0) < 100  # 300 had it run
 
 
 async def test_code_reads_its_stdin(sandbox: Sandbox) -> None:

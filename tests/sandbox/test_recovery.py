@@ -270,6 +270,78 @@ async def test_late_report_of_a_death_is_correct(sandbox: Sandbox) -> None:
     assert (done.status, done.exit_code, done.signal) == ("killed", 5, None)
 
 
+async def test_a_death_before_the_deadline_is_no_timeout_however_late_it_is_told(sandbox: Sandbox) -> None:
+    session = await sandbox.open()
+    zygote, worker = await zygote_of(sandbox), session._worker
+    assert worker is not None
+    os.kill(zygote, signal.SIGSTOP)
+    running = asyncio.create_task(session.execute("import os; os._exit(5)"))
+    await until(worker.processes.has_ended)
+    worker.stop("timeout")
+    os.kill(zygote, signal.SIGCONT)
+    done = await running
+    await session.close()
+    assert (done.status, done.exit_code, done.signal) == ("killed", 5, None)
+
+
+@pytest.mark.parametrize("code", ["os._exit(5)", "os.close(3)\nwhile True: pass"])
+async def test_an_end_that_takes_long_is_told_as_it_was(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    # Between the closing of its files and its end, a process may wait for the processor.
+    monkeypatch.setattr("openenv_core.sandbox.worker.ORPHAN_TIMEOUT_S", 0.0)
+    session = await sandbox.open()
+    zygote, worker = await zygote_of(sandbox), session._worker
+    assert worker is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(worker.processes, "has_ended", lambda: False)
+        os.kill(zygote, signal.SIGSTOP)
+        running = asyncio.create_task(session.execute(f"import os\n{code}"))
+        await until(lambda: worker._broken is not None)
+        os.kill(zygote, signal.SIGCONT)
+        done = await running
+    await session.close()
+    if "close" in code:
+        assert (done.status, done.exit_code, done.signal) == ("killed", 137, 9)
+        assert done.reason == "the code closed the interpreter's own channel"
+    else:
+        assert (done.status, done.exit_code, done.signal) == ("killed", 5, None)
+
+
+async def test_a_request_ends_though_the_end_of_its_interpreter_is_not_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("worker", "processes"):
+        monkeypatch.setattr(f"openenv_core.sandbox.{module}.EXIT_TIMEOUT_S", 0.1)
+    async with Sandbox(SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)) as sandbox:
+        session = await sandbox.open()
+        await session.execute("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
+        os.kill(await zygote_of(sandbox), signal.SIGSTOP)
+        done = await asyncio.wait_for(session.execute("while True: pass", timeout_s=0.1), DEADLINE_S)
+        await session.close()
+    assert (done.status, done.state_lost) == ("timeout", True)
+
+
+async def test_only_a_kill_is_told_as_one_for_want_of_memory(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel may have killed another process of the session's control group.
+    monkeypatch.setattr("openenv_core.sandbox.processes.ProcessTree.oom_killed", lambda _: True)
+    killed = "import os\nos.kill(os.getpid(), 9)"
+    session, keeping = await sandbox.open(), await sandbox.open(snapshot=True)
+    told = [
+        await each.execute(code) for each in (session, keeping) for code in ("import os; os._exit(5)", killed)
+    ]
+    await session.close()
+    await keeping.close()
+    assert [(each.status, each.exit_code, each.state_lost) for each in told] == [
+        ("killed", 5, True),
+        ("memory", 137, True),
+        ("killed", 5, False),
+        ("memory", 137, False),
+    ]
+
+
 async def test_interpreter_forked_during_close_is_released(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 
 import psutil
@@ -276,3 +277,28 @@ async def test_refused_forks_cost_no_other(sandbox: Sandbox) -> None:
     assert [await value(branch, "x") for branch in (session, *branches)] == ["1"] * 4
     await asyncio.gather(session.close(), *(branch.close() for branch in branches))
     assert sandbox.sessions == 0
+
+
+async def test_an_answer_of_a_process_that_is_killed_at_the_same_time_costs_no_other_execution(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await sandbox.open(snapshot=True)
+    worker = session._worker
+    assert worker is not None
+    assert session._workspace is not None
+    workspace, kill = session._workspace, worker.processes.kill_running
+
+    def kill_after_answer() -> bool:
+        workspace.put("go", b"")
+        assert select.select([worker.control], [], [], DEADLINE_S)[0]
+        return kill()
+
+    monkeypatch.setattr(worker.processes, "kill_running", kill_after_answer)
+    waiting = (
+        "import os\nwhile not os.path.exists('go'):\n    try:\n        while not os.path.exists('go'): pass\n"
+    )
+    done = await session.execute(waiting + "    except KeyboardInterrupt: pass", timeout_s=0.05)
+    after = await session.execute("1")
+    await session.close()
+    assert (done.status, done.state_lost) == ("timeout", True)
+    assert (after.status, after.result) == ("ok", "1")

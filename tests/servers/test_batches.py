@@ -31,7 +31,7 @@ from websockets.typing import Subprotocol
 
 from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode_frame
 from servers.routes import link
-from servers.routes.link import MAX_REQUESTS
+from servers.routes.link import MAX_REQUESTS, Link
 
 pytestmark = pytest.mark.usefixtures("validated_frames")
 V1 = Subprotocol("ropewalk.v1")
@@ -659,3 +659,25 @@ async def test_draining_server_answers_running_requests_first(
         assert (await answer(connection))[key] == value
         assert await wait_close_code(connection) == 1001
         await draining
+
+
+async def test_request_that_waits_for_another_when_its_socket_is_replaced_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("servers.sessions.batch._STEPS_PER_YIELD", 1)
+    size = 100
+    app = app_of(Counter, size)
+    async with app.running():
+        one = Link(app._ensure_built().links, "")
+        await one.receive(json.dumps({"id": 1, "op": "open", "count": size, "lease_s": 60}))
+        await eventually(lambda: one.batch.opened == size)
+        first = asyncio.create_task(one.receive(json.dumps({"id": 2, "op": "reset"})))
+        while not any(request.round for request in one.running):  # noqa: ASYNC110 - it has many turns to go
+            await asyncio.sleep(0)
+        second = asyncio.create_task(one.receive(json.dumps({"id": 3, "op": "reset"})))
+        await asyncio.sleep(0)
+        second.cancel()  # as the task of a socket is that another replaces
+        await asyncio.wait([first, second])
+        await eventually(lambda: not one.running)
+        assert [decode_frame(frame)[0]["id"] for frame in one._retained] == [1, 2, 3]
+        await one.close()

@@ -16,6 +16,7 @@ from counter import (
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of
 from serving import WAIT_TIMEOUT_S, ask, eventually, http_client, request, serving, socket_to
 
+from servers.routes.http import while_connected
 from servers.sessions.session import MAX_WAITING
 
 # Without a session
@@ -298,3 +299,20 @@ async def test_call_in_a_standing_session_continues_after_a_disconnect() -> None
         env.release.set()
         assert (await waiting).status_code == 200
         assert (env.stepping, env.closed) == (0, 0)
+
+
+async def test_result_that_comes_with_the_disconnect_is_not_lost() -> None:
+    """It may be a connection or a session, which somebody has to close."""
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def work(turns: int) -> bool:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        made.append(turns)
+        return True
+
+    for turns in range(10):
+        made: list[int] = []
+        assert (await while_connected(receive, work(turns)) is None) == (not made)

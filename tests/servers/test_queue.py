@@ -314,14 +314,19 @@ async def test_draining_refuses_waiting_clients_at_once() -> None:
 
 
 async def test_failed_constructor_lets_the_next_client_in() -> None:
-    env = SlowConstructor.fresh()
-    app = app_of(env, cap=1, step_timeout_s=1.0, **PATIENT)
+    class SlowOnce(SlowConstructor):
+        def __init__(self) -> None:
+            if self.entered.is_set():
+                self.release.set()
+            super().__init__()
+
+    env = SlowOnce.fresh()
+    app = app_of(env, cap=1, step_timeout_s=0.5, **PATIENT)
     async with serving(app) as address:
         async with socket_to(address) as one:
             await eventually(env.entered.is_set)
             waiting = asyncio.create_task(connect(f"ws://{address}/ws", proxy=None).__aenter__())
             assert json.loads(await one.recv())["data"]["code"] == "SESSION_ERROR"
-        env.release.set()
         ws = await waiting
         assert (await ask(ws, STATE))["type"] == "state"
         await ws.close()

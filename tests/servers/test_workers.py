@@ -546,6 +546,42 @@ async def test_forwarded_socket_carries_the_workers_headers_and_its_death(
     assert sent_messages.get_nowait() == {"type": "websocket.close", "code": 1011}
 
 
+async def test_close_of_a_client_reaches_its_worker_although_replies_do_not_reach_the_client(
+    tmp_path: Path,
+) -> None:
+    """A worker may write before it reads: a relay that breaks off would have it keep the sessions for a resume."""
+    path, has_left = str(tmp_path / "worker.sock"), asyncio.Event()
+    begin = [{"type": "websocket.connect"}]
+    code: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    async def reply(connection: ServerConnection) -> None:
+        connection.transport.pause_reading()
+        await connection.send("one")
+        await has_left.wait()
+        for _ in range(20):  # until the relay has noticed
+            await asyncio.sleep(0)
+        await connection.send("two")
+        connection.transport.resume_reading()
+        await connection.wait_closed()
+        code.set_result(connection.close_code)
+
+    async def receive() -> Any:
+        if begin:
+            return begin.pop()
+        await has_left.wait()
+        return {"type": "websocket.disconnect", "code": 1000, "reason": ""}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "websocket.send":
+            has_left.set()
+            raise OSError("the client has closed")
+
+    scope = {"raw_path": b"/ws", "headers": [(b"host", b"h")]}
+    async with unix_serve(reply, path):
+        await UnixPeers(lambda _: path, 20.0).socket(0, scope, receive, send)
+        assert await asyncio.wait_for(code, 30) == 1000
+
+
 @pytest.mark.slow
 async def test_peer_that_starts_later_is_waited_for(tmp_path: Path) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -26,6 +26,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from openenv_core.sandbox.inside.interpreter import (
     FILE_PIECE,
     MAX_DESCRIPTORS,
+    REPEAT_SIGNAL,
     Furnish,
     arrange,
     interpret,
@@ -219,13 +220,16 @@ class _Context:
         self._agent, self._name, self.cwd = agent, name, cwd
         self._kill_at: float | None = None
         self._running = False
+        self._life: _Life | None = None
         self._begin(life)
 
     def run(self, code: str, envs: dict[str, str]) -> None:
         if self._running:
             raise _RefusedError("failed_precondition", "something runs in this context already")
+        life = self._life or self._begin()
         self._running = True
-        self._life.control.sendall(pack({"code": code, "envs": envs}))
+        with contextlib.suppress(OSError):  # it has ended, which is reported like an end during the cell
+            life.control.sendall(pack({"code": code, "envs": envs}))
 
     def interrupt(self) -> None:
         if self._running and self._kill_at is None:
@@ -233,15 +237,17 @@ class _Context:
             self._signal(signal.SIGINT)
 
     def tick(self) -> None:
-        """Kill an interpreter that did not stop within the grace period after an interrupt."""
-        if self._kill_at is not None and time.monotonic() > self._kill_at:
-            self._signal(signal.SIGKILL)
+        """Repeat an interrupt; kill an interpreter that did not stop within the grace period."""
+        if self._kill_at is not None:
+            self._signal(signal.SIGKILL if time.monotonic() > self._kill_at else REPEAT_SIGNAL)
 
     def restart(self) -> None:
         self.ended(self.kill())
 
     def kill(self) -> int:
-        """Kill the process, and return its exit code."""
+        """Kill the process, if there is one, and return its exit code."""
+        if self._life is None:
+            return 0
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._life.process, signal.SIGKILL)
         return (
@@ -252,7 +258,7 @@ class _Context:
 
     def reap(self) -> None:
         """Reap the process if it has ended."""
-        if self._life.ours:
+        if self._life is not None and self._life.ours:
             process, status = os.waitpid(self._life.process, os.WNOHANG)
             if process:
                 self.ended(os.waitstatus_to_exitcode(status))
@@ -261,52 +267,67 @@ class _Context:
         """Fork the interpreter; return the copy's process id. The copy takes the next descriptors the host sends."""
         if self._running:
             raise _RefusedError("aborted", f"expected contexts that run nothing, got {self._name!r} running")
-        control = self._life.control
+        control = (self._life or self._begin()).control
         control.settimeout(FORK_TIMEOUT_S)
         try:
             control.sendall(pack({"home": home, "folder": folder}))
-            return int(receive(control.recv)[0]["process"])
+            process = int(receive(control.recv)[0]["process"])
         except (OSError, EOFError, ValueError) as error:
-            raise _RefusedError("internal", f"expected {self._name!r} to fork, got {error!r}") from None
-        finally:
-            control.settimeout(None)
+            # It may still fork, and would then take the descriptors of the next fork.
+            self.restart()
+            text = f"expected {self._name!r} to fork, got {error!r}; it was restarted, its variables are gone"
+            raise _RefusedError("internal", text) from None
+        control.settimeout(None)
+        return process
 
-    def ended(self, code: int) -> None:
+    def ended(self, code: int | None = None) -> None:
         """Report the end of the process to the running cell's client, if any, and start another process."""
+        self.close(code)
+        with contextlib.suppress(OSError):  # there are too many processes: the next cell tries again
+            self._begin()
+
+    def close(self, code: int | None) -> None:
+        """Report the end of the process to the running cell's client, if any, and close the connections to it."""
         if self._running:
             self.pipes.drain()
-            value = f"the interpreter has ended ({code}); its variables are gone"
+            status = "" if code is None else f" ({code})"
+            value = f"the interpreter has ended{status}; its variables are gone"
             line = {"type": "error", "name": "InterpreterLost", "value": value, "traceback": value}
             self._agent.send({"stream": self._name, "line": True}, json.dumps(line).encode())
             self._done()
-        self.close()
-        self._begin()
-
-    def close(self) -> None:
-        """Close the connections to the process."""
-        self._agent.unwatch(self._life.control.fileno())
-        self._life.control.close()
-        self.pipes.close()
+        if self._life is not None:
+            self._agent.unwatch(self._life.control.fileno())
+            self._life.control.close()
+            self._life = None
+            self.pipes.close()
 
     def _signal(self, number: signal.Signals) -> None:
+        assert self._life is not None
         try:
             os.kill(self._life.process, number)
         except ProcessLookupError:  # not a child, which would exist until it is waited for
-            self.ended(-signal.SIGKILL)
+            self.ended()
 
     def _done(self) -> None:
         self._running, self._kill_at = False, None
         self._agent.send({"stream": self._name, "end": 0})
 
-    def _begin(self, life: _Life | None = None) -> None:
+    def _begin(self, life: _Life | None = None) -> _Life:
         self._life = life = life or self._spawn()
         self.pipes = _Pipes(self._agent, self._name, {life.stdout: "stdout", life.stderr: "stderr"})
         self._agent.watch(life.control.fileno(), self._on_answer)
+        return life
 
     def _spawn(self) -> _Life:
         control, theirs = socket.socketpair()
         (stdout, to_stdout), (stderr, to_stderr) = os.pipe(), os.pipe()
-        process = os.fork()
+        try:
+            process = os.fork()
+        except OSError:
+            for pair in ((control.detach(), theirs.detach()), (stdout, to_stdout), (stderr, to_stderr)):
+                for each in pair:
+                    os.close(each)
+            raise
         if process == 0:
             try:
                 nothing = os.open(os.devnull, os.O_RDONLY)  # in a container, stdin is the host's channel
@@ -322,14 +343,16 @@ class _Context:
         return _Life(process, control, stdout, stderr, ours=True)
 
     def _on_answer(self, _: int) -> None:
+        assert self._life is not None
+        life, control = self._life, self._life.control
         try:
-            header, blob = receive(self._life.control.recv)
+            header, blob = receive(control.recv)
         except (OSError, EOFError, ValueError):
             # The code has closed or corrupted the channel, so the interpreter cannot be used any more.
-            self._agent.unwatch(self._life.control.fileno())
+            self._agent.unwatch(control.fileno())
             self._signal(signal.SIGKILL)
-            if not self._life.ours:
-                self.ended(-signal.SIGKILL)
+            if not life.ours and self._life is life:
+                self.ended()
             return
         self.pipes.drain()
         if "end" in header:
@@ -471,7 +494,8 @@ class Agent:
         while True:
             pending = self._watchers or self._contexts
             for key, _ in self._selector.select(WATCH_INTERVAL_S if pending else None):
-                if key.fd in self._selector.get_map():  # an earlier handler may have closed it
+                # An earlier handler may have closed it, and a new descriptor may have its number.
+                if self._selector.get_map().get(key.fd) is key:
                     key.data(key.fd)
             for context in list(self._contexts.values()):
                 context.tick()
@@ -768,5 +792,4 @@ class Agent:
 
     def _op_drop(self, name: str) -> None:
         context = self._contexts.pop(name)
-        context.kill()
-        context.close()
+        context.close(context.kill())

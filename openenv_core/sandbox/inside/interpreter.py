@@ -28,6 +28,9 @@ HOST: Final = 4
 
 MAX_DESCRIPTORS: Final = 64
 
+REPEAT_SIGNAL: Final = signal.SIGURG
+"""Repeats an interrupt, which has no effect if it arrives before the cell runs. Ignored if the first had one."""
+
 SHOWN_BYTES: Final = 8 << 20
 _FORMATS: Final = {
     "text/plain": "text",
@@ -124,13 +127,20 @@ def interpret(control: socket.socket, furnish: Furnish) -> None:
     """Run cells until the agent closes the socket, then exit."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    running = False
+    running = missed = False
 
     def interrupted(*_: object) -> None:
+        nonlocal missed
+        missed = not running
         if running:
             raise KeyboardInterrupt
 
+    def repeated(*_: object) -> None:
+        if running and missed:
+            interrupted()
+
     signal.signal(signal.SIGINT, interrupted)
+    signal.signal(REPEAT_SIGNAL, repeated)
     os.environ.setdefault("MPLBACKEND", f"module://{BACKEND}")
     # Line-buffered, so that output streams, and stays in order with the output of subprocesses.
     out, err = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace", closefd=False) for each in (1, 2))
@@ -157,12 +167,14 @@ def interpret(control: socket.socket, furnish: Furnish) -> None:
             continue
         before = dict(os.environ)
         try:
-            os.environ.update(header["envs"])
-            running = True
-            cells.run(header["code"], _Streamed(send))
-            running = False
+            try:
+                os.environ.update(header["envs"])
+                running = True
+                cells.run(header["code"], _Streamed(send))
+            finally:
+                running = False
         except BaseException as error:
-            running = False
+            running = False  # for an interrupt that came after the cell, before the line above
             if not isinstance(error, SystemExit) or error.code:
                 description = describe(error)
                 text = "".join(description["traceback"])

@@ -250,7 +250,7 @@ class Forks:
             if number is None:
                 continue  # an orphan, reparented to the zygote
             code, by = (0, -ended) if ended < 0 else (ended, None)
-            if process in self._firsts and code > BY_SIGNAL:
+            if process in self._firsts and BY_SIGNAL < code < BY_SIGNAL + signal.NSIG:
                 code, by = 0, code - BY_SIGNAL
             self._firsts.discard(process)
             _send(self._channel, {"exit": number, "code": code, "signal": by})

@@ -49,14 +49,14 @@ class Cgroup:
             undo.pop_all()
         return doors
 
-    def oom_killed(self) -> bool:
-        """Return whether the kernel killed a process because the group was out of memory."""
+    def count_oom_kills(self) -> int:
+        """Return how many processes the kernel has killed because the group was out of memory."""
         directory = self.directories["memory"]
         for name in ("memory.events", "memory.oom_control"):
             with suppress(OSError):
                 match = re.search(r"^oom_kill (\d+)$", (directory / name).read_text(), re.MULTILINE)
-                return match is not None and int(match[1]) > 0
-        return False
+                return 0 if match is None else int(match[1])
+        return 0
 
     def pids(self) -> set[int]:
         """Return the ids of the group's processes, in this process's pid namespace."""

@@ -9,7 +9,7 @@ from rl_bridge.algorithms.advantages import (
     group_advantages,
     has_variance,
     overlong_penalty,
-    penalised_rewards,
+    penalized_rewards,
     value_loss,
     whiten,
 )
@@ -21,6 +21,19 @@ def test_group_advantages_with_std() -> None:
         [1.4142115624, 0.0, 0.0, -1.4142115624], abs=1e-9
     )
     assert group_advantages([-1.0] * 5, normalize_std=True) == [0.0] * 5
+
+
+@pytest.mark.parametrize("size", [1e150, 1e200, 1.7e308])
+def test_rewards_of_any_finite_size_have_advantages(size: float) -> None:
+    # The squares of the first two, and the sum of the last, are beyond a float.
+    rewards = [size, size, size, -size]
+    assert group_advantages(rewards, normalize_std=True) == pytest.approx([3**-0.5] * 3 + [-(3**0.5)])
+    assert group_advantages([size, 0.0, size, 0.0], normalize_std=False) == [
+        0.5 * size,
+        -0.5 * size,
+        0.5 * size,
+        -0.5 * size,
+    ]
 
 
 def test_an_empty_group_is_refused() -> None:
@@ -67,7 +80,7 @@ def test_whitening() -> None:
 
 
 def test_the_divergence_is_paid_where_it_is_caused() -> None:
-    assert penalised_rewards(floats(0, 1), floats(0.5, -2), coefficient=0.1).tolist() == pytest.approx(
+    assert penalized_rewards(floats(0, 1), floats(0.5, -2), coefficient=0.1).tolist() == pytest.approx(
         [-0.05, 1.2]
     )
 

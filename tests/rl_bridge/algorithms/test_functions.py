@@ -13,7 +13,7 @@ from rl_bridge.algorithms.functions import load_advantage, load_group_filter, lo
 from rl_bridge.algorithms.policy_loss import LossInputs, policy_loss
 from rl_bridge.config import AlgorithmConfig, Config
 from rl_bridge.errors import ConfigError, TrainingError
-from rl_bridge.rollout.groups import group_filter
+from rl_bridge.rollout.groups import make_group_filter
 from rl_bridge.types import Group
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
@@ -104,7 +104,7 @@ def test_the_documented_advantage_and_filter() -> None:
             "algorithm": {"group_filter": "mine:group_filter", "max_refills": 3},
         }
     )
-    chosen = group_filter(config)
+    chosen = make_group_filter(config)
     assert chosen.refills == 12
     assert chosen.function is not None
     group = Group(seed=0)

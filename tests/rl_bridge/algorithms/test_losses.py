@@ -16,7 +16,7 @@ from rl_bridge.algorithms.policy_loss import (
     cispo,
     clipped_surrogate,
     correction_weights,
-    held_then_annealed,
+    hold_then_anneal,
     kl_to_reference,
     policy_loss,
     reinforce,
@@ -219,7 +219,7 @@ def test_estimators(estimator: KlEstimator, x: float, value: float, gradient: fl
     ],
 )
 def test_annealing(progress: float, hold: float, expected: float) -> None:
-    assert held_then_annealed(progress, value=0.2, hold=hold, final_factor=0.1) == pytest.approx(expected)
+    assert hold_then_anneal(progress, value=0.2, hold=hold, final_factor=0.1) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

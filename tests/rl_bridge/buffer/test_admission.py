@@ -10,7 +10,7 @@ from buffer_fixtures import aged_group
 from simulated_time import simulate
 
 from rl_bridge.buffer.ledger import GroupLease, Ledger
-from rl_bridge.buffer.replay import CUT_GRACE_PERIOD_S, STALE, STRAGGLER, Admission, ReplayBuffer
+from rl_bridge.buffer.replay import CANCEL_GRACE_PERIOD_S, STALE, STRAGGLER, Admission, ReplayBuffer
 from rl_bridge.types import Group
 
 GROUPS_PER_BATCH = 8
@@ -48,7 +48,7 @@ class Run:
         self.buffer = ReplayBuffer(
             Ledger(max_losses=2), self.admission, timeout_s=10_000.0, straggler_timeout_s=30.0
         )
-        self.buffer.cut = self.on_stragglers
+        self.buffer.cancel = self.on_stragglers
 
     def on_stragglers(self, leases: object) -> None:
         for lease in leases:  # type: ignore[attr-defined]
@@ -86,7 +86,7 @@ class Run:
         elif luck < 0.10:
             self.buffer.drop(lease, "no reward")
         elif luck < 0.15:
-            self.buffer.give_back(lease, floor=self.random.choice([None, lease.floor]))
+            self.buffer.return_unfinished(lease, floor=self.random.choice([None, lease.floor]))
         elif luck < 0.18:  # taken for lost, and yet it answers
             self.buffer.lose(lease)
             assert not await self.buffer.add(group, lease)
@@ -115,7 +115,7 @@ class Run:
             version += 1
             await asyncio.sleep(self.random.uniform(0.1, 1.0))  # the generators take the weights
             self.served = version
-            self.buffer.served(version)
+            self.buffer.record_served(version)
             if version % 50 == 0:
                 saved = self.buffer.state()
                 saved_at, trained_then = version, len(self.seen.trained)
@@ -182,7 +182,7 @@ def test_the_oldest_go_first_and_none_that_could_not_wait_is_left_behind() -> No
             await played(buffer, 0)
         # Three are there, and the slow one may still wait for the next step.
         assert [group.id for group in await buffer.sample(0, 2)] == [1, 2]
-        buffer.served(1)
+        buffer.record_served(1)
         young = [await played(buffer, 1) for _ in range(2)]
         taking = asyncio.create_task(buffer.sample(1, 2))
         await asyncio.sleep(50.0)
@@ -199,7 +199,7 @@ def test_a_straggler_is_cut_and_dropped_where_that_does_not_help() -> None:
         buffer = plain_buffer()
         cut: list[tuple[float, int]] = []
         now = asyncio.get_running_loop().time
-        buffer.cut = lambda leases: cut.extend((now(), lease.group) for lease in leases)
+        buffer.cancel = lambda leases: cut.extend((now(), lease.group) for lease in leases)
         await asyncio.sleep(500.0)
         first, helped = await buffer.lease(), await buffer.lease()
         taking = asyncio.create_task(buffer.sample(0, 2))
@@ -210,7 +210,7 @@ def test_a_straggler_is_cut_and_dropped_where_that_does_not_help() -> None:
         assert cut == [(560.0, 1)]
         assert buffer.drop(helped, "1 of 4 siblings")
         stuck = await buffer.lease()
-        await asyncio.sleep(60.0 + CUT_GRACE_PERIOD_S + 1.0)
+        await asyncio.sleep(60.0 + CANCEL_GRACE_PERIOD_S + 1.0)
         assert [group for _, group in cut] == [1, 2]
         assert not await buffer.add(aged_group(0, number=stuck.group), stuck)
         await played(buffer, 0)
@@ -241,7 +241,7 @@ def test_a_group_without_a_lease_is_admitted_when_one_may_start() -> None:
         assert [group.id for group in await buffer.sample(0, 2)] == [0, 1]
         await asyncio.sleep(1.0)
         assert not adding[2].done()
-        buffer.served(1)
+        buffer.record_served(1)
         assert await adding[2]
         # It was played with the weights before: it is thrown away, counted, and makes room.
         taking = asyncio.create_task(buffer.sample(1, 2))
@@ -260,7 +260,7 @@ def test_a_step_takes_the_oldest_weights_and_not_the_lowest_numbers() -> None:
         leases = [await buffer.lease() for _ in range(4)]
         for lost in leases[:2]:
             buffer.lose(lost)
-        buffer.served(1)
+        buffer.record_served(1)
         leases[:2] = [await buffer.lease() for _ in range(2)]  # begun anew, under newer weights
         for lease in leases:
             assert await buffer.add(aged_group(lease.floor, number=lease.group), lease)
@@ -321,7 +321,7 @@ def test_resumption_with_another_batch_size_plays_what_its_steps_take(
         for version in range(first, last):
             await buffer.sample(version, batch_size)
             await asyncio.sleep(3.0)
-            buffer.served(version + 1)
+            buffer.record_served(version + 1)
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)

@@ -43,17 +43,17 @@ def test_what_is_lost_too_often_is_dropped_with_the_reason() -> None:
 
 def test_work_that_is_handed_on_is_no_loss_and_keeps_the_age_of_what_was_done() -> None:
     ledger = Ledger(max_losses=0)
-    assert ledger.give_back(leased(ledger, served=2).id, floor=2)
-    assert ledger.under_way(served=5) == [UnfinishedGroup(floor=2)]
+    assert ledger.return_unfinished(leased(ledger, served=2).id, floor=2)
+    assert ledger.unfinished_groups(served=5) == [UnfinishedGroup(floor=2)]
     again = leased(ledger, served=4)
     assert (again.group, again.attempt, again.floor) == (0, 2, 2)
-    assert ledger.under_way(served=5) == [UnfinishedGroup(floor=2, lease=again)]
-    assert ledger.give_back(again.id, floor=None)  # nothing was kept: it is as good as new
-    assert ledger.under_way(served=5) == [UnfinishedGroup(floor=5)]
+    assert ledger.unfinished_groups(served=5) == [UnfinishedGroup(floor=2, lease=again)]
+    assert ledger.return_unfinished(again.id, floor=None)  # nothing was kept: it is as good as new
+    assert ledger.unfinished_groups(served=5) == [UnfinishedGroup(floor=5)]
     assert leased(ledger, served=4).floor == 4
     assert ledger.lost == 0
     twice = Ledger(max_losses=1)
-    assert twice.give_back(leased(twice, served=0).id, floor=None)
+    assert twice.return_unfinished(leased(twice, served=0).id, floor=None)
     assert twice.lose(leased(twice, served=0).id)  # the first loss of the one that it may have
     kept = Ledger(max_losses=1)
     assert kept.lose(leased(kept, served=3).id, floor=3)  # also where the worker after it is lost
@@ -80,7 +80,7 @@ def test_a_state_goes_through_json_and_makes_older_leases_void() -> None:
     for lease in (trained, finished):
         assert ledger.complete(lease.id)
     ledger.train(trained.group, 0)
-    assert ledger.give_back(given_back.id, floor=0)
+    assert ledger.return_unfinished(given_back.id, floor=0)
     assert ledger.lose(lost.id)
     state = json.loads(json.dumps(ledger.state()))
     assert ledger.complete(under_way.id)  # after the checkpoint, so it has not happened
@@ -136,14 +136,14 @@ class Books(RuleBasedStateMachine):
             self.current[lease.id] = lease
 
     @precondition(lambda self: self.current)
-    @rule(data=st.data(), end=st.sampled_from(["complete", "lose", "give_back", "drop"]))
+    @rule(data=st.data(), end=st.sampled_from(["complete", "lose", "return_unfinished", "drop"]))
     def end(self, data: st.DataObject, end: str) -> None:
         lease = self.current.pop(data.draw(st.sampled_from(sorted(self.current))))
         dropped = self.ledger.dropped.total()
         went_on = {
             "complete": lambda: self.ledger.complete(lease.id),
             "lose": lambda: self.ledger.lose(lease.id),
-            "give_back": lambda: self.ledger.give_back(lease.id, floor=lease.floor),
+            "return_unfinished": lambda: self.ledger.return_unfinished(lease.id, floor=lease.floor),
             "drop": lambda: self.ledger.drop(lease.id, "because"),
         }[end]()
         dropped = self.ledger.dropped.total() - dropped

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from rl_bridge.buffer.batch import NO_DOCUMENT, PAD, TrainBatch, pack, share_out
+from rl_bridge.buffer.batch import NO_DOCUMENT, PAD_TOKEN, TrainBatch, divide_documents, pack
 from rl_bridge.errors import ConfigError
 from rl_bridge.types import NO_VERSION, TrainSample
 
@@ -37,7 +37,7 @@ def test_documents_lie_beside_each_other(lengths: NDArray[np.int64]) -> None:
 def test_passes_keep_their_budget_and_ranks_make_as_many(
     lengths: NDArray[np.int64], ranks: int, budget: int, least: int
 ) -> None:
-    shares = share_out(lengths, ranks=ranks, budget=budget, least_passes=least)
+    shares = divide_documents(lengths, ranks=ranks, budget=budget, min_passes=least)
     assert len(shares) == ranks
     (passes,) = {len(share) for share in shares}
     assert passes >= least
@@ -51,7 +51,7 @@ def test_mixed_lengths_are_shared_within_five_percent(ranks: int) -> None:
     for seed in range(20):
         random = np.random.default_rng(seed)
         lengths = np.exp(random.uniform(np.log(1024), np.log(16_384), 12 * ranks)).astype(np.int64)
-        shares = share_out(lengths, ranks=ranks, budget=16_384)
+        shares = divide_documents(lengths, ranks=ranks, budget=16_384)
         sums = [sum(int(lengths[documents].sum()) for documents in share) for share in shares]
         assert max(sums) - min(sums) <= 0.05 * np.mean(sums)
         # No more passes than a budget that is three quarters full would take.
@@ -59,7 +59,9 @@ def test_mixed_lengths_are_shared_within_five_percent(ranks: int) -> None:
 
 
 def test_another_pass_is_made_where_documents_do_not_fit_together() -> None:
-    (passes,) = share_out(np.array([7, 7, 7]), ranks=1, budget=12)  # which two of 12 would hold by their sum
+    (passes,) = divide_documents(
+        np.array([7, 7, 7]), ranks=1, budget=12
+    )  # which two of 12 would hold by their sum
     assert [one.tolist() for one in passes] == [[0], [1], [2]]
 
 
@@ -67,7 +69,7 @@ def test_a_document_that_no_pass_holds_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"a row of 9 tokens is longer than a pass of 8; raise trainer\.tokens"
     ):
-        share_out(np.array([3, 9]), ranks=1, budget=8)
+        divide_documents(np.array([3, 9]), ranks=1, budget=8)
 
 
 def batch_of(rows: list[list[int]]) -> TrainBatch:
@@ -88,15 +90,18 @@ def batch_of(rows: list[list[int]]) -> TrainBatch:
 
 def test_layout_of_a_pass() -> None:
     batch = batch_of([[1, 2], [3, 4, 5, 6], [7]])
-    rows, none = batch.packed(multiple_of=3), NO_DOCUMENT
-    assert rows.tokens.tolist() == [[3, 4, 5, 6, PAD, PAD], [1, 2, 7, PAD, PAD, PAD]]
+    rows, none = batch.pack_rows(multiple_of=3), NO_DOCUMENT
+    assert rows.tokens.tolist() == [
+        [3, 4, 5, 6, PAD_TOKEN, PAD_TOKEN],
+        [1, 2, 7, PAD_TOKEN, PAD_TOKEN, PAD_TOKEN],
+    ]
     assert rows.positions.tolist() == [[0, 1, 2, 3, 0, 0], [0, 1, 0, 0, 0, 0]]
     assert rows.document.tolist() == [[1, 1, 1, 1, none, none], [0, 0, 2, none, none, none]]
     # What predicts a loss token is at the token before it.
     assert list(zip(rows.row.tolist(), rows.column.tolist(), strict=True)) == [(1, 1), (0, 3), (1, 2)]
     assert not rows.one_a_row
-    assert batch_of([[1, 2], [3, 4]]).packed().one_a_row
-    one = batch.packed(in_one_row=True, multiple_of=4)
-    assert one.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 7, PAD]]
+    assert batch_of([[1, 2], [3, 4]]).pack_rows().one_a_row
+    one = batch.pack_rows(in_one_row=True, multiple_of=4)
+    assert one.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 7, PAD_TOKEN]]
     assert one.positions.tolist() == [[0, 1, 0, 1, 2, 3, 0, 0]]  # attention by document begins one at each 0
     assert (one.row.tolist(), one.column.tolist(), one.target.tolist()) == ([0, 0, 0], [1, 5, 6], [9, 9, 9])

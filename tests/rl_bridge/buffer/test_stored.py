@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from rl_bridge.buffer.stored import dump_groups, load_groups
-from rl_bridge.rollout.episode import shortened
+from rl_bridge.rollout.episode import shorten_reason
 from rl_bridge.tokens.conversation import Prefix
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
@@ -62,7 +62,7 @@ def test_what_an_older_checkpoint_has_is_read() -> None:
 
 
 def test_a_refusal_with_half_a_character_does_not_keep_a_checkpoint_from_being_written() -> None:
-    refused = replace(episode(chat(1)), refusal=shortened("ValueError: no \ud83d"))
+    refused = replace(episode(chat(1)), refusal=shorten_reason("ValueError: no \ud83d"))
     (group,) = load_groups(dump_groups([Group(id=4, seed=5, trajectories=[refused])]))
     assert group.trajectories[0].refusal == "ValueError: no ?"
 

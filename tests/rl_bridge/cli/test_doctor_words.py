@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from openenv_core.cli.main import run
-from rl_bridge.cli.doctor import COMMAND, _make_meeting
+from rl_bridge.cli.doctor import COMMAND, _make_rendezvous
 from rl_bridge.config import load_config
-from rl_bridge.doctor import host, meeting
+from rl_bridge.doctor import collectives, host
+from rl_bridge.doctor.collectives import Rendezvous
 from rl_bridge.doctor.host import Finding, Severity
-from rl_bridge.doctor.meeting import Meeting
 
 GUIDE = str(Path(__file__).parents[1] / "config" / "guide.yaml")
 
@@ -21,15 +21,15 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "count_usable_gpus", lambda: 0)  # it takes seconds to import
 
 
-def asked(*words: str, gpus: int = 0) -> Meeting:
+def asked(*words: str, gpus: int = 0) -> Rendezvous:
     parser = argparse.ArgumentParser()
     COMMAND.configure(parser)
     arguments = parser.parse_intermixed_args(words)
     config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
-    return _make_meeting(arguments, config, gpus=gpus)
+    return _make_rendezvous(arguments, config, gpus=gpus)
 
 
-def who(found: Meeting) -> tuple[int, int, int, bool]:
+def who(found: Rendezvous) -> tuple[int, int, int, bool]:
     return found.num_nodes, found.node_rank, found.per_host, found.on_gpus
 
 
@@ -66,7 +66,7 @@ def test_what_would_fail_decides_the_exit_status(
 ) -> None:
     monkeypatch.setattr(host, "check_packages", lambda: [Finding("a", "b", level)])
     monkeypatch.setattr(host, "check_machine", lambda **_: [])
-    monkeypatch.setattr(meeting, "meet", lambda found: [Finding("c", str(found.world))])
+    monkeypatch.setattr(collectives, "check_collectives", lambda found: [Finding("c", str(found.world))])
     assert run(COMMAND, []) == run(COMMAND, ["--json"]) == status
     told = capsys.readouterr().out.splitlines()
     assert told[0].split() == [level.value, "a:", "b"]

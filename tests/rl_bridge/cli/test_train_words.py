@@ -12,7 +12,7 @@ from rl_bridge.cli.common import TOP_LEVEL, overrides_first_class
 from rl_bridge.cli.train import COMMAND, _prepare
 from rl_bridge.config import CONFIG_FILE, Config, save_config
 from rl_bridge.errors import ConfigError
-from rl_bridge.rollout import rehearsal
+from rl_bridge.rollout import preflight
 from tests.rl_bridge.config.sections import section_of
 
 TEXT = "env: {app: 'a:b'}\nrollout: {task: 'c:D'}\n"
@@ -76,7 +76,7 @@ def test_a_key_that_does_nothing_is_told_and_trained_with(
 ) -> None:
     trains = SimpleNamespace(train_run=lambda config, folder, *, resume: 0)
     monkeypatch.setitem(sys.modules, "rl_bridge.loops.session", trains)
-    monkeypatch.setattr(rehearsal, "rehearse", lambda config: None)
+    monkeypatch.setattr(preflight, "run_preflight", lambda config: None)
     words = ["--config", str(config_file), "algorithm.kl_estimator=k1"]
     assert run(COMMAND, words) == 0
     assert capsys.readouterr().err == (

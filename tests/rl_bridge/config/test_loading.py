@@ -1,6 +1,7 @@
 """YAML and overrides into a configuration, and what is said when they are wrong."""
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import yaml
 
 from rl_bridge.config import CONFIG_FILE, Config, load_config, require_trainable, resolve, save_config
 from rl_bridge.config.effects import find_unused_keys
-from rl_bridge.config.schema import TASK_OF_A_WORLD
+from rl_bridge.config.schema import DEFAULT_TASK
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import Task
 
@@ -134,8 +135,8 @@ def test_parts_that_do_not_fit_together_are_refused(file: Path, overrides: list[
 
 def test_an_environment_without_a_task_is_a_world_of_tools(file: Path) -> None:
     config = load_config(file, ["rollout.task=null"])
-    assert config.rollout.task == TASK_OF_A_WORLD
-    assert issubclass(resolve(TASK_OF_A_WORLD, key="rollout.task"), Task)
+    assert config.rollout.task == DEFAULT_TASK
+    assert issubclass(resolve(DEFAULT_TASK, key="rollout.task"), Task)
 
 
 @pytest.mark.parametrize(
@@ -224,13 +225,11 @@ def test_configuration_that_cannot_be_written_leaves_the_one_before_it(
 ) -> None:
     before = Config.model_validate({"env": {"app": "a:b"}, "rollout": {}, "seed": 1})
     save_config(before, tmp_path)
-    write_text = Path.write_text
 
-    def full(path: Path, text: str, **options: str) -> int:
-        write_text(path, text[:10], **options)
+    def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         save_config(before.model_copy(update={"seed": 2}), tmp_path)
     assert load_config(tmp_path / CONFIG_FILE) == before

@@ -85,6 +85,6 @@ def test_every_role_is_started() -> None:
         node.attr
         for path in (PACKAGE / "loops").glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Attribute) and last_name(node.value) in {"roles", "table"}
+        if isinstance(node, ast.Attribute) and last_name(node.value) in {"roles", "role_table"}
     }
     assert set(RolesConfig.model_fields) <= asked

@@ -90,7 +90,7 @@ def test_samples_go_through_the_examples_again_and_again() -> None:
     assert epochs[0] != epochs[1]
     in_order = Dataset(numbers(50), seed=3, shuffle=False)
     assert [in_order.sample().target for _ in range(100)] == [*range(50), *range(50)]
-    assert dataset.at(7).target == in_order.at(7).target == 7
+    assert dataset.get_example(7).target == in_order.get_example(7).target == 7
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ async def test_each_place_has_the_same_example_after_a_restart(tmp_path: Path) -
         dataloader = await service.as_service(DataConfig(source=str(path)), 5)
         assert [await dataloader.sample.route() for _ in range(20)] == expected
         os.kill(dataloader.replicas[0].pids[0], signal.SIGKILL)
-        assert await asyncio.gather(*(dataloader.at.route(place) for place in range(20))) == [
-            alone.at(place) for place in range(20)
+        assert await asyncio.gather(*(dataloader.get_example.route(place) for place in range(20))) == [
+            alone.get_example(place) for place in range(20)
         ]
         assert await dataloader.identity.route() == alone.identity()

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from rl_bridge.doctor.host import Severity
-from rl_bridge.doctor.meeting import (
+from rl_bridge.doctor.collectives import (
     HostFacts,
-    Meeting,
-    MeetingError,
+    Rendezvous,
+    RendezvousError,
     _compare_versions,
     _report_results,
     exchange_facts,
 )
+from rl_bridge.doctor.host import Severity
 
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0"}
 
@@ -42,14 +42,14 @@ class MemoryStore:
         return all(key in self.values for key in keys)
 
 
-def meeting(node_rank: int) -> Meeting:
-    return Meeting(
+def rendezvous(node_rank: int) -> Rendezvous:
+    return Rendezvous(
         address="h:1", num_nodes=3, node_rank=node_rank, per_host=1, on_gpus=False, megabytes=1, timeout_s=0.0
     )
 
 
 def called(store: MemoryStore, node_rank: int, own: HostFacts) -> list[HostFacts]:
-    return exchange_facts(store, meeting(node_rank), own, reports=True)
+    return exchange_facts(store, rendezvous(node_rank), own, reports=True)
 
 
 def facts(name: str, **changes: object) -> HostFacts:
@@ -70,14 +70,14 @@ def test_all_that_came_are_told_in_their_order() -> None:
 
 
 def test_a_host_that_does_not_come_is_named() -> None:
-    with pytest.raises(MeetingError, match=r"no host joined as --node_rank 1 within 0 s"):
+    with pytest.raises(RendezvousError, match=r"no host joined as --node_rank 1 within 0 s"):
         called(MemoryStore(), 0, facts("a"))
 
 
 def test_a_rank_that_is_there_twice_is_named() -> None:
     store = told(MemoryStore(), [(0, facts("a"))])
     store.add("came/1", 1)
-    with pytest.raises(MeetingError, match=r"two hosts joined as --node_rank 1, b is one of them"):
+    with pytest.raises(RendezvousError, match=r"two hosts joined as --node_rank 1, b is one of them"):
         called(store, 1, facts("b"))
 
 
@@ -85,7 +85,7 @@ def test_a_rank_that_is_there_twice_is_named() -> None:
 def test_hosts_that_were_told_something_else(changes: dict[str, object]) -> None:
     store = told(MemoryStore(), [(0, facts("a", **changes))])
     with pytest.raises(
-        MeetingError, match="the same --num_nodes and --procs on every host, got 3 and 1 on b"
+        RendezvousError, match="the same --num_nodes and --procs on every host, got 3 and 1 on b"
     ):
         called(store, 1, facts("b"))
     # So that the other one can say it too.
@@ -98,7 +98,8 @@ def test_a_store_that_goes_away_is_the_first_hosts() -> None:
             raise RuntimeError("Connection reset by peer")
 
     with pytest.raises(
-        MeetingError, match="lost the connection to host 0, where all hosts meet; see its output: Connection"
+        RendezvousError,
+        match="lost the connection to host 0, where all hosts meet; see its output: Connection",
     ):
         called(Gone(), 1, facts("b"))
 
@@ -114,7 +115,7 @@ def test_versions_that_differ_are_said() -> None:
 
 
 def test_a_wrong_sum_on_any_process_is_said() -> None:
-    pair = Meeting(address="h:1", num_nodes=1, node_rank=0, per_host=2, on_gpus=False)
+    pair = Rendezvous(address="h:1", num_nodes=1, node_rank=0, per_host=2, on_gpus=False)
     measured = {"backend": "gloo", "right": True, "small_us": 1.0, "reduce_gbps": 1.0, "pair_gbps": {}}
     (right,) = list(_report_results(pair, [facts("a")], [measured, measured]))
     (wrong,) = _report_results(pair, [facts("a")], [measured, measured | {"right": False}])

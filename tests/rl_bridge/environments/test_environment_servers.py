@@ -18,7 +18,7 @@ from slow_server import SlowClient, Wait
 from openenv_core import ServerStartError
 from openenv_core.errors import ExecutionError, ProviderError
 from rl_bridge.environments import servers as supervised
-from rl_bridge.environments.servers import EnvironmentServers, ServerState, SupervisedServer, serving
+from rl_bridge.environments.servers import EnvironmentServers, ServerState, SupervisedServer, run_servers
 from rl_bridge.errors import RoleError
 from rl_bridge.services.options import RestartPolicy
 
@@ -248,7 +248,7 @@ class Met:
 async def test_several_environments_start_and_end_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervised, "LocalProcessProvider", Met)
     both = [EnvironmentServers(app="one"), EnvironmentServers(app="another")]
-    async with serving(both):
+    async with run_servers(both):
         assert [one.urls for one in both] == [("http://127.0.0.1:9",)] * 2
     assert [one.started[0].state for one in both] == [ServerState.STOPPED] * 2
 
@@ -256,5 +256,7 @@ async def test_several_environments_start_and_end_side_by_side(monkeypatch: pyte
 async def test_where_one_environment_cannot_start_none_is_left() -> None:
     async with none_left():
         with pytest.raises(ProviderError):
-            async with serving([EnvironmentServers(app=APP), EnvironmentServers(app="no_such_module:app")]):
+            async with run_servers(
+                [EnvironmentServers(app=APP), EnvironmentServers(app="no_such_module:app")]
+            ):
                 raise AssertionError("one of them cannot be started")

@@ -140,7 +140,7 @@ async def test_every_slot_and_session_is_returned(seed: int, monkeypatch: pytest
             held.replace(world.random.sample(URLS, world.random.randrange(5)))
             if tasks:
                 world.random.choice(tasks).cancel()
-            assert 0 <= held.closing <= held.taken <= SESSIONS
+            assert 0 <= held.closing <= held.slots_taken <= SESSIONS
             assert held.idle + inside <= SESSIONS  # who has a place may still wait for a server
 
     tasks: list[asyncio.Task[None]] = []
@@ -172,7 +172,7 @@ async def test_every_slot_and_session_is_returned(seed: int, monkeypatch: pytest
     async with asyncio.timeout(60):
         await asyncio.gather(*(meet() for _ in range(SESSIONS)))
         await held.close()
-    assert (held.taken, held.closing, held.idle) == (0, 0, 0)
+    assert (held.slots_taken, held.closing, held.idle) == (0, 0, 0)
     # Every client that was ever made was closed, and no server holds a session.
     assert [client for client in world.made if not client.closed] == []
     assert world.open.total() == 0
@@ -192,12 +192,12 @@ async def test_wait_for_a_session_has_a_deadline_and_takes_no_slot() -> None:
     held = SessionLeases(world.client, sessions=1, deadlines=deadlines)
     with pytest.raises(SessionUnavailableError, match=r"a session on no server within [\d.]+ s"):
         await held.lease().__aenter__()
-    assert held.taken == 0
+    assert held.slots_taken == 0
     held.replace(URLS[:1])
     async with held.lease():
         with pytest.raises(SessionUnavailableError, match=r"1 of 1 sessions to be free within 0\.02 s"):
             await held.lease().__aenter__()
-    assert held.taken == 0
+    assert held.slots_taken == 0
     await held.close()
 
 

@@ -52,7 +52,7 @@ async def leases_on(*servers: str, sessions: int = 4, **deadlines: float) -> Asy
     finally:
         async with asyncio.timeout(HANG_S):
             await leases.close()
-        assert (leases.taken, leases.closing, leases.idle) == (0, 0, 0)
+        assert (leases.slots_taken, leases.closing, leases.idle) == (0, 0, 0)
 
 
 async def play(leases: SessionLeases, steps: int = 2) -> int:
@@ -138,7 +138,7 @@ async def test_idle_sessions_make_room_for_other_workers(
             assert await waiting == 2
             while first.idle:  # noqa: ASYNC110 - it is about time
                 await asyncio.sleep(0.01)
-        assert (first.discarded, first.taken) == (0, 0)
+        assert (first.discarded, first.slots_taken) == (0, 0)
         assert await play(first) == 2
 
 

@@ -5,27 +5,27 @@ from pathlib import Path
 import pytest
 
 from rl_bridge.environments.servers import (
-    ENVIRONMENT_VARIABLE,
+    CODER_URLS_VARIABLE,
     coder_urls,
-    coders_file,
+    coder_urls_file,
     read_token,
-    tell_coders,
+    write_coder_urls,
 )
 from rl_bridge.errors import ConfigError
 
 
 def test_newest_addresses_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = coders_file(tmp_path)
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(file))
-    tell_coders(file, ["http://a:1", "http://b:2"])
+    file = coder_urls_file(tmp_path)
+    monkeypatch.setenv(CODER_URLS_VARIABLE, str(file))
+    write_coder_urls(file, ["http://a:1", "http://b:2"])
     assert coder_urls() == ("http://a:1", "http://b:2")
-    tell_coders(file, ["http://a:3"])
+    write_coder_urls(file, ["http://a:3"])
     assert coder_urls() == ("http://a:3",)
     assert [left.name for left in tmp_path.iterdir()] == [file.name]
 
 
 def test_run_without_the_role_says_which_key_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.delenv(CODER_URLS_VARIABLE, raising=False)
     with pytest.raises(ConfigError, match=r"monarch\.roles\.coder"):
         coder_urls()
 

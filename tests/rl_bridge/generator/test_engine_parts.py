@@ -16,7 +16,7 @@ from torch import Tensor
 from rl_bridge.errors import GeneratorError
 from rl_bridge.generator.base import Engine
 from rl_bridge.generator.engine import VllmEngine
-from rl_bridge.generator.vllm_api import MOST_KV_BLOCKS, completion_of, prompt_of, small_kv_cache_bytes
+from rl_bridge.generator.vllm_api import MAX_KV_BLOCKS, completion_of, prompt_of, small_kv_cache_bytes
 from rl_bridge.generator.vllm_worker import WeightReceiver, WeightSender
 from rl_bridge.titan.architecture import architecture_of
 from rl_bridge.types import Completion, SamplingSettings
@@ -98,18 +98,20 @@ def test_settings_of_vllm_follow_from_whether_a_replica_has_a_gpu() -> None:
     assert on_cpu["OWN"] == on_gpu["OWN"] == on_gpu["OMP_NUM_THREADS"] == "1"
 
 
-@pytest.mark.parametrize(("kept_from", "told"), [(None, [5, 5, 6]), (3, [3, 5, 6]), (7, [5, 5, 6])])
+@pytest.mark.parametrize(("cache_version", "told"), [(None, [5, 5, 6]), (3, [3, 5, 6]), (7, [5, 5, 6])])
 def test_answer_with_keys_and_values_that_were_kept_is_no_younger_than_they(
-    kept_from: int | None, told: list[int]
+    cache_version: int | None, told: list[int]
 ) -> None:
     spans = [SimpleNamespace(version="5", start=0, end=2), SimpleNamespace(version="6", start=2, end=3)]
     logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in (8, 9, 8)]
     answer = SimpleNamespace(
         finish_reason="stop", weight_versions=spans, token_ids=(8, 9, 8), logprobs=logprobs
     )
-    assert completion_of(answer, kept_from=kept_from).versions == told
+    assert completion_of(answer, cache_version=cache_version).versions == told
     # Nor does a prompt meet what older weights have computed of another one.
-    assert prompt_of([1], kept_from).get("cache_salt") == (None if kept_from is None else str(kept_from))
+    assert prompt_of([1], cache_version).get("cache_salt") == (
+        None if cache_version is None else str(cache_version)
+    )
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("-inf")])
@@ -144,13 +146,13 @@ def test_engine_may_load_for_longer_than_it_may_make_a_step(monkeypatch: pytest.
     be_patient(engine, monkeypatch, 10.0)
     engine.start().result(WAIT_S)
     engine.check()
-    engine._asked -= 15.0  # it has been silent for so long
+    engine._probe_sent_at -= 15.0  # it has been silent for so long
     with pytest.raises(GeneratorError, match=r"a step within 10 s, it has been at one for 15 s"):
         engine.check()
     sleeping = engine.sleep()
-    wait_until(lambda: engine._doing["sleep"])
+    wait_until(lambda: engine._activity_counts["sleep"])
     engine.check()
-    engine._asked -= 10.0
+    engine._probe_sent_at -= 10.0
     with pytest.raises(GeneratorError, match=r"a step within 20 s, it has been at one for 25 s"):
         engine.check()
     loop = engine._loop
@@ -158,9 +160,9 @@ def test_engine_may_load_for_longer_than_it_may_make_a_step(monkeypatch: pytest.
     loop.call_soon_threadsafe(engine.free.set)
     sleeping.result(WAIT_S)
     # What was asked while it was busy may be answered a moment later: that moment alone counts.
-    engine._sign, engine._asked = Future(), time.monotonic() - 15.0
+    engine._probe, engine._probe_sent_at = Future(), time.monotonic() - 15.0
     engine.check()
-    engine._slow_until -= 15.0
+    engine._last_slow_end -= 15.0
     with pytest.raises(GeneratorError, match=r"a step within 10 s, it has been at one for 15 s"):
         engine.check()
     engine.close()
@@ -172,11 +174,11 @@ def test_nobody_is_told_of_missing_tokens_while_weights_are_taken(monkeypatch: p
     engine.start().result(WAIT_S)
 
     async def wait(seconds: float) -> None:
-        async with engine._while_it_samples():
+        async with engine._require_progress():
             await asyncio.sleep(seconds)
 
     async def wait_while_it_loads() -> None:
-        with engine._at("load weights"):
+        with engine._count_activity("load weights"):
             await wait(0.5)
 
     engine._submit(wait_while_it_loads()).result(WAIT_S)
@@ -206,10 +208,10 @@ def test_small_model_gets_no_more_blocks_than_are_soon_made() -> None:
     config = engine_config(max_length=32, max_num_seqs=256)
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
     # 16 tokens x 2 layers x (32 + 32) numbers of 2 bytes: of those there would be 31 million.
-    assert small_kv_cache_bytes(config, tiny(), share) == MOST_KV_BLOCKS * 4096
-    assert small_kv_cache_bytes(config, tiny(), MOST_KV_BLOCKS * 4096) is None  # not beside all the rest
+    assert small_kv_cache_bytes(config, tiny(), share) == MAX_KV_BLOCKS * 4096
+    assert small_kv_cache_bytes(config, tiny(), MAX_KV_BLOCKS * 4096) is None  # not beside all the rest
     large = tiny(num_hidden_layers=28, num_key_value_heads=8, head_dim=128)
     assert small_kv_cache_bytes(config, large, share) is None  # what there is room for is less
-    long = engine_config(max_length=16 * MOST_KV_BLOCKS // 64, max_num_seqs=128)
+    long = engine_config(max_length=16 * MAX_KV_BLOCKS // 64, max_num_seqs=128)
     long = long.model_copy(update={"model": config.model})
-    assert small_kv_cache_bytes(long, tiny(), share) == 4 * MOST_KV_BLOCKS * 4096  # twice those at once
+    assert small_kv_cache_bytes(long, tiny(), share) == 4 * MAX_KV_BLOCKS * 4096  # twice those at once

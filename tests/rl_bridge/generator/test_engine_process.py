@@ -79,7 +79,7 @@ def test_process_whose_owner_has_ended_already_ends_at_once() -> None:
 def engine(long_policy: Path, engine_environment: None) -> Iterator[Any]:
     from rl_bridge.generator.engine import VllmEngine
 
-    one = VllmEngine(engine_config(max_length=512), str(long_policy), seed=0, apart=True)
+    one = VllmEngine(engine_config(max_length=512), str(long_policy), seed=0, own_process=True)
     one.start().result(200)
     yield one
     one.close()
@@ -112,7 +112,7 @@ def test_engine_that_stands_still_is_not_healthy(engine: Any, monkeypatch: pytes
 @pytest.mark.heavy
 def test_engine_whose_process_dies_tells_whoever_waits(engine: Any) -> None:
     waiting = [engine.generate(MANY, WARM) for _ in range(3)]
-    wait_until(lambda: engine._doing["generate"])
+    wait_until(lambda: engine._activity_counts["generate"])
     os.kill(process_of(engine), signal.SIGKILL)
     for future in waiting:
         with pytest.raises(GeneratorError, match="the engine has failed"):

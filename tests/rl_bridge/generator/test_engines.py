@@ -341,7 +341,7 @@ async def test_loading_leaves_no_named_semaphore_and_looks_into_no_module(
     multiprocessing.set_start_method("spawn", force=True)  # as in an actor's process
     try:
         engine = build_engine(
-            engine_config(), str(long_policy), seed=0, statistics=EngineStatistics(), apart=False
+            engine_config(), str(long_policy), seed=0, statistics=EngineStatistics(), own_process=False
         )
         assert multiprocessing.get_start_method() == "spawn"
     finally:

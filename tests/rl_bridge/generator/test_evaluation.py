@@ -21,7 +21,7 @@ from openenv_core.cli.main import run
 from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EpisodeRecord, EvaluationFolder
 from rl_bridge.config import Config, load_config, save_config
 from rl_bridge.errors import ConfigError, RolloutError
-from rl_bridge.loops.evaluation import ready_to_evaluate
+from rl_bridge.loops.evaluation import require_policy_folder
 from rl_bridge.rollout.assignment import held_out_seeds
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "grpo_blackjack" / "config.yaml"
@@ -50,7 +50,7 @@ def config(**changes: Any) -> Config:
 )
 def test_incomplete_or_excessive_configuration_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        ready_to_evaluate(config(**changes))
+        require_policy_folder(config(**changes))
 
 
 @pytest.mark.heavy
@@ -67,7 +67,7 @@ def test_failed_evaluation_leaves_no_folder_but_what_the_task_wrote(
             (folder / name).touch()
         raise RolloutError("it failed")
 
-    monkeypatch.setattr(session, "_evaluation", fail)
+    monkeypatch.setattr(session, "_run_evaluation", fail)
     for names in ([], [], ["of the task"]):
         kept += names
         with pytest.raises(RolloutError, match="it failed"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rl_bridge.errors import GeneratorError, PromptRefusedError
-from rl_bridge.generator.client import TOKENS_A_CALL, GeneratorClient, SettledClient
+from rl_bridge.generator.client import MAX_TOKENS_PER_CALL, GeneratorClient, PinnedClient
 from rl_bridge.services.handle import Roster, ServiceHandle
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -140,8 +140,8 @@ async def test_long_answers_travel_in_smaller_calls_and_more_of_them() -> None:
     engine = FakeEngine()
     client = GeneratorClient(engine, max_batch=8, max_calls=2)
     engine.open.clear()
-    long = SamplingSettings(temperature=1.0, max_new_tokens=TOKENS_A_CALL // 2)
-    longer = SamplingSettings(temperature=1.0, max_new_tokens=TOKENS_A_CALL * 2)
+    long = SamplingSettings(temperature=1.0, max_new_tokens=MAX_TOKENS_PER_CALL // 2)
+    longer = SamplingSettings(temperature=1.0, max_new_tokens=MAX_TOKENS_PER_CALL * 2)
     tasks = ask(client, *range(9), sampling=long) + ask(client, *range(9, 30), sampling=longer)
     await settle()
     assert engine.sizes == [2, 2, 2, 2, 1] + [1] * 6  # as much room as for two calls of 8
@@ -245,16 +245,16 @@ async def test_turns_go_to_the_replica_of_their_conversation_and_siblings_to_tha
         max_batch=2,
         max_calls=1,
         replicas=lambda: 2,
-        open_session=lambda near: handle.session(near=near, room=9),
+        open_session=lambda near: handle.session(near=near, max_sessions=9),
     )
 
-    async def conversation(begin: int, group: SettledClient, turns: int = 4) -> None:
-        with group.settled() as settled:
+    async def conversation(begin: int, group: PinnedClient, turns: int = 4) -> None:
+        with group.pin_replica() as settled:
             for turn in range(turns):
                 (number,) = (await settled.complete([begin + turn], WARM)).tokens
                 assert number == begin + turn
 
-    with client.settled() as first, client.settled() as second:
+    with client.pin_replica() as first, client.pin_replica() as second:
         groups = [(100, first), (200, first), (300, first), (500, second), (600, second), (700, second)]
         await asyncio.gather(*(conversation(begin, group) for begin, group in groups))
         parts = [{number // 500 for number in replica.answered} for replica in replicas]

@@ -25,7 +25,7 @@ def answer(**changes: Any) -> endpoint.CompletionResponse:
         "logprobs": {"token_logprobs": [-0.5, -0.25], "tokens": ["a", "b"]},
     }
     usage = changes.pop("usage", {"prompt_tokens": 3})
-    return endpoint.read(json.dumps({"choices": [choice | changes], "usage": usage}).encode())
+    return endpoint.parse_response(json.dumps({"choices": [choice | changes], "usage": usage}).encode())
 
 
 def completion(**changes: Any) -> Any:
@@ -59,13 +59,13 @@ def test_aborted_or_unreadable_answer_is_refused() -> None:
     ]
     for content in (b"<html>", b"[]", b'{"choices": 3}', *numbers):
         with pytest.raises(ConfigError, match="completions protocol"):
-            endpoint.read(content)
+            endpoint.parse_response(content)
     with pytest.raises(ConfigError, match="one answer"):
-        endpoint.completion_of(endpoint.read(b'{"choices": []}'), prompt=PROMPT, sampling=HOW)
+        endpoint.completion_of(endpoint.parse_response(b'{"choices": []}'), prompt=PROMPT, sampling=HOW)
 
 
 def test_request_leaves_nothing_to_the_servers_defaults() -> None:
-    request = endpoint.body("m", (1, 2), HOW, 7)
+    request = endpoint.make_body("m", (1, 2), HOW, 7)
     assert request["prompt"] == [1, 2]
     assert (request["temperature"], request["max_tokens"], request["seed"]) == (0.7, 4, 7)
     assert request["stop_token_ids"] == [9]
@@ -73,7 +73,7 @@ def test_request_leaves_nothing_to_the_servers_defaults() -> None:
     assert request["repetition_penalty"] == 1.0
     assert request["presence_penalty"] == request["frequency_penalty"] == 0.0
     assert request["return_token_ids"]
-    assert "seed" not in endpoint.body("m", [1], HOW, None)
+    assert "seed" not in endpoint.make_body("m", [1], HOW, None)
 
 
 # Two tokens of probability 0.8 and 0.2. At the temperature 0.5 these are squared and normalised: 0.64 / 0.68 and

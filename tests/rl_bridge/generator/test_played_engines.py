@@ -152,8 +152,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmEngine]:
     monkeypatch.setattr(engine_module, "end_engine", PlayedLLM.end)
     monkeypatch.setattr(engine_module, "POLL_INTERVAL_S", 0.01)
     monkeypatch.setattr(engine_module, "sampling_params", params)
-    monkeypatch.setattr(engine_module, "refusals", lambda: (ValueError,))
-    one = VllmEngine(engine_config(), "nowhere", seed=0, apart=True)
+    monkeypatch.setattr(engine_module, "request_error_types", lambda: (ValueError,))
+    one = VllmEngine(engine_config(), "nowhere", seed=0, own_process=True)
     one.start().result(WAIT_S)
     yield one
     one.close()
@@ -184,7 +184,7 @@ def test_answers_come_in_order_until_the_engine_gives_no_sign_of_life(engine: Vl
     played(engine).hangs = True  # from now on it gives no sign of life
     engine.check()
     engine.check()
-    engine._asked = time.monotonic() - engine._rollout.generate_timeout_s - 1.0
+    engine._probe_sent_at = time.monotonic() - engine._rollout.generate_timeout_s - 1.0
     with pytest.raises(GeneratorError, match=r"make a step within 300 s"):
         engine.check()
     llm = played(engine)
@@ -210,13 +210,13 @@ def test_drained_old_weights_answer_what_was_asked_for_before(engine: VllmEngine
     assert 0.02 <= metrics.load_s <= metrics.pause_s
     assert metrics.handover_s > 0.0
     asked = [call for call in calls(engine) if not call.startswith("add")]
-    assert asked == ["version 0", "pause keep", "load_handed_over", "version 5", "resume"]
+    assert asked == ["version 0", "pause keep", "load_handover", "version 5", "resume"]
 
 
 def test_load_whose_caller_leaves_is_finished_and_prompts_wait_for_it(engine: VllmEngine) -> None:
     played(engine).stands_still.clear()
     loading = engine.load(1, {})
-    wait_until(lambda: "load_handed_over" in calls(engine))
+    wait_until(lambda: "load_handover" in calls(engine))
     asked = engine.generate([[1]], HOW)
     assert loading.cancel()
     append_turn(engine)
@@ -249,10 +249,20 @@ def test_engine_that_samples_is_not_late_and_one_that_does_not_is(
 ) -> None:
     be_patient(engine, monkeypatch, 0.05)
     played(engine).paused = True
-    engine.statistics.last_token_at = time.monotonic() + 2.0  # as if others were answered until then
+    samples, looks, since_the_last = True, 0, engine.statistics.seconds_without_token
+
+    def look(since: float) -> float:
+        nonlocal looks
+        looks += 1
+        if samples:  # for others, just now
+            engine.statistics.last_token_at = time.monotonic()
+        return since_the_last(since)
+
+    monkeypatch.setattr(engine.statistics, "seconds_without_token", look)
     asked = engine.generate([[1]], HOW)
-    time.sleep(0.5)
+    wait_until(lambda: looks == 4)
     assert not asked.done()
+    samples = False
     with pytest.raises(GeneratorError, match=r"has sampled no token for 0\.05 s .*not all of 1 prompts"):
         asked.result(WAIT_S)
 
@@ -333,7 +343,7 @@ def inner(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[VllmEngine, PlayedC
 
     monkeypatch.setattr(engine_module, "build_engine", build)
     monkeypatch.setattr(engine_module, "sampling_params", params)
-    monkeypatch.setattr(engine_module, "refusals", lambda: (ValueError,))
+    monkeypatch.setattr(engine_module, "request_error_types", lambda: (ValueError,))
     one = VllmEngine(engine_config(), "nowhere", seed=0)
     one.start().result(WAIT_S)
     yield one, cores[0]

@@ -14,7 +14,7 @@ from torch import Tensor
 from rl_bridge.errors import GeneratorError, WeightsError
 from rl_bridge.generator.engine import LoadMetrics
 from rl_bridge.generator.replica import PolicyReplica
-from rl_bridge.services.options import RUN_VARIABLE, Turn
+from rl_bridge.services.options import RUN_VARIABLE, GpuLock
 from rl_bridge.types import Completion
 
 
@@ -70,16 +70,16 @@ class FakeCheckpoint:
     def tensors(self) -> dict[str, Tensor]:
         return {"weight": torch.zeros(2)}
 
-    def require_like(self, state: dict[str, Tensor]) -> None:
+    def require_same_shapes(self, state: dict[str, Tensor]) -> None:
         if state["weight"][0] == 7:
             raise WeightsError("a weight is missing")
 
 
 class Stage:
-    def __init__(self, turn: Turn | None = None) -> None:
+    def __init__(self, gpu_lock: GpuLock | None = None) -> None:
         self.engine, self.store = FakeEngine(), FakeStore()
         store: Any = self.store
-        self.replica: Any = PolicyReplica(engine_config(), "nowhere", store, turn=turn)
+        self.replica: Any = PolicyReplica(engine_config(), "nowhere", store, gpu_lock=gpu_lock)
         self.replica._engine = self.engine
         self.replica._checkpoint = FakeCheckpoint()
 
@@ -145,19 +145,19 @@ async def test_who_sleeps_on_without_weights_leaves_the_turn_to_others(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setenv(RUN_VARIABLE, request.node.name)
-    stage, trainer = Stage(Turn()), Turn()
+    stage, trainer = Stage(GpuLock()), GpuLock()
     with pytest.raises(WeightsError):
         await stage.update(10)
-    await trainer.take(0.0)
-    trainer.give_back()
+    await trainer.acquire(0.0)
+    trainer.release()
     later = stage.update(3)
     await stage.until_loads(1)
     stage.engine.finish()
     await later
     with pytest.raises(WeightsError):
         await stage.update(10)
-    assert stage.replica._turn.held  # it answers on, with the weights that it has
-    stage.replica._turn.give_back()
+    assert stage.replica._gpu_lock.held  # it answers on, with the weights that it has
+    stage.replica._gpu_lock.release()
 
 
 async def test_turn_is_not_waited_for_before_what_needs_none_is_done(
@@ -176,18 +176,18 @@ async def test_turn_is_not_waited_for_before_what_needs_none_is_done(
         return do
 
     monkeypatch.setattr("rl_bridge.generator.replica.import_engine", lambda: done.append("import"))
-    stage, trainer = Stage(Turn()), Turn()
+    stage, trainer = Stage(GpuLock()), GpuLock()
     monkeypatch.setattr(stage.engine, "start", finished("start"), raising=False)
     monkeypatch.setattr(stage.engine, "sleep", finished("sleep"), raising=False)
-    await trainer.take(0.0)
+    await trainer.acquire(0.0)
     setting_up = asyncio.ensure_future(stage.replica.setup())
     async with asyncio.timeout(60):
         while not done:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.1)
     assert done == ["import"]
-    trainer.give_back()
+    trainer.release()
     await setting_up
     assert done == ["import", "start", "sleep"]
-    await trainer.take(0.0)  # it is left to others
-    trainer.give_back()
+    await trainer.acquire(0.0)  # it is left to others
+    trainer.release()

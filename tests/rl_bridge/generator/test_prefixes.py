@@ -11,7 +11,7 @@ import pytest
 import torch
 from generator_fixtures import policy_service
 
-from rl_bridge.generator.client import GeneratorClient, SettledClient
+from rl_bridge.generator.client import GeneratorClient, PinnedClient
 from rl_bridge.types import SamplingSettings
 
 TURNS, GROUPS, SIBLINGS = 8, 9, 3
@@ -43,16 +43,16 @@ async def hit_rate(path: Path, folder: Path, *, replicas: int, settled: bool = T
             policy.generate_many.route,
             max_batch=16,
             replicas=lambda: replicas,
-            open_session=lambda near: policy.session(near=near, room=16),
+            open_session=lambda near: policy.session(near=near, max_sessions=16),
         )
 
-        async def sibling(group: SettledClient, prompt: Sequence[int], seed: int) -> None:
-            with group.settled() as one:
+        async def sibling(group: PinnedClient, prompt: Sequence[int], seed: int) -> None:
+            with group.pin_replica() as one:
                 await episode(one if settled else client, prompt, seed)
 
         async def group(number: int) -> None:
             prompt = drawn(BEGIN, 10_000 + number)
-            with client.settled() as one:
+            with client.pin_replica() as one:
                 await asyncio.gather(
                     *(sibling(one, prompt, SIBLINGS * number + place) for place in range(SIBLINGS))
                 )

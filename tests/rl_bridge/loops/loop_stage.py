@@ -50,7 +50,13 @@ class Parts:
 
     async def called(self, name: str) -> None:
         self.calls.append(name)
-        if self.colocated and name in ("train_step", "push_weights", "save_checkpoint", "export", "end_turn"):
+        if self.colocated and name in (
+            "train_step",
+            "push_weights",
+            "save_checkpoint",
+            "export",
+            "release_gpu",
+        ):
             assert not self.awake, f"{name} beside generators that are awake"
         if name in self.failing:
             await self.failing[name]()
@@ -80,11 +86,14 @@ class Trainer(Parts):
         state = json.loads(json.dumps(run_state))
         self._parts.saved = ResumeState(version=version, run_state=state, attachments=attachments)
 
-    async def end_turn(self) -> None:
-        await self._parts.called("end_turn")
+    async def wait_for_checkpoint(self) -> None:
+        await self._parts.called("wait_for_checkpoint")
 
-    async def resumed(self) -> ResumeState:
-        await self._parts.called("resumed")
+    async def release_gpu(self) -> None:
+        await self._parts.called("release_gpu")
+
+    async def get_resume_state(self) -> ResumeState:
+        await self._parts.called("get_resume_state")
         self._parts.trained = self._parts.saved.version
         return self._parts.saved
 
@@ -148,7 +157,7 @@ class Rollout:
         turn = Turn(prompt=[1, 2], completion=answer)
         return Trajectory(seed=seed, turns=[turn], ending=Ending.COMPLETED, reward=float(sibling % 2))
 
-    async def cut(self, leases: tuple[int, ...]) -> None:
+    async def cancel(self, leases: tuple[int, ...]) -> None:
         pass
 
 
@@ -215,7 +224,7 @@ class Stage:
         with MetricsLog([JsonlSink(self.folder / "metrics.jsonl")]) as metrics:
             async with Dispatcher(service, buffer, config, collect=collect) as dispatcher:
                 sync = WeightSync(
-                    failed=buffer.fail,
+                    on_error=buffer.fail,
                     overlapped=rollout.max_staleness > 0 and not config.monarch.colocate,
                     timeout_s=config.trainer.timeout_s,
                 )

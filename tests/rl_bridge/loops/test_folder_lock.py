@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from rl_bridge.errors import RunInUseError
-from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own, is_unused
+from rl_bridge.loops.folder_lock import LOCK_FILE, is_unused, lock_folder
 
 
 def require_free(folder: Path) -> None:
-    with folder_of_ones_own(folder):
+    with lock_folder(folder):
         pass
 
 
@@ -39,7 +39,7 @@ def test_folder_is_unused_until_a_run_has_left_what_can_be_gone_on_with(
 
 def test_second_comer_is_told_who_has_it_and_what_to_do(tmp_path: Path) -> None:
     with (
-        folder_of_ones_own(tmp_path),
+        lock_folder(tmp_path),
         pytest.raises(
             RunInUseError, match=rf"process {os.getpid()} on \S+ has it since \d{{4}}-.*Wait for its end"
         ),
@@ -49,11 +49,11 @@ def test_second_comer_is_told_who_has_it_and_what_to_do(tmp_path: Path) -> None:
 
 
 def test_folder_is_free_as_soon_as_its_process_is_dead(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
+    reading, convert_write_errors = os.pipe()
     if (holder := os.fork()) == 0:
         try:
-            with folder_of_ones_own(tmp_path):
-                os.write(writing, b"!")
+            with lock_folder(tmp_path):
+                os.write(convert_write_errors, b"!")
                 signal.pause()
         finally:
             os._exit(1)
@@ -65,17 +65,17 @@ def test_folder_is_free_as_soon_as_its_process_is_dead(tmp_path: Path) -> None:
         os.kill(holder, signal.SIGKILL)
         os.waitpid(holder, 0)
         os.close(reading)
-        os.close(writing)
+        os.close(convert_write_errors)
     require_free(tmp_path)
 
 
 def test_no_child_keeps_the_folder(tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    with folder_of_ones_own(tmp_path):
+    reading, convert_write_errors = os.pipe()
+    with lock_folder(tmp_path):
         executed = subprocess.Popen(["sleep", "60"], close_fds=False)
         if (forked := os.fork()) == 0:
             try:
-                os.write(writing, b"!")
+                os.write(convert_write_errors, b"!")
                 signal.pause()
             finally:
                 os._exit(1)
@@ -88,7 +88,7 @@ def test_no_child_keeps_the_folder(tmp_path: Path) -> None:
         os.waitpid(forked, 0)
         executed.wait()
         os.close(reading)
-        os.close(writing)
+        os.close(convert_write_errors)
 
 
 def test_folder_that_its_run_has_removed_is_not_locked_in_its_stead(

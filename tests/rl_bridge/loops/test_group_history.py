@@ -104,14 +104,14 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         train_seconds=1.5,
         dataset=None,
         deadline=deadline,
-        trainers_turn_between=nullcontext,
+        lend_gpus_to_trainer=nullcontext,
         trainer=SimpleNamespace(save_checkpoint=SimpleNamespace(route=save)),
     )
     monkeypatch.setattr(dispatching, "dump_groups", slowly)
     for number in range(3):
         await buffer.add(group(number))
     async with asyncio.timeout(2 * PATIENCE_S):
-        writing = asyncio.create_task(Run.checkpoint(cast(Run, run)))
+        convert_write_errors = asyncio.create_task(Run.checkpoint(cast(Run, run)))
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         await buffer.add(group(3))  # one comes, two go, and the run goes on with its books
         await buffer.sample(0, 2)
@@ -119,7 +119,7 @@ async def test_rollouts_go_on_while_it_is_written_and_are_not_in_it(monkeypatch:
         dispatcher.health[""].counts.played = 77
         run.train_seconds = 99.0
         went_on.set()
-        await writing
+        await convert_write_errors
     ((state, attachments),) = saved
     assert state["fates"] == ["of then"]
     assert state["seconds"] == 1.5

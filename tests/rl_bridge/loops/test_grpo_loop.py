@@ -48,8 +48,8 @@ async def test_every_iteration_collects_trains_synchronises_logs_and_saves(tmp_p
 async def test_colocated_generators_sleep_while_the_trainer_works(tmp_path: Path) -> None:
     stage = Stage(tmp_path, colocate=True)
     await stage.train(reference=True)
-    step = ["sleep", "logprobs", "train_step", "push_weights", "end_turn", "update_weights"]
-    checkpoint = ["sleep", "save_checkpoint", "end_turn", "update_weights"]
+    step = ["sleep", "logprobs", "train_step", "push_weights", "release_gpu", "update_weights"]
+    checkpoint = ["sleep", "save_checkpoint", "release_gpu", "update_weights"]
     assert stage.parts.calls == [*step, *checkpoint] * 2
 
 
@@ -59,7 +59,7 @@ async def test_batches_are_built_beside_the_event_loop(
     threads: list[threading.Thread] = []
 
     def noted(*arguments: Any, **settings: Any) -> Any:
-        assert settings["relative"] is stage.run.advantage
+        assert settings["advantage_function"] is stage.run.advantage
         threads.append(threading.current_thread())
         return training_samples(*arguments, **settings)
 
@@ -79,11 +79,20 @@ async def test_batches_are_built_beside_the_event_loop(
     ],
 )
 async def test_role_that_hangs_ends_the_run_by_its_deadline(
-    tmp_path: Path, name: str, told: str, max_staleness: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str, max_staleness: int
 ) -> None:
-    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=4, timeout_s=0.5)
-    stage.parts.failing[name] = hang
-    with pytest.raises(RoleError, match=rf"expected {told} within 0\.5 s.*trainer\.timeout_s"):
+    loop, passed_s = asyncio.get_running_loop(), 0.0
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + passed_s)
+
+    async def hang_until_the_deadline() -> None:
+        nonlocal passed_s
+        passed_s += 3.5
+        await hang()
+
+    stage = Stage(tmp_path, max_staleness=max_staleness, iterations=4, timeout_s=3.0)
+    stage.parts.failing[name] = hang_until_the_deadline
+    with pytest.raises(RoleError, match=rf"expected {told} within 3 s.*trainer\.timeout_s"):
         await asyncio.wait_for(stage.train(reference=True), 60)
 
 

@@ -32,7 +32,7 @@ class Service:
             ReplicaRow(id=1, state="starting"),
         ]
 
-    async def ask(self, endpoint: str, *, timeout_s: float) -> dict[int, SpanTotals]:
+    async def query_replicas(self, endpoint: str, *, timeout_s: float) -> dict[int, SpanTotals]:
         assert (endpoint, timeout_s) == ("spans", ANSWER_TIMEOUT_S)
         return dict(self.totals) if self.answers else {}
 
@@ -48,13 +48,13 @@ def fleet(**services: Service) -> Any:
 async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
     trainer = Service(r0=spent(10, 5))
     run = fleet(trainer=trainer)
-    collector = SpanCollector(run, own=Spans())
+    collector = SpanCollector(run, own_spans=Spans())
     assert (await collector.metrics())["span/trainer/work/train"] == 0.5
     trainer.totals = {0: spent(20, 14), 1: spent(10, 10)}
     metrics = await collector.metrics()
     assert metrics["span/trainer/work/train"] == 19 / 20
     assert metrics["span/controller/unaccounted"] == 1.0
-    assert collector.known.keys() == {"controller", "trainer-0", "trainer-1"}
+    assert collector.totals_by_process.keys() == {"controller", "trainer-0", "trainer-1"}
 
 
 async def test_what_generators_did_is_counted_since_the_last_iteration_and_anew_after_a_restart() -> None:
@@ -62,10 +62,10 @@ async def test_what_generators_did_is_counted_since_the_last_iteration_and_anew_
     policy.endpoints = frozenset({"statistics"})
     answers: dict[int, EngineTotals | None] = {}
 
-    async def ask(endpoint: str, *, timeout_s: float) -> dict[int, Any]:
+    async def query_replicas(endpoint: str, *, timeout_s: float) -> dict[int, Any]:
         return {"statistics": answers}[endpoint]
 
-    policy.ask = ask
+    policy.query_replicas = query_replicas
     observer = RunObserver(fleet(policy=policy))
     answers |= {0: EngineTotals(100, 40, 50, 1, 0.25), 1: EngineTotals(100, 20, 60, 0, 0.5), 2: None}
     told = await observer.metrics()
@@ -111,7 +111,7 @@ async def test_who_serves_what_and_works_on_what_is_asked() -> None:
             self.endpoints = frozenset(answers)
             self.answers = answers
 
-        async def ask(self, endpoint: str, *, timeout_s: float) -> dict[int, Any]:
+        async def query_replicas(self, endpoint: str, *, timeout_s: float) -> dict[int, Any]:
             return self.answers[endpoint]
 
     observer = RunObserver(
@@ -123,7 +123,7 @@ async def test_who_serves_what_and_works_on_what_is_asked() -> None:
     await observer.refresh()
     assert observer.versions == {"policy": {0: 3, 1: 2}, "rollout": {}}
     assert observer.workers == {7: "rollout-0", 8: "rollout-0"}
-    assert observer.spans.known.keys() == {"controller"}
+    assert observer.spans.totals_by_process.keys() == {"controller"}
 
 
 async def test_groups_and_leases_of_a_run(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ async def test_groups_and_leases_of_a_run(tmp_path: Path) -> None:
     async def look(run: Run) -> None:
         run.buffer.ledger = ledger
         run.observer.workers = {fifth.id: "rollout-1"}
-        run.newest = {"reward/mean": 0.5, "loss/total": float("nan")}
+        run.latest_metrics = {"reward/mean": 0.5, "loss/total": float("nan")}
         told.append(snapshot(run, fleet(policy=Service()), {}))
 
     await stage.train(work=look)

@@ -105,7 +105,7 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
                 version += 1
                 await trainer.push_weights.route(version)
                 await policy.update_weights.fanout(version)
-                buffer.served(version)
+                buffer.record_served(version)
 
         rollouts = asyncio.create_task(continuous_rollouts())
         try:

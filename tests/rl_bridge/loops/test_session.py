@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import io
 import json
 import os
 import signal
@@ -18,8 +19,8 @@ from rich.console import Console
 
 from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EvaluationFolder
 from rl_bridge.config import CONFIG_FILE, Config, EvaluationConfig, load_config, save_config
-from rl_bridge.errors import BridgeError, ConfigError, RoleError, RolloutError, RunInUseError
-from rl_bridge.loops.folder_lock import LOCK_FILE, folder_of_ones_own
+from rl_bridge.errors import BridgeError, CheckpointError, ConfigError, RoleError, RolloutError, RunInUseError
+from rl_bridge.loops.folder_lock import LOCK_FILE, lock_folder
 from rl_bridge.rollout import EvaluationResult
 from rl_bridge.rollout.task import to_floats
 from rl_bridge.types import Ending, Trajectory
@@ -51,7 +52,7 @@ def test_run_that_is_under_way_is_not_resumed_and_keeps_its_configuration(tmp_pa
     from rl_bridge.loops.session import train_run
 
     (tmp_path / CONFIG_FILE).write_text("the run's own")
-    with folder_of_ones_own(tmp_path), pytest.raises(RunInUseError, match="expected the run's folder"):
+    with lock_folder(tmp_path), pytest.raises(RunInUseError, match="expected the run's folder"):
         train_run(CONFIG, tmp_path, resume=True)
     assert (tmp_path / CONFIG_FILE).read_text() == "the run's own"
 
@@ -86,7 +87,7 @@ def test_what_a_run_left_that_never_began_is_no_run(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(session, "_train", begin)
     (tmp_path / LOCK_FILE).write_text("{}")
     (tmp_path / f"{CONFIG_FILE}.partial").write_text("seed: ")
-    with folder_of_ones_own(tmp_path), pytest.raises(RunInUseError):
+    with lock_folder(tmp_path), pytest.raises(RunInUseError):
         session.train_run(CONFIG, tmp_path, resume=False)
     assert session.train_run(CONFIG, tmp_path, resume=False) == 0
     assert begun == [CONFIG]
@@ -115,12 +116,12 @@ def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
         return False
 
     monkeypatch.setattr(session, "open_run", opened)
-    monkeypatch.setattr(session, "train_to_the_end", told_to_go)
+    monkeypatch.setattr(session, "train_with_recovery", told_to_go)
     before = CONFIG
     save_config(before, tmp_path)
     now = before.model_copy(update={"trainer": before.trainer.model_copy(update={"iterations": 7})})
     if starts:
-        assert session.train_run(now, tmp_path, resume=True) == session.INTERRUPTED
+        assert session.train_run(now, tmp_path, resume=True) == session.INTERRUPTED_STATUS
     else:
         with pytest.raises(RoleError):
             session.train_run(now, tmp_path, resume=True)
@@ -139,10 +140,20 @@ async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: 
     async def report(*_: Any) -> None:
         did.append("reported")
 
+    async def waited() -> None:
+        did.append("waited for the checkpoint")
+
     @asynccontextmanager
     async def opened(*_: Any, **__: Any) -> AsyncIterator[Any]:
         run = SimpleNamespace(
-            preempt=lambda: did.append("preempted"), tasks={"": SimpleNamespace(report=report)}, chat=None
+            did=did,
+            preempted=False,
+            preempt=lambda: did.append("preempted"),
+            tasks={"": SimpleNamespace(report=report)},
+            chat=None,
+            console=Console(file=io.StringIO()),
+            checkpoint_begun=0,
+            wait_for_checkpoint=waited,
         )
         try:
             yield run, SimpleNamespace(guard=guard)
@@ -150,12 +161,12 @@ async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: 
             did.append("stopped")
 
     monkeypatch.setattr(session, "open_run", opened)
-    monkeypatch.setattr(session, "train_to_the_end", train)
+    monkeypatch.setattr(session, "train_with_recovery", train)
     monkeypatch.setattr(session, "evaluate", evaluate)
     config = Config.model_validate(
         {"env": {"app": "a:b"}, "rollout": {"task": "c:D", "checkpoint_on_preemption": True}}
     )
-    own = asyncio.ensure_future(session._session(config, Path(), console=Console(), resume=False))
+    own = asyncio.ensure_future(session._run_session(config, Path(), console=Console(), resume=False))
     try:
         did.append("ended" if await asyncio.wait_for(own, 10) else "told to go")
     except asyncio.CancelledError:
@@ -184,6 +195,49 @@ async def test_while_it_trains_the_iteration_is_ended_and_a_second_signal_ends_i
     assert await run_session(monkeypatch, train=train, evaluate=None) == ["preempted", "stopped", "cancelled"]
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("begun", "whole", "failure", "waits"),
+    [
+        (3, 2, RolloutError("the environment is gone"), True),
+        (3, 3, RolloutError("the environment is gone"), False),
+        (0, 0, RolloutError("the environment is gone"), False),
+        (3, 2, CheckpointError("the disk is full"), False),
+    ],
+)
+async def test_run_that_fails_ends_only_when_its_last_checkpoint_is_whole(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    begun: int,
+    whole: int,
+    failure: BridgeError,
+    waits: bool,
+) -> None:
+    """The processes are given seconds to end, and a large checkpoint takes minutes."""
+    did: list[str] = []
+
+    async def train(run: Any) -> bool:
+        nonlocal did
+        did, run.folder, run.checkpoint_begun = run.did, tmp_path, begun
+        (tmp_path / "checkpoint" / f"step-{whole}").mkdir(parents=True)
+        raise failure
+
+    with pytest.raises(type(failure), match=str(failure)):
+        await run_session(monkeypatch, train=train, evaluate=None)
+    assert did == [*(["waited for the checkpoint"] if waits else []), "stopped"]
+
+
+@pytest.mark.heavy
+async def test_signal_that_comes_when_the_training_is_just_over_ends_the_run_before_its_evaluation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def train(run: Any) -> bool:
+        run.preempted = True  # by the signal, when the last look at this was over
+        return True
+
+    assert await run_session(monkeypatch, train=train, evaluate=None) == ["stopped", "told to go"]
+
+
 class Deaf:
     """A service of which the first fan-out never returns: one of its workers stands still."""
 
@@ -205,18 +259,18 @@ async def test_worker_that_does_not_listen_keeps_no_news_from_the_others(
 ) -> None:
     from rl_bridge.loops import assembly
 
-    monkeypatch.setattr(assembly, "INTRODUCTION_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(assembly, "WORKER_UPDATE_TIMEOUT_S", 0.05)
     failures: list[BaseException] = []
     told: Callable[[BaseException], None] = failures.append
-    introductions, service = assembly.Introductions(failed=told), Deaf()
-    await introductions.begin(service)  # type: ignore[arg-type]
-    introductions.tell("take_servers", "old")
+    worker_updates, service = assembly.WorkerUpdates(on_error=told), Deaf()
+    await worker_updates.begin(service)  # type: ignore[arg-type]
+    worker_updates.tell("take_servers", "old")
     await asyncio.sleep(0.02)
-    introductions.tell("take_servers", "new")
+    worker_updates.tell("take_servers", "new")
     async with asyncio.timeout(30):
         while "new" not in service.told:  # noqa: ASYNC110 - a fake has no event
             await asyncio.sleep(0.01)
-    await introductions.close()
+    await worker_updates.close()
     assert service.told == ["old", "new"]
     assert failures == []
 
@@ -256,7 +310,7 @@ async def test_start_tells_who_is_slow_and_what_each_has_taken(
         if "still starting" in text:
             policy_may.set()
 
-    monkeypatch.setattr(assembly, "START_TOLD_INTERVAL_S", 0.01)
+    monkeypatch.setattr(assembly, "START_REPORT_INTERVAL_S", 0.01)
     monkeypatch.setattr(BoundOptions, "as_service", as_service)
     roles: Any = await assembly.start_roles(CONFIG, tmp_path, tmp_path, None, tell)
     assert roles == {"policy": "policy", "rollout": "rollout"}

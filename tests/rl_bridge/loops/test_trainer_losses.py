@@ -1,7 +1,9 @@
 """The loop among roles that are no processes: what it goes back to when it loses its trainer or is preempted."""
 
 import asyncio
+import errno
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,15 @@ from typing import Any
 import pytest
 from loop_stage import Stage
 
-from rl_bridge.errors import ConfigError, NonFiniteLossError, NoReplicaError, ReplicaLostError, WeightsError
-from rl_bridge.loops.recovery import rewind, train_to_the_end
+from rl_bridge.errors import (
+    BridgeError,
+    ConfigError,
+    NonFiniteLossError,
+    NoReplicaError,
+    ReplicaLostError,
+    WeightsError,
+)
+from rl_bridge.loops.recovery import rewind, train_with_recovery
 from rl_bridge.loops.run import Run
 from rl_bridge.records import read_lines
 from rl_bridge.services.handle import Fanout, LocalService
@@ -101,16 +110,16 @@ def is_killed() -> None:
 
 @pytest.mark.parametrize(
     ("when", "colocate"),
-    [(when, False) for when in ("resumed", "push_weights", "export", "save_checkpoint")]
-    + [(when, True) for when in ("resumed", "push_weights", "end_turn", "sleep", "export")],
+    [(when, False) for when in ("get_resume_state", "push_weights", "export", "save_checkpoint")]
+    + [(when, True) for when in ("get_resume_state", "push_weights", "release_gpu", "sleep", "export")],
 )
 async def test_trainer_lost_in_any_phase_takes_the_run_back(
     tmp_path: Path, when: str, colocate: bool
 ) -> None:
     stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2, colocate=colocate)
     stage.parts.failing["train_step"] = nth(3, is_killed)  # so that there is a way back to be lost on
-    stage.parts.failing[when] = nth(1 if when in ("resumed", "export") else 3, is_killed)
-    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
+    stage.parts.failing[when] = nth(1 if when in ("get_resume_state", "export") else 3, is_killed)
+    run = await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
     assert run.version == stage.parts.trained == stage.parts.served == 5
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(20))
 
@@ -119,19 +128,21 @@ async def test_colocated_trainer_lost_in_the_generators_turn_has_them_sleep_firs
     stage = Stage(tmp_path, iterations=3, checkpoint_interval=1, colocate=True)
 
     def is_gone() -> None:
-        stage.run.lost_the_trainer()
+        stage.run.mark_trainer_lost()
 
     stage.parts.failing["update_weights"] = nth(
         3, is_gone
     )  # with the weights of the second step they have the turn
-    await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
-    at = stage.parts.calls.index("resumed")  # which an actor that is started again answers in its own turn
+    await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
+    at = stage.parts.calls.index(
+        "get_resume_state"
+    )  # which an actor that is started again answers in its own turn
     assert stage.parts.calls[at - 2 : at + 4] == [
         "update_weights",
         "sleep",
-        "resumed",
+        "get_resume_state",
         "push_weights",
-        "end_turn",
+        "release_gpu",
         "update_weights",
     ]
     assert stage.parts.trained == 3
@@ -157,7 +168,7 @@ async def test_colocated_run_goes_back_while_no_generator_serves(tmp_path: Path)
         assert await rewind(run) == 0
 
     await asyncio.wait_for(stage.train(work=goes_back), 60)
-    assert stage.parts.calls == ["sleep", "resumed", "push_weights", "end_turn", "update_weights"]
+    assert stage.parts.calls == ["sleep", "get_resume_state", "push_weights", "release_gpu", "update_weights"]
 
 
 async def test_weights_of_a_trainer_that_began_anew_are_not_exported_for_the_trained_ones(
@@ -168,8 +179,8 @@ async def test_weights_of_a_trainer_that_began_anew_are_not_exported_for_the_tra
 
     stage = Stage(tmp_path, iterations=3, checkpoint_interval=0)
     stage.parts.failing["export"] = nth(1, began_anew)
-    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
-    assert stage.parts.calls.count("resumed") == 1
+    run = await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
+    assert stage.parts.calls.count("get_resume_state") == 1
     assert run.version == stage.parts.trained == stage.parts.served == 3
 
 
@@ -178,17 +189,17 @@ async def test_trainer_that_is_back_before_the_reference_has_answered_takes_the_
 ) -> None:
     def back_at_once() -> None:
         stage.parts.trained = stage.parts.saved.version
-        stage.run.lost_the_trainer()
+        stage.run.mark_trainer_lost()
 
     stage = Stage(tmp_path, iterations=4, checkpoint_interval=1)
     stage.parts.failing["logprobs"] = nth(2, back_at_once)
-    run = await asyncio.wait_for(stage.train(work=train_to_the_end, reference=True), 60)
+    run = await asyncio.wait_for(stage.train(work=train_with_recovery, reference=True), 60)
     assert run.version == stage.parts.trained == stage.parts.served == 4
-    assert stage.parts.calls.count("resumed") == 1
+    assert stage.parts.calls.count("get_resume_state") == 1
     # It is at the very version that the loop has come to. A step from there would take it where it cannot be had back
     # from: what it says it resumed at is what it began with.
-    asked = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "resumed")]
-    assert asked[:4] == ["logprobs", "train_step", "logprobs", "resumed"]
+    asked = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "get_resume_state")]
+    assert asked[:4] == ["logprobs", "train_step", "logprobs", "get_resume_state"]
 
 
 async def test_what_was_wrong_with_newer_checkpoints_is_told(tmp_path: Path) -> None:
@@ -211,18 +222,33 @@ async def test_loss_that_is_not_finite_ends_the_run_and_a_resumed_one_trains_wha
     stage = Stage(tmp_path, max_staleness=2, iterations=6, checkpoint_interval=2)
     stage.parts.failing["train_step"] = diverges_in_the_fourth_step
     with pytest.raises(NonFiniteLossError):
-        await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
+        await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
     saved = stage.parts.saved
-    assert (saved.version, "resumed" in stage.parts.calls) == (2, False)
+    assert (saved.version, "get_resume_state" in stage.parts.calls) == (2, False)
     finished = saved.run_state["ledger"]["finished"]
 
     async def resume(run: Run) -> None:
         assert await rewind(run) == 2
-        await train_to_the_end(run)
+        await train_with_recovery(run)
 
     assert (await asyncio.wait_for(stage.train(work=resume), 60)).version == 6
     trained = {row["iteration"]: row["trained"] for row in stage.rows("groups.jsonl")}
     assert trained[3] == finished[:4]
+
+
+async def test_checkpoint_is_waited_for_only_while_there_is_a_trainer_that_writes_it(tmp_path: Path) -> None:
+    async def fail(run: Run) -> None:
+        await run.wait_for_checkpoint()
+        run.trainer_lost.set()
+        await run.wait_for_checkpoint()
+
+    async def killed() -> None:
+        is_killed()
+
+    stage = Stage(tmp_path)
+    stage.parts.failing["wait_for_checkpoint"] = killed
+    await stage.train(work=fail)
+    assert stage.parts.calls.count("wait_for_checkpoint") == 1
 
 
 async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:
@@ -232,21 +258,21 @@ async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> Non
     stage = Stage(tmp_path)
     stage.parts.failing["push_weights"] = killed
     with pytest.raises(ReplicaLostError, match="killed"):
-        await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
-    assert stage.parts.calls.count("resumed") == stage.config.monarch.restarts.budget + 1
+        await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
+    assert stage.parts.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
 
 
 async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Path) -> None:
     def gone() -> None:
         # The generator learns of it first, and the fleet a moment later.
-        asyncio.get_running_loop().call_later(0.05, stage.run.lost_the_trainer)
+        asyncio.get_running_loop().call_later(0.05, stage.run.mark_trainer_lost)
         raise WeightsError("whoever published version 3 is gone")
 
     stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2)
     stage.parts.failing["update_weights"] = nth(3, gone)
-    run = await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
+    run = await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
     assert run.version == stage.parts.trained == stage.parts.served == 5
-    assert stage.parts.calls.count("resumed") == 1
+    assert stage.parts.calls.count("get_resume_state") == 1
 
 
 async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_path: Path) -> None:
@@ -256,8 +282,8 @@ async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_pa
     stage = Stage(tmp_path)
     stage.parts.failing["update_weights"] = nth(1, torn)
     with pytest.raises(WeightsError, match="torn"):
-        await asyncio.wait_for(stage.train(work=train_to_the_end), 60)
-    assert "resumed" not in stage.parts.calls
+        await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
+    assert "get_resume_state" not in stage.parts.calls
 
 
 @pytest.mark.parametrize("loss_first", [True, False])
@@ -265,7 +291,7 @@ async def test_preempted_run_that_loses_its_trainer_ends_all_the_same(
     tmp_path: Path, loss_first: bool
 ) -> None:
     def told_and_lost() -> None:
-        told = [stage.run.lost_the_trainer, stage.run.preempt]
+        told = [stage.run.mark_trainer_lost, stage.run.preempt]
         for one in told if loss_first else reversed(told):
             one()
 
@@ -274,7 +300,7 @@ async def test_preempted_run_that_loses_its_trainer_ends_all_the_same(
     ended: list[bool] = []
 
     async def work(run: Run) -> None:
-        ended.append(await train_to_the_end(run))
+        ended.append(await train_with_recovery(run))
 
     run = await asyncio.wait_for(stage.train(work=work), 60)
     assert ended == [False]
@@ -284,6 +310,19 @@ async def test_preempted_run_that_loses_its_trainer_ends_all_the_same(
 KNOWN = {"digest": "0f", "seed": 0, "shuffle": True}
 
 
+async def test_trained_policy_that_finds_no_room_ends_the_run_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    stage = Stage(tmp_path)
+    with pytest.raises(BridgeError, match=r"cannot write the trained policy .*No space left.*--resume"):
+        await stage.train(work=train_with_recovery)
+    assert stage.parts.saved.version == 2
+
+
 async def test_checkpoint_of_another_dataset_is_refused_before_anything_goes_back(tmp_path: Path) -> None:
     stage = Stage(tmp_path, dataset=KNOWN)
     await stage.train()
@@ -291,6 +330,6 @@ async def test_checkpoint_of_another_dataset_is_refused_before_anything_goes_bac
     stage.parts.calls.clear()
     with pytest.raises(ConfigError, match=r"with digest='0f', got 'f0'.*data\.source"):
         await stage.train(work=rewind)
-    assert stage.parts.calls == ["resumed"]
+    assert stage.parts.calls == ["get_resume_state"]
     stage.dataset = dict(KNOWN)
     assert (await stage.train(work=rewind)).version == 2

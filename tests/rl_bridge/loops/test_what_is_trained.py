@@ -8,7 +8,7 @@ import pytest
 from rl_bridge.config import Config
 from rl_bridge.loops.run import trainer_settings
 from rl_bridge.rollout import Task
-from rl_bridge.rollout.groups import Overlong, group_filter, overlong
+from rl_bridge.rollout.groups import OverlongHandling, make_group_filter, overlong_handling
 
 GROWING = "rl_bridge.rollout.tool_task:ToolWorldTask"
 STATES = f"{__name__}:StateTask"
@@ -43,7 +43,7 @@ def config(rollout: dict[str, Any], algorithm: dict[str, Any] | str) -> Config:
 def test_the_greatest_length_and_the_share_before_it(
     rollout: dict[str, Any], longest: int, buffer: int
 ) -> None:
-    assert overlong(config(rollout, "dapo")) == Overlong(
+    assert overlong_handling(config(rollout, "dapo")) == OverlongHandling(
         handling="penalty", max_length=longest, buffer=buffer
     )
 
@@ -58,11 +58,11 @@ def test_the_answer_to_a_datasets_prompt_is_all_that_there_is() -> None:
             "algorithm": "dapo",
         }
     )
-    assert overlong(answers) == Overlong(handling="penalty", max_length=50, buffer=10)
+    assert overlong_handling(answers) == OverlongHandling(handling="penalty", max_length=50, buffer=10)
     assert trainer_settings(answers, Path("run"), Path("model")).max_loss_tokens == 50
 
 
 def test_refills_are_so_many_for_each_group_of_a_step() -> None:
-    found = group_filter(config({}, {"name": "dapo", "max_refills": 3}))
+    found = make_group_filter(config({}, {"name": "dapo", "max_refills": 3}))
     assert found.function is not None
     assert (found.refills, found.overlong.handling) == (3 * 8, "penalty")

@@ -47,6 +47,22 @@ def need(name: str) -> None:
         missing(f"{name} is not installed: ./scripts/test --all installs it")
 
 
+@pytest.mark.parametrize("left", ["", '{"id": "9f'])
+def test_what_a_crash_left_of_the_tracker_s_state_does_not_keep_a_run_from_resuming(
+    tmp_path: Path, left: str
+) -> None:
+    class Tracker(TrackerSink):
+        name = "tracker"
+
+        def _start_run(self, folder: Path, project: str, config: Any, *, resumes: bool) -> Any:
+            assert not resumes
+
+    (tmp_path / "tracker.json").write_text(left)
+    Tracker(tmp_path, "ours", {})
+    state = json.loads((tmp_path / "tracker.json").read_text())
+    assert (len(state["id"]), state["iteration"]) == (8, 0)
+
+
 @pytest.mark.slow
 def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
     need("wandb")

@@ -309,7 +309,7 @@ def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
     # new tensors.
     assert policy.process_bytes == 4000 + 1536 + 1000
     assert (policy.fits(2 * 6536), policy.fits(2 * 6536 - 1)) == (True, False)
-    assert policy.room(2 * 6536 + 20) == 10
+    assert policy.free_bytes(2 * 6536 + 20) == 10
     assert found["trainer"].fits(found["trainer"].process_bytes)
 
 

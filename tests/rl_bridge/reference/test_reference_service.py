@@ -84,7 +84,7 @@ async def test_colocated_it_answers_in_a_turn_of_its_own(
 ) -> None:
     from rl_bridge.generator.vllm_api import ONE_THREAD
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.services.options import RUN_VARIABLE, Turn
+    from rl_bridge.services.options import RUN_VARIABLE, GpuLock
     from rl_bridge.trainer.actor import ReferenceActor
     from rl_bridge.trainer.reference import Reference
 
@@ -93,15 +93,15 @@ async def test_colocated_it_answers_in_a_turn_of_its_own(
     async with Fleet(tmp_path / "logs") as fleet:
         monkeypatch.setenv(RUN_VARIABLE, fleet._name)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-        others = Turn()
-        await others.take(0.0)
+        others = GpuLock()
+        await others.acquire(0.0)
         bound = ReferenceActor.options(environment=ONE_THREAD)
         reference = await bound.as_service(replace(alone, colocated=True))  # which waits for no turn
         for _ in range(2):
             asking = [asyncio.ensure_future(reference.logprobs.route(whole)) for _ in "ab"]
             assert not (await asyncio.wait(asking, timeout=1.0))[0]
-            others.give_back()
+            others.release()
             for told in await asyncio.gather(*asking):
                 assert told == pytest.approx(expected, abs=1e-6)
-            await others.take(0.0)
-        others.give_back()
+            await others.acquire(0.0)
+        others.release()

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from serving import eventually as until
 from rl_bridge.config import RewardConfig
 from rl_bridge.errors import RewardError
 from rl_bridge.rewards import pool as pool_module
-from rl_bridge.rewards.pool import RewardPool
+from rl_bridge.rewards._worker import LENGTH, STARTED, RewardReply
+from rl_bridge.rewards.pool import RewardPool, RewardWorker
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""
@@ -239,7 +241,8 @@ async def test_a_killed_guard_costs_no_reward_and_leaves_nothing_of_the_workers_
 OWNER = """
 import asyncio, sys
 from rl_bridge.config import RewardConfig
-from rl_bridge.rewards.pool import RewardPool
+from rl_bridge.rewards._worker import LENGTH, STARTED, RewardReply
+from rl_bridge.rewards.pool import RewardPool, RewardWorker
 
 async def main():
     reward = RewardConfig(function="reward_functions.compute_reward", workers=1, timeout_seconds=600)
@@ -287,3 +290,27 @@ async def test_slots_in_equal_slots_out(tmp_path: Path) -> None:
         pool._reward = pool._reward.model_copy(update={"timeout_seconds": HANG_S})
         assert len(set(await asyncio.gather(*(ask(pool, "pid") for _ in range(30))))) == 3
     assert guards() == []
+
+
+def start_guard() -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(["true"], stdin=subprocess.PIPE)
+
+
+async def test_a_reply_that_came_in_time_counts_when_this_process_wakes_after_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, suspended_s = asyncio.get_running_loop(), 0.0
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + suspended_s)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        reader, writer = await asyncio.open_connection(sock=ours)
+        worker = RewardWorker(start_guard(), reader, writer)
+        asked = asyncio.ensure_future(worker.request(b"?", timeout_s=HANG_S))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for frame in (STARTED, RewardReply(reward=0.5).encode()):
+            theirs.sendall(LENGTH.pack(len(frame)) + frame)
+        suspended_s = 2 * HANG_S
+        assert (await asked).reward == 0.5
+        await worker.kill()

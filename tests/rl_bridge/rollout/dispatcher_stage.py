@@ -59,7 +59,7 @@ class Workers:
         self.told_to_stop: list[int] = []
         self.stopped: dict[int, asyncio.Event] = {}
         self.play = self
-        self.cut = self
+        self.cancel = self
 
     async def route(self, assignment: Assignment) -> AssignmentResult:
         self.assignments.append(assignment)
@@ -141,7 +141,7 @@ class Bridge:
 
     def serve(self, version: int) -> None:
         self.workers.version = version
-        self.dispatcher.served(version)
+        self.dispatcher.record_served(version)
 
 
 async def at_once(workers: Workers, assignment: Assignment) -> AssignmentResult:

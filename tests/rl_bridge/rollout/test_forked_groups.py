@@ -122,7 +122,7 @@ async def test_groups_that_wait_for_sessions_do_not_wait_for_each_other(notebook
 
 async def test_group_that_is_told_to_stop_before_its_fork_has_nothing(notebook: str) -> None:
     async with playing([notebook], NotebookTask, lambda prompt: "word") as play:
-        play.engine.before = lambda: play.worker.cut([1])
+        play.engine.before = lambda: play.worker.cancel([1])
         assert absences(await play([5] * 3, fork_turn=2)) == [Absence.UNFINISHED] * 3
 
 

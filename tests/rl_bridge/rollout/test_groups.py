@@ -14,9 +14,9 @@ from rl_bridge.rollout.groups import (
     TOO_FEW,
     EpisodeCounts,
     GroupFilter,
-    Overlong,
+    OverlongHandling,
     Tally,
-    cannot_be_trained,
+    is_untrainable,
     rollout_metrics,
     training_samples,
 )
@@ -66,7 +66,9 @@ def test_samples_carry_the_advantage_within_their_own_group() -> None:
         (1, 3, 7.0, 1.0),
     ]
     last = training_samples(
-        groups, normalize_std=False, relative=lambda rewards, **_: [0.0] * (len(rewards) - 1) + [9.0]
+        groups,
+        normalize_std=False,
+        advantage_function=lambda rewards, **_: [0.0] * (len(rewards) - 1) + [9.0],
     )
     assert {sample.advantage for sample in last} == {0.0, 9.0}
     normalised = training_samples(groups, normalize_std=True)
@@ -76,7 +78,7 @@ def test_samples_carry_the_advantage_within_their_own_group() -> None:
 def test_what_was_cut_off_is_masked_and_stays_in_the_baseline() -> None:
     cut = trajectory(1, 0.0, ending=Ending.TRUNCATED_LENGTH)
     groups = [Group(seed=1, trajectories=[trajectory(1, 1.0), cut, trajectory(1, 0.5)])]
-    samples = training_samples(groups, normalize_std=False, overlong=Overlong(handling="mask"))
+    samples = training_samples(groups, normalize_std=False, overlong=OverlongHandling(handling="mask"))
     # The mean of 1, 0 and 0.5.
     assert [(s.trajectory, s.advantage) for s in samples] == [(0, 0.5), (2, 0.0)]
 
@@ -84,7 +86,7 @@ def test_what_was_cut_off_is_masked_and_stays_in_the_baseline() -> None:
 def test_the_penalty_is_a_part_of_reward_and_advantage() -> None:
     # Two tokens of two cost 1: rewards 1 and 1 - 1.
     groups = [Group(seed=1, trajectories=[trajectory(1, 1.0), trajectory(1, 1.0, versions=(0, 0))])]
-    overlong = Overlong(handling="penalty", max_length=2, buffer=1)
+    overlong = OverlongHandling(handling="penalty", max_length=2, buffer=1)
     samples = training_samples(groups, normalize_std=False, overlong=overlong)
     assert [(s.reward, s.advantage) for s in samples] == [(1.0, 0.5), (0.0, -0.5), (0.0, -0.5)]
 
@@ -137,7 +139,7 @@ REFUSED = trajectory(1, ending=Ending.REFUSED_ACTION)
 
 def counts_after(*trajectories: Trajectory) -> EpisodeCounts:
     counts = EpisodeCounts()
-    counts.ended(trajectories)
+    counts.add_outcomes(trajectories)
     return counts
 
 
@@ -154,12 +156,12 @@ def test_run_whose_environment_took_an_action_once_does_not_end_by_refusals(take
     counts.require_understood(4)
     assert counts.refused in (101, 102)
     resumed = EpisodeCounts(**counts.state())
-    resumed.ended([REFUSED] * 100)
+    resumed.add_outcomes([REFUSED] * 100)
     resumed.require_understood(4)
 
 
-MASK = Overlong(handling="mask", max_length=20, buffer=4)
-PENALTY = Overlong(handling="penalty", max_length=20, buffer=4)
+MASK = OverlongHandling(handling="mask", max_length=20, buffer=4)
+PENALTY = OverlongHandling(handling="penalty", max_length=20, buffer=4)
 
 
 def said(reward: float, *, lengths: tuple[int, ...] = (1,), ending: Ending = Ending.COMPLETED) -> Trajectory:
@@ -218,7 +220,7 @@ def test_dynamic_sampling_refuses_groups_whose_trained_rewards_agree() -> None:
 
 def test_what_a_filter_refuses_is_not_lost() -> None:
     reasons = {ALL_TRUNCATED: 1, f"{TOO_FEW}: 1 dropped": 2, NO_VARIANCE: 4, "nobody solved it": 8}
-    assert [reason for reason in reasons if cannot_be_trained(reason)] == list(reasons)[:2]
+    assert [reason for reason in reasons if is_untrainable(reason)] == list(reasons)[:2]
     trained = [group(said(1.0), said(0.0))]
     found = rollout_metrics(trained, version=0, tally=Tally(refused=Counter(reasons)))
     assert found["rollout/refused_groups"] == 12

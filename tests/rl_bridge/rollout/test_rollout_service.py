@@ -77,7 +77,7 @@ class Bridge:
         self.trained.extend(groups)
         self.version += 1
         await self.policy.update_weights.fanout(self.version)
-        self.dispatcher.served(self.version)
+        self.dispatcher.record_served(self.version)
         return groups
 
     def worker_pids(self) -> list[int]:
@@ -102,7 +102,7 @@ async def bridge(
 ) -> AsyncIterator[Bridge]:
     from rollout_roles import SlowPolicy
 
-    from rl_bridge.loops.assembly import Introductions
+    from rl_bridge.loops.assembly import WorkerUpdates
     from rl_bridge.rollout.actor import RolloutActor
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.services.options import RestartPolicy
@@ -131,14 +131,14 @@ async def bridge(
         )
         several = config.environment.model_copy(update={"sessions": 4 * SIBLINGS})  # groups in flight: four
         running = Bridge(config.model_copy(update={"env": several}), rollout, policy, fleet)
-        introductions = Introductions(failed=running.buffer.fail)
-        introductions.tell("take_policy", policy.roster)
-        introductions.tell("take_servers", {"": (url,)})
-        policy.on_roster(lambda roster: introductions.tell("take_policy", roster))
-        await introductions.begin(rollout)
+        worker_updates = WorkerUpdates(on_error=running.buffer.fail)
+        worker_updates.tell("take_policy", policy.roster)
+        worker_updates.tell("take_servers", {"": (url,)})
+        policy.on_roster(lambda roster: worker_updates.tell("take_policy", roster))
+        await worker_updates.begin(rollout)
         async with running.dispatcher:
             yield running
-        await introductions.close()
+        await worker_updates.close()
 
 
 def tokens(groups: list[Group]) -> list[tuple[int, list[list[int]]]]:

@@ -182,10 +182,10 @@ async def test_action_that_the_server_refuses_ends_its_episode_alone(notebook: s
 async def test_cut_assignment_frees_its_sessions_for_others(notebook: str) -> None:
     async with playing([notebook], NotebookTask, word, sessions=3) as play:
         slow = asyncio.ensure_future(play([3] * 9, wait_s=TIMEOUT_S))
-        await until(lambda: play.sessions.lent == 3)
+        await until(lambda: play.sessions.leased == 3)
         quick = asyncio.ensure_future(play([4]))
         await asyncio.sleep(0.01)
-        play.worker.cut([1, 99])
+        play.worker.cancel([1, 99])
         async with asyncio.timeout(TIMEOUT_S / 2):
             cut, other = await slow, await quick
     assert (cut.lease, cut.preempted) == (1, False)
@@ -198,12 +198,12 @@ async def test_worker_that_has_to_go_hands_back_what_it_has_and_takes_no_more(no
     async with playing([notebook], NotebookTask, word, sessions=1) as play:
         leaving: list[asyncio.Future[None]] = []
 
-        async def leave() -> None:
+        async def preempt() -> None:
             if len(play.engine.asked) == 4:  # one session: the first episode of three turns is over
-                leaving.append(asyncio.ensure_future(play.worker.leave()))
+                leaving.append(asyncio.ensure_future(play.worker.preempt()))
                 await asyncio.get_running_loop().create_future()
 
-        play.engine.before = leave
+        play.engine.before = preempt
         async with asyncio.timeout(TIMEOUT_S):
             result = await play([1, 2, 3])
             await asyncio.gather(*leaving)

@@ -38,7 +38,7 @@ from rl_bridge.rollout.assignment import (
     held_out_seeds,
     task_seed,
 )
-from rl_bridge.rollout.groups import FIRST_PAUSE_S
+from rl_bridge.rollout.groups import FIRST_SUSPENSION_S
 from rl_bridge.types import Ending, Group
 
 WEIGHTS = {"blackjack": 3.0, "shop": 1.0}
@@ -188,15 +188,15 @@ async def test_environment_that_is_down_is_set_aside_tried_again_and_comes_back(
         groups = await steps(bridge, 20, 25)
         assert bridge.buffer.ledger.dropped.total() == lost
         # After the pause it is tried, and set aside by its first loss: for twice as long.
-        await asyncio.sleep(FIRST_PAUSE_S)
+        await asyncio.sleep(FIRST_SUSPENSION_S)
         await steps(bridge, 25, 45)
         again = bridge.buffer.ledger.dropped.total()
         assert lost < again <= lost + 4
-        await asyncio.sleep(FIRST_PAUSE_S)
+        await asyncio.sleep(FIRST_SUSPENSION_S)
         await steps(bridge, 45, 50)
         assert bridge.buffer.ledger.dropped.total() == again
         dead.clear()
-        await asyncio.sleep(FIRST_PAUSE_S)
+        await asyncio.sleep(FIRST_SUSPENSION_S)
         groups = await steps(bridge, 50, 100)
     assert within_binomial_interval(Counter(group.environment for group in groups), share=0.75)
     assert bridge.dispatcher.health["blackjack"].counts.dropped == 0
@@ -220,7 +220,7 @@ async def test_run_ends_when_all_its_environments_are_down() -> None:
 async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evaluated_on() -> None:
     bridge = Bridge(at_once, groups=8, weights=WEIGHTS)
     async with bridge.dispatcher as dispatcher:
-        dispatcher.set_aside("shop", RoleError("its restart budget is gone"), for_good=True)
+        dispatcher.suspend("shop", RoleError("its restart budget is gone"), permanently=True)
         await asyncio.sleep(1e5)
         assert {group.environment for group in await steps(bridge, 0, 20)} == {"blackjack"}
         await dispatcher.rewind(20, None, {})
@@ -230,14 +230,14 @@ async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evalua
         assert await held_out(dispatcher, 4, environment="blackjack") == 4
         assert [one.environment for one in bridge.workers.assignments[-1:]] == ["blackjack"]
         with pytest.raises(RoleError, match="the other too"):
-            dispatcher.set_aside("blackjack", RoleError("the other too"), for_good=True)
+            dispatcher.suspend("blackjack", RoleError("the other too"), permanently=True)
 
 
 @simulated
 async def test_siblings_handed_on_stay_where_they_were_though_it_is_set_aside() -> None:
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if assignment.environment == "shop" and len(assignment.seeds) == 4:
-            bridge.dispatcher.set_aside("shop", RolloutError("down"))
+            bridge.dispatcher.suspend("shop", RolloutError("down"))
             return preempted(assignment)
         return await at_once(workers, assignment)
 
@@ -272,13 +272,13 @@ async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that
             (a.environment, a.settings.reset_options["of"]) for a in bridge.workers.assignments if a.lease < 0
         }
         assert told == {("blackjack", "blackjack"), ("shop", "shop")}
-        dispatcher.set_aside("shop", RoleError("its budget is gone"), for_good=True)
+        dispatcher.suspend("shop", RoleError("its budget is gone"), permanently=True)
         results = await evaluate(cast(Any, run), tmp_path / "half")
         lost = result_of(results["shop"], train_seconds=3.0)
         assert (len(results["blackjack"]), lost.rewards, lost.dropped) == (10, [], 10)
         assert "its budget is gone" in str(results["shop"][-1].reason)
         assert (summary_of(results)["episodes"], summary_of(results)["dropped"]) == (10, 10)
-        dispatcher.health["blackjack"].set_aside(RoleError("the other too"), now=0.0, for_good=True)
+        dispatcher.health["blackjack"].suspend(RoleError("the other too"), now=0.0, permanently=True)
         with pytest.raises(RolloutError, match="gone"):
             await evaluate(cast(Any, run), tmp_path / "none")
 

@@ -26,7 +26,7 @@ class Parts:
         self.asked = 0
         self.under_way = 0
 
-    def at(self, place: int) -> Example:
+    def get_example(self, place: int) -> Example:
         return Example(id=str(place), prompt=({"role": "user", "content": str(place)},), target=place)
 
     def prompt(self, messages: Any) -> list[int] | None:
@@ -50,7 +50,7 @@ class Parts:
     def loop(self, *, max_attempts: int = 1) -> SingleTurn:
         service: Any = LocalService(self)
         policy: Any = SimpleNamespace(prompt=self.prompt, answer=self.answer)
-        policy.settled = lambda: nullcontext(policy)
+        policy.pin_replica = lambda: nullcontext(policy)
         return SingleTurn(service, policy, service, max_attempts=max_attempts)
 
     def assignment(self, group: int) -> Assignment:
@@ -101,7 +101,7 @@ async def test_what_is_finished_comes_back_when_the_rest_is_cut() -> None:
     async with asyncio.timeout(30):
         while parts.asked < SIBLINGS + 1 or parts.under_way:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        loop.cut([4, 5])
+        loop.cancel([4, 5])
         first, second, late = (await playing).outcomes
     assert isinstance(first, Trajectory)
     assert isinstance(second, Trajectory)

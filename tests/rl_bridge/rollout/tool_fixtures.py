@@ -266,7 +266,7 @@ class LoggingEngine:
     """Answers by a script, spelled at random, and keeps what it has sampled: where a generator's endpoint is called."""
 
     def __init__(self, pieces: PieceTokenizer, script: Script, *, seed: int = 0) -> None:
-        self._pieces = pieces
+        self._iterate_json_parts = pieces
         self._random = random.Random(seed)
         self.script = script
         self.version = 0
@@ -284,13 +284,13 @@ class LoggingEngine:
         return [self._answer(tuple(prompt)) for prompt in prompts]
 
     def _answer(self, prompt: tuple[int, ...]) -> Completion:
-        text = self._pieces.decode(prompt, skip_special_tokens=False)
+        text = self._iterate_json_parts.decode(prompt, skip_special_tokens=False)
         self.asked.append(text)
         said = self.script(text)
         stopped = not said.endswith(BREAK)
-        tokens = self._pieces.spell(said.removesuffix(BREAK), self._random)
+        tokens = self._iterate_json_parts.spell(said.removesuffix(BREAK), self._random)
         if stopped:
-            tokens.append(self._pieces.eos_token_id)
+            tokens.append(self._iterate_json_parts.eos_token_id)
         logprobs, versions = [], []
         for place in range(len(tokens)):
             self.version += self._random.random() < self.renewal

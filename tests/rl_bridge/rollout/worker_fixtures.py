@@ -130,4 +130,4 @@ async def playing(*arguments: Any, **options: Any) -> AsyncIterator[Play]:
         stack.push_async_callback(play.generator.close)
         stack.push_async_callback(play.sessions.close)
         yield play
-        assert play.sessions.lent == 0
+        assert play.sessions.leased == 0

@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 from rl_bridge.records import read_lines
-from rl_bridge.rollouts_page.server import make_served_page, make_whole_page, policy, script
+from rl_bridge.rollouts_page.server import make_served_page, make_standalone_page, policy, script
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, told
 
 
 def whole(run: Path) -> str:
-    return b"".join(make_whole_page(run, read_lines(run))).decode()
+    return b"".join(make_standalone_page(run, read_lines(run))).decode()
 
 
 def block(text: str, name: str) -> str:

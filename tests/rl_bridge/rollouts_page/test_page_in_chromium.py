@@ -11,7 +11,7 @@ from chromium import Browser, Tab, chromium
 
 from openenv_core.evaluation.records import EpisodeRecord, turn_record
 from rl_bridge.records import read_lines
-from rl_bridge.rollouts_page.server import make_whole_page
+from rl_bridge.rollouts_page.server import make_standalone_page
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, said, served, told
 
 READY = "document.body.dataset.ready"
@@ -33,7 +33,7 @@ def tab(browser: Browser) -> Iterator[Tab]:
 def written(run: Path) -> str:
     """The address of a file with the page of a run."""
     out = run.parent / f"{run.name}.html"
-    out.write_bytes(b"".join(make_whole_page(run, read_lines(run))))
+    out.write_bytes(b"".join(make_standalone_page(run, read_lines(run))))
     return out.as_uri()
 
 

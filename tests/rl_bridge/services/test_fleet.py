@@ -136,10 +136,10 @@ LATE = """
 import asyncio, sys
 from pathlib import Path
 from service_roles import Worker
-from rl_bridge.services import leaving
+from rl_bridge.services import shutdown
 from rl_bridge.services.fleet import Fleet
 
-leaving.LEAVE_TIMEOUT_S = 1e-6
+shutdown.SHUTDOWN_TIMEOUT_S = 1e-6
 
 async def main():
     async with Fleet(Path(sys.argv[1])):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rl_bridge.services.leaving import interruptible
+from rl_bridge.services.shutdown import raise_on_signals
 
 LONG_S = 60.0
 
@@ -26,7 +26,7 @@ def test_what_blocks_is_ended_and_left_in_order(number: int) -> None:
     async def blocked() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.append, "by the loop")
         try:
-            with interruptible():
+            with raise_on_signals():
                 tell(number)
                 time.sleep(LONG_S)  # noqa: ASYNC251 - as a scheduler's client does
         except BaseException:
@@ -45,7 +45,7 @@ def test_loop_hears_of_signals_again() -> None:
     async def told() -> bool:
         heard = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.set)
-        with interruptible():
+        with raise_on_signals():
             pass
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.wait_for(heard.wait(), LONG_S)

@@ -4,7 +4,7 @@ import pytest
 
 from rl_bridge.errors import RoleError
 from rl_bridge.services.options import (
-    FIRST,
+    FIRST_START,
     HOST_AVOIDANCE_S,
     START_VARIABLE,
     Placement,
@@ -12,8 +12,8 @@ from rl_bridge.services.options import (
     RestartBudget,
     RestartPolicy,
     ServiceOptions,
-    by_need,
-    own_seed,
+    derive_seed,
+    order_for_placement,
     start_of,
 )
 
@@ -23,45 +23,45 @@ PAIR = ServiceOptions(hosts=2, procs=2, with_gpus=True)
 
 def test_replicas_spread_over_hosts_and_room_comes_back() -> None:
     placement = Placement(hosts=3, gpus=0)
-    slots = [placement.take(ONE, 0.0) for _ in range(4)]
+    slots = [placement.reserve(ONE, 0.0) for _ in range(4)]
     assert [slot.first for slot in slots] == [0, 1, 2, 0]
     placement.release(slots[2])
-    assert [placement.take(ONE, 0.0).first for _ in range(2)] == [2, 1]
+    assert [placement.reserve(ONE, 0.0).first for _ in range(2)] == [2, 1]
 
 
 def test_gpus_are_shared_out_once() -> None:
     placement = Placement(hosts=2, gpus=4)
-    pair = placement.take(PAIR, 0.0)
+    pair = placement.reserve(PAIR, 0.0)
     assert [pair.gpus_of(rank) for rank in range(4)] == [(0,), (1,), (0,), (1,)]
-    single = placement.take(ServiceOptions(procs=2, with_gpus=True), 0.0)
+    single = placement.reserve(ServiceOptions(procs=2, with_gpus=True), 0.0)
     assert (single.first, [single.gpus_of(rank) for rank in range(2)]) == (0, [(2,), (3,)])
-    assert placement.take(ONE, 0.0).gpus_of(0) == ()
+    assert placement.reserve(ONE, 0.0).gpus_of(0) == ()
     with pytest.raises(RoleError, match=r"2 host\(s\) in a row with 2 free GPU\(s\) each .* \[0, 2\] free"):
-        placement.take(PAIR, 0.0)
+        placement.reserve(PAIR, 0.0)
     placement.release(single)
-    again = placement.take(PAIR, 0.0)
+    again = placement.reserve(PAIR, 0.0)
     assert [again.gpus_of(rank) for rank in range(4)] == [(2,), (3,), (2,), (3,)]
 
 
 def test_process_may_have_several_gpus() -> None:
     placement = Placement(hosts=2, gpus=4)
     pairs = ServiceOptions(procs=2, hosts=2, with_gpus=True, gpus_per_proc=2)
-    slot = placement.take(pairs, 0.0)
+    slot = placement.reserve(pairs, 0.0)
     assert [slot.gpus_of(rank) for rank in range(4)] == [(0, 1), (2, 3), (0, 1), (2, 3)]
     with pytest.raises(RoleError, match=r"1 host\(s\) in a row with 2 free GPU\(s\)"):
-        placement.take(ServiceOptions(with_gpus=True, gpus_per_proc=2), 0.0)
+        placement.reserve(ServiceOptions(with_gpus=True, gpus_per_proc=2), 0.0)
 
 
 def test_services_of_different_pools_share_gpus() -> None:
     placement = Placement(hosts=1, gpus=2)
-    trainer = placement.take(ServiceOptions(procs=2, with_gpus=True, gpu_pool="trainer"), 0.0)
+    trainer = placement.reserve(ServiceOptions(procs=2, with_gpus=True, gpu_pool="trainer"), 0.0)
     one = ServiceOptions(with_gpus=True, gpu_pool="policy")
-    first, second = placement.take(one, 0.0), placement.take(one, 0.0)
+    first, second = placement.reserve(one, 0.0), placement.reserve(one, 0.0)
     assert [trainer.gpus, first.gpus, second.gpus] == [((0, 1),), ((0,),), ((1,),)]
     with pytest.raises(RoleError, match=r"\[0\] free; .*monarch\.colocate=true"):
-        placement.take(one, 0.0)
+        placement.reserve(one, 0.0)
     placement.release(second)
-    assert placement.take(one, 0.0).gpus == ((1,),)
+    assert placement.reserve(one, 0.0).gpus == ((1,),)
 
 
 def test_who_needs_several_gpus_on_a_host_is_given_room_before_who_fits_anywhere() -> None:
@@ -74,58 +74,58 @@ def test_who_needs_several_gpus_on_a_host_is_given_room_before_who_fits_anywhere
         "pair on one host": ServiceOptions(procs=2, with_gpus=True),
     }
     turns = ["many", "pair", "pair on one host", "singles", "other singles", "workers"]
-    assert by_need(wanted) == turns
+    assert order_for_placement(wanted) == turns
     placement = Placement(hosts=4, gpus=4)
     for name in turns:
         for _ in range(wanted[name].num_replicas):
-            placement.take(wanted[name], 0.0)
+            placement.reserve(wanted[name], 0.0)
 
 
 def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:
     placement = Placement(hosts=2, gpus=1)
-    slot = placement.take(ONE, 0.0)
+    slot = placement.reserve(ONE, 0.0)
     placement.release(slot)
     placement.avoid(slot, 0.0)
-    assert [placement.take(ONE, 1.0).first for _ in range(3)] == [1, 1, 1]
+    assert [placement.reserve(ONE, 1.0).first for _ in range(3)] == [1, 1, 1]
     # Where nothing else has room it is still good enough.
     needy = ServiceOptions(with_gpus=True)
-    assert [placement.take(needy, 1.0).first for _ in range(2)] == [1, 0]
-    assert placement.take(ONE, HOST_AVOIDANCE_S).first == 0
+    assert [placement.reserve(needy, 1.0).first for _ in range(2)] == [1, 0]
+    assert placement.reserve(ONE, HOST_AVOIDANCE_S).first == 0
 
 
 def test_what_needs_no_gpu_leaves_the_hosts_with_gpus_alone() -> None:
-    placement = Placement(hosts=2, gpus=1, gpuless=2)
+    placement = Placement(hosts=2, gpus=1, cpu_hosts=2)
     needy = ServiceOptions(with_gpus=True)
-    assert [placement.take(ONE, 0.0).first for _ in range(4)] == [2, 3, 2, 3]
-    taken = [placement.take(needy, 0.0) for _ in range(2)]
+    assert [placement.reserve(ONE, 0.0).first for _ in range(4)] == [2, 3, 2, 3]
+    taken = [placement.reserve(needy, 0.0) for _ in range(2)]
     assert [slot.first for slot in taken] == [0, 1]
     with pytest.raises(RoleError, match=r"got 4 host\(s\) with \[0, 0, 0, 0\] free"):
-        placement.take(needy, 0.0)
+        placement.reserve(needy, 0.0)
     # They stay the second choice, not none: one that serves is better than one that fell silent.
     for first in (2, 3):
         placement.avoid(ReplicaSlot(first, 1, 1, ()), 0.0)
-    assert placement.take(ONE, 1.0).first == 0
+    assert placement.reserve(ONE, 1.0).first == 0
 
 
 def test_no_replica_spans_hosts_of_both_kinds() -> None:
-    placement = Placement(hosts=1, gpus=1, gpuless=1)
+    placement = Placement(hosts=1, gpus=1, cpu_hosts=1)
     with pytest.raises(RoleError, match=r"2 host\(s\) in a row"):
-        placement.take(ServiceOptions(hosts=2), 0.0)
-    assert Placement(hosts=1, gpus=1, gpuless=2).take(ServiceOptions(hosts=2), 0.0).first == 1
+        placement.reserve(ServiceOptions(hosts=2), 0.0)
+    assert Placement(hosts=1, gpus=1, cpu_hosts=2).reserve(ServiceOptions(hosts=2), 0.0).first == 1
 
 
 def test_pauses_double_up_to_a_bound_until_the_budget_is_gone() -> None:
     budget = RestartBudget(RestartPolicy(budget=5, window_s=100.0, backoff_s=0.5, max_backoff_s=3.0))
-    assert [budget.spend(float(now)) for now in range(6)] == [0.5, 1.0, 2.0, 3.0, 3.0, None]
+    assert [budget.take_restart(float(now)) for now in range(6)] == [0.5, 1.0, 2.0, 3.0, 3.0, None]
 
 
 def test_restarts_older_than_the_window_do_not_count() -> None:
     budget = RestartBudget(RestartPolicy(budget=2, window_s=10.0, backoff_s=1.0))
-    assert budget.spend(0.0) == 1.0
-    assert budget.spend(6.0) == 2.0
-    assert budget.spend(9.9) is None
-    assert budget.spend(10.0) == 2.0  # the first is forgotten, the second is not
-    assert budget.spend(30.0) == 1.0
+    assert budget.take_restart(0.0) == 1.0
+    assert budget.take_restart(6.0) == 2.0
+    assert budget.take_restart(9.9) is None
+    assert budget.take_restart(10.0) == 2.0  # the first is forgotten, the second is not
+    assert budget.take_restart(30.0) == 1.0
 
 
 def test_no_two_starts_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +134,8 @@ def test_no_two_starts_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         (replica, rank, before) for replica in range(20) for rank in range(4) for before in range(3)
     ]:
         monkeypatch.setenv(START_VARIABLE, start_of(*place))
-        seed = own_seed(7)
-        assert own_seed(7) == seed != own_seed(8)
+        seed = derive_seed(7)
+        assert derive_seed(7) == seed != derive_seed(8)
         assert 0 <= seed < 1 << 31
         drawn.add(seed)
     assert len(drawn) == 20 * 4 * 3
@@ -143,7 +143,7 @@ def test_no_two_starts_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_first_of_all_keeps_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(START_VARIABLE, raising=False)
-    assert own_seed(7) == 7
-    assert start_of(0, 0, 0) == FIRST
-    monkeypatch.setenv(START_VARIABLE, FIRST)
-    assert own_seed(7) == 7
+    assert derive_seed(7) == 7
+    assert start_of(0, 0, 0) == FIRST_START
+    monkeypatch.setenv(START_VARIABLE, FIRST_START)
+    assert derive_seed(7) == 7

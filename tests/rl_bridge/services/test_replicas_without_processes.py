@@ -13,7 +13,7 @@ from service_waits import WAIT_S, until
 from rl_bridge.config.monarch import RestartPolicy
 from rl_bridge.errors import RoleError
 from rl_bridge.services.balancer import TargetGoneError
-from rl_bridge.services.options import Place
+from rl_bridge.services.options import RankProcess
 
 
 class Processes:
@@ -22,25 +22,27 @@ class Processes:
     def __init__(self, host: str) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.tells, self.ends, self.ending = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._place = Place(host, 1)
+        self._locate = RankProcess(host, 1)
 
     def spawn(self, actor: type[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-        async def place() -> Place:
+        async def place() -> RankProcess:
             await self.tells.wait()
-            return self._place
+            return self._locate
 
-        async def vigil() -> None:
+        async def wait_forever() -> None:
             await asyncio.Event().wait()
 
         return (
-            SimpleNamespace(_place=SimpleNamespace(call_one=place), _vigil=SimpleNamespace(call_one=vigil)),
+            SimpleNamespace(
+                _locate=SimpleNamespace(call_one=place), _wait_forever=SimpleNamespace(call_one=wait_forever)
+            ),
         )
 
     def lose(self, reason: str) -> None:
         if not self.lost.done():
             self.lost.set_result(reason)
 
-    def follow(self, pids: Iterable[int]) -> None:
+    def watch_pids(self, pids: Iterable[int]) -> None:
         assert list(pids) == [1]
 
     async def stop(self) -> None:
@@ -72,31 +74,31 @@ def service_of(actor: type[Any], starts: Iterable[Any] = ()) -> Any:
 @pytest.mark.parametrize("noticed_by_a_call", [True, False])
 async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
     from rl_bridge.services.actor import ServiceActor
-    from rl_bridge.services.service import ReplicaKeeper, ReplicaState
+    from rl_bridge.services.service import ReplicaState, ReplicaSupervisor
 
     first, second = Processes("one"), Processes("two")
-    keeper = ReplicaKeeper(0, service_of(ServiceActor, [first, second]))
-    running = asyncio.ensure_future(keeper.run())
+    supervisor = ReplicaSupervisor(0, service_of(ServiceActor, [first, second]))
+    running = asyncio.ensure_future(supervisor.run())
     async with asyncio.timeout(WAIT_S):
         first.tells.set()
-        await asyncio.shield(keeper.served)
-        assert keeper.places == (Place("one", 1),)
+        await asyncio.shield(supervisor.ready)
+        assert supervisor.processes == (RankProcess("one", 1),)
         if noticed_by_a_call:
-            keeper.lose(1, "it does not answer")
+            supervisor.lose(1, "it does not answer")
         else:
             first.lose("it does not answer")
             await first.ending.wait()
-        assert (keeper.state, keeper.places) == (ReplicaState.LOST, ())
+        assert (supervisor.state, supervisor.processes) == (ReplicaState.LOST, ())
         first.ends.set()
-        await until(lambda: keeper.state is ReplicaState.STARTING)
-        assert keeper.places == ()
+        await until(lambda: supervisor.state is ReplicaState.STARTING)
+        assert supervisor.processes == ()
         second.tells.set()
-        await until(lambda: keeper.state is ReplicaState.SERVING)
-        assert keeper.places == (Place("two", 1),)
-        keeper.leave()
+        await until(lambda: supervisor.state is ReplicaState.SERVING)
+        assert supervisor.processes == (RankProcess("two", 1),)
+        supervisor.request_stop()
         second.ends.set()
         await running
-    assert (keeper.state, keeper.places) == (ReplicaState.STOPPED, ())
+    assert (supervisor.state, supervisor.processes) == (ReplicaState.STOPPED, ())
 
 
 HANG_S = 60.0
@@ -148,7 +150,7 @@ async def test_one_that_does_not_answer_hides_none_that_does() -> None:
     for replica in (Replica(0), Replica(1, hangs=True), Replica(2)):
         service._balancer.add(replica)
     async with asyncio.timeout(HANG_S):
-        assert await service.ask("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
+        assert await service.query_replicas("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -162,8 +164,8 @@ async def test_logs_are_bounded_while_processes_append_to_them(
     from rl_bridge.services import fleet, processes
 
     monkeypatch.setattr(processes, "LOG_BYTES", 1000)
-    monkeypatch.setattr(fleet, "LOG_LOOK_INTERVAL_S", 0.02)
-    for monarchs in ("supervise", "leave_quietly"):
+    monkeypatch.setattr(fleet, "LOG_CHECK_INTERVAL_S", 0.02)
+    for monarchs in ("supervise", "shut_down_at_exit"):
         monkeypatch.setattr(fleet, monarchs, lambda *_: None)
     (tmp_path / "small.log").write_bytes(b"s" * 1000)
     async with fleet.Fleet(tmp_path):

@@ -44,7 +44,7 @@ class Stage:
             self.balancer.add(target)
 
     async def call(self, replica: int | None = None) -> None:
-        target = await self.balancer.any_target() if replica is None else self.targets[replica]
+        target = await self.balancer.wait_for_target() if replica is None else self.targets[replica]
         await asyncio.gather(self.balancer.call(target, "ask", (), {}), return_exceptions=True)
 
     async def begin(self, count: int) -> "list[asyncio.Task[int]]":
@@ -151,4 +151,4 @@ async def test_where_all_are_suspended_calls_still_go_somewhere(monkeypatch: pyt
         for _ in range(SUSPECT_AFTER):
             await stage.call(target.replica)
         stage.now += 0.1
-    assert (await stage.balancer.any_target()).replica == 0
+    assert (await stage.balancer.wait_for_target()).replica == 0

@@ -59,7 +59,10 @@ async def test_calls_under_way_are_repeated_elsewhere_or_lost_when_the_process_i
     first, second = FakeTarget(0), FakeTarget(1)
     handle = ServiceHandle(roster(1, first))
     first.hold()
-    asked, told = asyncio.ensure_future(handle.ask.route(1)), asyncio.ensure_future(handle.tell.route(2))
+    asked, told = (
+        asyncio.ensure_future(handle.ask.route(1)),
+        asyncio.ensure_future(handle.tell.route(2)),
+    )
     await turns()
     handle.update(roster(2, first, second))
     first.die()
@@ -75,7 +78,10 @@ async def test_what_the_controller_says_of_a_loss_ends_the_calls_at_once() -> No
     first, second = FakeTarget(0), FakeTarget(1)
     handle = ServiceHandle(roster(1, first))
     first.hold()
-    asked, told = asyncio.ensure_future(handle.ask.route()), asyncio.ensure_future(handle.tell.route())
+    asked, told = (
+        asyncio.ensure_future(handle.ask.route()),
+        asyncio.ensure_future(handle.tell.route()),
+    )
     await turns()
     handle.update(roster(2, second, lost=((0, 1),)))
     assert await asked == 1
@@ -154,9 +160,27 @@ async def test_a_session_says_how_often_it_had_to_move() -> None:
     with pytest.raises(ReplicaLostError):
         await session.tell.route()
     assert [await session.ask.route() for _ in range(3)] == [1 - home] * 3
-    assert (session.replica, session.moved) == (1 - home, 1)
+    assert (session.replica, session.moves) == (1 - home, 1)
     with pytest.raises(TypeError, match=r"call tell\.fanout on the service"):
         await session.tell.fanout()
+
+
+async def test_a_closed_session_whose_call_moves_is_counted_nowhere() -> None:
+    targets = [FakeTarget(0), FakeTarget(1)]
+    handle = ServiceHandle(roster(1, *targets))
+    sessions = [handle.session() for _ in range(4)]
+    homes = [session.replica for session in sessions]
+    targets[0].hold()
+    asked = [asyncio.ensure_future(session.ask.route()) for session in sessions]
+    await turns()
+    for session in sessions:
+        session.close()
+    handle.update(roster(2, targets[1], lost=((0, 1),)))
+    assert await asyncio.gather(*asked) == [1] * 4
+    assert sorted(home for home in homes if home is not None) == [0, 0, 1, 1]
+    handle.update(roster(3, FakeTarget(0, incarnation=2), targets[1]))
+    again = [handle.session() for _ in range(4)]
+    assert sorted(session.replica for session in again) == [0, 0, 1, 1]  # type: ignore[type-var]
 
 
 async def test_sessions_are_spread_and_those_that_begin_alike_are_together_while_there_is_room() -> None:
@@ -164,12 +188,12 @@ async def test_sessions_are_spread_and_those_that_begin_alike_are_together_while
     handle = ServiceHandle(roster(1, *targets))
     homes = [handle.session() for _ in range(6)]
     assert sorted(home.replica for home in homes) == [0, 0, 1, 1, 2, 2]  # type: ignore[type-var]
-    siblings = [handle.session(near=homes[0], room=5) for _ in range(4)]
+    siblings = [handle.session(near=homes[0], max_sessions=5) for _ in range(4)]
     # The home's replica has two sessions and takes three more; the fourth goes where there are fewest.
     assert [one.replica == homes[0].replica for one in siblings] == [True, True, True, False]
     for one in siblings:
         one.close()
-    again = handle.session(near=homes[0], room=9)
+    again = handle.session(near=homes[0], max_sessions=9)
     assert again.replica == homes[0].replica
     # Where it is lost they meet again, and the lost one's sessions are counted no more.
     left = [target for target in targets if target.replica != homes[0].replica]
@@ -199,15 +223,15 @@ async def test_a_session_leaves_a_replica_that_fails_whatever_it_is_asked() -> N
 
 async def test_a_starting_replica_takes_the_last_of_each_fan_out_in_order() -> None:
     replays = Replays(("load", "tune"))
-    assert replays.keep("ask", (1,), {}) is None
-    replays.keep("load", (1,), {})
-    replays.keep("tune", (0.5,), {})
-    newest = replays.keep("load", (2,), {})
+    assert replays.record("ask", (1,), {}) is None
+    replays.record("load", (1,), {})
+    replays.record("tune", (0.5,), {})
+    newest = replays.record("load", (2,), {})
     target = FakeTarget(3)
     target.hold()
     catching_up = asyncio.ensure_future(replays.catch_up(target))
     await turns()
-    replays.keep("load", (3,), {})  # while it is at it
+    replays.record("load", (3,), {})  # while it is at it
     target.released.set()
     await catching_up
     assert target.calls == [("tune", (0.5,)), ("load", (3,))]
@@ -217,12 +241,12 @@ async def test_a_starting_replica_takes_the_last_of_each_fan_out_in_order() -> N
 
 async def test_a_fan_out_that_comes_while_its_forerunner_is_taken_is_taken_too() -> None:
     replays = Replays(("load",))
-    replays.keep("load", (1,), {})
+    replays.record("load", (1,), {})
     target = FakeTarget(3)
     target.hold()
     catching_up = asyncio.ensure_future(replays.catch_up(target))
     await turns()
-    later = replays.keep("load", (2,), {})
+    later = replays.record("load", (2,), {})
     target.released.set()
     await catching_up
     assert target.calls == [("load", (1,)), ("load", (2,))]
@@ -232,14 +256,14 @@ async def test_a_fan_out_that_comes_while_its_forerunner_is_taken_is_taken_too()
 
 async def test_the_last_fan_out_of_one_state_stands_for_those_before_it() -> None:
     replays = Replays((("load", "sleep"), "tune"))
-    replays.keep("load", (1,), {})
-    replays.keep("tune", (0.5,), {})
+    replays.record("load", (1,), {})
+    replays.record("tune", (0.5,), {})
     target = FakeTarget(3)
     target.error = WeightsError("its publisher has died")
     catching_up = asyncio.ensure_future(replays.catch_up(target))
     await turns()
     target.error = None
-    sleeping = replays.keep("sleep", (), {})
+    sleeping = replays.record("sleep", (), {})
     await catching_up
     assert target.calls == [("load", (1,)), ("tune", (0.5,)), ("sleep", ())]
     assert sleeping is not None
@@ -251,15 +275,15 @@ async def test_the_last_fan_out_of_one_state_stands_for_those_before_it() -> Non
 
 async def test_a_fan_out_that_nobody_took_gives_way_to_the_one_before() -> None:
     replays = Replays(("load",))
-    replays.keep("load", (1,), {})
-    refused = replays.keep("load", (2,), {})
+    replays.record("load", (1,), {})
+    refused = replays.record("load", (2,), {})
     assert refused is not None
     replays.withdraw(refused)
     target = FakeTarget(0)
     await replays.catch_up(target)
     assert target.calls == [("load", (1,))]
     only = Replays(("load",))
-    first = only.keep("load", (1,), {})
+    first = only.record("load", (1,), {})
     assert first is not None
     only.withdraw(first)
     await only.catch_up(target)
@@ -268,21 +292,21 @@ async def test_a_fan_out_that_nobody_took_gives_way_to_the_one_before() -> None:
 
 async def test_what_cannot_be_had_is_waited_for_until_somebody_provides_it() -> None:
     replays = Replays(("load",))
-    replays.keep("load", (1,), {})
+    replays.record("load", (1,), {})
     target = FakeTarget(0)
     target.error = WeightsError("its publisher has died")
     catching_up = asyncio.ensure_future(replays.catch_up(target))
     await turns()
     assert target.calls == [("load", (1,))]
     assert not catching_up.done()
-    refused = replays.keep("load", (2,), {})
+    refused = replays.record("load", (2,), {})
     await turns()
     assert refused is not None
     replays.withdraw(refused)
     await turns()
     assert target.calls == [("load", (1,)), ("load", (2,)), ("load", (1,))]
     target.error = None
-    replays.keep("load", (0,), {})
+    replays.record("load", (0,), {})
     await catching_up
     assert target.calls[3:] == [("load", (0,))]
 
@@ -292,7 +316,7 @@ async def test_what_cannot_be_had_is_asked_for_again_without_a_fan_out_too(
 ) -> None:
     monkeypatch.setattr(replays_module, "RETRY_INTERVAL_S", 0.01)
     replays = Replays(("load",))
-    replays.keep("load", (1,), {})
+    replays.record("load", (1,), {})
     target = FakeTarget(0)
     target.error = WeightsError("its publisher did not answer")
     catching_up = asyncio.ensure_future(replays.catch_up(target))

@@ -53,7 +53,7 @@ async def test_a_replica_killed_idle_serves_again_with_the_current_state(
         happened = [event.kind for event in fleet.events if event.replica == 0]
         assert happened == ["starting", "serving", "lost", "restarting", "starting", "serving"]
         (how,) = (event.detail for event in fleet.events if event.kind == "lost")
-        assert how == processes.ENDED or "Killed(sig=9)" in how  # whoever saw it first tells
+        assert how == processes.PROCESS_ENDED or "Killed(sig=9)" in how  # whoever saw it first tells
 
 
 async def test_each_start_of_each_replica_is_told_which_it_is(roles: ModuleType, tmp_path: Path) -> None:

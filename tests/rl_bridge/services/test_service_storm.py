@@ -60,7 +60,7 @@ async def test_calls_and_fan_outs_among_kills(roles: ModuleType, tmp_path: Path)
 
         async with asyncio.timeout(210):
             await fleet.guard(
-                asyncio.wait_for(_together(*(call() for _ in range(CALLERS)), publish(), storm()), 200)
+                asyncio.wait_for(_run_and_agree(*(call() for _ in range(CALLERS)), publish(), storm()), 200)
             )
         await until(lambda: all(status.state == "serving" for status in policy.replicas))
         assert {version for _, version, _ in [await policy.generate.route() for _ in range(6)]} == {taken}
@@ -73,7 +73,7 @@ async def test_calls_and_fan_outs_among_kills(roles: ModuleType, tmp_path: Path)
     await until_gone(started)
 
 
-async def _together(*works: object) -> None:
+async def _run_and_agree(*works: object) -> None:
     async with asyncio.TaskGroup() as group:
         for work in works:
             group.create_task(work)  # type: ignore[arg-type]

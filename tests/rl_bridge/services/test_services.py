@@ -87,7 +87,7 @@ async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
         kill(home)
         async with asyncio.timeout(WAIT_S):
             (other,) = {(await session.generate.route())[0] for _ in range(4)}
-        assert (other, session.moved) == ((set(pids) - {home}).pop(), 1)
+        assert (other, session.moves) == ((set(pids) - {home}).pop(), 1)
         await until(lambda: all(status.state == "serving" for status in policy.replicas))
         assert sum(status.restarts for status in policy.replicas) == 1
         pids = [pid for status in policy.replicas for pid in status.pids]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl_bridge.interface import NAMED_BY
+from rl_bridge.interface import INTERFACE_VARIABLES
 from rl_bridge.services.worker import main, serve
 
 
@@ -43,9 +43,9 @@ def test_ranks_meet_where_the_host_is_reached(
     told: list[list[str | None]] = []
 
     def run_worker_loop_forever(**_: str) -> None:
-        told.append([os.environ.get(name) for name in NAMED_BY])
+        told.append([os.environ.get(name) for name in INTERFACE_VARIABLES])
 
-    environment = {name: value for name, value in os.environ.items() if name not in NAMED_BY}
+    environment = {name: value for name, value in os.environ.items() if name not in INTERFACE_VARIABLES}
     monkeypatch.setattr(os, "environ", environment | before)
     actor = SimpleNamespace(run_worker_loop_forever=run_worker_loop_forever)
     monkeypatch.setitem(sys.modules, "monarch", SimpleNamespace(actor=actor))

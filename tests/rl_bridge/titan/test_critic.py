@@ -75,7 +75,7 @@ def test_each_loss_token_has_the_float32_value_of_what_came_before_it(tmp_path: 
         for number, text in enumerate(texts)
     ]
     batch = TrainBatch.from_samples(samples)
-    assert not batch.packed().one_a_row
+    assert not batch.pack_rows().one_a_row
     with torch.no_grad(), model.spmd():
         ours = model.outputs(model.pack(batch)).logprobs
     expected = torch.cat([said(model, torch.tensor([text]))[0, 1:] for text in texts])

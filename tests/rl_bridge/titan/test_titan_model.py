@@ -120,7 +120,7 @@ def test_an_output_layer_that_is_not_tied_as_the_file_says_is_refused(
     tmp_path: Path, tokens: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """transformers and vLLM use it all the same: trainer and generators would be different models."""
-    monkeypatch.setattr("rl_bridge.titan.model.ROWS_AT_ONCE", VOCABULARY // 4)
+    monkeypatch.setattr("rl_bridge.titan.model.ROWS_PER_COMPARISON", VOCABULARY // 4)
     file = make_checkpoint(tmp_path, "qwen3-tied") / "model.safetensors"
     store_output_layer(file, change=1.0)
     with torch.no_grad():
@@ -274,8 +274,8 @@ def test_packing_changes_neither_log_probabilities_nor_gradients(name: str, tmp_
         device=torch.device("cpu"),
     )
     alone = [batch.take(np.flatnonzero(batch.context == one)) for one in range(len(batch.lengths))]
-    assert not batch.packed().one_a_row, "nothing was packed"
-    assert batch.packed().tokens.shape[0] < 0.6 * len(alone)
+    assert not batch.pack_rows().one_a_row, "nothing was packed"
+    assert batch.pack_rows().tokens.shape[0] < 0.6 * len(alone)
     packed, packed_gradients = passes(model, [batch])
     single, single_gradients = passes(model, alone)
     order = np.concatenate([np.flatnonzero(batch.context == one) for one in range(len(alone))])

@@ -52,7 +52,9 @@ def algorithm(**keys: Any) -> AlgorithmConfig:
 
 
 def advantages_of(batch: TrainBatch, algorithm: AlgorithmConfig, **options: Any) -> TrainBatch:
-    return with_advantages(batch, algorithm, **options, whole=lambda numbers: numbers.astype(np.float64))
+    return with_advantages(
+        batch, algorithm, **options, gather_values=lambda numbers: numbers.astype(np.float64)
+    )
 
 
 def test_a_trajectory_earns_its_reward_with_its_last_token() -> None:
@@ -169,7 +171,7 @@ def test_ranks_and_passes_add_up_to_the_whole(
     for mine in parts:
         table = Table()
         own = Passes(table)  # type: ignore[arg-type]
-        values += own.whole(mine.batch, own.evaluate(mine, table.of))
+        values += own.gather_values(mine.batch, own.evaluate(mine, table.of))
         made.append(table.passes.copy())
         for update in range(2):
 
@@ -313,7 +315,7 @@ def test_trainer_computes_as_little_anew_as_its_gpu_has_room_for(
 ) -> None:
     made = settings(tmp_path, folder=tmp_path, activation_checkpointing=asked)
     made = replace(made, bytes_by_checkpointing={key: int(value * 1e9) for key, value in needed.items()})
-    found, words = made.settle_checkpointing(None if gigabytes is None else int(gigabytes * 1e9))
+    found, words = made.resolve_checkpointing(None if gigabytes is None else int(gigabytes * 1e9))
     assert (found.trainer.activation_checkpointing, found.trainer.iterations) == (
         kind,
         made.trainer.iterations,

@@ -62,4 +62,4 @@ def test_the_loss_is_minus_the_mean_log_probability_and_falls(tiny_policy: Path,
         np.mean(kept.logprobs(TrainBatch.from_samples([*row(0), *row(1, 1), *row(2, 2), *row(3, 3)])))
     )
     assert seen == pytest.approx(result.kept.validation_loss, abs=1e-5)
-    Checkpoint(tiny_policy).require_like(Checkpoint(tmp_path / "policy").tensors())
+    Checkpoint(tiny_policy).require_same_shapes(Checkpoint(tmp_path / "policy").tensors())

@@ -371,7 +371,7 @@ def test_an_export_in_several_files_is_loaded_by_transformers(
     trainer.export(folder)  # in one file, which the next one replaces
     trainer.step(batch(0))
     largest = max(tensor.numel() for tensor in copied(trainer).values()) * dtype.itemsize
-    trainer.export(folder, most_bytes=largest)
+    trainer.export(folder, max_file_bytes=largest)
     files = sorted(path.name for path in folder.glob("*.safetensors*"))
     assert len(files) > 3
     assert files[0] == f"model-00001-of-{len(files) - 1:05d}.safetensors"
@@ -384,7 +384,7 @@ def test_an_export_in_several_files_is_loaded_by_transformers(
     loaded = AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype).state_dict()
     for key, tensor in copied(trainer).items():
         assert torch.equal(loaded[key], tensor.to(dtype)), key
-    Checkpoint(tiny_policy).require_like(Checkpoint(folder).tensors())
+    Checkpoint(tiny_policy).require_same_shapes(Checkpoint(folder).tensors())
     # And back to one file: of those before none is left that an engine could take for a part.
     trainer.export(folder)
     assert [path.name for path in folder.glob("*.safetensors*")] == ["model.safetensors"]

@@ -192,6 +192,6 @@ def test_functions_of_ones_own_in_the_trainer(
     algorithm = {"advantage": "own_algorithm:first_alone", "kl_coef": 0.1, "kl_in": "reward"}
     trainer = trained(tiny_policy, tmp_path / "d", algorithm, **options)
     assert trainer._critic is None
-    prepared = trainer._prepare(trainer._own(one.with_reference(one.old_logprobs))).batch
+    prepared = trainer._prepare(trainer._take_own_part(one.with_reference(one.old_logprobs))).batch
     first = np.isin(prepared.trajectory, np.unique(prepared.trajectory)[::4])
     assert prepared.advantages.tolist() == first.astype(np.float32).tolist()

@@ -158,18 +158,28 @@ def test_the_end_waits_for_the_last_checkpoint(
     assert whole(tmp_path) == ["step-1"]
 
 
-def test_a_loss_that_is_no_number_waits_for_the_checkpoint_that_the_run_goes_on_from(
+def test_a_checkpoint_is_waited_for_beside_other_work(
     trainer: Any, tmp_path: Path, slow_disk: threading.Event
 ) -> None:
+    trainer.wait_for_checkpoint()  # there is none
     trainer.step(batch(0))
     trainer.save(1, wait=False)
+    found: list[list[str]] = []
+
+    def wait() -> None:
+        trainer.wait_for_checkpoint()
+        found.append(whole(tmp_path))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
     bad = batch(1)
     bad.advantages[5] = float("nan")
-    threading.Timer(0.2, slow_disk.set).start()
     with pytest.raises(NonFiniteLossError):
         trainer.step(bad)
-    # By now: the process that hears of it is given seconds to end, and a large checkpoint takes minutes.
-    assert whole(tmp_path) == ["step-1"]
+    assert waiter.is_alive()
+    slow_disk.set()
+    waiter.join(WAIT_S)
+    assert found == [["step-1"]]
 
 
 def test_a_checkpoint_of_another_version_than_the_weights_is_refused(trainer: Any) -> None:

@@ -54,7 +54,7 @@ def test_adapters_are_trained_merged_exported_and_resumed(policy: Path, tmp_path
     assert (config["r"], config["lora_alpha"]) == (LORA.rank, LORA.alpha)
     assert config["base_model_name_or_path"] == str(policy)
 
-    held = trainer._checkpoints.below("model", 1)
+    held = trainer._checkpoints.names_below("model", 1)
     assert len(held) == len(factors)
     assert all(".lora_" in name for name in held)
     metrics = trainer.step(batch(1))
@@ -78,7 +78,7 @@ def test_the_reference_is_the_model_with_its_adapters_off(policy: Path, tmp_path
         trainer.step(batch(number))
     frozen = alone(policy, tmp_path / "other").logprobs(batch(1))
     assert abs(trainer.logprobs(batch(1)) - frozen).max() > 1e-3
-    mine = trainer._prepare(trainer._own(batch(1)))
+    mine = trainer._prepare(trainer._take_own_part(batch(1)))
     np.testing.assert_allclose(mine.batch.reference_logprobs, frozen, atol=1e-6)
     assert trainer.step(batch(1))["policy/kl_to_reference"] > 0
 

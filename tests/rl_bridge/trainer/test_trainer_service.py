@@ -49,7 +49,7 @@ async def test_a_killed_rank_makes_the_trainer_go_on_from_its_checkpoint(
     async with asyncio.timeout(3 * WAIT_S), Fleet(tmp_path / "logs"):
         store = WeightStore.create()
         trainer = await TrainerActor.options(procs=count, name="trainer").as_service(options, store)
-        assert await trainer.resumed.route() == ResumeState()
+        assert await trainer.get_resume_state.route() == ResumeState()
         told = [await trainer.train_step.route(batch(number)) for number in range(3)]
         await trainer.save_checkpoint.route(3, RUN_STATE, {"groups": b"abc"})
         told.append(await trainer.train_step.route(batch(3)))
@@ -59,7 +59,7 @@ async def test_a_killed_rank_makes_the_trainer_go_on_from_its_checkpoint(
             os.kill(pids(trainer)[victim], signal.SIGKILL)
             with pytest.raises(ReplicaLostError):
                 await doomed
-            resumed = await trainer.resumed.route()
+            resumed = await trainer.get_resume_state.route()
             assert resumed == ResumeState(version=3, run_state=RUN_STATE, attachments={"groups": b"abc"})
         assert [place.restarts for place in trainer.replicas] == [count]
         told[3:] = [await trainer.train_step.route(batch(number)) for number in (3, 4)]
@@ -86,6 +86,7 @@ async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
 ) -> None:
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.trainer.actor import TrainerActor
+    from rl_bridge.trainer.checkpoints import newest_checkpoint
     from rl_bridge.weights import WeightStore
 
     async with asyncio.timeout(WAIT_S), Fleet(tmp_path / "logs"):
@@ -108,6 +109,9 @@ async def test_what_goes_wrong_in_the_training_is_told_and_the_trainer_lives(
         assert not torch.equal(new["lm_head.weight"], first["lm_head.weight"])
         await trainer.export.route(str(tmp_path), 1)
         assert (tmp_path / "model.safetensors").exists()
+        await trainer.save_checkpoint.route(1, RUN_STATE, {}, False)
+        await trainer.wait_for_checkpoint.route()
+        assert newest_checkpoint(tmp_path / "run") == 1
         assert trainer.replicas[0].restarts == 0
         await store.close()
 

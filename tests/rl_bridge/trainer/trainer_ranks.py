@@ -110,19 +110,19 @@ class Ranks:
     """Processes that make up a trainer. They can be given one trainer after another: `build(settings)`.
 
     Args:
-        folder: For the meeting's file.
+        folder: For the rendezvous file.
         count: How many.
     """
 
     def __init__(self, folder: Path, count: int, *, timeout_s: float = WAIT_S) -> None:
         context = get_context("spawn")
-        meeting = folder / f".meeting-{os.urandom(4).hex()}"
+        rendezvous_file = folder / f".meeting-{os.urandom(4).hex()}"
         self._ends: list[Connection] = []
         self.processes: list[BaseProcess] = []
         for index in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(index, count, meeting, timeout_s, theirs), daemon=True
+                target=_serve, args=(index, count, rendezvous_file, timeout_s, theirs), daemon=True
             )
             process.start()
             theirs.close()
@@ -197,13 +197,13 @@ def ranks(folder: Path, count: int, *, timeout_s: float = WAIT_S) -> Iterator[Ra
         made.end()
 
 
-def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connection) -> None:
+def _serve(index: int, count: int, rendezvous_file: Path, timeout_s: float, end: Connection) -> None:
     from rl_bridge.titan.ranks import Rank
     from rl_bridge.trainer import checkpoints
     from rl_bridge.trainer.trainer import Trainer
     from rl_bridge.weights.snapshot import own_shards
 
-    rank = Rank(index=index, count=count, meeting=meeting, timeout_s=timeout_s)
+    rank = Rank(index=index, count=count, rendezvous_file=rendezvous_file, timeout_s=timeout_s)
     trainer: Trainer | None = None
     while True:
         method, arguments, named = end.recv()
@@ -227,7 +227,7 @@ def _serve(index: int, count: int, meeting: Path, timeout_s: float, end: Connect
                 assert trainer is not None
                 with trainer.weights(*arguments) as state:
                     shards = own_shards(state, rank=index)
-                    end.send([(name, one.whole, one.box, one.values()) for name, one in shards.items()])
+                    end.send([(name, one.full_shape, one.box, one.values()) for name, one in shards.items()])
             elif method == "draw":
                 end.send(torch.rand(4).tolist())
             else:

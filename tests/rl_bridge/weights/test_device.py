@@ -297,7 +297,7 @@ class Reading:
         state = WeightReceiver().read(handed)
         assert isinstance(state, SnapshotState)
         assert isinstance(state.held, Buffers)
-        copies = dict(state.copied_to("cuda"))
+        copies = dict(state.copy_to("cuda"))
         state.held.close()
         assert all(tensor.is_cuda for tensor in copies.values())
         assert_same({name: tensor.cpu() for name, tensor in copies.items()}, expected_of(value))

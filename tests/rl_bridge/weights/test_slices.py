@@ -58,7 +58,7 @@ def test_the_shards_of_all_ranks_tile_the_tensor(kind: str, rows: int) -> None:
             assert isinstance(tensor, DTensor)
             shard = own_shards({"weight": tensor}, rank=rank).get("weight")
         if shard is not None:
-            place = shard.box.within(Box.whole(whole.shape))
+            place = shard.box.index_in(Box.of_shape(whole.shape))
             assert torch.equal(shard.local, whole[place])
             seen[place] += 1
     assert torch.equal(seen, torch.ones_like(seen))
@@ -97,7 +97,9 @@ def published(shards: Sequence[dict[str, OwnShard]]) -> tuple[Snapshot, dict[int
 
 
 def shard_of(whole: torch.Tensor, box: Box) -> OwnShard:
-    return OwnShard(whole=tuple(whole.shape), box=box, local=whole[box.within(Box.whole(whole.shape))])
+    return OwnShard(
+        full_shape=tuple(whole.shape), box=box, local=whole[box.index_in(Box.of_shape(whole.shape))]
+    )
 
 
 @st.composite
@@ -121,9 +123,9 @@ def test_any_tiling_is_read_in_any_other(
 ) -> None:
     whole = torch.arange(30.0).view(SHAPE)
     snapshot, held = published([{"weight": shard_of(whole, box)} for box in ours])
-    for box in [*theirs, Box.whole(SHAPE)]:
+    for box in [*theirs, Box.of_shape(SHAPE)]:
         like = {"weight": ShardSpec(box=box, dtype=dtype)}
-        expected = whole[box.within(Box.whole(SHAPE))].to(dtype or torch.float32)
+        expected = whole[box.index_in(Box.of_shape(SHAPE))].to(dtype or torch.float32)
         wants = plan_reads(snapshot, like)
         for copy in (True, False):
             state = SnapshotState(wants, held, like, copy=copy)
@@ -146,7 +148,7 @@ def test_what_lies_whole_is_not_copied() -> None:
 
 @pytest.mark.parametrize(
     ("boxes", "covered"),
-    [([Box(start=(0, 0), shape=(3, 5))], 15), ([Box.whole(SHAPE), Box.whole(SHAPE)], 60)],
+    [([Box(start=(0, 0), shape=(3, 5))], 15), ([Box.of_shape(SHAPE), Box.of_shape(SHAPE)], 60)],
 )
 def test_holes_and_doubles_are_refused(boxes: list[Box], covered: int) -> None:
     whole = torch.arange(30.0).view(SHAPE)

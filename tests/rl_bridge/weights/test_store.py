@@ -50,12 +50,12 @@ async def test_a_sum_is_published_and_its_parts_stay_as_they_are(store: WeightSt
 
     def part(box: Box) -> torch.Tensor:
         asked.append(box)
-        return added[box.within(Box.whole(added.shape))]
+        return added[box.index_in(Box.of_shape(added.shape))]
 
     await store.put(
         1, {"bias": torch.zeros(3), "weight": LazySum(base=base, added=part)}, dtype=torch.bfloat16
     )
-    assert asked == [Box.whole((4, 2))]
+    assert asked == [Box.of_shape((4, 2))]
     expected = {"bias": torch.zeros(3), "weight": added + 1.0}
     assert_same(await store.get(1), {name: value.bfloat16() for name, value in expected.items()})
     assert torch.equal(base, torch.ones(4, 2))
@@ -119,6 +119,7 @@ async def test_what_is_held_is_never_overwritten_and_the_ring_grows_within_its_b
                 async with store.open(51):
                     with pytest.raises(WeightsError, match=f"being read, by process {os.getpid()};"):
                         await store.put(52, state_of(52.0))
+                    store._publisher._timeout_s = 60.0
                     waiting = asyncio.ensure_future(store.put(53, state_of(53.0)))
                     await asyncio.sleep(0.05)
                     assert not waiting.done()
@@ -194,6 +195,7 @@ async def test_two_ranks_make_a_snapshot_whole_and_nobody_sees_half(
     await store.put(1, state_of(1.0), rank=0, ranks=2)
     with pytest.raises(WeightsError, match=r"within 0.3 s, still missing are ranks \[1\]"):
         await store.get(1)
+    store._timeout_s = 60.0
     waiting = asyncio.ensure_future(store.get(1))
     await asyncio.sleep(0.02)
     assert not waiting.done()
@@ -250,7 +252,7 @@ async def test_a_rank_that_cannot_publish_is_told_to_who_waits(
     await other.put(3, state_of(3.0), rank=1, ranks=2)
     waiting = asyncio.ensure_future(store.get(3))
     await asyncio.sleep(0.02)
-    store._puts[None] = 0  # as on the other's first time
+    store._put_counts[None] = 0  # as on the other's first time
     broken = {**state_of(3.0), "further": torch.empty(8, device="meta")}
     with pytest.raises(Exception, match="meta"):
         await store.put(3, broken, rank=0, ranks=2)

@@ -15,7 +15,7 @@ from store_stage import Directory, assert_same, sibling, snapshot_of, state_of
 from rl_bridge.errors import WeightsError
 from rl_bridge.weights import WeightStore
 from rl_bridge.weights.local import SegmentReader
-from rl_bridge.weights.segments import SegmentAddress, _start_ticks, own_machine, own_origin
+from rl_bridge.weights.segments import SegmentAddress, _read_start_ticks, machine_identifier, own_origin
 from rl_bridge.weights.snapshot import Origin, Publication
 
 
@@ -69,9 +69,9 @@ async def test_a_publisher_that_is_killed_while_it_writes_is_told_to_who_waits(
 ) -> None:
     await store.put(1, state_of(1.0))
     with child(lambda: True) as pid:
-        ticks = _start_ticks(pid)
+        ticks = _read_start_ticks(pid)
         assert ticks is not None
-        origin = Origin(machine=own_machine(), pid=pid, started=ticks, rank=0)
+        origin = Origin(machine=machine_identifier(), pid=pid, started=ticks, rank=0)
         await directory.announce(2, Publication(group="first trainer", number=2), origin, 1, None)
         patient = sibling(store, directory)
         patient._timeout_s = 30.0
@@ -99,7 +99,7 @@ async def test_what_a_killed_publisher_had_published_is_gone_with_it_and_the_err
     await store.put(1, state_of(1.0))
     (own,) = (await snapshot_of(directory, 1)).contributions
     with child(lambda: True) as pid:
-        ticks = _start_ticks(pid)
+        ticks = _read_start_ticks(pid)
         assert ticks is not None
     for origin, why in (
         (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from missing import missing
+from serving import eventually
 
 from rl_bridge.errors import ReplicaLostError, RoleError, SnapshotOverwrittenError, WeightsError
 
@@ -158,7 +159,7 @@ async def test_what_a_publisher_that_was_replaced_still_sends_is_never_taken_for
     before, after = life("first"), life("second")
     volumes.late = late = asyncio.Event()
     sending = asyncio.ensure_future(before.put(5, {"w": torch.full((3,), 1.0)}))
-    await asyncio.sleep(0.05)  # it is on its way
+    await eventually(lambda: volumes.late is None)  # it is on its way
     await after.put(5, {"w": torch.full((3,), 2.0)})
     assert (await after.get(5))["w"].tolist() == [2.0] * 3
     late.set()  # and arrives under the name that its successor has
@@ -221,7 +222,7 @@ async def test_what_was_overwritten_under_a_fetch_is_told_from_a_fetch_that_fail
 
     first, second = (Publication(group="trainer", number=number) for number in (1, 2))
     origin = Origin(machine="another", pid=1, started=1, rank=0)
-    part = StoredPart(whole=(4,), box=Box.whole((4,)), dtype="uint8", offset=0, nbytes=4)
+    part = StoredPart(full_shape=(4,), box=Box.of_shape((4,)), dtype="uint8", offset=0, nbytes=4)
 
     class Fetch:
         def read_remote(self, *_: object) -> None:

@@ -125,29 +125,123 @@ async def test_upload_ends_with_its_sandbox() -> None:
             await envd._write(guest, "path", pieces())
 
 
-async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late() -> None:
+async def request(agent: socket.socket, op: str) -> dict[str, Any]:
+    """The next request of this kind that an agent gets."""
     loop = asyncio.get_running_loop()
-
-    async def request(agent: socket.socket, op: str) -> dict[str, Any]:
+    async with asyncio.timeout(WAIT_TIMEOUT_S):
         while True:
             head, size = FRAME.unpack(await loop.sock_recv(agent, FRAME.size))
             header: dict[str, Any] = json.loads(await loop.sock_recv(agent, head + size))
             if header["op"] == op:
                 return header
 
+
+@pytest.mark.parametrize(
+    ("end", "status"), [(-1, "signal: killed"), (-1, "signal: segmentation fault"), (0, "exit status 0")]
+)
+async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late(
+    end: int, status: str
+) -> None:
+    loop = asyncio.get_running_loop()
     async with guest_with_fake_agent() as (guest, agent):
         events = envd._start(guest, {"process": {"cmd": "sleep"}}, 0.05)
         first = asyncio.create_task(anext(events))
         start = await request(agent, "start")
         await loop.sock_sendall(agent, pack({"id": start["id"], "pid": 7}))
         assert await first == {"event": {"start": {"pid": 7}}}
+        next_one = asyncio.create_task(anext(events))
         await request(agent, "signal")
-        async with guest.subscribed(start["stream"]) as output:
-            await loop.sock_sendall(agent, pack({"stream": start["stream"], "end": -1, "status": "killed"}))
-            assert await output.take(WAIT_TIMEOUT_S) is not None
-        with pytest.raises(GuestError) as error:
-            await anext(events)
-        assert error.value.code == "deadline_exceeded"
+        await loop.sock_sendall(agent, pack({"stream": start["stream"], "end": end, "status": status}))
+        if "killed" in status:
+            with pytest.raises(GuestError) as told:
+                await next_one
+            assert told.value.code == "deadline_exceeded"
+        else:  # it had ended before
+            assert (await next_one)["event"]["end"]["status"] == status
+
+
+async def test_a_command_whose_client_leaves_during_its_start_has_a_deadline() -> None:
+    async with guest_with_fake_agent() as (guest, agent):
+        events = envd._start(guest, {"process": {"cmd": "sleep"}}, 0.05)
+        first = asyncio.create_task(anext(events))
+        start = await request(agent, "start")
+        first.cancel()
+        assert (await request(agent, "signal"))["stream"] == start["stream"]
+
+
+async def test_a_cell_that_writes_faster_than_is_read_is_interrupted_before_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guests, "MAX_BUFFERED", 1000)
+    loop, turn = asyncio.get_running_loop(), asyncio.Lock()
+    async with guest_with_fake_agent() as (guest, agent):
+        record: Any = SimpleNamespace(guest=guest, id="id")
+        table: Any = SimpleNamespace(spawn=lambda work, _: asyncio.create_task(work))
+        lines = interpreter._run(record, table, "c", turn, "code", {})
+        first = asyncio.create_task(anext(lines))
+        run = await request(agent, "run")
+        await loop.sock_sendall(agent, pack({"id": run["id"]}))
+        for _ in range(20):
+            await loop.sock_sendall(agent, pack({"stream": "c", "pipe": "stdout"}, b"x" * 200))
+        told = [await first, *[line async for line in lines]]
+        assert b"not read in time" in told[-1]
+        assert (await request(agent, "interrupt"))["name"] == "c"
+        assert turn.locked()
+        await loop.sock_sendall(agent, pack({"stream": "c", "end": 0}))
+        async with asyncio.timeout(WAIT_TIMEOUT_S), turn:
+            pass
+
+
+class _Session:
+    """A session whose fork takes as long as one likes."""
+
+    isolation, limits, related = Isolation.PROCESS, Limits(), False
+
+    def __init__(self) -> None:
+        self.forking, self.may_fork = asyncio.Event(), asyncio.Event()
+        self.frozen: list[bool] = []
+        self.close = AsyncMock()
+
+    async def serve(self, _: object) -> None: ...
+
+    async def fork_agent(self, *_: object) -> "_Session":
+        self.forking.set()
+        await self.may_fork.wait()
+        self.related = True
+        return _Session()
+
+    def freeze(self, *, frozen: bool) -> None:
+        self.frozen.append(frozen)
+
+
+async def test_a_pause_waits_for_a_fork_and_a_fork_for_no_pause() -> None:
+    async with guest_with_fake_agent() as (guest, _):
+        session: Any = _Session()
+        machine = ProcessMachine(guest, session, None)
+        forking = asyncio.create_task(machine.fork([]))
+        await session.forking.wait()
+        pausing = asyncio.create_task(machine.freeze(frozen=True))
+        await asyncio.sleep(0)
+        session.may_fork.set()
+        with pytest.raises(GuestError, match="without forks"):
+            await pausing
+        assert session.frozen == []
+        await (await forking).close()
+        session.related = False
+        await machine.freeze(frozen=True)
+        with pytest.raises(GuestError, match="not paused"):
+            await machine.fork([])
+
+
+async def test_a_sandbox_without_a_channel_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = _Session()
+    sandbox: Any = SimpleNamespace(open=AsyncMock(return_value=session))
+    monkeypatch.setattr(
+        asyncio, "open_unix_connection", AsyncMock(side_effect=OSError("too many open files"))
+    )
+    with pytest.raises(OSError, match="too many"):
+        await ProcessMachine.start(sandbox, Limits())
+    session.close.assert_awaited_once()
 
 
 # ---- callers of one

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from openenv_core.backoff import exponential_pause_s
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import is_bearer_token, retry_after
 from openenv_core.sandbox import Execution, Limits
@@ -115,7 +116,7 @@ class _RetryBackoff:
 
     def next_pause_s(self, header: str | None) -> float | None:
         """Return the seconds to wait before the next attempt, given the Retry-After header; None if time is up."""
-        pause_s = min(MAX_BACKOFF_S, MIN_BACKOFF_S * 2.0 ** min(self.attempts - 1, 16))
+        pause_s = exponential_pause_s(self.attempts, MIN_BACKOFF_S, MAX_BACKOFF_S)
         # Jitter, so that requests that were rejected together are not retried together.
         pause_s = max(pause_s * random.uniform(0.75, 1.0), retry_after(header) or 0.0)
         if time.monotonic() + pause_s > self._deadline:

@@ -11,14 +11,14 @@ from openenv_core.scaffold.making import make, make_task
 from openenv_core.scaffold.names import names_of
 from rl_bridge.config.loading import load_config
 from rl_bridge.errors import ConfigError
-from rl_bridge.rollout.rehearsal import rehearse
+from rl_bridge.rollout.preflight import run_preflight
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rehearsed")
+    folder = tmp_path_factory.mktemp("preflight")
     make(names_of("pebble"), parent=folder)
     make_task(names_of("pebble"), folder)
     return folder
@@ -33,21 +33,21 @@ def folder(made: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def rehearsed(*overrides: str) -> str:
+def preflight_error(*overrides: str) -> str:
     with pytest.raises(ConfigError) as refused:
-        rehearse(load_config("pebble.yaml", overrides))
+        run_preflight(load_config("pebble.yaml", overrides))
     return str(refused.value)
 
 
 def test_what_is_sound_leaves_nothing(folder: Path) -> None:
     before = sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts)
-    rehearse(load_config("pebble.yaml"))
+    run_preflight(load_config("pebble.yaml"))
     assert sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts) == before
 
 
 def test_an_environment_that_cannot_be_forked(folder: Path) -> None:
     told = "rollout.fork_turn=1: expected an environment that can be forked, got PebbleEnvironment without FORKABLE"
-    assert told in rehearsed("rollout.fork_turn=1")
+    assert told in preflight_error("rollout.fork_turn=1")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_an_environment_that_cannot_be_forked(folder: Path) -> None:
     ],
 )
 def test_wrong_names(folder: Path, override: str, told: str) -> None:
-    assert told in rehearsed(override)
+    assert told in preflight_error(override)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_mistakes_in_a_task_are_shown_by_their_line(
     text = (folder / "pebble_task.py").read_text()
     (folder / f"{module}.py").write_text(text.replace(right, wrong, 1))
     sys.modules.pop(module, None)
-    found = rehearsed(f"rollout.task={module}:PebbleTask")
+    found = preflight_error(f"rollout.task={module}:PebbleTask")
     assert [words for words in told if words not in found] == []
     assert f"{module}.py" in found
     assert not [room for room in ("rl_bridge", "openenv_core") if f"{ROOT / room}" in found]

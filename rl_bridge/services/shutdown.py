@@ -10,31 +10,31 @@ from functools import cache
 FLUSH_TIMEOUT_S = 0.3
 """Time for Monarch's last messages, the same as Monarch's own."""
 
-LEAVE_TIMEOUT_S = 5.0
+SHUTDOWN_TIMEOUT_S = 5.0
 """Time for the rest of the shutdown: on a busy machine Monarch's own second is too short."""
 
 
 @cache
-def leave_quietly() -> None:
+def shut_down_at_exit() -> None:
     """Shut down Monarch's client at exit, before Monarch does, which prints a traceback if that takes too long.
 
     Call it when there is a client: exit handlers run in reverse order of registration.
     """
-    atexit.register(_leave)
+    atexit.register(_shut_down)
 
 
-def _leave() -> None:
+def _shut_down() -> None:
     from monarch.actor import shutdown_context
 
     with suppress(Exception):  # the process is exiting
-        shutdown_context(host_timeout=FLUSH_TIMEOUT_S).get(timeout=LEAVE_TIMEOUT_S)
+        shutdown_context(host_timeout=FLUSH_TIMEOUT_S).get(timeout=SHUTDOWN_TIMEOUT_S)
 
 
-TOLD_TO_GO = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Have SIGINT and SIGTERM raise KeyboardInterrupt within the block.
 
     For calls that block the event loop, which handles a signal only in its next iteration. On another thread than the
@@ -43,10 +43,10 @@ def interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.default_int_handler) for number in TOLD_TO_GO}
+    previous_handlers = {number: signal.signal(number, signal.default_int_handler) for number in STOP_SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             # None means a handler that was not installed by Python, which Python cannot restore.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 
+from rl_bridge.doctor.collectives import Rendezvous, check_collectives
 from rl_bridge.doctor.host import Severity
-from rl_bridge.doctor.meeting import Meeting, meet
 
 
 def free_address() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def meeting(
+def rendezvous(
     address: str, *, num_nodes: int, node_rank: int, per_host: int = 1, timeout_s: float = 60
-) -> Meeting:
-    return Meeting(
+) -> Rendezvous:
+    return Rendezvous(
         address=address,
         num_nodes=num_nodes,
         node_rank=node_rank,
@@ -38,21 +38,21 @@ def meeting(
 
 
 def ranks_alive(address: str) -> list[str]:
-    """Command lines of ranks of a meeting that still run."""
+    """Command lines of ranks of a rendezvous that still run."""
     lines = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             line = (folder / "cmdline").read_text()
         except OSError:
             continue
-        if "rl_bridge.doctor.meeting" in line and address in line:
+        if "rl_bridge.doctor.collectives" in line and address in line:
             lines.append(line)
     return lines
 
 
 @pytest.mark.slow
 def test_two_processes_of_one_host() -> None:
-    (found,) = meet(meeting(free_address(), num_nodes=1, node_rank=0, per_host=2))
+    (found,) = check_collectives(rendezvous(free_address(), num_nodes=1, node_rank=0, per_host=2))
     assert found.level is Severity.GOOD
     assert "2 processes on 1 host (" in found.told
     assert found.metrics["small_us"] > 0
@@ -111,7 +111,7 @@ def test_two_hosts_that_share_nothing_but_a_link() -> None:
 @pytest.mark.parametrize("node_rank", [0, 1])
 def test_host_that_does_not_come(node_rank: int) -> None:
     address = free_address()
-    (found,) = meet(meeting(address, num_nodes=2, node_rank=node_rank, timeout_s=2))
+    (found,) = check_collectives(rendezvous(address, num_nodes=2, node_rank=node_rank, timeout_s=2))
     assert found.level is Severity.BAD
     assert f"expected 2 processes to meet at {address} within 2 s" in found.told
     # The first host has the place where all meet: who else is missing can be said there alone.
@@ -125,8 +125,9 @@ def test_processes_end_with_the_command() -> None:
     """Even where that is killed while they wait for another host."""
     address = free_address()
     source = (
-        "from rl_bridge.doctor.meeting import *; "
-        f"meet(Meeting(address={address!r}, num_nodes=2, node_rank=0, per_host=1, on_gpus=False, timeout_s=600))"
+        "from rl_bridge.doctor.collectives import *; "
+        f"check_collectives(Rendezvous(address={address!r}, num_nodes=2, node_rank=0, per_host=1, on_gpus=False, "
+        "timeout_s=600))"
     )
     command = subprocess.Popen(
         [sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -166,7 +167,7 @@ def test_process_that_dies_under_way_ends_all(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(subprocess, "Popen", Doomed)
     address, began = free_address(), time.monotonic()
-    (found,) = meet(meeting(address, num_nodes=1, node_rank=0, per_host=2, timeout_s=4))
+    (found,) = check_collectives(rendezvous(address, num_nodes=1, node_rank=0, per_host=2, timeout_s=4))
     assert found.level is Severity.BAD
     assert time.monotonic() - began < 60
     assert ranks_alive(address) == []

@@ -1,7 +1,7 @@
 """Checks that processes of several hosts can run collectives together, and how fast.
 
-Each process is `python -m rl_bridge.doctor.meeting MEETING LOCAL_RANK OWNER`. It uses no code of a run, so a failure is
-the network's, a driver's or a library's.
+Each process is `python -m rl_bridge.doctor.collectives RENDEZVOUS LOCAL_RANK OWNER`. It uses no code of a run, so a
+failure is the network's, a driver's or a library's.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict
 
 from openenv_core.sandbox.kernel.libc import die_with_parent
 from rl_bridge.doctor.host import Finding, Severity
-from rl_bridge.interface import is_own, name_interface
+from rl_bridge.interface import is_own_address, name_interface
 from rl_bridge.metrics.status import parse_address
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ SMALL_TIMES, LARGE_TIMES = 20, 5
 """Timed repetitions of a collective, after one for warm-up: of a single number, and of all data."""
 IMPORT_TIMEOUT_S = 180.0
 """Imports are slow from a remote disk or on a busy machine."""
-MEETING_TIMEOUTS = 10
-"""The limit of a whole meeting, in multiples of its timeout, which applies to each collective."""
+RENDEZVOUS_TIMEOUTS = 10
+"""The limit of a whole rendezvous, in multiples of its timeout, which applies to each collective."""
 KILL_TIMEOUT_S = 5.0
 POLL_INTERVAL_S = 0.1
 REPORT_PREFIX = "ropewalk doctor: "
 """Begins a line of JSON with a process's results; other lines come from libraries, mostly NCCL."""
 
 
-class Meeting(BaseModel):
-    """The settings of a meeting, which is started on each host at about the same time.
+class Rendezvous(BaseModel):
+    """The settings of a rendezvous, which is started on each host at about the same time.
 
     Attributes:
         address: HOST:PORT of the first host, reachable from the others.
@@ -85,24 +85,24 @@ class HostFacts(BaseModel):
     versions: dict[str, str] = {}
 
 
-class MeetingError(RuntimeError):
+class RendezvousError(RuntimeError):
     """A host is missing, or the hosts' settings contradict each other."""
 
 
-def meet(meeting: Meeting) -> list[Finding]:
+def check_collectives(settings: Rendezvous) -> list[Finding]:
     """Start this host's processes, let them measure, and return their findings. All of them have ended then."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
-    if meeting.num_nodes > 1:
-        name_interface(environment, parse_address(meeting.address)[0])
-    deadline = time.monotonic() + IMPORT_TIMEOUT_S + MEETING_TIMEOUTS * meeting.timeout_s
+    if settings.num_nodes > 1:
+        name_interface(environment, parse_address(settings.address)[0])
+    deadline = time.monotonic() + IMPORT_TIMEOUT_S + RENDEZVOUS_TIMEOUTS * settings.timeout_s
     processes: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryFile("w+", errors="replace") as log:  # unlike a pipe it never blocks its writers
         try:
-            for local in range(meeting.per_host):
-                arguments = (meeting.model_dump_json(), str(local), str(os.getpid()))
+            for local in range(settings.per_host):
+                arguments = (settings.model_dump_json(), str(local), str(os.getpid()))
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "rl_bridge.doctor.meeting", *arguments],
+                        [sys.executable, "-m", "rl_bridge.doctor.collectives", *arguments],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,
@@ -135,12 +135,12 @@ def meet(meeting: Meeting) -> list[Finding]:
         (record for record in records if "right" in record), key=lambda record: int(record["rank"])
     )
     if all_ended:
-        return [*_report_results(meeting, facts, measurements), *_compare_versions(facts)]
+        return [*_report_results(settings, facts, measurements), *_compare_versions(facts)]
     # The first report is the cause; libraries go on logging after it.
     reasons = [record["error"] for record in records if "error" in record]
     reasons += reversed([line for line in lines if "Error" in line])
     return [
-        _report_failure(meeting, reasons[0] if reasons else "no answer in time"),
+        _report_failure(settings, reasons[0] if reasons else "no answer in time"),
         *_compare_versions(facts),
     ]
 
@@ -157,42 +157,44 @@ def _wait(processes: "list[subprocess.Popen[str]]", deadline: float) -> bool:
     return False
 
 
-def _report_failure(meeting: Meeting, reason: str) -> Finding:
-    host, _ = parse_address(meeting.address)
+def _report_failure(settings: Rendezvous, reason: str) -> Finding:
+    host, _ = parse_address(settings.address)
     hint = "see what torch.distributed says"
-    if meeting.num_nodes > 1:
-        if meeting.node_rank == 0 and not is_own(host):
+    if settings.num_nodes > 1:
+        if settings.node_rank == 0 and not is_own_address(host):
             reason += f"; {host} is no address of this host, and --node_rank 0 belongs on the one that has it"
         hint = (
-            f"is `ropewalk doctor --num_nodes {meeting.num_nodes} --node_rank N --addr {meeting.address}` running on "
-            f"every host, each with its own N and with as many processes, {meeting.per_host}, and are their ports open "
-            "to each other?"
+            f"is `ropewalk doctor --num_nodes {settings.num_nodes} --node_rank N --addr {settings.address}` running on "
+            f"every host, each with its own N and with as many processes, {settings.per_host}, and are their ports "
+            "open to each other?"
         )
     message = (
-        f"expected {meeting.world} processes to meet at {meeting.address} within {meeting.timeout_s:g} s, "
+        f"expected {settings.world} processes to meet at {settings.address} within {settings.timeout_s:g} s, "
         f"they did not: {reason}; {hint}"
     )
     return Finding(CHECK_NAME, message, Severity.BAD)
 
 
 def _report_results(
-    meeting: Meeting, facts: Sequence[HostFacts], measurements: Sequence[Mapping[str, Any]]
+    settings: Rendezvous, facts: Sequence[HostFacts], measurements: Sequence[Mapping[str, Any]]
 ) -> Iterator[Finding]:
     """Yield findings from the measurements of this host's processes, sorted by rank."""
     answer = measurements[0]
     hosts = [row.host for row in facts]
-    summary = f"{meeting.world} processes on {meeting.num_nodes} host{'s' if meeting.num_nodes > 1 else ''}"
+    summary = (
+        f"{settings.world} processes on {settings.num_nodes} host{'s' if settings.num_nodes > 1 else ''}"
+    )
     if not all(row["right"] for row in measurements):
         advice = "see drivers and network cards, or NCCL_DEBUG=INFO"
         yield Finding(CHECK_NAME, f"{summary} by {answer['backend']} got a wrong sum: {advice}", Severity.BAD)
         return
     message = (
         f"{summary} ({', '.join(hosts)}) by {answer['backend']}: {answer['small_us']:.0f} us for one number, "
-        f"{answer['reduce_gbps']:.1f} Gbps while all sum {meeting.megabytes} MiB"
+        f"{answer['reduce_gbps']:.1f} Gbps while all sum {settings.megabytes} MiB"
     )
     yield Finding(CHECK_NAME, message, metrics={name: answer[name] for name in ("small_us", "reduce_gbps")})
     for rank, gbps in answer["pair_gbps"].items():
-        host = hosts[int(rank) // meeting.per_host]
+        host = hosts[int(rank) // settings.per_host]
         yield Finding(f"to {host}", f"{gbps:.1f} Gbps, from here", metrics={"pair_gbps": gbps})
 
 
@@ -215,62 +217,62 @@ def _compare_versions(facts: Sequence[HostFacts]) -> Iterator[Finding]:
 # Code that runs in each of the processes.
 
 
-def _collect_facts(meeting: Meeting) -> HostFacts:
+def _collect_facts(settings: Rendezvous) -> HostFacts:
     versions = {"python": platform.python_version()}
     for name in COMPARED_PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name).partition("+")[0]
     return HostFacts(
         host=socket.gethostname(),
-        num_nodes=meeting.num_nodes,
-        per_host=meeting.per_host,
-        on_gpu=meeting.on_gpus,
+        num_nodes=settings.num_nodes,
+        per_host=settings.per_host,
+        on_gpu=settings.on_gpus,
         versions=versions,
     )
 
 
-def exchange_facts(store: Any, meeting: Meeting, own: HostFacts, *, reports: bool) -> list[HostFacts]:
+def exchange_facts(store: Any, settings: Rendezvous, own: HostFacts, *, reports: bool) -> list[HostFacts]:
     """Publish this host's facts and wait for those of all others, so that a missing host can be named.
 
     Args:
         store: A TCPStore of torch.distributed.
-        meeting: The settings.
+        settings: The settings.
         own: This host's facts.
         reports: Whether this process publishes them; the first of each host does.
 
     Raises:
-        MeetingError: A host is missing, two have the same rank, or their settings differ.
+        RendezvousError: A host is missing, two have the same rank, or their settings differ.
     """
-    deadline, node_rank = time.monotonic() + meeting.timeout_s, meeting.node_rank
+    deadline, node_rank = time.monotonic() + settings.timeout_s, settings.node_rank
     facts: list[HostFacts] = []
     try:
         if reports and store.add(f"came/{node_rank}", 1) > 1:
-            raise MeetingError(f"two hosts joined as --node_rank {node_rank}, {own.host} is one of them")
+            raise RendezvousError(f"two hosts joined as --node_rank {node_rank}, {own.host} is one of them")
         if reports:
             store.set(f"host/{node_rank}", own.model_dump_json())
         for other in range(own.num_nodes):
             while not store.check([f"host/{other}"]):
                 if time.monotonic() > deadline:
-                    raise MeetingError(
-                        f"no host joined as --node_rank {other} within {meeting.timeout_s:g} s"
+                    raise RendezvousError(
+                        f"no host joined as --node_rank {other} within {settings.timeout_s:g} s"
                     )
                 time.sleep(POLL_INTERVAL_S)
             facts.append(HostFacts.model_validate_json(store.get(f"host/{other}")))
             if (facts[-1].num_nodes, facts[-1].per_host) != (own.num_nodes, own.per_host):
-                raise MeetingError(
+                raise RendezvousError(
                     f"expected the same --num_nodes and --procs on every host, got {own.num_nodes} and {own.per_host} "
                     f"on {own.host}, {facts[-1].num_nodes} and {facts[-1].per_host} on {facts[-1].host}"
                 )
-    except MeetingError:
+    except RendezvousError:
         raise
     except RuntimeError as error:  # the store's connection failed
-        raise MeetingError(
+        raise RendezvousError(
             f"lost the connection to host 0, where all hosts meet; see its output: {error}"
         ) from error
     return facts
 
 
-def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]]:
+def _measure(settings: Rendezvous, local: int, rank: int) -> Iterator[dict[str, Any]]:
     """Meet the other processes, check an all-reduce, and time collectives and transfers to each other host.
 
     `reduce_gbps` is the bus bandwidth of an all-reduce as in NCCL's tests, 2 (n - 1) / n x size / time. `pair_gbps`, on
@@ -279,12 +281,12 @@ def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]
     import torch
     import torch.distributed as dist
 
-    host, port = parse_address(meeting.address)
-    world, timeout = meeting.world, timedelta(seconds=meeting.timeout_s)
+    host, port = parse_address(settings.address)
+    world, timeout = settings.world, timedelta(seconds=settings.timeout_s)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
     )
-    hosts = exchange_facts(store, meeting, _collect_facts(meeting), reports=local == 0)
+    hosts = exchange_facts(store, settings, _collect_facts(settings), reports=local == 0)
     yield {"hosts": [facts.model_dump() for facts in hosts]}
     on_gpu, device = all(facts.on_gpu for facts in hosts), torch.device("cpu")
     if on_gpu:
@@ -296,30 +298,32 @@ def _measure(meeting: Meeting, local: int, rank: int) -> Iterator[dict[str, Any]
         # Integers, whose sum is exact in floating point.
         number = torch.full((1,), float(rank + 1), device=device)
         dist.all_reduce(number)
-        right = number.item() == world * (world + 1) / 2
+        is_correct = number.item() == world * (world + 1) / 2
         number.zero_()
         small_s = _measure_median_s(lambda: dist.all_reduce(number), device, SMALL_TIMES)
-        large = torch.zeros(meeting.megabytes << 18, device=device)  # float32
+        large = torch.zeros(settings.megabytes << 18, device=device)  # float32
         large_s = _measure_median_s(lambda: dist.all_reduce(large), device, LARGE_TIMES)
         yield {
             "backend": "nccl" if on_gpu else "gloo",
-            "right": right,
+            "right": is_correct,
             "small_us": small_s * 1e6,
             "reduce_gbps": 2 * (world - 1) / world * large.nbytes * 8 / 1e9 / large_s,
-            "pair_gbps": _measure_pairs(meeting, rank, large, device),
+            "pair_gbps": _measure_pairs(settings, rank, large, device),
         }
     finally:
         dist.destroy_process_group()
 
 
-def _measure_pairs(meeting: Meeting, rank: int, large: "Tensor", device: "torch.device") -> dict[int, float]:
+def _measure_pairs(
+    settings: Rendezvous, rank: int, large: "Tensor", device: "torch.device"
+) -> dict[int, float]:
     """Send `large` from rank 0 to the first rank of every other host, which acknowledges it; returns Gbps by rank."""
     import torch
     import torch.distributed as dist
 
     gbps: dict[int, float] = {}
     receipt = torch.zeros(1, device=device)
-    for other in range(meeting.per_host, meeting.world, meeting.per_host):
+    for other in range(settings.per_host, settings.world, settings.per_host):
 
         def exchange(other: int = other) -> None:
             if rank == 0:
@@ -349,24 +353,24 @@ def _measure_median_s(work: Callable[[], object], device: "torch.device", times:
     return statistics.median(durations[1:])
 
 
-def _main(meeting: Meeting, local: int, owner: int) -> int:
+def _main(settings: Rendezvous, local: int, owner: int) -> int:
     die_with_parent(signal.SIGKILL)
     if os.getppid() != owner:  # it ended before the line above; hence torch is imported later
         return 1
-    rank = meeting.node_rank * meeting.per_host + local
+    rank = settings.node_rank * settings.per_host + local
 
     def print_report(**fields: object) -> None:
         # One write, on a line of its own: other processes write to the same file.
         os.write(1, f"\n{REPORT_PREFIX}{json.dumps({'rank': rank, **fields})}\n".encode())
 
     try:
-        for row in _measure(meeting, local, rank):
+        for row in _measure(settings, local, rank):
             print_report(**row)
-    except MeetingError as error:
+    except RendezvousError as error:
         print_report(error=str(error))
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_main(Meeting.model_validate_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(_main(Rendezvous.model_validate_json(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -19,11 +19,11 @@ from rl_bridge.errors import BridgeError, ConfigError
 from rl_bridge.rollout.task import Task, load_task
 from rl_bridge.rollout.tool_task import ToolTask
 
-ANSWERS: Final = ("", "1", "yes", "{}", "a word, and more")
+TRIAL_ANSWERS: Final = ("", "1", "yes", "{}", "a word, and more")
 """Texts that `parse` is tried on, beside the prompt itself: a policy may write anything."""
 
 
-def rehearse(config: Config) -> None:
+def run_preflight(config: Config) -> None:
     """Check that the model exists, and try each task on an episode's first observation and a few answers.
 
     Leaves nothing behind. Environments in containers are not started.
@@ -34,37 +34,37 @@ def rehearse(config: Config) -> None:
     """
     _require_model(config.model.path)
     for name in config.environments:
-        _rehearse(config.of(name), env_key(name, "app"))
+        _check_environment(config.of(name), env_key(name, "app"))
 
 
-def _rehearse(config: Config, app_key: str) -> None:
+def _check_environment(config: Config, app_key: str) -> None:
     env, reference = config.environment, str(config.rollout.task)
     if env.app is not None:
         _require_module(env.app, app_key)
     with tempfile.TemporaryDirectory() as folder:
-        with _faults_of(reference, "making the task"):
+        with _convert_task_errors(reference, "making the task"):
             task = load_task(reference, config, Path(folder))
         if env.app is not None:
             try:
                 with LocalProcessProvider(env.app) as server:
-                    asyncio.run(_try(config, env, task, server.start()))
+                    asyncio.run(_try_task(config, env, task, server.start()))
             except OpenEnvError as error:
                 raise ConfigError(f"{app_key}: {error}") from error
         elif env.url is not None:
             # The server is not ours: what it lacks now, for example a free session, it may have when the run begins.
             with suppress(ClientError):
-                asyncio.run(_try(config, env, task, env.urls[0]))
+                asyncio.run(_try_task(config, env, task, env.urls[0]))
 
 
-def _require_model(given: str | None) -> None:
-    if given is None or (Path(given).expanduser() / "config.json").is_file():
+def _require_model(model_path: str | None) -> None:
+    if model_path is None or (Path(model_path).expanduser() / "config.json").is_file():
         return
-    folder = Path(given).expanduser()
+    folder = Path(model_path).expanduser()
     remedy = ""
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", given) and not folder.exists():
-        remedy = f"; for a model of that name: hf download {given} --local-dir {folder.name}"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model_path) and not folder.exists():
+        remedy = f"; for a model of that name: hf download {model_path} --local-dir {folder.name}"
     raise ConfigError(
-        f"model.path: expected a folder with a checkpoint in the Hugging Face layout, got {given!r}, "
+        f"model.path: expected a folder with a checkpoint in the Hugging Face layout, got {model_path!r}, "
         f"{'which has no config.json' if folder.is_dir() else 'which is no folder'}{remedy}"
     )
 
@@ -82,36 +82,36 @@ def _require_module(app: str, key: str) -> None:
         )
 
 
-async def _try(config: Config, env: EnvConfig, task: Task, url: str) -> None:
+async def _try_task(config: Config, env: EnvConfig, task: Task, url: str) -> None:
     name = str(config.rollout.task)
     client: EnvClient[Any, Any, Any]
     async with task.client_type(
         url, token=read_token(env.token_file), message_timeout_s=env.reset_timeout_s
     ) as client:
-        first = (await client.reset(seed=config.seed, **env.reset)).observation
+        first_observation = (await client.reset(seed=config.seed, **env.reset)).observation
         if config.rollout.fork_turn is not None:
             try:
                 await client.fork(1)
             except ExecutionError as error:
                 raise ConfigError(f"rollout.fork_turn={config.rollout.fork_turn}: {error.message}") from error
-        with _faults_of(name, "messages() of the first observation"):
-            chat = task.messages(first)
+        with _convert_task_errors(name, "messages() of the first observation"):
+            chat = task.messages(first_observation)
         if isinstance(task, ToolTask):
-            with _faults_of(name, "functions() of the first observation"):
-                await task.functions(client, first)
-        for text in (*ANSWERS, chat[-1]["content"]):
+            with _convert_task_errors(name, "functions() of the first observation"):
+                await task.functions(client, first_observation)
+        for text in (*TRIAL_ANSWERS, chat[-1]["content"]):
             # A ValueError or LookupError means that an answer is no action.
-            with _faults_of(name, f"parse({text!r:.80})"), suppress(ValueError, LookupError):
+            with _convert_task_errors(name, f"parse({text!r:.80})"), suppress(ValueError, LookupError):
                 task.parse(text)
-        with _faults_of(name, "target() of the first observation"):
-            task.target(first)
+        with _convert_task_errors(name, "target() of the first observation"):
+            task.target(first_observation)
 
 
 @contextmanager
-def _faults_of(task: str, doing: str) -> Iterator[None]:
+def _convert_task_errors(task: str, activity: str) -> Iterator[None]:
     try:
         yield
     except (BridgeError, OpenEnvError):
         raise
     except Exception as error:
-        raise ConfigError(f"rollout.task {task}: {doing} raised\n{format_traceback(error)}") from error
+        raise ConfigError(f"rollout.task {task}: {activity} raised\n{format_traceback(error)}") from error

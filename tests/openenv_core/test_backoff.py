@@ -1,0 +1,24 @@
+"""Exponential back-off: pauses that double up to a limit."""
+
+import pytest
+
+from openenv_core import backoff
+from openenv_core.backoff import Backoff, exponential_pause_s
+
+
+def test_pauses_grow_to_a_bound_and_heed_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff.random, "uniform", lambda least, most: most)
+    pauses = Backoff(1.0, 6.0)
+    assert [pauses.next_s() for _ in range(4)] == [1, 2, 4, 6]
+    pauses.reset()
+    assert [pauses.next_s(asked) for asked in (0.0, 5.0, 60.0)] == [1, 5, 6]
+
+
+def test_a_server_that_is_down_for_days_has_no_pause_too_long_for_a_number() -> None:
+    assert [exponential_pause_s(failures, 0.1, 5.0) for failures in (1, 2, 7, 1025, 10**9)] == [
+        0.1,
+        0.2,
+        5,
+        5,
+        5,
+    ]
