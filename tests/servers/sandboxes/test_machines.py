@@ -139,7 +139,7 @@ async def request(agent: socket.socket, op: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("end", "status"), [(-1, "signal: killed"), (-1, "signal: segmentation fault"), (0, "exit status 0")]
 )
-async def test_a_command_that_was_killed_at_its_deadline_has_timed_out_however_late_that_is_read(
+async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late(
     end: int, status: str
 ) -> None:
     loop = asyncio.get_running_loop()
