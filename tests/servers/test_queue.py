@@ -321,7 +321,7 @@ async def test_failed_constructor_lets_the_next_client_in() -> None:
             super().__init__()
 
     env = SlowOnce.fresh()
-    app = app_of(env, cap=1, step_timeout_s=1.5, **PATIENT)
+    app = app_of(env, cap=1, step_timeout_s=0.5, **PATIENT)
     async with serving(app) as address:
         async with socket_to(address) as one:
             await eventually(env.entered.is_set)
