@@ -160,7 +160,7 @@ def test_the_cap_and_the_idle_time_come_from_the_argument_the_environment_or_the
     config = ConcurrencyConfig(max_concurrent_envs=3, session_timeout=12.5)
     app = create_app(Counter, Add, Count, concurrency_config=config)
     assert (app.sessions.slots.cap, app.settings.idle_timeout_s) == (3, 12.5)
-    with pytest.raises(ConfigurationError, match="got both"):
+    with pytest.raises(ConfigurationError, match="both max_concurrent_envs and"):
         create_app(Counter, Add, Count, max_concurrent_envs=3, concurrency_config=config)
     with pytest.raises(ConfigurationError, match="at least 1"):
         create_app(Counter, Add, Count, max_concurrent_envs=0)

@@ -185,7 +185,7 @@ def test_the_folder_around_a_target_is_watched(folder: Path, monkeypatch: pytest
     [
         (("--reload", "--fd", "3"), "expected --reload without --fd"),
         (("--reload", "--workers", "2"), "expected --reload without --workers"),
-        (("--reload-dir", "."), "expected --reload with --reload-dir"),
+        (("--reload-dir", "."), "--reload-dir is given without --reload"),
         (
             ("--reload", "--reload-dir", "/no/such/folder", "--port", "0"),
             "expected --reload-dir to name a folder",
