@@ -550,10 +550,8 @@ class Link:
 
     def _check_count(self, count: int) -> None:
         if self.live_sessions + self._opening_count + self.batch.forking_count + count > wire.MAX_MEMBERS:
-            raise RefusalError(
-                VALIDATION_ERROR,
-                f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another",
-            )
+            text = f"expected at most {wire.MAX_MEMBERS} sessions of one connection; open another"
+            raise RefusalError(VALIDATION_ERROR, text)
 
     def _cancel(self, head: wire.CancelRequest) -> None:
         for request in [request for request in self.running if request.head.id == head.request]:
@@ -672,10 +670,8 @@ class Links:
         secret = "" if link is None else link.secret
         authorized = hmac.compare_digest(secret.encode(), request.secret.encode(errors="replace"))
         if link is None or not authorized or link.owner != owner or not link.can_resume(request.read):
-            raise RefusalError(
-                SESSION_ERROR,
-                "no session of yours with this id is open or within its lease; open a new one",
-            )
+            text = "no session of yours with this id is open or within its lease; open a new one"
+            raise RefusalError(SESSION_ERROR, text)
         return link
 
     async def close(self) -> None:

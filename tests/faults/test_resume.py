@@ -423,7 +423,7 @@ async def test_close_that_the_server_has_not_read_when_it_writes_to_a_reset_conn
             connection.transport.abort()
 
         def has_ended() -> bool:
-            conversation.send_now("{}")  # which fails, if it is not the first
+            conversation.try_send("{}")  # which fails, if it is not the first
             return link.closed or link.conversation is None
 
         await eventually(has_ended)

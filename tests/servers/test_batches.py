@@ -679,5 +679,5 @@ async def test_request_that_waits_for_another_when_its_socket_is_replaced_is_ans
         second.cancel()  # as the task of a socket is that another replaces
         await asyncio.wait([first, second])
         await eventually(lambda: not one.running)
-        assert [decode_frame(frame)[0]["id"] for frame in one._retained] == [1, 2, 3]
+        assert [decode_frame(frame)[0]["id"] for frame in one._retained_frames] == [1, 2, 3]
         await one.close()
