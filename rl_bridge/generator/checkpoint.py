@@ -101,8 +101,8 @@ class CheckpointChat:
         calls = tuple(RequestedCall("", call.name, dict(call.arguments)) for call in parsed)
         return ChatAnswer(text, calls)
 
-    def tell(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """See `Chat.tell`."""
+    def add_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """See `Chat.add_messages`."""
         with _convert_errors():
             self._chat.append_turn(self._answer, [_to_chat_message(message) for message in messages])
 

@@ -201,7 +201,7 @@ class ReplicaSupervisor:
         failure = RoleError(f"replica {self.replica} of {self._owner.name} {description}\n{self._log_tail}")
         if not self.ready.done():
             self.ready.set_exception(failure)
-        self._owner.fail(failure)
+        self._owner.mark_failed(failure)
 
 
 async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
@@ -349,7 +349,7 @@ class Service(BalancedEndpoints):
             f"a task that keeps the service {self.name} running ended with an error: {error!r}"
         )
         failure.__cause__ = error
-        self.fail(failure)
+        self.mark_failed(failure)
 
     # Called by the supervisors.
 
@@ -374,8 +374,8 @@ class Service(BalancedEndpoints):
             self._balancer.lose(key_of(target), reason)
             self._notify()
 
-    def fail(self, failure: RoleError) -> None:
-        """Fail the service: a replica is lost for good."""
+    def mark_failed(self, failure: RoleError) -> None:
+        """Fail all calls of the service: a replica is lost for good."""
         self._balancer.fail(failure)
         self._on_failure(failure)
 

@@ -75,9 +75,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T |
         await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        await cancel_task(
-            task
-        )  # first: once the disconnect is noticed, it must not complete with a result that nobody gets
+        # The task first: once the disconnect is noticed, it must not complete with a result that nobody gets.
+        await cancel_task(task)
         await cancel_task(watch)
 
 

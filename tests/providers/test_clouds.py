@@ -93,7 +93,7 @@ def test_forked_servers_have_their_own_providers(monkeypatch: pytest.MonkeyPatch
     original, *copies = (MagicMock(e2b.Sandbox, sandbox_id=str(n)) for n in range(4))
     monkeypatch.setattr(e2b.Sandbox, "create", create_autospec(e2b.Sandbox.create, return_value=original))
     provider = RemoteSandboxProvider("mine", api_key="a-key-of-good-length", sandbox_url="http://here/")
-    with pytest.raises(ProviderError, match="was started"):
+    with pytest.raises(ProviderError, match="was not started"):
         provider.fork()
     with provider:
         original.fork.return_value = copies[:1]
