@@ -129,7 +129,7 @@ async def test_timeout_over_http_keeps_the_order() -> None:
             return 200, {}, result(number)
         return (404 if path == "/schema" else 200), {}, result(0)
 
-    async with answering(handler) as url, CounterEnv(url, transport="http") as env:
+    async with answering(handler) as url, CounterEnv(url, transport="http", message_timeout_s=None) as env:
         await env.reset()
         env._conversation._timeout_s = 0.2  # type: ignore[union-attr]
         with pytest.raises(RequestTimeoutError):

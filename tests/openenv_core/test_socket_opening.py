@@ -269,7 +269,7 @@ async def test_silent_address_does_not_hide_another(monkeypatch: pytest.MonkeyPa
             return places
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", both)
-        async with GenericEnvClient("http://two.example", connect_timeout_s=20.0) as env:
+        async with GenericEnvClient("http://two.example", connect_timeout_s=4.0) as env:
             await env.reset()
     for one in (deaf, *fillers):
         one.close()
