@@ -58,7 +58,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._has_received = True
         self._pinged_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._lingers = False  # aborted, until the server confirms
+        self._linger_task: asyncio.Task[None] | None = None
 
     # Carrier
 
@@ -91,16 +91,20 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         """
         self._mark_lost(ConnectionLostError("the connection was broken off by this client"))
         transport = self._transport
-        if transport is None or transport.is_disconnected or self._lingers:
+        if transport is None or transport.is_disconnected or self._linger_task is not None:
             return
         if self.broken:
             transport.disconnect(graceful=False)
             return
-        self._lingers = True
-        if self._timer is not None:
-            self._timer.cancel()
         transport.send_close(WSCloseCode.OK)
-        self._timer = self._loop.call_later(LINGER_S, transport.disconnect, False)  # not graceful
+        self._linger_task = self._loop.create_task(self._linger(transport))
+
+    async def _linger(self, transport: WSTransport) -> None:
+        """Disconnect once the server has confirmed the close, after `LINGER_S`, or as the event loop ends."""
+        try:
+            await asyncio.wait([self._disconnected], timeout=LINGER_S)
+        finally:
+            transport.disconnect(graceful=False)
 
     def abort_without_loop(self) -> None:
         """Close the connection without its event loop, which has closed, so that the server ends the session."""

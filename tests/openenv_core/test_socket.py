@@ -1,8 +1,10 @@
 """The client's open WebSocket: valid and invalid frames, silence, closing."""
 
 import asyncio
+import gc
 import json
 import select
+import warnings
 from typing import Any
 
 import pytest
@@ -238,6 +240,19 @@ async def test_closing_ends_a_session_that_is_being_resumed() -> None:
         with pytest.raises(ConnectionLostError, match="by this client"):
             await request
         assert await asyncio.wait_for(code, 30) == CloseCode.NORMAL_CLOSURE
+
+
+def test_connection_that_is_broken_off_as_its_loop_ends_is_closed(counter_url: str) -> None:
+    async def main() -> None:
+        env = GenericEnvClient(counter_url)
+        await env.reset()
+        env._conversation.abort()  # type: ignore[union-attr] # it is connected
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert [str(warning.message) for warning in caught if warning.category is ResourceWarning] == []
 
 
 async def test_closing_is_bounded_in_time() -> None:

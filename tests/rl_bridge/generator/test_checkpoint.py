@@ -51,14 +51,14 @@ async def test_calls_are_read_and_what_they_gave_continues_the_tokens(tmp_path: 
     answer = await chat.answer()
     assert answer is not None
     assert [(call.name, call.arguments) for call in answer.calls] == [("look", {"at": "the sea"})]
-    chat.tell([{"role": "tool", "tool_call_id": "", "name": "look", "content": "waves"}])
+    chat.add_messages([{"role": "tool", "tool_call_id": "", "name": "look", "content": "waves"}])
     unread = await chat.answer()
     assert unread is not None
     assert (unread.calls, "<tool_call>" in unread.text) == ((), True)
     first, second = engine.prompts
     assert second[: len(first)] == first
     assert "waves" in engine.model.tokenizer.raw(second[len(first) :])
-    chat.tell([{"role": "user", "content": "error"}])
+    chat.add_messages([{"role": "user", "content": "error"}])
     assert await chat.answer() is None  # cut off: what it lacks nobody knows
 
 
