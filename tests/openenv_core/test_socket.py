@@ -246,7 +246,9 @@ def test_connection_that_is_broken_off_as_its_loop_ends_is_closed(counter_url: s
     async def main() -> None:
         env = GenericEnvClient(counter_url)
         await env.reset()
-        env._conversation.abort()  # type: ignore[union-attr] # it is connected
+        carrier: Any = env._conversation.carrier  # type: ignore[union-attr] # it is connected
+        carrier._transport.underlying_transport.pause_reading()  # as if the server did not confirm
+        carrier.abort()
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
