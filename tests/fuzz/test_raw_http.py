@@ -97,11 +97,11 @@ def server() -> Iterator[ServeProcess]:
 
 
 def answer_to(server: ServeProcess, data: bytes) -> bytes:
-    """Return the head and the first bytes of the body of the response; empty if the connection ended."""
+    """Return the head of the response, and its body if it is the connection's last; empty if the connection ended."""
     with server.connect() as connection:
         connection.sendall(data)
         answer = b""
-        while b"\r\n\r\n" not in answer:
+        while b"\r\n\r\n" not in answer or b"connection: close" in answer.lower():
             try:
                 part = connection.recv(65_536)
             except ConnectionError:
