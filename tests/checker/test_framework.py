@@ -49,7 +49,7 @@ def raising(error: BaseException) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("work", "status", "words", "change"),
+    ("work", "status", "message", "change"),
     [
         (lambda _: None, Status.PASSED, "", ""),
         (lambda _: "3 figures", Status.PASSED, "3 figures", ""),
@@ -62,10 +62,10 @@ def raising(error: BaseException) -> Any:
         (raising(SystemExit(3)), Status.CRASHED, "SystemExit: 3", "report it as a bug"),
     ],
 )
-def test_outcome_of_a_check(work: Any, status: Status, words: str, change: str) -> None:
+def test_outcome_of_a_check(work: Any, status: Status, message: str, change: str) -> None:
     result = run_check(Subject(NOWHERE), make_check(work))
     assert result.status is status
-    assert words in result.message
+    assert message in result.message
     assert change in result.change
 
 

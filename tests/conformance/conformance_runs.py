@@ -54,10 +54,10 @@ def read(folder: Path) -> dict[str, Outcome]:
     }
 
 
-def list_scenarios(package: str, *words: str) -> set[str]:
+def list_scenarios(package: str, *options: str) -> set[str]:
     """Return the scenarios that a suite says it has."""
     done = subprocess.run(
-        [*script(package), "list", *words], capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        [*script(package), "list", *options], capture_output=True, text=True, timeout=DEADLINE_S, check=True
     )
     names = set(re.findall(r"^  - (\S+)", done.stdout, re.MULTILINE))
     assert names, done.stdout

@@ -44,10 +44,10 @@ MCP = (ROOT / "docs" / "mcp.md").read_text(encoding="utf-8")
 MCP_TUTORIAL = (ROOT / "docs" / "tutorials" / "mcp.md").read_text(encoding="utf-8")
 
 
-def parse_arguments(words: list[str]) -> argparse.Namespace:
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     COMMAND.configure(parser)
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 def test_shown_host_commands_are_valid() -> None:

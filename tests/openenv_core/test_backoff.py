@@ -6,15 +6,15 @@ from openenv_core import backoff
 from openenv_core.backoff import Backoff, exponential_pause_s
 
 
-def test_pauses_grow_to_a_bound_and_heed_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backoff_grows_to_a_limit_and_respects_retry_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff.random, "uniform", lambda least, most: most)
     pauses = Backoff(1.0, 6.0)
     assert [pauses.next_s() for _ in range(4)] == [1, 2, 4, 6]
     pauses.reset()
-    assert [pauses.next_s(asked) for asked in (0.0, 5.0, 60.0)] == [1, 5, 6]
+    assert [pauses.next_s(requested_s) for requested_s in (0.0, 5.0, 60.0)] == [1, 5, 6]
 
 
-def test_a_server_that_is_down_for_days_has_no_pause_too_long_for_a_number() -> None:
+def test_pause_stays_bounded_after_any_number_of_failures() -> None:
     assert [exponential_pause_s(failures, 0.1, 5.0) for failures in (1, 2, 7, 1025, 10**9)] == [
         0.1,
         0.2,

@@ -117,9 +117,9 @@ def test_sessions_outlive_a_dropped_parent_but_not_its_close(counter_url: str) -
 # Programs of their own: what interrupts itself, forks or just ends
 
 
-def run_program(*words: str) -> tuple[int, str, str]:
+def run_program(*arguments: str) -> tuple[int, str, str]:
     # Not -X dev: asyncio would tell of each turn of the loop that a loaded machine made slow.
-    command = [sys.executable, "-W", "error", *words]
+    command = [sys.executable, "-W", "error", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout, done.stderr
 

@@ -21,10 +21,10 @@ def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "count_usable_gpus", lambda: 0)  # it takes seconds to import
 
 
-def meeting_of(*words: str, gpus: int = 0) -> Rendezvous:
+def rendezvous_of(*argv: str, gpus: int = 0) -> Rendezvous:
     parser = argparse.ArgumentParser()
     COMMAND.configure(parser)
-    arguments = parser.parse_intermixed_args(words)
+    arguments = parser.parse_intermixed_args(argv)
     config = None if arguments.config is None else load_config(arguments.config, arguments.overrides)
     return _make_rendezvous(arguments, config, gpus=gpus)
 
@@ -34,15 +34,15 @@ def shape_of(found: Rendezvous) -> tuple[int, int, int, bool]:
 
 
 def test_a_process_a_gpu() -> None:
-    assert shape_of(meeting_of(gpus=4)) == (1, 0, 4, True)
-    assert shape_of(meeting_of("--procs", "3", gpus=4)) == (1, 0, 3, True)
-    assert shape_of(meeting_of("--procs", "8", gpus=4)) == (1, 0, 8, False)
+    assert shape_of(rendezvous_of(gpus=4)) == (1, 0, 4, True)
+    assert shape_of(rendezvous_of("--procs", "3", gpus=4)) == (1, 0, 3, True)
+    assert shape_of(rendezvous_of("--procs", "8", gpus=4)) == (1, 0, 8, False)
 
 
 def test_several_hosts_of_a_configuration() -> None:
-    found = meeting_of("--config", GUIDE, "--node_rank", "7")
+    found = rendezvous_of("--config", GUIDE, "--node_rank", "7")
     assert (shape_of(found), found.address) == ((8, 7, 2, False), "10.0.0.1:29500")
-    assert meeting_of("--config", GUIDE, "monarch.num_nodes=9", "--node_rank", "8").num_nodes == 9
+    assert rendezvous_of("--config", GUIDE, "monarch.num_nodes=9", "--node_rank", "8").num_nodes == 9
 
 
 @pytest.mark.parametrize(

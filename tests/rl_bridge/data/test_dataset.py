@@ -46,7 +46,7 @@ def test_lines_of_a_file_are_examples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("{", r"expected a JSON object, got invalid JSON: .*line 2\)"),
         ("[1]", r"expected an object with a prompt, got list .*line 2\)"),
@@ -56,8 +56,8 @@ def test_lines_of_a_file_are_examples(tmp_path: Path) -> None:
         (r'{"prompt": [{"role": "user", "content": "\udc00"}]}', r"got '\\udc00' after .*line 2\)"),
     ],
 )
-def test_invalid_line_is_reported_before_the_run_begins(tmp_path: Path, line: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_invalid_line_is_reported_before_the_run_begins(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         JsonLines(written(tmp_path / "wrong.jsonl", {"prompt": "fine"}, line))
 
 
@@ -67,7 +67,7 @@ def test_an_iterable_is_found_by_its_dotted_path() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("absent.jsonl", "cannot read it: No such file"),
         ("example_lists.absent", "a file of JSON lines or the dotted path of an iterable"),
@@ -76,8 +76,8 @@ def test_an_iterable_is_found_by_its_dotted_path() -> None:
         ("example_lists.nothing", "at least one example in 'example_lists.nothing', got none"),
     ],
 )
-def test_source_without_examples_is_refused(name: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
+def test_source_without_examples_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         open_source(name)
 
 
