@@ -3,6 +3,10 @@
 import contextlib
 import os
 from pathlib import Path
+from typing import Final
+
+PARTIAL_SUFFIX: Final = ".partial"
+"""Ends the name of a file that is being written."""
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -23,12 +27,12 @@ def sync(path: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file by way of `NAME.partial`: whatever happens, its content is the previous one or the new one.
+    """Write a file by way of a partial one: whatever happens, its content is the previous one or the new one.
 
     Raises:
         OSError: It could not be written; the previous one is unchanged.
     """
-    partial = path.with_name(f"{path.name}.partial")
+    partial = path.with_name(path.name + PARTIAL_SUFFIX)
     try:
         write_synced(partial, content)
         partial.replace(path)

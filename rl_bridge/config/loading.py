@@ -18,7 +18,7 @@ from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.schema import ENV_FORMS, NAME_PATTERN, Config
 from rl_bridge.config.sections import Section
 from rl_bridge.errors import ConfigError
-from rl_bridge.files import replace_file
+from rl_bridge.files import PARTIAL_SUFFIX, replace_file
 
 SectionT = TypeVar("SectionT", bound=Section)
 _MERGE = "tag:yaml.org,2002:merge"
@@ -26,7 +26,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 CONFIG_FILE = "config.yaml"
 """The configuration in a run's folder, with every key and override, from which the run can be resumed."""
-PARTIAL_CONFIG_FILE = f"{CONFIG_FILE}.partial"
+PARTIAL_CONFIG_FILE = CONFIG_FILE + PARTIAL_SUFFIX
 """The same while it is being written."""
 
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from rl_bridge.errors import ConfigError
+from rl_bridge.files import replace_file
 
 
 class Sink(Protocol):
@@ -229,9 +230,8 @@ class TrackerSink(ABC):
         return {}
 
     def _save_state(self) -> None:
-        partial = self._state_file.with_suffix(".partial")
-        partial.write_text(json.dumps({"id": self._id, "iteration": self._last_iteration}) + "\n")
-        partial.replace(self._state_file)
+        text = json.dumps({"id": self._id, "iteration": self._last_iteration}) + "\n"
+        replace_file(self._state_file, text.encode())
 
 
 class WandbSink(TrackerSink):
