@@ -5,6 +5,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from types import CoroutineType
 from typing import Any, Final
 
@@ -18,8 +19,8 @@ from servers.sessions.snapshots import SessionState, state_of
 from servers.sessions.table import SessionTable
 from servers.threads import Outcome, ThreadCall, outcome_of
 
-_STEPS_PER_YIELD: Final = 64
-"""Members stepped on the event loop before it is yielded to other tasks."""
+_YIELD_INTERVAL_S: Final = 0.005
+"""Seconds of calls on the event loop after which it is yielded to other tasks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -275,7 +276,8 @@ class BatchRound:
     async def start(self) -> None:
         """Start the calls; those that never wait are done when this returns."""
         finished = self._finished_calls
-        for number, call in enumerate(self._calls, 1):
+        yield_at = perf_counter() + _YIELD_INTERVAL_S
+        for call in self._calls:
             member, session = call.member, call.member.session
             if call.outcome is None and (member.busy or session.ended or member.lock.locked()):
                 call.outcome = member.get_refusal()
@@ -290,8 +292,9 @@ class BatchRound:
                 else:  # as in `_finish`, but without a waiter
                     call.outcome = outcome[1]
                     finished.append(call)
-                if number % _STEPS_PER_YIELD == 0 and number < len(self._calls):
+                if perf_counter() >= yield_at:
                     await asyncio.sleep(0)
+                    yield_at = perf_counter() + _YIELD_INTERVAL_S
                 continue
             member.busy = True
             if session.shared:  # other clients may call it, so the call needs its lock
