@@ -150,7 +150,7 @@ def _require_packages() -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"expected the packages that checks work with, got none of the name {', '.join(missing)}; "
+            f"the checks need packages that are not installed: {', '.join(missing)}; "
             "pip install 'ropewalk[author]'"
         )
 
