@@ -2,7 +2,6 @@
 
 import re
 from contextlib import suppress
-from email.utils import parsedate_to_datetime
 from time import time
 from typing import Final
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -91,7 +90,7 @@ def retry_after(value: str | None) -> float | None:
     try:
         return max(0.0, float(value))
     except ValueError:
-        pass
+        from email.utils import parsedate_to_datetime  # rarely needed, and slow to import
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - time())
     except ValueError:

@@ -35,6 +35,7 @@ def reader(model: type[BaseModel]) -> Callable[[dict[str, Any]], Any]:
     It validates Python values, which is fast, unless the model has fields that need pydantic's JSON mode: bytes
     (base64 text on the wire) and strict fields (such as a date as text).
     """
+    model.model_rebuild(raise_errors=False)  # its schema, if it has not been needed until now
     validator = model.__pydantic_validator__
     if not _needs_json_mode(model.__pydantic_core_schema__):
         return validator.validate_python
