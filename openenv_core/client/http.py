@@ -26,19 +26,13 @@ from openenv_core.protocol.http import (
     DETERMINISTIC,
     DETERMINISTIC_HEADER,
     SESSION_HEADER,
-    HttpRequest,
-    detail_text,
-    error_frame,
-    http_request,
-    is_from_server,
     redact_url,
-    reply_frame,
     retry_after,
 )
-from openenv_core.protocol.replies import encode_error
-from openenv_core.protocol.requests import encode_request
+from openenv_core.protocol.replies import detail_text, encode_error, error_frame, is_from_server, reply_frame
+from openenv_core.protocol.requests import HttpRequest, encode_request, http_request
 from openenv_core.proxies import proxy_for
-from openenv_core.tracing import current_traceparent
+from openenv_core.tracing import current_traceparent, tracer
 
 KEEPALIVE_EXPIRY_S: Final = 2.0
 """Seconds for which an idle connection is reused. Servers close theirs after 5 s, which must not cross a request."""
@@ -128,7 +122,7 @@ class HttpCarrier(Carrier):
         if status == 200:
             if not self._stateful and request.kind in ("reset", "step"):
                 await self._require_state(SESSION_HEADER.lower() in headers)
-            return reply_frame(request, body)
+            return reply_frame(request.kind, body)
         if status in (429, 502, 503) and had_session and not is_from_server(body):
             text = f"something between here and the session answered with HTTP {status}: {detail_text(body)[:300]}"
             return encode_error(
@@ -182,7 +176,7 @@ class HttpCarrier(Carrier):
 
     async def _send(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
         headers = {} if request.is_sessionless else {SESSION_HEADER: self._session_id}
-        if (parent := current_traceparent()) is not None:
+        if tracer() is not None and (parent := current_traceparent()) is not None:
             headers["traceparent"] = parent
         if request.body is not None:
             headers["Content-Type"] = "application/json"

@@ -13,10 +13,9 @@ from openenv_core import Observation
 from openenv_core.protocol.errors import SESSION_ERROR, VALIDATION_ERROR, RefusalError
 from servers.execution import EnvironmentRunner, keep, start_eagerly
 from servers.sessions.queue import REQUEST_WAIT_S, Notify, Ticket
-from servers.sessions.session import EnvironmentSession, outcome_of_work
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
-from servers.sessions.snapshots import SessionState, state_of
-from servers.sessions.table import SessionTable
+from servers.sessions.snapshots import SessionState
+from servers.sessions.table import EnvironmentSession, SessionTable, outcome_of_work
 from servers.threads import Outcome, ThreadCall, outcome_of
 
 _YIELD_INTERVAL_S: Final = 0.005
@@ -207,7 +206,7 @@ class SessionBatch:
             raise refusal
         member.busy = True
         try:
-            return await state_of(member.session, episode_ended=member.episode_ended)
+            return await member.session.take_snapshot(episode_ended=member.episode_ended)
         finally:
             member.busy = False
 
