@@ -10,7 +10,6 @@ from .policy import ShopPolicy
 from .records import (
     GIFT_CARD,
     STORE_CREDIT,
-    Category,
     Coupon,
     Customer,
     Order,
@@ -92,10 +91,10 @@ class CaseMaker:
     customer: Customer
     unused_products: list[Product]
 
-    def take_product(self, *, final_sale: bool = False, category: Category | None = None) -> Product | None:
+    def take_product(self, *, final_sale: bool = False) -> Product | None:
         """Take a matching product from the unused ones; None if there is none left."""
         for product in self.unused_products:
-            if product.final_sale == final_sale and category in (None, product.category):
+            if product.final_sale == final_sale:
                 self.unused_products.remove(product)
                 return product
         return None
