@@ -6,10 +6,8 @@ of 0.1 share one session among all clients and ignore the id.
 
 import asyncio
 import socket
-import ssl
 import sys
 from collections.abc import Coroutine
-from functools import cache
 from typing import Any, Final
 from uuid import uuid4
 
@@ -31,7 +29,7 @@ from openenv_core.protocol.http import (
 )
 from openenv_core.protocol.replies import detail_text, encode_error, error_frame, is_from_server, reply_frame
 from openenv_core.protocol.requests import HttpRequest, encode_request, http_request
-from openenv_core.proxies import proxy_for
+from openenv_core.proxies import proxy_for, tls_context
 from openenv_core.tracing import current_traceparent, tracer
 
 KEEPALIVE_EXPIRY_S: Final = 2.0
@@ -235,7 +233,7 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
 def _make_client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
     try:
         transport = httpx.AsyncHTTPTransport(
-            verify=_ssl_context(),
+            verify=tls_context(),
             proxy=proxy_for(base_url),
             socket_options=_keepalive_options(options),
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
@@ -249,11 +247,6 @@ def _make_client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
         timeout=httpx.Timeout(None, connect=options.connect_timeout_s),
         follow_redirects=False,  # a redirect could send the token to another host
     )
-
-
-@cache
-def _ssl_context() -> ssl.SSLContext:
-    return httpx.create_ssl_context()
 
 
 def _keepalive_options(options: CarrierOptions) -> list[tuple[int, int, int]]:
