@@ -53,7 +53,11 @@ def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
 
 async def _drop_connections(subject: Subject, url: str, numbers: Iterable[int]) -> None:
     """Open sessions, start a step in each, and drop the connections."""
-    await asyncio.gather(*(_disconnect_during_step(subject, url, number) for number in numbers))
+    sessions = (_disconnect_during_step(subject, url, number) for number in numbers)
+    # All are closed before an error of one ends the loop.
+    for error in await asyncio.gather(*sessions, return_exceptions=True):
+        if error is not None:
+            raise error
 
 
 async def _disconnect_during_step(subject: Subject, url: str, number: int) -> None:
