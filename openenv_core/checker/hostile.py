@@ -12,7 +12,7 @@ from openenv_core.checker.check import CheckError, CheckLevel, check, import_pac
 from openenv_core.checker.drawing import sample
 from openenv_core.checker.playing import REFUSAL_CAUSE, draw_actions, expect_answer, find_difference, play
 from openenv_core.checker.semantic import repeats
-from openenv_core.checker.subject import Client, Subject, start_server
+from openenv_core.checker.subject import Client, Subject, SubjectServer, start_server
 from openenv_core.checker.watching import MIB, kill_server, limited_memory
 from openenv_core.errors import ClientError, ConnectionLostError, RequestTimeoutError, ServerError
 from openenv_core.targets import TargetKind
@@ -356,7 +356,9 @@ def _send(client: Any, text: bytes) -> None:
         client.reset()
 
 
-def _describe_failure(last: bytes, error: ClientError, excess_memory: list[int], server: Any) -> str:
+def _describe_failure(
+    last: bytes, error: ClientError, excess_memory: list[int], server: SubjectServer | None
+) -> str:
     sent = last.decode("utf-8", "replace")
     excerpt = sent if len(sent) <= _EXCERPT_CHARS else f"{sent[:_EXCERPT_CHARS]}... ({len(sent)} characters)"
     if excess_memory:

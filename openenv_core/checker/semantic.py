@@ -26,7 +26,7 @@ from openenv_core.checker.playing import (
     takes_seed,
     turns,
 )
-from openenv_core.checker.subject import Client, Subject
+from openenv_core.checker.subject import Client, Subject, SubjectServer
 from openenv_core.checker.watching import hook_folder, poll, server_pids
 from openenv_core.errors import CapacityError, ExecutionError, NotForkableError
 from openenv_core.targets import TargetKind
@@ -99,13 +99,13 @@ def check_network_policy_holds(subject: Subject) -> None:
         )
 
 
-def _play_episodes(subject: Subject, server: Any) -> None:
+def _play_episodes(subject: Subject, server: SubjectServer) -> None:
     for number in range(3):
         with subject.client(server.url) as client:
             play(client, subject.limits.seed + number, draw_actions(subject, number))
 
 
-def _record_remote_hosts(server: Any, hosts: set[str]) -> None:
+def _record_remote_hosts(server: SubjectServer, hosts: set[str]) -> None:
     """Add the remote addresses of the server's connections, for programs that are not Python."""
     psutil = import_package("psutil")
     for pid in server_pids(server):

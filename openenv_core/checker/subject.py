@@ -21,6 +21,7 @@ from openenv_core.errors import (
     ProviderError,
 )
 from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest, read_manifest
+from openenv_core.providers import LocalDockerProvider, LocalProcessProvider
 from openenv_core.targets import (
     AppDescription,
     Target,
@@ -68,7 +69,11 @@ class CheckLimits:
     start_timeout_s: float = 60.0
 
 
-def start_server(provider: Any) -> str:
+SubjectServer: TypeAlias = LocalProcessProvider | LocalDockerProvider
+"""The provider of a separate server of the subject."""
+
+
+def start_server(provider: SubjectServer) -> str:
     """Start a provider's server and return its URL; CheckError if it does not become healthy."""
     try:
         return str(provider.start())
@@ -280,7 +285,7 @@ class Subject:
         env_vars: Mapping[str, str] | None = None,
         docker_options: Mapping[str, Any] | None = None,
         **serve_options: Any,
-    ) -> Iterator[Any]:
+    ) -> Iterator[SubjectServer]:
         """Start a separate server for the block, and yield its provider.
 
         Args:
@@ -305,12 +310,13 @@ class Subject:
                 self._servers.remove(server)
 
     @contextmanager
-    def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, Any]]:
+    def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, SubjectServer | None]]:
         """Start a separate server and yield its URL and provider; if the target is a URL, yield that and None."""
         if self.kind is TargetKind.URL:
             yield self.url, None
             return
         with self.server(**serve_options) as server:
+            assert server.url is not None
             yield server.url, server
 
     def client(self, url: str | None = None, **options: Any) -> Client:

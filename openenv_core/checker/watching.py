@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from openenv_core.checker import inside
 from openenv_core.checker.check import CheckError, NotApplicableError
-from openenv_core.checker.subject import Subject
+from openenv_core.checker.subject import Subject, SubjectServer
 from openenv_core.errors import ProviderError
 from openenv_core.targets import TargetKind
 
@@ -51,7 +51,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """Installs `inside` as the `sitecustomize` of the container's interpreters, and executes the image's command."""
 
 
-def server_pids(server: Any) -> list[int]:
+def server_pids(server: SubjectServer) -> list[int]:
     """Return the ids of all processes of a provider's server, including those that the environment starts.
 
     Raises:
@@ -63,7 +63,7 @@ def server_pids(server: Any) -> list[int]:
     return inside.descendants(guard)
 
 
-def kill_server(server: Any) -> None:
+def kill_server(server: SubjectServer) -> None:
     """Kill every process by SIGKILL, as when the machine runs out of memory; in a container, remove that."""
     if (container := _container_of(server)) is not None:
         container.remove()
@@ -73,7 +73,7 @@ def kill_server(server: Any) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _container_of(server: Any) -> Any:
+def _container_of(server: SubjectServer) -> Any:
     """Return the container that a provider's server runs in; None if it runs as local processes."""
     return getattr(server, "container", None)
 
@@ -82,7 +82,7 @@ def _container_of(server: Any) -> Any:
 class WatchedServer:
     """A separate server that can be measured."""
 
-    server: Any
+    server: SubjectServer
     notes: str
 
     def measure_stable(self) -> dict[str, int]:
@@ -117,7 +117,7 @@ class WatchedServer:
     def _run_inside(self, *arguments: str) -> dict[str, Any]:
         from openenv_core.providers.docker.engine import CALL_TIMEOUT_S, DockerEngine
 
-        container, engine = self.server.container, DockerEngine.find()
+        container, engine = _container_of(self.server), DockerEngine.find()
         command = [_PYTHON, "-I", "-c", inspect.getsource(inside), *arguments]
         try:
             done = engine.execute(container.id, command, timeout_s=CALL_TIMEOUT_S, most=MIB)
@@ -185,7 +185,7 @@ def hook_folder() -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 @contextmanager
-def limited_memory(server: Any) -> Iterator[list[int]]:
+def limited_memory(server: SubjectServer | None) -> Iterator[list[int]]:
     """Kill the server if it allocates too much memory; yield a list that then contains the bytes allocated.
 
     Args:
