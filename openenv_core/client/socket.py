@@ -10,7 +10,7 @@ import struct
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from weakref import WeakSet
 
@@ -59,7 +59,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         self._has_received = True
         self._pinged_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._linger_task: asyncio.Task[None] | None = None
+        self._linger_task: asyncio.Task[Any] | None = None
 
     # Carrier
 
@@ -98,14 +98,9 @@ class WebSocketCarrier(Carrier, picows.WSListener):
             transport.disconnect(graceful=False)
             return
         transport.send_close(WSCloseCode.OK)
-        self._linger_task = self._loop.create_task(self._linger(transport))
-
-    async def _linger(self, transport: WSTransport) -> None:
-        """Disconnect once the server has confirmed the close, after `LINGER_S`, or as the event loop ends."""
-        try:
-            await asyncio.wait([self._disconnected], timeout=LINGER_S)
-        finally:
-            transport.disconnect(graceful=False)
+        self._linger_task = self._loop.create_task(asyncio.wait([self._disconnected], timeout=LINGER_S))
+        # Also if the event loop ends before the task has begun.
+        self._linger_task.add_done_callback(lambda _: transport.disconnect(graceful=False))
 
     def abort_without_loop(self) -> None:
         """Close the connection without its event loop, which has closed, so that the server ends the session."""
