@@ -30,6 +30,9 @@ LINGER_S: Final = 1.0
 CLOCK_TOLERANCE_S: Final = 0.05
 """Error, in seconds, of the kernel's time of the last received data: its ticks are coarser than a loopback reply."""
 
+_LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
+"""Milliseconds since the last received data (`tcpi_last_data_recv`), in Linux's `tcp_info`."""
+
 _TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
 _CONTINUATION, _CLOSE = WSMsgType.CONTINUATION, WSMsgType.CLOSE
 _GOING_AWAY = (WSCloseCode.GOING_AWAY, WSCloseCode.SERVICE_RESTART)
@@ -232,10 +235,17 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         They are part of a long message ahead of the pong; or the pong itself, unread because the thread was busy: not
         every event loop reads its sockets before it runs its timers.
         """
+        if sys.platform != "linux":
+            return False
         assert self._transport is not None
         raw = self._transport.underlying_transport.get_extra_info("socket")
-        silence_s = _read_silence_s(raw.fileno())
-        return silence_s is not None and silence_s < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S
+        try:
+            with socket.socket(fileno=os.dup(raw.fileno())) as duplicate:
+                info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
+            (silence_ms,) = _LAST_DATA_RECEIVED.unpack(info)
+        except (OSError, struct.error):  # not a TCP connection, or an old kernel
+            return False
+        return bool(silence_ms / 1000 < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S)
 
 
 async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
@@ -337,10 +347,6 @@ atexit.register(_close_all)
 os.register_at_fork(after_in_child=_open.clear)
 
 
-_LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
-"""Milliseconds since the last received data (`tcpi_last_data_recv`), in Linux's `tcp_info`."""
-
-
 async def _connect_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
     """Return a socket connected to the host's first address that answers; OSError if none does.
 
@@ -364,20 +370,6 @@ async def _connect_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
         else:
             return raw
     raise failure or OSError(f"no address of {host!r}")
-
-
-def _read_silence_s(fd: int) -> float | None:
-    """Return the seconds since a TCP connection last received data; None if unknown."""
-    if sys.platform != "linux":
-        return None
-    try:
-        with socket.socket(fileno=os.dup(fd)) as duplicate:
-            info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
-    except OSError:
-        return None
-    return (
-        float(_LAST_DATA_RECEIVED.unpack(info)[0]) / 1000 if len(info) == _LAST_DATA_RECEIVED.size else None
-    )
 
 
 def _extract_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
