@@ -325,7 +325,6 @@ class Link:
         # It waits for its thread, or the environment waits although it promises not to.
         request = request or LinkRequest(head, parsed, [], frame, received_at)
         request.reply_coroutine, request.executing, request.member = reply, True, member
-        start_eagerly(member.lock.acquire())  # it is free
         self.running.add(request)
         if self.conversation is not None:
             self.conversation.busy = True
@@ -336,6 +335,8 @@ class Link:
 
     def _add_request(self, request: LinkRequest) -> LinkRequest:
         """Register a running request and start the timer of its deadline, if any."""
+        for other in self.running:
+            other.take_lock()
         self.running.add(request)
         if (limit_s := request.head.deadline_s) is not None:
             text = f"the request had not begun within its deadline of {limit_s:g} s; it was not executed"
@@ -434,7 +435,7 @@ class Link:
             # `find` raises the refusal of an unknown member.
             member = self.batch.members.get(head.member) or self.batch.find([head.member])[0]
             await member.lock.acquire()
-            request.member = member
+            request.member, request.has_lock = member, True
         member, timer = request.member, None
         try:
             if member.busy:
@@ -547,6 +548,7 @@ class Link:
             if isinstance(request.head, NumberedFrame) and request.head.member == member.number:
                 self._cancel_unstarted(request, refusal_of_others)
             if request.member is member:
+                request.take_lock()
                 self._refuse(request, refusal)
                 request.expired = True
                 task = request.cancel()
