@@ -19,6 +19,7 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
 from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable_error
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
+from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, detail_text, redact_url
 from openenv_core.proxies import proxy_for
 
@@ -47,13 +48,13 @@ class WebSocketCarrier(Carrier, picows.WSListener):
     """One WebSocket. Without compression: frames are small and latency counts.
 
     Attributes:
-        subprotocol: The subprotocol that the server chose, if any.
+        v1: The server speaks `ropewalk.v1`.
     """
 
     def __init__(self, options: CarrierOptions) -> None:
         super().__init__()
         self._options = options
-        self.subprotocol: str | None = None
+        self.v1 = False
         self._transport: WSTransport | None = None
         self._disconnected = self._loop.create_future()
         self._message_parts: bytearray | None = None
@@ -249,7 +250,7 @@ class WebSocketCarrier(Carrier, picows.WSListener):
 
 
 async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
-    """Connect to a ws:// or wss:// URL.
+    """Connect to a ws:// or wss:// URL, and offer `ropewalk.v1`.
 
     Raises:
         AuthenticationError: The server requires a token, or refuses the given one.
@@ -280,8 +281,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
 async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     url, headers = _extract_credentials(url, options.headers)
     headers.setdefault("Prefer", options.prefer)
-    if options.subprotocol is not None:
-        headers["Sec-WebSocket-Protocol"] = options.subprotocol
+    headers["Sec-WebSocket-Protocol"] = SUBPROTOCOL
     opened: list[socket.socket] = []
 
     async def open_tcp(address: picows.WSParsedURL) -> socket.socket:
@@ -315,7 +315,7 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
         raise
     if not isinstance(carrier, WebSocketCarrier):
         raise ConnectionError("the connection was closed before it was answered")
-    carrier.subprotocol = transport.response.headers.get("Sec-WebSocket-Protocol")
+    carrier.v1 = transport.response.headers.get("Sec-WebSocket-Protocol") == SUBPROTOCOL
     carrier.deterministic = transport.response.headers.get(DETERMINISTIC_HEADER) == DETERMINISTIC
     _open.add(carrier)
     return carrier
@@ -396,8 +396,7 @@ def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
     location = response.headers.get("Location")
     if status not in _REDIRECTS or location is None:
         detail = detail_text(error.raw_body) if error.raw_body else ""
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        raise refusal(url, status, headers, detail, socket=True) from None
+        raise refusal(url, status, response.headers, detail, socket=True) from None
     destination = urljoin(url, location)
     parts = urlsplit(destination)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
