@@ -59,7 +59,7 @@ def client_for(url: str, token: str | None = None) -> "httpx.Client":
     plain = url.startswith("http://") and proxy is None
     try:
         # Loading the system's certificates takes longer than a request to a nearby server.
-        transport = httpx.HTTPTransport(verify=False if plain else _make_tls_context(), proxy=proxy)
+        transport = httpx.HTTPTransport(verify=False if plain else tls_context(), proxy=proxy)
     except ImportError as error:
         raise ConfigurationError(f"expected to use the proxy of the environment, got: {error}") from error
     # No compression: limits on response sizes count the bytes on the wire.
@@ -70,7 +70,8 @@ def client_for(url: str, token: str | None = None) -> "httpx.Client":
 
 
 @cache
-def _make_tls_context() -> "ssl.SSLContext":
+def tls_context() -> "ssl.SSLContext":
+    """Return the TLS context of all HTTP clients of this process."""
     import httpx
 
     return httpx.create_ssl_context()

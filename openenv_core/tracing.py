@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from openenv_core.errors import ConfigurationError, installed_with
@@ -68,6 +67,8 @@ def _first(*variables: str) -> str:
 
 def _exporter(name: str) -> Any:
     """Create an exporter by the name of its entry point."""
+    from importlib.metadata import entry_points  # which takes longer to import than all of a client's modules
+
     if name == "otlp":
         name = "otlp_proto_grpc" if _first(*_PROTOCOLS) == "grpc" else "otlp_proto_http"
     for entry in entry_points(group="opentelemetry_traces_exporter", name=name):

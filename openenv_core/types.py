@@ -37,7 +37,9 @@ StateT = TypeVar("StateT", default=Any)
 ObsT_co = TypeVar("ObsT_co", covariant=True, default=Any)
 
 # Bytes are base64 in JSON, in both directions, because JSON text cannot hold arbitrary bytes.
-_WIRE = ConfigDict(arbitrary_types_allowed=True, ser_json_bytes="base64", val_json_bytes="base64")
+_WIRE = ConfigDict(
+    arbitrary_types_allowed=True, ser_json_bytes="base64", val_json_bytes="base64", defer_build=True
+)
 
 Reward = bool | int | float | None
 """The type of an observation's reward. The WebSocket keeps its JSON type."""
@@ -148,6 +150,12 @@ class State(BaseModel):
 
     episode_id: str | None = None
     step_count: NonNegativeInt = 0
+
+
+for _base in (Action, Observation, State):
+    # The base itself is built on first use, to be imported fast. An author's subclass is built where it is defined, so
+    # that a mistake in it shows there.
+    del _base.model_config["defer_build"]
 
 
 class EnvironmentMetadata(BaseModel):

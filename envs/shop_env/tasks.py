@@ -7,8 +7,6 @@ from typing import Final, get_args
 from openenv_core.worlds import Level
 
 from .world.cases import CASES, TWO_ITEM_CASES, CaseMaker, CustomerRequest, Kind, Scenario
-from .world.making import Maker
-from .world.policy import draw_policy
 from .world.speech import word_request
 
 CALLS: Final = 40
@@ -53,11 +51,8 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sho
     """
     source = random.Random(f"shop {number}")
     level = level or source.choice(list(Level))
-    maker = Maker(source)
-    policy = draw_policy(source)
-    customer = source.choice(list(maker.records.customers.values()))
-    products = source.sample(list(maker.records.products.values()), len(maker.records.products))
-    case_maker = CaseMaker(maker, policy, customer, products)
+    maker = CaseMaker(source)
+    customer = maker.customer
     requests: list[CustomerRequest] = []
     while len(requests) < _REQUESTS[level]:
         kind = source.choice(_KINDS)
@@ -67,9 +62,9 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sho
             # At most one request for several items: more would need more calls than an episode should take.
             cases = {case: share for case, share in case_weights.items() if case not in TWO_ITEM_CASES}
         (case,) = source.choices(list(cases), list(cases.values()))
-        if (request := make(case_maker, case)) is not None:
+        if (request := make(maker, case)) is not None:
             requests.append(request)
-    _add_other_orders(case_maker)
+    _add_other_orders(maker)
     impostor = source.random() < 0.07
     if not impostor and source.random() < 0.2:
         maker.add_customer(customer.name)
@@ -84,26 +79,26 @@ def make_task(number: int, *, held_out: bool, level: Level | None = None) -> Sho
     return ShopTaskSpec(
         Scenario(
             maker.records,
-            policy,
+            maker.policy,
             customer.id,
             tuple(worded_requests),
             impostor,
-            _draw_known_facts(case_maker, impostor),
+            _draw_known_facts(maker, impostor),
             tuple(known or source.random() < 0.5 for known in by_number),
         ),
         level,
     )
 
 
-def _add_other_orders(case_maker: CaseMaker) -> None:
+def _add_other_orders(maker: CaseMaker) -> None:
     """Add distractors: orders of the customer with other products, and orders of other customers."""
-    maker, source = case_maker.maker, case_maker.maker.source
+    source = maker.source
     for _ in range(2):
-        if (product := case_maker.take_product()) is not None:
-            maker.add_order(case_maker.customer, [product], "delivered", delivered_days=source.randint(1, 80))
+        if (product := maker.take_product()) is not None:
+            maker.add_order(maker.customer, [product], "delivered", delivered_days=source.randint(1, 80))
     all_products = list(maker.records.products.values())
     other_customers = [
-        customer for customer in maker.records.customers.values() if customer is not case_maker.customer
+        customer for customer in maker.records.customers.values() if customer is not maker.customer
     ]
     for _ in range(12):
         products = source.sample(all_products, source.randint(1, 3))
@@ -117,9 +112,9 @@ def _add_other_orders(case_maker: CaseMaker) -> None:
             )
 
 
-def _draw_known_facts(case_maker: CaseMaker, impostor: bool) -> dict[str, str | None]:
+def _draw_known_facts(maker: CaseMaker, impostor: bool) -> dict[str, str | None]:
     """Return the email, postcode and phone that the caller gives; one of them may be unknown to them."""
-    source, customer = case_maker.maker.source, case_maker.customer
+    source, customer = maker.source, maker.customer
     known_facts: dict[str, str | None] = {
         "email": customer.email,
         "postcode": customer.postcode,

@@ -234,7 +234,7 @@ async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: fl
             reply = await http.get(url)
             reply.raise_for_status()
             schema = reply.json()
-    except httpx.TransportError as error:
+    except (httpx.TransportError, httpx.InvalidURL) as error:
         raise ConnectionFailedError(f"no server answers at {url}: {error}") from error
     except (httpx.HTTPStatusError, ValueError) as error:
         raise ProtocolError(f"{url} does not answer with schemas: {error!r}") from error

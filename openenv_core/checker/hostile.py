@@ -12,9 +12,8 @@ from openenv_core.checker.check import CheckError, CheckLevel, check, import_pac
 from openenv_core.checker.drawing import sample
 from openenv_core.checker.playing import REFUSAL_CAUSE, draw_actions, expect_answer, find_difference, play
 from openenv_core.checker.semantic import repeats
-from openenv_core.checker.subject import Client, FrameClient, RunningServer, Subject
-from openenv_core.checker.watching import MIB, limited_memory
-from openenv_core.client import SyncEnvClient
+from openenv_core.checker.subject import Client, Subject, start_server
+from openenv_core.checker.watching import MIB, kill_server, limited_memory
 from openenv_core.errors import ClientError, ConnectionLostError, RequestTimeoutError, ServerError
 from openenv_core.targets import TargetKind
 
@@ -40,7 +39,7 @@ def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
             clients = [stack.enter_context(subject.client(url)) for _ in range(slots)]
             for number, client in enumerate(clients):
                 actions = draw_actions(subject, number)
-                play(subject, client, number, actions, episode_id=f"ropewalk-slot-{number}")
+                play(client, number, actions, episode_id=f"ropewalk-slot-{number}")
         except (ClientError, CheckError) as error:
             if isinstance(error, CheckError) and error.cause == REFUSAL_CAUSE:
                 raise
@@ -54,13 +53,19 @@ def check_disconnect_gives_the_slot_back(subject: Subject) -> None:
 
 async def _drop_connections(subject: Subject, url: str, numbers: Iterable[int]) -> None:
     """Open sessions, start a step in each, and drop the connections."""
-    await asyncio.gather(*(_disconnect_during_step(subject, url, number) for number in numbers))
+    sessions = (_disconnect_during_step(subject, url, number) for number in numbers)
+    # All are closed before an error of one ends the loop.
+    for error in await asyncio.gather(*sessions, return_exceptions=True):
+        if error is not None:
+            raise error
 
 
 async def _disconnect_during_step(subject: Subject, url: str, number: int) -> None:
-    client: Any = await _open_session(subject, url)
+    # The slot of an ending session may be released late.
+    wait_s = subject.limits.step_timeout_s + 5
+    client: Any = await subject.client(url, queue_timeout_s=wait_s)
     try:
-        await client.reset(**{**subject.reset_options, "seed": number})
+        await client.reset(seed=number)
         step = asyncio.create_task(client.step(next(subject.actions(number))))
         await asyncio.sleep(0)  # the frame is on its way
         step.cancel()
@@ -72,22 +77,6 @@ async def _disconnect_during_step(subject: Subject, url: str, number: int) -> No
         await client.close()
 
 
-async def _open_session(subject: Subject, url: str) -> Any:
-    """Open a session, waiting for the slot of an ending one."""
-    deadline = asyncio.get_running_loop().time() + subject.limits.step_timeout_s + 5
-    while True:
-        client = await subject.client(url)
-        try:
-            await client.state()
-        except ServerError:
-            await client.close()
-            if asyncio.get_running_loop().time() > deadline:
-                raise
-            await asyncio.sleep(0.05)
-        else:
-            return client
-
-
 @check(CheckLevel.HOSTILE)
 def check_kill_and_restart(subject: Subject) -> None:
     """A killed server can be started again, and its episodes do not depend on those before."""
@@ -96,14 +85,15 @@ def check_kill_and_restart(subject: Subject) -> None:
     # Dependence on hashes of text is checked elsewhere.
     with subject.server(env_vars={"PYTHONHASHSEED": "0"}) as server:
         with subject.client(server.url) as client:
-            first = play(subject, client, seed, actions, episode_id=f"{_KILLED_ID}-0")
+            first = play(client, seed, actions, episode_id=f"{_KILLED_ID}-0")
         with subject.client(server.url) as client:
-            play(subject, client, seed, actions[:1], episode_id=_KILLED_ID)  # left in the middle
-            server.kill()
+            play(client, seed, actions[:1], episode_id=_KILLED_ID)  # left in the middle
+            kill_server(server)
             _require_connection_lost(client)
-            server.start()
+            server.stop()
+            start_server(server)
         with subject.client(server.url) as client:
-            replayed = play(subject, client, seed, actions, episode_id=_KILLED_ID)
+            replayed = play(client, seed, actions, episode_id=_KILLED_ID)
             with expect_answer("a read of the state"):
                 client.state()
     difference = find_difference(first, replayed) if repeats(subject) else None
@@ -340,35 +330,33 @@ def check_invalid_actions_are_survived(subject: Subject) -> None:
 
 
 def _require_survived(subject: Subject, frames: Iterable[bytes], change: str) -> None:
-    with subject.server_or_url() as (url, server), limited_memory(server) as excess_memory:
-        options: dict[str, Any] = {"message_timeout_s": subject.limits.step_timeout_s, "token": subject.token}
-        with SyncEnvClient(FrameClient(url, **options)) as client:
-            subject.reset(client)
-            last = b"nothing yet"
-            try:
-                for last in frames:
-                    _send(subject, client, last)
-                subject.reset(client)
-                _require_healthy(subject, url)
-            except ClientError as error:
-                raise CheckError(
-                    _describe_failure(last, error, excess_memory, server), change=change
-                ) from error
+    with (
+        subject.server_or_url() as (url, server),
+        limited_memory(server) as excess_memory,
+        subject.client(url) as client,
+    ):
+        client.reset()
+        last = b"nothing yet"
+        try:
+            for last in frames:
+                _send(client, last)
+            client.reset()
+            _require_healthy(subject, url)
+        except ClientError as error:
+            raise CheckError(_describe_failure(last, error, excess_memory, server), change=change) from error
 
 
-def _send(subject: Subject, client: Any, text: bytes) -> None:
+def _send(client: Any, text: bytes) -> None:
     """Send one frame, accepting any reply; reset if the episode or the session has ended."""
     try:
         done = client.send_frame(text).get("done")
     except ServerError:
         done = True  # some errors end the session, and a reset opens another
     if done:
-        subject.reset(client)
+        client.reset()
 
 
-def _describe_failure(
-    last: bytes, error: ClientError, excess_memory: list[int], server: RunningServer | None
-) -> str:
+def _describe_failure(last: bytes, error: ClientError, excess_memory: list[int], server: Any) -> str:
     sent = last.decode("utf-8", "replace")
     excerpt = sent if len(sent) <= _EXCERPT_CHARS else f"{sent[:_EXCERPT_CHARS]}... ({len(sent)} characters)"
     if excess_memory:

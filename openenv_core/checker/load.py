@@ -22,7 +22,7 @@ from openenv_core.checker.semantic import (
     repeats,
 )
 from openenv_core.checker.subject import SLOT_WAIT_S, Client, Subject
-from openenv_core.checker.watching import ResourceUsage, WatchedServer, watch_server
+from openenv_core.checker.watching import WatchedServer, watch_server
 from openenv_core.errors import CapacityError, ExecutionError, ValidationFailedError
 
 _BYTES_AN_EPISODE: Final = 512.0
@@ -133,10 +133,11 @@ def _open_sessions(subject: Subject, stack: ExitStack, url: str, count: int) -> 
     """Open a number of sessions; fewer, but at least two, if the server's unknown cap is lower."""
     clients: list[Client] = []
     for number in range(count):
-        client = stack.enter_context(subject.client(url))
+        wait_s = 0.0 if number else SLOT_WAIT_S
+        client = stack.enter_context(subject.client(url, queue_timeout_s=wait_s))
         with expect_answer(f"session {number + 1} of {count}"):
             try:
-                subject.reset(client, wait_s=0.0 if number else SLOT_WAIT_S, seed=number)
+                client.reset(seed=number)
             except CapacityError as error:
                 if subject.cap is not None or number < 2:
                     raise CheckError(
@@ -201,9 +202,9 @@ def _measure(subject: Subject) -> dict[str, Growth]:
     return _growths(windows, episodes)
 
 
-def _growths(windows: Sequence[ResourceUsage], episodes: int) -> dict[str, Growth]:
+def _growths(windows: Sequence[dict[str, int]], episodes: int) -> dict[str, Growth]:
     names = ("processes", "threads", "files", "memory")
-    return {name: Growth(tuple(getattr(window, name) for window in windows), episodes) for name in names}
+    return {name: Growth(tuple(window[name] for window in windows), episodes) for name in names}
 
 
 def _find_leaks(growths: dict[str, Growth]) -> list[str]:
@@ -233,7 +234,7 @@ class _Episodes:
             self._play_next()
         return (time.monotonic() - started) / _PACE_EPISODES
 
-    def windows(self, episodes: int, count: int) -> Iterator[ResourceUsage]:
+    def windows(self, episodes: int, count: int) -> Iterator[dict[str, int]]:
         """Play windows of episodes, at most as long as time is left; yield the server's usage after each."""
         for _ in range(count):
             for _ in range(episodes):
@@ -254,7 +255,7 @@ class _Episodes:
                 self._play(client, number)
 
     def _play(self, client: Client, number: int) -> None:
-        self._subject.reset(client, seed=self._subject.limits.seed + number)
+        client.reset(seed=self._subject.limits.seed + number)
         for action in self._actions[number % len(self._actions)]:
             with suppress(ValidationFailedError, ExecutionError):
                 if client.step(action).done:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
@@ -209,16 +208,23 @@ class Turn:
 
 def turns(
     environment: "Client | LocalEnvironment",
-    reset: Callable[..., Any],
     seed: int,
     actions: Iterable[dict[str, Any]],
     **reset_options: Any,
 ) -> Iterator[Turn]:
     """Play an episode until it is done or out of actions; yield each turn, including refusals."""
-    turn = Turn(seed, 0, 0, None, reset(seed=seed, **reset_options))
-    yield turn
+    first = Turn(seed, 0, 0, None, environment.reset(seed=seed, **reset_options))
+    yield first
+    if not first.done:
+        yield from continue_turns(environment, seed, actions)
+
+
+def continue_turns(
+    environment: "Client | LocalEnvironment", seed: int, actions: Iterable[dict[str, Any]]
+) -> Iterator[Turn]:
+    """Play actions in the current episode, as `turns` does after the reset."""
     consecutive = refused = step = 0
-    for action in () if turn.done else actions:
+    for action in actions:
         try:
             result = environment.step(action)
         except (ValidationFailedError, ExecutionError) as error:
@@ -241,25 +247,18 @@ def turns(
 
 
 def play(
-    subject: Subject,
-    environment: "Client | LocalEnvironment",
-    seed: int,
-    actions: Iterable[dict[str, Any]],
-    **reset_options: Any,
+    environment: "Client | LocalEnvironment", seed: int, actions: Iterable[dict[str, Any]], **options: Any
 ) -> list[Result]:
     """Play an episode until it is done or out of actions; return its results in comparable form.
 
     Raises:
         CheckError: The environment refuses too many actions in a row, or the server does not reply.
     """
-    reset = (
-        environment.reset
-        if isinstance(environment, LocalEnvironment)
-        else partial(subject.reset, environment)
-    )
-    options = {"episode_id": EPISODE_ID, **reset_options}
     with expect_answer(f"an episode with seed {seed}"):
-        return [turn.wire_result for turn in turns(environment, reset, seed, actions, **options)]
+        return [
+            turn.wire_result
+            for turn in turns(environment, seed, actions, **{"episode_id": EPISODE_ID, **options})
+        ]
 
 
 def play_episode(
@@ -272,8 +271,7 @@ def play_episode(
     **reset_options: Any,
 ) -> Iterator[Turn]:
     """Play an episode over the wire; yield each turn, without refusals."""
-    reset = partial(subject.reset, client)
-    return _limit_turns(turns(client, reset, seed, subject.actions(seed), **reset_options), steps, seconds)
+    return _limit_turns(turns(client, seed, subject.actions(seed), **reset_options), steps, seconds)
 
 
 def play_episodes(subject: Subject, client: Client) -> Iterator[Turn]:
@@ -286,8 +284,7 @@ def play_in_process(subject: Subject) -> Iterator[Turn]:
     """Play a check's episodes in this process; yield each turn, with the environment's own objects."""
     for seed in seeds():
         with LocalEnvironment(subject.app, subject.reset_options) as environment:
-            episode = turns(environment, environment.reset, seed, subject.actions(seed))
-            yield from _limit_turns(episode, STEPS, SUFFICIENT_PLAY_S)
+            yield from _limit_turns(turns(environment, seed, subject.actions(seed)), STEPS, SUFFICIENT_PLAY_S)
 
 
 def seeds() -> Iterator[int]:
@@ -383,8 +380,7 @@ def main(target: str, job: str, out: str) -> None:
     episodes = []
     for seed, actions in job_document["episodes"]:
         with LocalEnvironment(app, job_document["reset_options"]) as environment:
-            episode = turns(environment, environment.reset, seed, actions, episode_id=EPISODE_ID)
-            episodes.append([turn.wire_result for turn in episode])
+            episodes.append(play(environment, seed, actions))
     Path(out).write_text(json.dumps(episodes), encoding="utf-8")
 
 

@@ -183,7 +183,7 @@ def check_unknown_tool(subject: Subject) -> None:
     _list_tools(subject)
     change = "answer with CallToolObservation(tool_name=..., error=ToolError(error_type=TOOL_NOT_FOUND, ...))"
     with subject.client() as client:
-        subject.reset(client)
+        client.reset()
         try:
             result = client.step({"type": "call_tool", "tool_name": _NO_SUCH_TOOL, "arguments": {}})
         except ServerError as error:
@@ -203,7 +203,7 @@ def _list_tools(subject: Subject) -> list[dict[str, Any]]:
     if not is_of_tools(subject.schema["action"]):
         raise NotApplicableError("its actions are not tool calls")
     with subject.client() as client:
-        subject.reset(client)
+        client.reset()
         try:
             tools = client.step({"type": "list_tools"}).observation.get("tools")
         except ServerError as error:
@@ -272,7 +272,7 @@ def check_step_after_done(subject: Subject) -> str:
                 f"got {now.get('episode_id')!r}",
                 change=change,
             )
-        if subject.reset(client, seed=1).done and not _is_done_at_once(subject):
+        if client.reset(seed=1).done and not _is_done_at_once(subject):
             raise CheckError(
                 "expected reset after the end to begin an episode, got one that is done",
                 change="let reset restore everything that step changes, including the flag that the episode is over",
@@ -306,7 +306,7 @@ def _step_after_the_end(subject: Subject, client: Client, change: str) -> str:
 def _is_done_at_once(subject: Subject) -> bool:
     """Return whether an episode can be done after its reset, as a card game won on the deal."""
     with subject.client() as client:
-        return bool(subject.reset(client, seed=1).done)
+        return bool(client.reset(seed=1).done)
 
 
 def _play_to_end(subject: Subject, client: Client, seed: int) -> Turn:
@@ -339,7 +339,7 @@ def check_episode_id(subject: Subject) -> None:
     """The state has the episode_id passed to reset, or a new one for each reset without."""
     with subject.client() as client:
         for episode_id in _IDS:
-            subject.reset(client, episode_id=episode_id)
+            client.reset(episode_id=episode_id)
             if (got := client.state().get("episode_id")) != episode_id:
                 raise CheckError(
                     f"expected episode_id {episode_id!r} in the state after reset(episode_id={episode_id!r}), "
@@ -401,7 +401,7 @@ def _play_answers(subject: Subject, *, read: bool) -> list[Any]:
 def check_invalid_action_refused(subject: Subject) -> None:
     """An action with an unknown key is refused with VALIDATION_ERROR; the session and its episode continue."""
     with subject.client() as client:
-        subject.reset(client, seed=0)
+        client.reset(seed=0)
         before = client.state()
         valid = next(subject.actions(0))
         got = "an observation"

@@ -18,6 +18,7 @@ from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableErro
 from openenv_core.checker.playing import (
     LocalEnvironment,
     Result,
+    continue_turns,
     draw_actions,
     expect_answer,
     find_difference,
@@ -25,8 +26,8 @@ from openenv_core.checker.playing import (
     takes_seed,
     turns,
 )
-from openenv_core.checker.subject import Client, RunningServer, Subject
-from openenv_core.checker.watching import hook_folder, poll
+from openenv_core.checker.subject import Client, Subject
+from openenv_core.checker.watching import hook_folder, poll, server_pids
 from openenv_core.errors import CapacityError, ExecutionError, NotForkableError
 from openenv_core.targets import TargetKind
 
@@ -98,16 +99,16 @@ def check_network_policy_holds(subject: Subject) -> None:
         )
 
 
-def _play_episodes(subject: Subject, server: RunningServer) -> None:
+def _play_episodes(subject: Subject, server: Any) -> None:
     for number in range(3):
         with subject.client(server.url) as client:
-            play(subject, client, subject.limits.seed + number, draw_actions(subject, number))
+            play(client, subject.limits.seed + number, draw_actions(subject, number))
 
 
-def _record_remote_hosts(server: RunningServer, hosts: set[str]) -> None:
+def _record_remote_hosts(server: Any, hosts: set[str]) -> None:
     """Add the remote addresses of the server's connections, for programs that are not Python."""
     psutil = import_package("psutil")
-    for pid in server.pids():
+    for pid in server_pids(server):
         try:
             connections = psutil.Process(pid).net_connections("inet")
         except psutil.Error:
@@ -151,9 +152,9 @@ def check_reset_forgets(subject: Subject) -> None:
     job = _make_job(subject, 3)
     fresh = [_play_fresh(subject, *episode) for episode in job]
     with _open_instance(subject) as reused:
-        replayed = [play(subject, reused, *episode) for episode in [*job, job[0]]]
-        play(subject, reused, job[1][0], job[1][1][:1])  # an aborted episode
-        replayed.append(play(subject, reused, *job[2]))
+        replayed = [play(reused, *episode) for episode in [*job, job[0]]]
+        play(reused, job[1][0], job[1][1][:1])  # an aborted episode
+        replayed.append(play(reused, *job[2]))
     for expected, played in zip([*fresh, fresh[0], fresh[2]], replayed, strict=True):
         if (difference := find_difference(expected, played)) is not None:
             raise CheckError(
@@ -245,11 +246,11 @@ def check_forks_go_their_own_way(subject: Subject) -> None:
         with LocalEnvironment(subject.app, subject.reset_options) as original:
             if not original.forkable:
                 raise NotApplicableError("the environment does not declare that it can be forked (FORKABLE)")
-            play(subject, original, seed, actions[:half])
+            play(original, seed, actions[:half])
             with _expect_forkable(), original.snapshot() as state:
                 with _fork(subject, original, state) as other:
                     _continue_episode(other, draw_actions(subject, number + 1))
-                    play(subject, other, seed + 1, actions)
+                    play(other, seed + 1, actions)
                 with _fork(subject, original, state) as fork:
                     continued = {
                         "a fork": _continue_episode(fork, rest),
@@ -287,9 +288,7 @@ def _expect_forkable() -> Iterator[None]:
 
 def _continue_episode(environment: LocalEnvironment, actions: Sequence[dict[str, Any]]) -> list[Result]:
     """Play actions in the current episode, and return their results."""
-    answers = turns(environment, lambda **_: None, 0, actions)
-    next(answers)  # the turn of the reset, which is a no-op here
-    return [turn.wire_result for turn in answers]
+    return [turn.wire_result for turn in continue_turns(environment, 0, actions)]
 
 
 def _require_seeds(subject: Subject) -> None:
@@ -376,7 +375,7 @@ def _play_fresh(
     subject: Subject, seed: int, actions: Sequence[dict[str, Any]], url: str | None = None
 ) -> list[Result]:
     with _open_instance(subject, url) as instance:
-        return play(subject, instance, seed, actions)
+        return play(instance, seed, actions)
 
 
 def _play_in_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
@@ -429,7 +428,6 @@ def play_session(subject: Subject, client: Client, number: int, trace: SessionTr
     """Play an episode; yield after its reset and after each step."""
     episode = turns(
         client,
-        partial(subject.reset, client),
         subject.limits.seed + number,
         draw_actions(subject, number, _SESSION_STEPS),
         episode_id=f"ropewalk-session-{number}",

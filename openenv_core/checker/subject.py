@@ -1,24 +1,20 @@
 """The environment under test: its manifest, application, servers and clients, as used by checks."""
 
 import io
-import os
 import random
-import signal
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from openenv_core.checker import drawing, inside
+from openenv_core.checker import drawing
 from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, run_with_timeout
 from openenv_core.client import GenericEnvClient, SyncEnvClient
 from openenv_core.errors import (
-    CapacityError,
     ConfigurationError,
     ImageNotFoundError,
     OpenEnvError,
@@ -48,8 +44,6 @@ SLOT_WAIT_S: Final = 10.0
 _MANIFEST_IN_IMAGE: Final = f"/app/env/{MANIFEST}"
 """The manifest's path in images, of ours and of the released package."""
 
-_ENDING: Final = "the checker is shutting down"
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckLimits:
@@ -74,84 +68,31 @@ class CheckLimits:
     start_timeout_s: float = 60.0
 
 
-class RunningServer:
-    """A server of the environment under test.
-
-    Attributes:
-        url: Its URL, which changes with a restart.
-    """
-
-    def __init__(self, new_provider: Callable[[], Any]) -> None:
-        self._new_provider = new_provider
-        self._provider: Any = None
-        self._stopped = False
-        self.url = ""
-
-    @property
-    def container(self) -> Any:
-        """The container that it runs in; None if it runs as local processes."""
-        return getattr(self._provider, "container", None)
-
-    @property
-    def alive(self) -> bool:
-        """Whether it is running, as far as its provider can tell."""
-        return self._provider is not None and bool(self._provider.alive)
-
-    def output(self) -> str:
-        """Return the end of its output."""
-        return str(self._provider.output())
-
-    def start(self) -> None:
-        """Start or restart it.
-
-        Raises:
-            CheckError: It does not become healthy.
-            NotApplicableError: The checker is ending.
-        """
-        if self._provider is not None:
-            self._provider.stop()
-        if self._stopped:
-            raise NotApplicableError(_ENDING)
-        provider = self._provider = self._new_provider()
-        try:
-            self.url = provider.start()
-        except ProviderError as error:
-            provider.stop()
-            raise CheckError(
-                f"expected a server that starts, got: {error}",
-                change="make the application importable and its server healthy; run `ropewalk serve` with the same "
-                "target to see its output",
-            ) from error
-
-    def stop(self) -> None:
-        """Stop it permanently. Idempotent."""
-        self._stopped = True
-        if self._provider is not None:
-            self._provider.stop()
-
-    def pids(self) -> list[int]:
-        """Return the ids of all processes of the server, including those that the environment starts.
-
-        Raises:
-            NotApplicableError: The server runs in a container, whose processes are not visible.
-        """
-        guard = getattr(self._provider, "pid", None)
-        if guard is None:
-            raise NotApplicableError("the processes of a container are not visible from here")
-        return inside.descendants(guard)
-
-    def kill(self) -> None:
-        """Kill every process by SIGKILL, as when the machine runs out of memory; in a container, remove that."""
-        if self.container is not None:
-            self.container.remove()
-            return
-        for pid in self.pids():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+def start_server(provider: Any) -> str:
+    """Start a provider's server and return its URL; CheckError if it does not become healthy."""
+    try:
+        return str(provider.start())
+    except ProviderError as error:
+        provider.stop()
+        raise CheckError(
+            f"expected a server that starts, got: {error}",
+            change="make the application importable and its server healthy; run `ropewalk serve` with the same "
+            "target to see its output",
+        ) from error
 
 
 class FrameClient(GenericEnvClient):
-    """A client that can also send raw frames, such as a reset without the seed and episode_id that `reset` adds."""
+    """A client that can also send raw frames, such as a reset without the seed and episode_id that `reset` adds.
+
+    Attributes:
+        reset_options: Options of every reset, from the manifest.
+    """
+
+    reset_options: Mapping[str, Any] = {}
+
+    async def reset(self, **options: Any) -> StepResult[dict[str, Any]]:
+        """Start an episode; see `EnvClient.reset`."""
+        return await super().reset(**{**self.reset_options, **options})
 
     async def send_frame(self, text: bytes) -> dict[str, Any]:
         """Send a frame and return the data of the observation in reply."""
@@ -175,8 +116,8 @@ class Subject:
         self.limits = limits or CheckLimits()
         self.token = token
         self._lock = threading.RLock()
-        self._servers: list[RunningServer] = []
-        self._shared: RunningServer | None = None
+        self._servers: list[Any] = []
+        self._shared: Any = None
         self._start_failure: CheckError | None = None
         self._closed = False
         self._app: AppDescription | CheckError | NotApplicableError | None = None
@@ -291,9 +232,9 @@ class Subject:
         """
         if self.kind is TargetKind.URL:
             return self.target.text.rstrip("/")
-        return self._shared_server().url
+        return str(self._shared_server().url)
 
-    def _shared_server(self) -> RunningServer:
+    def _shared_server(self) -> Any:
         with self._lock:
             if self._start_failure is not None:
                 raise self._start_failure
@@ -301,7 +242,7 @@ class Subject:
                 first = self._shared is None
                 server = self._shared = self._new_server()
                 try:
-                    server.start()
+                    start_server(server)
                 except CheckError as failure:
                     if first:  # every check would fail likewise, each after the same wait
                         self._start_failure = failure
@@ -313,23 +254,21 @@ class Subject:
         env_vars: Mapping[str, str] | None = None,
         docker_options: Mapping[str, Any] | None = None,
         serve_options: Mapping[str, Any] | None = None,
-    ) -> RunningServer:
+    ) -> Any:
         options = [
             word
             for name, value in (serve_options or {}).items()
             for word in (f"--{name.replace('_', '-')}", str(value))
         ]
-        provider = partial(
-            provider_of,
+        if self._closed:
+            raise NotApplicableError("the checker is shutting down")
+        server = provider_of(
             self.target,
             env_vars=env_vars,
             start_timeout_s=self.limits.start_timeout_s,
             docker_options=docker_options,
             serve_options=tuple(options),
         )
-        if self._closed:
-            raise NotApplicableError(_ENDING)
-        server = RunningServer(provider)
         with self._lock:
             self._servers.append(server)
         return server
@@ -341,8 +280,8 @@ class Subject:
         env_vars: Mapping[str, str] | None = None,
         docker_options: Mapping[str, Any] | None = None,
         **serve_options: Any,
-    ) -> Iterator[RunningServer]:
-        """Start a separate server for the block.
+    ) -> Iterator[Any]:
+        """Start a separate server for the block, and yield its provider.
 
         Args:
             env_vars: Environment variables of the server.
@@ -358,7 +297,7 @@ class Subject:
             raise NotApplicableError("the checker cannot start, kill or measure a server at a URL")
         server = self._new_server(env_vars, docker_options, serve_options)
         try:
-            server.start()
+            start_server(server)
             yield server
         finally:
             server.stop()
@@ -366,8 +305,8 @@ class Subject:
                 self._servers.remove(server)
 
     @contextmanager
-    def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, RunningServer | None]]:
-        """Start a separate server and yield its URL and it; if the target is a URL, yield that and None."""
+    def server_or_url(self, **serve_options: Any) -> Iterator[tuple[str, Any]]:
+        """Start a separate server and yield its URL and provider; if the target is a URL, yield that and None."""
         if self.kind is TargetKind.URL:
             yield self.url, None
             return
@@ -380,10 +319,12 @@ class Subject:
             "message_timeout_s": self.limits.step_timeout_s,
             "mode": "simulation",
             "token": self.token,
-            "queue_timeout_s": 0.0,
+            "queue_timeout_s": SLOT_WAIT_S,
             **options,
         }
-        client = FrameClient(url or self.url, **client_options).sync()
+        frame_client = FrameClient(url or self.url, **client_options)
+        frame_client.reset_options = self.reset_options
+        client = frame_client.sync()
         with self._lock:
             self._clients = [known for known in self._clients if not known._closed]
             self._clients.append(client)
@@ -464,19 +405,6 @@ class Subject:
             self._cache[name] = compute()
         return self._cache[name]
 
-    def reset(
-        self, client: Client, *, wait_s: float = SLOT_WAIT_S, **options: Any
-    ) -> StepResult[dict[str, Any]]:
-        """Reset a session, waiting for the slot of an earlier session to be released."""
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                return client.reset(**{**self.reset_options, **options})
-            except CapacityError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.05)
-
     def close(self) -> None:
         """Stop everything that was started. Idempotent."""
         clients, self._clients = self._clients, []
@@ -511,7 +439,7 @@ class Subject:
 
     def _tools(self) -> list[dict[str, Any]]:
         with self.client() as client:
-            self.reset(client)
+            client.reset()
             return list(client.step({"type": "list_tools"}).observation.get("tools") or [])
 
 

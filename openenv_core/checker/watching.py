@@ -4,18 +4,19 @@ import inspect
 import json
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.checker import inside
 from openenv_core.checker.check import CheckError, NotApplicableError
-from openenv_core.checker.subject import RunningServer, Subject
+from openenv_core.checker.subject import Subject
 from openenv_core.errors import ProviderError
 from openenv_core.targets import TargetKind
 
@@ -50,37 +51,42 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """Installs `inside` as the `sitecustomize` of the container's interpreters, and executes the image's command."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceUsage:
-    """The resources that a server uses.
+def server_pids(server: Any) -> list[int]:
+    """Return the ids of all processes of a provider's server, including those that the environment starts.
 
-    Attributes:
-        memory: Resident memory of all processes, in bytes.
-        threads: Number of threads.
-        files: Number of open files and sockets.
-        processes: Number of processes.
+    Raises:
+        NotApplicableError: The server runs in a container, whose processes are not visible.
     """
+    guard = getattr(server, "pid", None)
+    if guard is None:
+        raise NotApplicableError("the processes of a container are not visible from here")
+    return inside.descendants(guard)
 
-    memory: int
-    threads: int
-    files: int
-    processes: int
 
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """All but memory, which keeps changing."""
-        return self.threads, self.files, self.processes
+def kill_server(server: Any) -> None:
+    """Kill every process by SIGKILL, as when the machine runs out of memory; in a container, remove that."""
+    if (container := _container_of(server)) is not None:
+        container.remove()
+        return
+    for pid in server_pids(server):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _container_of(server: Any) -> Any:
+    """Return the container that a provider's server runs in; None if it runs as local processes."""
+    return getattr(server, "container", None)
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedServer:
     """A separate server that can be measured."""
 
-    server: RunningServer
+    server: Any
     notes: str
 
-    def measure_stable(self) -> ResourceUsage:
-        """Measure the server's resources, once those of ended sessions are released.
+    def measure_stable(self) -> dict[str, int]:
+        """Measure the server's resources, as `inside.usage` does, once those of ended sessions are released.
 
         Raises:
             NotApplicableError: It runs in a container that cannot be inspected.
@@ -92,20 +98,21 @@ class WatchedServer:
         while time.monotonic() < deadline:
             time.sleep(_SETTLE_INTERVAL_S)
             second = self._measure()
-            if second.counts == first.counts:
+            if {**second, "memory": 0} == {**first, "memory": 0}:  # memory keeps changing
                 return second
             first = second
         return first
 
     def _collect_garbage(self) -> None:
-        if self.server.container is None:
-            inside.collect_garbage(self.server.pids(), self.notes)
+        if _container_of(self.server) is None:
+            inside.collect_garbage(server_pids(self.server), self.notes)
         elif not self._run_inside("collect", self.notes).get("told"):
             raise NotApplicableError("the server's interpreter cannot be made to collect garbage")
 
-    def _measure(self) -> ResourceUsage:
-        local = self.server.container is None
-        return ResourceUsage(**(inside.usage(self.server.pids()) if local else self._run_inside("look")))
+    def _measure(self) -> dict[str, int]:
+        if _container_of(self.server) is None:
+            return inside.usage(server_pids(self.server))
+        return self._run_inside("look")
 
     def _run_inside(self, *arguments: str) -> dict[str, Any]:
         from openenv_core.providers.docker.engine import CALL_TIMEOUT_S, DockerEngine
@@ -145,7 +152,7 @@ def watch_server(subject: Subject) -> Iterator[WatchedServer]:
 
 
 @contextmanager
-def _start_container(subject: Subject) -> Iterator[RunningServer]:
+def _start_container(subject: Subject) -> Iterator[Any]:
     """Start a container whose interpreters collect garbage on request."""
     from openenv_core.providers.docker.engine import DockerEngine
 
@@ -178,23 +185,23 @@ def hook_folder() -> Iterator[tuple[Path, dict[str, str]]]:
 
 
 @contextmanager
-def limited_memory(server: RunningServer | None) -> Iterator[list[int]]:
+def limited_memory(server: Any) -> Iterator[list[int]]:
     """Kill the server if it allocates too much memory; yield a list that then contains the bytes allocated.
 
     Args:
         server: The server; None, or one in a container, is not watched.
     """
     excess: list[int] = []
-    if server is None or server.container is not None:
+    if server is None or _container_of(server) is not None:
         yield excess
         return
-    baseline = inside.usage(server.pids())["memory"]
+    baseline = inside.usage(server_pids(server))["memory"]
 
     def check() -> None:
-        growth = inside.usage(server.pids())["memory"] - baseline
+        growth = inside.usage(server_pids(server))["memory"] - baseline
         if growth > _ALLOWED_BYTES and not excess:
             excess.append(growth)
-            server.kill()
+            kill_server(server)
 
     with poll("openenv-check-memory", check):
         yield excess

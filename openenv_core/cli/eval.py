@@ -143,7 +143,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
         folder = EvaluationFolder(Path(arguments.resume))
     else:
         settings = _settings(arguments)
-        targets = "-".join(Path(text).name.replace(":", "-") for text in settings.environments)
+        targets = "-".join(Path(text).resolve().name.replace(":", "-") for text in settings.environments)
         name = f"{FOLDER}/{targets}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = EvaluationFolder.begin(Path(arguments.out or name), settings)
     settings = folder.settings()

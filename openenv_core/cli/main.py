@@ -7,7 +7,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from typing import Final, NoReturn
 
 import openenv_core
@@ -82,10 +82,21 @@ def _discard_output() -> None:
 
 
 def _main(argv: Sequence[str]) -> int:
+    if argv and (own := _find_own(argv[0])) is not None:
+        return _run(load(own), argv[1:])
     points = sorted(entry_points(group=GROUP), key=lambda point: point.name)
     # Only the requested command is loaded: others may be slow or broken.
     entry_point = next((point for point in points if argv and point.name == argv[0]), None)
     return _overview(points, argv) if entry_point is None else _run(load(entry_point), argv[1:])
+
+
+def _find_own(name: str) -> EntryPoint | None:
+    """Return the entry point of one of our commands, without reading the metadata of every installed package."""
+    try:
+        points = distribution("ropewalk").entry_points
+    except PackageNotFoundError:
+        return None
+    return next(iter(points.select(group=GROUP, name=name)), None)
 
 
 def load(point: EntryPoint) -> Command:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from openenv_core.play.game import Game
     from openenv_core.targets import RunningTarget, Target
 
+SCHEMA_TIMEOUT_S: Final = 10.0
+"""Timeout of the request for the server's schemas."""
+
 TRACEBACK_WAIT_S: Final = 2.0
 """How long, in seconds, to wait for a traceback in the server's output."""
 
@@ -79,9 +82,6 @@ def run(arguments: argparse.Namespace) -> int:
                     terminal.say()  # below the prompt
                 game.end_episode()
                 raise
-            except BrokenPipeError:  # the reader has closed the pipe
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                return 1
 
 
 def _play_interactively(
@@ -182,18 +182,14 @@ def _token(arguments: argparse.Namespace, target: "Target") -> str | None:
 
 def _schema(url: str, token: str | None) -> dict[str, Any]:
     """Return the server's /schema; {} if it is missing or unusable."""
-    import httpx
+    import asyncio
 
-    from openenv_core.protocol.http import http_url
-    from openenv_core.proxies import client_for
+    from openenv_core.adapters.episode import fetch_schema
 
     try:
-        with client_for(http_url(url), token) as http:
-            reply = http.get(f"{http_url(url)}/schema", timeout=10)
-        document = reply.json() if reply.status_code == 200 else {}
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
+        return asyncio.run(fetch_schema(url, token=token, timeout_s=SCHEMA_TIMEOUT_S))
+    except OpenEnvError:
         return {}  # opening the session will report the problem
-    return document if isinstance(document, dict) and isinstance(document.get("action"), dict) else {}
 
 
 COMMAND = Command(

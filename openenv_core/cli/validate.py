@@ -1,13 +1,15 @@
 """`ropewalk validate`: runs the checks on an environment."""
 
 import argparse
+import io
 import os
 import sys
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from openenv_core.checker.check import Check, CheckLevel, select_checks
+from openenv_core.checker.check import CheckLevel, select_checks
 from openenv_core.cli.command import Command, read_count, read_seconds
 from openenv_core.errors import ConfigurationError
 from openenv_core.targets import TargetKind, target_of
@@ -57,19 +59,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     output.add_argument("--junit", metavar="FILE", help="write JUnit XML to this file as well")
     amounts = parser.add_argument_group("how much is tried")
-    amounts.add_argument("--sessions", type=read_count, metavar="N", help="sessions at once under load (16)")
-    amounts.add_argument(
-        "--episodes", type=read_count, metavar="N", help="episodes that leaks are looked for over (1000)"
-    )
-    amounts.add_argument("--steps", type=read_count, metavar="N", help="steps of one episode (200)")
-    amounts.add_argument("--fuzz", type=read_count, metavar="N", help="fuzzed actions a check (100)")
-    amounts.add_argument("--seed", type=int, metavar="N", help="what every choice comes from (0)")
-    amounts.add_argument(
-        "--step-timeout", type=_read_positive_seconds, metavar="SECONDS", help="for each reply (10)"
-    )
-    amounts.add_argument(
-        "--start-timeout", type=_read_positive_seconds, metavar="SECONDS", help="for a server to start (60)"
-    )
+    for name, read, metavar, text in (
+        ("sessions", read_count, "N", "sessions at once under load (16)"),
+        ("episodes", read_count, "N", "episodes that leaks are looked for over (1000)"),
+        ("steps", read_count, "N", "steps of one episode (200)"),
+        ("fuzz", read_count, "N", "fuzzed actions a check (100)"),
+        ("seed", int, "N", "what every choice comes from (0)"),
+        ("step_timeout_s", _read_positive_seconds, "SECONDS", "for each reply (10)"),
+        ("start_timeout_s", _read_positive_seconds, "SECONDS", "for a server to start (60)"),
+    ):
+        option = f"--{name.removesuffix('_s').replace('_', '-')}"
+        amounts.add_argument(option, dest=name, type=read, metavar=metavar, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -92,28 +92,22 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError("no target is given; `ropewalk validate .` is this folder")
     _require_packages()
     junit = None if arguments.junit is None else _read_report_path(arguments.junit)
-    console = Console(sys.stdout, len(checks))
+    console = Console(io.StringIO() if arguments.json else sys.stdout, len(checks))
     subject = _subject(arguments)
     results: list[Result] = []
     interrupted = False
 
-    def begin(check: Check) -> None:
-        if not arguments.json:
-            console.begin(check)
-
     def end(result: "Result") -> None:
         results.append(result)
-        if not arguments.json:
-            console.end(result)
+        console.end(result)
 
     try:
         run_isolated(
-            subject.target, subject.limits, checks, token=subject.token, on_start=begin, on_result=end
+            subject.target, subject.limits, checks, token=subject.token, on_start=console.begin, on_result=end
         )
     except KeyboardInterrupt:
         interrupted = True
-        if not arguments.json:
-            console.interrupted()
+        console.interrupted()
     report = CheckReport(subject.target.text, tuple(results), interrupted)
     if arguments.json:
         print(as_json(report))
@@ -127,18 +121,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _subject(arguments: argparse.Namespace) -> "Subject":
-    from openenv_core.checker.subject import Subject
+    from openenv_core.checker.subject import CheckLimits, Subject
 
     target = target_of(arguments.target, kind=TargetKind(arguments.kind) if arguments.kind else None)
-    limits = {
-        "sessions": arguments.sessions,
-        "episodes": arguments.episodes,
-        "steps": arguments.steps,
-        "fuzz": arguments.fuzz,
-        "seed": arguments.seed,
-        "step_timeout_s": arguments.step_timeout,
-        "start_timeout_s": arguments.start_timeout,
-    }
+    limits = {field.name: getattr(arguments, field.name) for field in fields(CheckLimits)}
     options = {name: value for name, value in limits.items() if value is not None}
     subject = Subject.of(target, token=os.environ.get(_TOKEN) or None, **options)
     subject.require()
@@ -150,7 +136,7 @@ def _require_packages() -> None:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ConfigurationError(
-            f"expected the packages that checks work with, got none of the name {', '.join(missing)}; "
+            f"the checks need packages that are not installed: {', '.join(missing)}; "
             "pip install 'ropewalk[author]'"
         )
 

@@ -6,10 +6,8 @@ of 0.1 share one session among all clients and ignore the id.
 
 import asyncio
 import socket
-import ssl
 import sys
 from collections.abc import Coroutine
-from functools import cache
 from typing import Any, Final
 from uuid import uuid4
 
@@ -26,19 +24,13 @@ from openenv_core.protocol.http import (
     DETERMINISTIC,
     DETERMINISTIC_HEADER,
     SESSION_HEADER,
-    HttpRequest,
-    detail_text,
-    error_frame,
-    http_request,
-    is_from_server,
     redact_url,
-    reply_frame,
     retry_after,
 )
-from openenv_core.protocol.replies import encode_error
-from openenv_core.protocol.requests import encode_request
-from openenv_core.proxies import proxy_for
-from openenv_core.tracing import current_traceparent
+from openenv_core.protocol.replies import detail_text, encode_error, error_frame, is_from_server, reply_frame
+from openenv_core.protocol.requests import HttpRequest, encode_request, http_request
+from openenv_core.proxies import proxy_for, tls_context
+from openenv_core.tracing import current_traceparent, tracer
 
 KEEPALIVE_EXPIRY_S: Final = 2.0
 """Seconds for which an idle connection is reused. Servers close theirs after 5 s, which must not cross a request."""
@@ -128,7 +120,7 @@ class HttpCarrier(Carrier):
         if status == 200:
             if not self._stateful and request.kind in ("reset", "step"):
                 await self._require_state(SESSION_HEADER.lower() in headers)
-            return reply_frame(request, body)
+            return reply_frame(request.kind, body)
         if status in (429, 502, 503) and had_session and not is_from_server(body):
             text = f"something between here and the session answered with HTTP {status}: {detail_text(body)[:300]}"
             return encode_error(
@@ -182,7 +174,7 @@ class HttpCarrier(Carrier):
 
     async def _send(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
         headers = {} if request.is_sessionless else {SESSION_HEADER: self._session_id}
-        if (parent := current_traceparent()) is not None:
+        if tracer() is not None and (parent := current_traceparent()) is not None:
             headers["traceparent"] = parent
         if request.body is not None:
             headers["Content-Type"] = "application/json"
@@ -238,7 +230,7 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
 def _make_client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
     try:
         transport = httpx.AsyncHTTPTransport(
-            verify=_ssl_context(),
+            verify=tls_context(),
             proxy=proxy_for(base_url),
             socket_options=_keepalive_options(options),
             limits=httpx.Limits(keepalive_expiry=KEEPALIVE_EXPIRY_S),
@@ -252,11 +244,6 @@ def _make_client(base_url: str, options: CarrierOptions) -> httpx.AsyncClient:
         timeout=httpx.Timeout(None, connect=options.connect_timeout_s),
         follow_redirects=False,  # a redirect could send the token to another host
     )
-
-
-@cache
-def _ssl_context() -> ssl.SSLContext:
-    return httpx.create_ssl_context()
 
 
 def _keepalive_options(options: CarrierOptions) -> list[tuple[int, int, int]]:

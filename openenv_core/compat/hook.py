@@ -29,35 +29,6 @@ class NotProvidedError(ModuleNotFoundError):
     """A name of the released package that Ropewalk does not provide."""
 
 
-class ReleasedNames:
-    """Resolves every released name to its counterpart here."""
-
-    def __init__(self, extra: Extra) -> None:
-        self.extra: dict[str, dict[str, Target]] = {module: dict(names) for module, names in extra.items()}
-
-    def available(self, module: str) -> Iterator[str]:
-        """Yield the names that a module provides."""
-        yield from self.extra.get(module, ())
-        yield from MODULES[module].names
-        for other in MODULES[module].includes:
-            yield from self.available(other)
-
-    def target(self, module: str, name: str) -> Target | None:
-        """Return the target of a name; None if it is not provided."""
-        if (target := self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)) is not None:
-            return target
-        for other in MODULES[module].includes:
-            if (target := self.target(other, name)) is not None:
-                return target
-        return _find_extras().get(module, {}).get(name)
-
-    def find_unprovided(self, module: str, name: str) -> str | None:
-        """Return what an unprovided name belongs to; None if the released package has no such name."""
-        entry = MODULES[module]
-        also = (self.find_unprovided(other, name) for other in entry.includes)
-        return entry.unprovided.get(name) or next(filter(None, also), None) or entry.default_reason
-
-
 @cache
 def _find_extras() -> Extra:
     """Return the names of installed packages; called only for a name that is not in the table."""
@@ -72,10 +43,10 @@ def _find_extras() -> Extra:
 class AliasModule(ModuleType):
     """A module whose names are resolved on access."""
 
-    def __init__(self, fullname: str, source: str, names: ReleasedNames) -> None:
+    def __init__(self, fullname: str, source: str, hook: "Hook") -> None:
         super().__init__(fullname, f"Ropewalk's stand-in for the released package's {source}.")
-        self.__dict__.update(_source=source, _names=names)
-        self.__all__ = sorted(set(names.available(source)))
+        self.__dict__.update(_source=source, _hook=hook)
+        self.__all__ = sorted(set(hook.available(source)))
 
     def __getattr__(self, name: str) -> Any:
         """Resolve a name.
@@ -86,14 +57,14 @@ class AliasModule(ModuleType):
         """
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        names: ReleasedNames = self.__dict__["_names"]
+        hook: Hook = self.__dict__["_hook"]
         source: str = self.__dict__["_source"]
-        target = names.target(source, name)
+        target = hook.target(source, name)
         if target is not None:
             value = resolve(target)
         elif module_for(f"{source}.{name}") is not None:
             value = import_module(f"{self.__name__}.{name}")
-        elif (belongs := names.find_unprovided(source, name)) is not None:
+        elif (belongs := hook.find_unprovided(source, name)) is not None:
             raise NotProvidedError(
                 f"expected a name that Ropewalk provides of {self.__name__}, got {name}, which it does not: it "
                 f"belongs to {belongs}; {DOCS} lists the names that are there",
@@ -119,15 +90,38 @@ def resolve(target: Target) -> Any:
 
 
 class Hook(MetaPathFinder, Loader):
-    """Finds and loads the released package's modules."""
+    """Finds and loads the released package's modules, and resolves every released name to its counterpart here."""
 
     def __init__(self, extra: Extra) -> None:
-        self.names = ReleasedNames(extra)
+        self.extra: dict[str, dict[str, Target]] = {}
+        self.add(extra)
 
     def add(self, extra: Extra) -> None:
         """Provide more names, which take precedence over the table's."""
         for module, names in extra.items():
-            self.names.extra.setdefault(module, {}).update(names)
+            self.extra.setdefault(module, {}).update(names)
+
+    def available(self, module: str) -> Iterator[str]:
+        """Yield the names that a module provides."""
+        yield from self.extra.get(module, ())
+        yield from MODULES[module].names
+        for other in MODULES[module].includes:
+            yield from self.available(other)
+
+    def target(self, module: str, name: str) -> Target | None:
+        """Return the target of a name; None if it is not provided."""
+        if (target := self.extra.get(module, {}).get(name) or MODULES[module].names.get(name)) is not None:
+            return target
+        for other in MODULES[module].includes:
+            if (target := self.target(other, name)) is not None:
+                return target
+        return _find_extras().get(module, {}).get(name)
+
+    def find_unprovided(self, module: str, name: str) -> str | None:
+        """Return what an unprovided name belongs to; None if the released package has no such name."""
+        entry = MODULES[module]
+        also = (self.find_unprovided(other, name) for other in entry.includes)
+        return entry.unprovided.get(name) or next(filter(None, also), None) or entry.default_reason
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -142,7 +136,7 @@ class Hook(MetaPathFinder, Loader):
         """Create the module, whose names are resolved on access."""
         source = module_for(spec.name)
         assert source is not None
-        return AliasModule(spec.name, source, self.names)
+        return AliasModule(spec.name, source, self)
 
     def exec_module(self, module: ModuleType) -> None:
         """Replace the module by ours if it has a `replacement`; other modules need nothing."""
@@ -153,7 +147,7 @@ class Hook(MetaPathFinder, Loader):
     def forget(self) -> None:
         """Remove the modules that were imported through this hook from `sys.modules`."""
         for name, module in list(sys.modules.items()):
-            is_alias = isinstance(module, AliasModule) and module.__dict__["_names"] is self.names
+            is_alias = isinstance(module, AliasModule) and module.__dict__["_hook"] is self
             if is_alias or (name != getattr(module, "__name__", name) and module_for(name) is not None):
                 del sys.modules[name]
                 parent, _, child = name.rpartition(".")

@@ -147,24 +147,19 @@ class ChatModel(Protocol):
 AnyPolicy: TypeAlias = ActionPolicy | ChatModel
 
 
-def is_url(policy: str) -> bool:
-    """Whether a policy is a server's URL."""
-    return policy.startswith(("http://", "https://"))
-
-
 @asynccontextmanager
 async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
     """Open the policy of the settings, and close it after the block; ConfigurationError if it cannot be loaded."""
     if settings.policy == RANDOM:
         yield RandomPolicy()
-    elif is_url(settings.policy):
+    elif settings.policy.startswith(("http://", "https://")):
         model = EndpointModel(settings)
         try:
             await model.start()
             yield model
         finally:
             await model.close()
-    elif _is_folder(settings.policy):
+    elif Path(settings.policy).expanduser().is_dir():
         checkpoint: ChatModel = await load_provided("checkpoint", "a checkpoint as the policy")(settings)
         try:
             yield checkpoint
@@ -172,10 +167,6 @@ async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
             await checkpoint.close()
     else:
         yield CallablePolicy(_import_callable(settings.policy))
-
-
-def _is_folder(policy: str) -> bool:
-    return Path(policy).expanduser().is_dir()
 
 
 def load_provided(name: str, expected: str) -> Any:

@@ -6,18 +6,14 @@ from typing import Final
 from openenv_core.errors import OpenEnvError
 
 
-class ImageError(OpenEnvError):
-    """Base class of errors with images."""
-
-
-class BuildError(ImageError):
+class BuildError(OpenEnvError):
     """A step of a Dockerfile failed, or the engine refused the build."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(f"{message}\n{remedy}")
 
 
-class PushError(ImageError):
+class PushError(OpenEnvError):
     """An image or a folder could not be pushed."""
 
 

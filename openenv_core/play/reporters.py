@@ -99,7 +99,8 @@ class Terminal:
         self._sink = sink or sys.stdout
         self.is_interactive: Final = self._source.isatty()
         self.colours: Final = self._sink.isatty() and not os.environ.get("NO_COLOR")
-        self._completer: _Completer | None = None
+        self._choices: Sequence[str] = ()
+        self._can_edit = self._install_editing()
 
     def say(self, text: str = "", style: str = "") -> None:
         """Print a line for a person."""
@@ -107,9 +108,8 @@ class Terminal:
 
     def ask(self, prompt: str, choices: Sequence[str] = ()) -> str:
         """Return the next line, stripped; EOFError at the end of the input."""
-        if self._can_edit():
-            assert self._completer is not None
-            self._completer.choices = choices
+        if self._can_edit:
+            self._choices = choices
             return input(prompt).strip()
         if not self.is_json:
             self._write(prompt)
@@ -157,15 +157,25 @@ class Terminal:
         self._sink.write(text)
         self._sink.flush()
 
-    def _can_edit(self) -> bool:
-        """Whether lines can be edited, recalled and completed."""
-        if self.is_json or self._source is not sys.stdin or self._sink is not sys.stdout:
+    def _install_editing(self) -> bool:
+        """Let lines be edited, recalled and completed, if they are typed; return whether they can be."""
+        is_typed = self.is_interactive and self._source is sys.stdin
+        if self.is_json or not is_typed or self._sink is not sys.stdout or not self._sink.isatty():
             return False
-        if not (self.is_interactive and self._sink.isatty()):
+        try:
+            import readline
+        except ImportError:  # this interpreter has no readline
             return False
-        if self._completer is None:
-            self._completer = _Completer()
-        return self._completer.installed
+        readline.set_completer(self._complete)
+        readline.set_completer_delims(" ")
+        readline.parse_and_bind(
+            "bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete"
+        )
+        return True
+
+    def _complete(self, text: str, index: int) -> str | None:
+        matching = [choice for choice in self._choices if choice.startswith(text)]
+        return matching[index] if index < len(matching) else None
 
 
 class JsonTerminal(Terminal):
@@ -206,25 +216,3 @@ def _fields_of(result: Result) -> Json:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-class _Completer:
-    """Completes words at a prompt."""
-
-    def __init__(self) -> None:
-        self.choices: Sequence[str] = ()
-        self.installed = False
-        try:
-            import readline
-        except ImportError:  # this interpreter has no readline
-            return
-        readline.set_completer(self._complete)
-        readline.set_completer_delims(" ")
-        readline.parse_and_bind(
-            "bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete"
-        )
-        self.installed = True
-
-    def _complete(self, text: str, index: int) -> str | None:
-        matching = [choice for choice in self.choices if choice.startswith(text)]
-        return matching[index] if index < len(matching) else None

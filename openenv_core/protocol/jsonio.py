@@ -1,12 +1,15 @@
 """JSON encoding of the wire: NaN and infinities become null; arrays and bytes are supported."""
 
 from collections.abc import Callable
-from typing import Any
+from threading import Lock
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
 __all__ = ["dumps", "from_json", "reader", "to_plain"]
+
+_build_lock: Final = Lock()
 
 
 def to_plain(value: Any) -> Any:
@@ -35,6 +38,8 @@ def reader(model: type[BaseModel]) -> Callable[[dict[str, Any]], Any]:
     It validates Python values, which is fast, unless the model has fields that need pydantic's JSON mode: bytes
     (base64 text on the wire) and strict fields (such as a date as text).
     """
+    with _build_lock:  # older pydantic must not build a model in two threads at once
+        model.model_rebuild(raise_errors=False)  # if it has not been needed until now
     validator = model.__pydantic_validator__
     if not _needs_json_mode(model.__pydantic_core_schema__):
         return validator.validate_python

@@ -29,7 +29,7 @@ class JsonRpcFaultError(Exception):
 class RpcRequest(BaseModel):
     """One request."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     jsonrpc: Literal["2.0"]
     id: StrictInt | StrictStr | None = None

@@ -136,6 +136,80 @@ def encode_mcp(response: bytes) -> str:
     return (b'{"type":"mcp","data":%b}' % response).decode()
 
 
+def reply_frame(request_kind: str, body: bytes) -> bytes:
+    """Return the frame for a response with status 200 to a request of a kind."""
+    kind = request_kind if request_kind in ("state", "mcp") else "observation"
+    return b'{"type":"%b","data":%b}' % (kind.encode(), body or b"null")
+
+
+def error_frame(status: int, body: bytes, retry_after_s: float | None) -> bytes | None:
+    """Return the error frame for an unsuccessful response; None for a status without a corresponding frame.
+
+    Args:
+        status: The HTTP status.
+        body: Usually `{"detail": ...}` with a text, a list of errors, or the data of an error frame.
+        retry_after_s: Seconds from the response's Retry-After header.
+    """
+    detail = _detail(body)
+    extra: dict[str, Any] = {}
+    match status:
+        case 400 | 413 | 422:
+            code = codes.VALIDATION_ERROR
+            if isinstance(detail, list):
+                extra["errors"] = [_strip_location(error) for error in detail]
+                detail = "Invalid message"
+        case 404:
+            code = codes.SESSION_ERROR
+        case 429 | 503:
+            code = codes.CAPACITY_REACHED
+            if retry_after_s is not None:
+                extra["retry_after_s"] = retry_after_s
+        case 500:
+            code = codes.EXECUTION_ERROR
+        case 504:
+            code = codes.SESSION_ERROR
+        case _:
+            return None
+    if isinstance(detail, Mapping):
+        detail_fields = {str(name): value for name, value in detail.items()}
+        code, detail = str(detail_fields.pop("code", code)), detail_fields.pop("message", None)
+        extra = {**detail_fields, **extra}
+    text = detail if isinstance(detail, str) and detail else f"the server answered with HTTP {status}"
+    return encode_error(code, text, extra).encode()
+
+
+def detail_text(body: bytes) -> str:
+    """Return the message of an unsuccessful response."""
+    detail = _detail(body)
+    if isinstance(detail, Mapping):
+        detail = detail.get("message", detail)
+    return detail if isinstance(detail, str) else dumps(detail).decode()
+
+
+def is_from_server(body: bytes) -> bool:
+    """Whether an unsuccessful response comes from our server, which sends a code, not from a proxy."""
+    detail = _detail(body)
+    return isinstance(detail, Mapping) and "code" in detail
+
+
+def _detail(body: bytes) -> Any:
+    try:
+        parsed = from_json(body)
+    except ValueError:
+        return body.decode(errors="replace").strip()[:500]
+    return parsed.get("detail", parsed) if isinstance(parsed, dict) else parsed
+
+
+def _strip_location(error: Any) -> Any:
+    """Return a validation error with `loc` relative to the frame's data, not to the HTTP body."""
+    if not isinstance(error, Mapping) or not isinstance(error.get("loc"), list):
+        return error
+    location = error["loc"]
+    while location[:1] in (["body"], ["action"]) and len(location) > 1:
+        location = location[1:]
+    return {**error, "loc": location}
+
+
 def decode_reply(frame: bytes | bytearray | str, expected: str) -> dict[str, Any]:
     """Decode a reply and return its data.
 

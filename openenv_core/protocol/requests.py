@@ -1,4 +1,4 @@
-"""Encodes and decodes frames from client to server in the released dialect."""
+"""Encodes and decodes frames from client to server in the released dialect, and the HTTP requests for them."""
 
 import re
 from collections.abc import Callable
@@ -385,3 +385,44 @@ def encode_request(kind: str, data: Any = None) -> bytes:
     else:
         body = dumps(data)
     return b'{"type":"%b","data":%b}' % (kind.encode(), body)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """The HTTP request that corresponds to a frame."""
+
+    kind: str  # the frame's type
+    method: str
+    path: str
+    body: bytes | None = None
+    is_sessionless: bool = False  # refers to no session
+
+
+def http_request(frame: bytes, session_id: str, has_session: bool = True) -> HttpRequest:
+    """Return the HTTP request that corresponds to a frame of `encode_request`.
+
+    Args:
+        frame: The frame as it would be sent on a WebSocket.
+        session_id: Id of the client's session.
+        has_session: Whether the session is already open on the server. Tools can be listed before that.
+    """
+    # The data stays encoded: an action may be large.
+    head, _, rest = frame.partition(b',"data":')
+    kind, data = head[len(b'{"type":"') :].rstrip(b'"}').decode(), rest[:-1]
+    match kind:
+        case "reset":
+            return HttpRequest(kind, "POST", "/reset", data or b"{}")
+        case "step":
+            return HttpRequest(kind, "POST", "/step", b'{"action":%b}' % (data or b"null"))
+        case "state":
+            return HttpRequest(kind, "GET", "/state")
+        case "close":
+            params = {"session_id": session_id}
+            call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/close", "params": params}
+            return HttpRequest(kind, "POST", "/mcp", dumps(call))
+        case "mcp":
+            rpc: dict[str, Any] = from_json(data or b"{}")
+            if has_session:
+                rpc["params"] = {**rpc.get("params", {}), "session_id": session_id}
+            return HttpRequest(kind, "POST", "/mcp", dumps(rpc), is_sessionless=not has_session)
+    raise ValueError(f"expected a reset, step, state, mcp or close frame, got {kind!r}")

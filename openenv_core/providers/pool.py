@@ -9,9 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
-from openenv_core.errors import ConfigurationError, ProviderError
-from openenv_core.providers.base import OwnedServerProvider
-from openenv_core.providers.docker.container import Container, start_container
+from openenv_core.errors import ConfigurationError
+from openenv_core.providers.docker.container import Container, ContainerProvider, start_container
 from openenv_core.providers.docker.options import ContainerOptions, options_with
 from openenv_core.providers.keeper import (
     MemberT,
@@ -90,7 +89,7 @@ class PoolLease(Generic[MemberT]):
         self.close()
 
 
-class PoolProvider(OwnedServerProvider, Generic[MemberT]):
+class PoolProvider(ContainerProvider, Generic[MemberT]):
     """A provider that leases one container at a time from a pool. `start` raises as the pool's `lease` does.
 
     Args:
@@ -102,47 +101,18 @@ class PoolProvider(OwnedServerProvider, Generic[MemberT]):
         self, lease: Callable[[float, threading.Event], PoolLease[MemberT]], timeout_s: float
     ) -> None:
         super().__init__()
-        self._take = lease
+        self._acquire = lease
         self._timeout_s = timeout_s
-        self._stopping = threading.Event()
         self._lease: PoolLease[MemberT] | None = None
 
-    @property
-    def alive(self) -> bool:
-        """Whether the leased container is running; False without one, True while the engine does not respond."""
-        lease = self._lease
-        if lease is None:
-            return False
-        try:
-            alive: Any = getattr(lease.container, "alive", True)
-            return bool(alive() if callable(alive) else alive)
-        except PoolError:
-            return False  # given back meanwhile
-        except ProviderError:
-            return True  # unknown if the engine does not respond
+    def _take(self) -> Any:
+        self._lease = self._acquire(self._timeout_s, self._stopping)
+        return self._lease.container
 
-    def output(self) -> str:
-        """Return the end of the container's output; "" without a container."""
-        lease = self._lease
-        try:
-            logs: Any = None if lease is None else getattr(lease.container, "logs", None)
-            return str(logs()) if callable(logs) else ""
-        except ProviderError as error:
-            return f"[no output: {error}]"
-
-    def _launch(self) -> str:
-        self._stopping.clear()
-        self._lease = self._take(self._timeout_s, self._stopping)
-        return self._lease.url
-
-    def _interrupt(self) -> None:
-        self._stopping.set()
-
-    def _stop(self) -> None:
-        self._url = None
-        if self._lease is not None:
-            self._lease.close()
-            self._lease = None
+    def _give_back(self, container: object) -> None:
+        assert self._lease is not None
+        self._lease.close()
+        self._lease = None
 
 
 class ServerPool(Generic[MemberT]):

@@ -20,7 +20,8 @@ from openenv_core.sandbox.answers import (
 from openenv_core.sandbox.config import Limits
 from openenv_core.sandbox.errors import SandboxUnavailableError
 from openenv_core.sandbox.inside.agent import FORKED
-from openenv_core.sandbox.inside.frames import MAX_VALUE, READY_NOTICE, REPEAT_SIGNAL, pack_request
+from openenv_core.sandbox.inside.frames import MAX_VALUE, READY_NOTICE, pack_request
+from openenv_core.sandbox.inside.interpreter import REPEAT_SIGNAL
 from openenv_core.sandbox.processes import EXIT_TIMEOUT_S, Connections, InterpreterProcesses, receive_notice
 from openenv_core.sandbox.results import EXIT_KILLED, Execution
 

@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
@@ -44,15 +44,18 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
         raise ConfigurationError(f"expected a template, got {template!r}; {hint}")
     folder = (parent or Path.cwd()) / names.package
     _require_absent(folder)
+    # The first of the folder and its parents that is missing: all of them appear at once.
+    root = next(path for path in (folder, *folder.parents) if path.parent.is_dir())
     texts = _read("game") | _read(template)
     texts["pyproject.toml"] = texts["pyproject.toml"].replace("[server]", f"[{_EXTRAS[template]}]")
     try:
-        with _parent_of(folder), _stage_folder(folder) as stage:
+        with _stage_folder(root) as stage:
             for name, text in _rename_texts(texts, names).items():
-                (stage / name).parent.mkdir(exist_ok=True)
-                (stage / name).write_text(text, encoding="utf-8")
+                path = stage / folder.relative_to(root) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
             # Also replaces an empty folder, but no other.
-            stage.rename(folder)
+            stage.rename(root)
     except OSError as error:
         raise ConfigurationError(
             f"expected to make the folder {folder}, got: {error}; choose another place with --dir"
@@ -85,23 +88,6 @@ def _require_absent(folder: Path) -> None:
     raise ConfigurationError(
         f"expected no {folder} yet, got {existing}; choose another name or --dir, or remove it"
     )
-
-
-@contextmanager
-def _parent_of(folder: Path) -> Iterator[None]:
-    """Create missing parent folders; if the block fails, remove them again."""
-    created: list[Path] = []
-    try:
-        for parent in reversed(folder.parents):
-            if not parent.is_dir():
-                parent.mkdir()
-                created.append(parent)
-        yield
-    except BaseException:
-        for parent in reversed(created):
-            with suppress(OSError):  # no longer empty
-                parent.rmdir()
-        raise
 
 
 @contextmanager

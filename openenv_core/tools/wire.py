@@ -19,7 +19,7 @@ class Tool(BaseModel):
         input_schema: JSON schema of the arguments.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     name: str
     description: str
@@ -39,7 +39,7 @@ class ToolErrorType(StrEnum):
 class ToolError(BaseModel):
     """Why a call failed."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
     error_type: ToolErrorType
     message: str

@@ -354,7 +354,7 @@ def _measure_median_s(work: Callable[[], object], device: "torch.device", times:
 
 
 def _main(settings: Rendezvous, local: int, owner: int) -> int:
-    die_with_parent(signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != owner:  # it ended before the line above; hence torch is imported later
         return 1
     rank = settings.node_rank * settings.per_host + local

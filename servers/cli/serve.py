@@ -108,8 +108,11 @@ def _run_in_process(arguments: argparse.Namespace, settings: ServerSettings, lis
     from openenv_core.tracebacks import show
 
     gc.set_threshold(_GC_THRESHOLD)  # imports make little garbage, and frequent collections delay the start
+    from servers.hosting import assemble, host
+    from servers.logs import configure_logging
     from servers.target import load_app
 
+    gc.freeze()  # what is loaded so far stays: the collection before serving has only the app's objects to look at
     try:
         app = load_app(arguments.app)
     except (OpenEnvError, ModuleNotFoundError):
@@ -117,9 +120,6 @@ def _run_in_process(arguments: argparse.Namespace, settings: ServerSettings, lis
     except Exception as error:  # an error in the author's code, shown to the author
         show(error)
         return _FAILED
-    from servers.hosting import assemble, host
-    from servers.logs import configure_logging
-
     configure_logging(arguments.log_level, settings.tokens)
     assembled = assemble(app, arguments.app, settings, _find_session_options(arguments))
     _announce(arguments, listener)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -44,6 +44,8 @@ _visitor: ContextVar[tuple[str, str]] = ContextVar("visitor of the page", defaul
 class ActionLog(BaseModel):
     """One step, in the format of released pages."""
 
+    model_config = ConfigDict(defer_build=True)
+
     timestamp: str
     action: dict[str, Any]
     observation: dict[str, Any]
@@ -54,6 +56,8 @@ class ActionLog(BaseModel):
 
 class EpisodeState(BaseModel):
     """The episode of one session, in the format of released pages."""
+
+    model_config = ConfigDict(defer_build=True)
 
     episode_id: str | None = None
     step_count: int = 0

@@ -1,7 +1,6 @@
 """Sessions: admission, ownership, lifetime, and the slots that bound their number."""
 
 from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Ticket
-from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import (
     DeadlineExceededError,
     FullError,
@@ -9,7 +8,7 @@ from servers.sessions.slots import (
     SessionSlots,
     UnknownSessionError,
 )
-from servers.sessions.table import SessionTable
+from servers.sessions.table import EnvironmentSession, SessionTable
 
 __all__ = [
     "REQUEST_WAIT_S",

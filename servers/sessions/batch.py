@@ -5,6 +5,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from types import CoroutineType
 from typing import Any, Final
 
@@ -12,14 +13,13 @@ from openenv_core import Observation
 from openenv_core.protocol.errors import SESSION_ERROR, VALIDATION_ERROR, RefusalError
 from servers.execution import EnvironmentRunner, keep, start_eagerly
 from servers.sessions.queue import REQUEST_WAIT_S, Notify, Ticket
-from servers.sessions.session import EnvironmentSession, outcome_of_work
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
-from servers.sessions.snapshots import SessionState, state_of
-from servers.sessions.table import SessionTable
+from servers.sessions.snapshots import SessionState
+from servers.sessions.table import EnvironmentSession, SessionTable, outcome_of_work
 from servers.threads import Outcome, ThreadCall, outcome_of
 
-_STEPS_PER_YIELD: Final = 64
-"""Members stepped on the event loop before it is yielded to other tasks."""
+_YIELD_INTERVAL_S: Final = 0.005
+"""Seconds of calls on the event loop after which it is yielded to other tasks."""
 
 
 @dataclass(slots=True, eq=False)
@@ -206,7 +206,7 @@ class SessionBatch:
             raise refusal
         member.busy = True
         try:
-            return await state_of(member.session, episode_ended=member.episode_ended)
+            return await member.session.take_snapshot(episode_ended=member.episode_ended)
         finally:
             member.busy = False
 
@@ -275,7 +275,8 @@ class BatchRound:
     async def start(self) -> None:
         """Start the calls; those that never wait are done when this returns."""
         finished = self._finished_calls
-        for number, call in enumerate(self._calls, 1):
+        yield_at = perf_counter() + _YIELD_INTERVAL_S
+        for call in self._calls:
             member, session = call.member, call.member.session
             if call.outcome is None and (member.busy or session.ended or member.lock.locked()):
                 call.outcome = member.get_refusal()
@@ -290,8 +291,9 @@ class BatchRound:
                 else:  # as in `_finish`, but without a waiter
                     call.outcome = outcome[1]
                     finished.append(call)
-                if number % _STEPS_PER_YIELD == 0 and number < len(self._calls):
+                if perf_counter() >= yield_at:
                     await asyncio.sleep(0)
+                    yield_at = perf_counter() + _YIELD_INTERVAL_S
                 continue
             member.busy = True
             if session.shared:  # other clients may call it, so the call needs its lock

@@ -10,14 +10,11 @@ from typing import Any, Final
 
 from openenv_core.protocol.errors import (
     CAPACITY_REACHED,
-    EXECUTION_ERROR,
     VALIDATION_ERROR,
     RefusalError,
     short,
-    text_of,
 )
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, keep
-from servers.sessions.session import EnvironmentSession
 
 logger = logging.getLogger("servers")
 
@@ -91,46 +88,6 @@ async def _close(close: Callable[[], Any]) -> None:
                 await closing
     except FATAL:
         logger.exception("closing a state of an environment failed")
-
-
-async def state_of(session: EnvironmentSession, *, episode_ended: bool) -> SessionState:
-    """Return a snapshot of a session's environment.
-
-    Args:
-        session: The session.
-        episode_ended: Whether its episode is over.
-
-    Raises:
-        RefusalError: The environment cannot be forked, or its `snapshot` failed; or as `EnvironmentSession.run`.
-    """
-    states: list[SessionState] = []
-    abandoned = False
-
-    def drop(state: SessionState) -> None:
-        keep(asyncio.create_task(state.close()))
-
-    async def take_snapshot(runner: EnvironmentRunner) -> None:
-        state = await runner.call("snapshot", on_unclaimed=lambda late: drop(SessionState(late)))
-        states.append(SessionState(state, episode_ended))
-        if abandoned:  # the call continued after its caller had gone
-            drop(states[-1])
-
-    if not session.runner.forkable:
-        raise RefusalError(
-            EXECUTION_ERROR,
-            f"expected an environment that can be forked, got {session.runner.name} without FORKABLE = True; see "
-            "docs/tutorials/author.md",
-        )
-    try:
-        await session.run_waiting(take_snapshot)
-    except BaseException as error:
-        abandoned = True
-        for state in states:  # the caller left just as the snapshot was taken
-            drop(state)
-        if isinstance(error, FATAL) and not isinstance(error, RefusalError):
-            raise RefusalError(EXECUTION_ERROR, text_of(error)) from error
-        raise
-    return states[0]
 
 
 class UnknownSnapshotError(RefusalError):

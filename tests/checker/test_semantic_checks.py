@@ -62,7 +62,7 @@ def test_first_difference_of_episodes(one: list[Any], other: list[Any], message:
 def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> None:
     actions = [{"amount": 4}, {"amount": "x"}, {"amount": 9}, {"amount": 1}]
     with LocalEnvironment(serve_factory(factory)) as environment:
-        played = [turn.wire_result for turn in turns(environment, environment.reset, 3, actions)]
+        played = [turn.wire_result for turn in turns(environment, 3, actions)]
     assert [one.get("error") or (one["observation"]["total"], one["done"]) for one in played] == [
         (3, False),
         (7, False),

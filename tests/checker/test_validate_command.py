@@ -54,7 +54,7 @@ def test_without_the_checker_s_packages_the_extra_is_named(monkeypatch: Any, cap
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     assert main(["validate", "blackjack"]) == 2
     captured = capsys.readouterr()
-    assert "got none of the name jsonschema; pip install 'ropewalk[author]'" in captured.err
+    assert "not installed: jsonschema; pip install 'ropewalk[author]'" in captured.err
     assert captured.out == ""
 
 

@@ -45,6 +45,14 @@ def test_the_callers_side_loads_no_server_and_no_world() -> None:
     assert run(sys.executable, "-c", code).strip() == "[]"
 
 
+def test_a_server_of_blackjack_starts_without_gymnasium_but_not_if_it_is_missing() -> None:
+    code = "import sys, envs.blackjack_env.server.app; print({'gymnasium', 'numpy'} & set(sys.modules))"
+    assert run(sys.executable, "-c", code).strip() == "set()"
+    code = "import sys, servers.target; sys.modules['gymnasium'] = None; servers.target.load_app('blackjack')"
+    done = finished(sys.executable, "-c", code, cwd=ROOT, env=dict(os.environ), timeout_s=100)
+    assert "No module named 'gymnasium'; pip install 'ropewalk[gymnasium]'" in done.stderr
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=getattr(pytest.mark, "slow" if name == "sqlite" else "soak")) for name in ENVS],

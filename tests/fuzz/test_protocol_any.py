@@ -16,10 +16,16 @@ from openenv_core.errors import ClientError
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol import jsonrpc, replies
 from openenv_core.protocol.errors import RefusalError
-from openenv_core.protocol.http import error_frame, http_request, reply_frame
 from openenv_core.protocol.jsonio import dumps, from_json
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from openenv_core.protocol.requests import Mcp, RequestDecoder, Reset, encode_request, http_reset
+from openenv_core.protocol.requests import (
+    Mcp,
+    RequestDecoder,
+    Reset,
+    encode_request,
+    http_request,
+    http_reset,
+)
 
 MANY = settings(max_examples=6 * EXAMPLES)
 
@@ -175,7 +181,8 @@ def test_observation_round_trips(
     assert body["metadata"] == (metadata or None)
     assert body["reward"] == (None if expected_reward is None else float(expected_reward))
     # What plain HTTP carries is a frame again at the client.
-    frame = reply_frame(http_request(encode_request("step", {}), "s"), replies.encode_http_result(sight))
+    request = http_request(encode_request("step", {}), "s")
+    frame = replies.reply_frame(request.kind, replies.encode_http_result(sight))
     assert replies.decode_reply(frame, "observation") == body
 
 
@@ -217,7 +224,7 @@ def test_any_error_frame_is_a_typed_error(data: dict[str, Any]) -> None:
     st.binary() | LOOSE.map(dumps) | st.fixed_dictionaries({"detail": VALUE}).map(dumps),
 )
 def test_any_http_response_is_a_typed_error_or_a_protocol_error(status: int, body: bytes) -> None:
-    frame = error_frame(status, body, None)
+    frame = replies.error_frame(status, body, None)
     if frame is not None:
         with pytest.raises(ClientError):
             replies.decode_reply(frame, "observation")

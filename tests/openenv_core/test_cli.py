@@ -159,7 +159,7 @@ def test_serve_shows_only_the_authors_lines_of_a_traceback(tmp_path: Path) -> No
     assert done.stderr.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
-ANSWER = {"action": {}, "name": "far"}
+ANSWER = {"action": {}, "observation": {}, "name": "far"}
 
 
 def check(url: str) -> None:

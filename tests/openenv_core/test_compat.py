@@ -19,7 +19,7 @@ from serving import ask, request, serving, socket_to
 
 import openenv_core
 from openenv_core import ConfigurationError, compat
-from openenv_core.compat.hook import AliasModule, ReleasedNames, resolve
+from openenv_core.compat.hook import AliasModule, Hook, resolve
 from openenv_core.compat.names import FORMER_ROOTS, MODULES, module_for
 from openenv_core.compat.types import (
     ServerMode,
@@ -51,7 +51,7 @@ def hook() -> None:
 
 @pytest.mark.usefixtures("hook")
 def test_every_name_of_the_table_resolves() -> None:
-    names = ReleasedNames(SERVER_NAMES)
+    names = Hook(SERVER_NAMES)
     for module in MODULES:
         for name in names.available(module):
             alias, target = importlib.import_module(module), names.target(module, name)
@@ -62,7 +62,7 @@ def test_every_name_of_the_table_resolves() -> None:
 
 @pytest.mark.usefixtures("hook")
 def test_missing_name_is_reported_as_not_provided() -> None:
-    names = ReleasedNames(SERVER_NAMES)
+    names = Hook(SERVER_NAMES)
     for module, entry in MODULES.items():
         for name in entry.unprovided:
             if names.target(module, name) is None:
@@ -224,7 +224,7 @@ def test_released_wheel_over_our_package_is_reported(tmp_path: Path) -> None:
 
 
 def test_documented_table_matches_the_code() -> None:
-    names = ReleasedNames(SERVER_NAMES)
+    names = Hook(SERVER_NAMES)
     written = {
         (match["module"], name)
         for match in re.finditer(

@@ -32,7 +32,7 @@ CLIENT = {"picows", "websockets", "openenv_core.client", "openenv_core.sandbox",
         (
             "from openenv_core import EnvClient, GenericEnvClient, LocalProcessProvider",
             {"openenv_core.client.env_client"},
-            {"openenv_core.tools", "picows"},
+            {"openenv_core.tools", "picows", "pydantic.plugin._loader", "importlib.metadata", "email"},
         ),
         (
             "from openenv_core import MCPToolClient; import openenv_core.tools.mcp_environment",

@@ -30,7 +30,7 @@ from openenv_core.sandbox.answers import (
     finalize_execution,
     truncate_execution,
 )
-from openenv_core.sandbox.inside import runner as interrupts
+from openenv_core.sandbox.inside import interpreter as interrupts
 from openenv_core.sandbox.inside.frames import ANSWER, pack_answer
 from openenv_core.sandbox.inside.walls import tolerate_copy_errors
 from openenv_core.sandbox.probes import prove

@@ -102,7 +102,7 @@ async def test_consecutive_batches_are_stepped_in_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first is started where it is read, and yields to other tasks before it ends."""
-    monkeypatch.setattr("servers.sessions.batch._STEPS_PER_YIELD", 1)
+    monkeypatch.setattr("servers.sessions.batch._YIELD_INTERVAL_S", 0.0)
     size = 200
     async with serving(app_of(Counter, size)) as address, batch_of(address, size) as connection:
         await request(connection, op="reset", seeds=[0] * size)
@@ -664,7 +664,7 @@ async def test_draining_server_answers_running_requests_first(
 async def test_request_that_waits_for_another_when_its_socket_is_replaced_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("servers.sessions.batch._STEPS_PER_YIELD", 1)
+    monkeypatch.setattr("servers.sessions.batch._YIELD_INTERVAL_S", 0.0)
     size = 100
     app = app_of(Counter, size)
     async with app.running():

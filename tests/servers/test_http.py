@@ -19,7 +19,7 @@ from server_apps import EVERY_WAY, HEADER, STATE, action, app_of
 from serving import WAIT_TIMEOUT_S, ask, eventually, http_client, request, serving, socket_to
 
 from servers.routes.http import while_connected
-from servers.sessions.session import MAX_WAITING
+from servers.sessions.table import MAX_WAITING
 
 # Without a session
 

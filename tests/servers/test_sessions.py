@@ -12,8 +12,8 @@ from simulated_time import simulate
 
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import Executor
-from servers.sessions import SessionTable, session
-from servers.sessions import table as reaper
+from servers.sessions import SessionTable
+from servers.sessions import table as sessions_table
 
 TOKENS = ("a" * 32, "b" * 32)
 A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
@@ -23,7 +23,7 @@ A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
 
 
 async def test_cancelled_callers_leave_the_queue_of_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_WAITING", 1)
+    monkeypatch.setattr(sessions_table, "MAX_WAITING", 1)
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:
@@ -145,7 +145,7 @@ async def test_idle_sessions_are_closed() -> None:
 
 
 async def test_session_with_a_socket_or_call_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.02)  # a lower limit is heeded at once
+    monkeypatch.setattr(sessions_table, "MAX_INTERVAL_S", 0.02)  # a lower limit is heeded at once
     env = SlowBlocking.fresh()
     app = app_of(env, idle_timeout_s=600)
     async with serving(app) as address:
@@ -169,7 +169,7 @@ async def test_session_with_a_socket_or_call_is_not_idle(monkeypatch: pytest.Mon
 async def test_unused_session_is_closed_sooner_and_frees_its_slot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(reaper, "UNUSED_SESSION_TTL_S", 0.1)
+    monkeypatch.setattr(sessions_table, "UNUSED_SESSION_TTL_S", 0.1)
     app = app_of(Counter, cap=2, idle_timeout_s=600)
     async with serving(app) as address:
         await open_session(address)

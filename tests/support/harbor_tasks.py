@@ -15,3 +15,5 @@ NOTHING: dict[str, dict[str, float]] = {
     **{name: {"reward": 0.0} for name in SOLVED},
     "fix-median": {"reward": 0.0, "share": 0.5},
 }
+IN_A_SANDBOX = ("count-lines", "fix-median", "make-tool")
+"""The tasks without an image."""

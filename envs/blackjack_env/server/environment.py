@@ -1,10 +1,9 @@
 """BlackJack, built on Gymnasium's game: one hand per episode, with the table described in words."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, Protocol
 from uuid import uuid4
-
-from gymnasium.envs.toy_text.blackjack import BlackjackEnv as Table
 
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.errors import EpisodeOverError
@@ -18,6 +17,10 @@ from ..models import (
     Outcome,
     StepBeforeResetError,
 )
+
+# Imported by the first session, since it would take a fifth of the server's start. A server without it does not start.
+if find_spec("gymnasium") is None:
+    raise ModuleNotFoundError("No module named 'gymnasium'", name="gymnasium")
 
 _NAMES = ("?", "A", "2", "3", "4", "5", "6", "7", "8", "9", "10")
 _ENDINGS: dict[Outcome, str] = {"win": "You win", "push": "It is a draw", "loss": "You lose"}
@@ -68,6 +71,8 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
+        from gymnasium.envs.toy_text.blackjack import BlackjackEnv as Table
+
         self._table: _GymnasiumTable = Table()
         self._state = BlackjackState()
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.errors import ConfigurationError, EpisodeOverError
-from openenv_core.sandbox import Execution, FileInfo, FileRefusedError, Interpreter, Limits
+from openenv_core.sandbox import Execution, FileInfo, FileRefusedError, Interpreter
 from openenv_core.sandbox.results import EXIT_SANDBOX
 from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.tools import (
@@ -120,7 +120,7 @@ class CodeInterpreterEnvironment(
         await self._keeper.end()
         self._keeper.lost = False
         self._keeper.choice = choice
-        self._task = None if task is None else self._session_of(task, choice.packages)
+        self._task = None if task is None else TaskSession(task, Grader(self._keeper))
         self._state = CodeInterpreterState(
             episode_id=str(uuid4()) if episode_id is None else episode_id,
             seed=seed,
@@ -322,7 +322,7 @@ class CodeInterpreterEnvironment(
         await self._keeper.adopt(state.branch)
         if state.task is not None:
             task, attempts_left, verdict = state.task
-            self._task = self._session_of(task, state.branch.choice.packages)
+            self._task = TaskSession(task, Grader(self._keeper))
             self._task.attempts_left, self._task.verdict = attempts_left, verdict
         self._state = state.state.model_copy()
 
@@ -372,9 +372,6 @@ class CodeInterpreterEnvironment(
             observation = replace(self._add_session(Execution(status="ok")), isolation=verdict.isolation)
         return to_observation(observation, done=done, reward=verdict.reward, verdict=verdict)
 
-    def _session_of(self, task: Task, packages: tuple[str, ...]) -> TaskSession:
-        return TaskSession(task, Grader(_JudgeSource(self._keeper, packages)))
-
     async def _ensure_interpreter(self) -> Interpreter:
         return self._record_interpreter(await self._keeper.ensure_ready())
 
@@ -411,17 +408,6 @@ class _EpisodeSnapshot:
 
     async def close(self) -> None:
         await self.branch.close()
-
-
-class _JudgeSource:
-    """Opens the interpreters for grading submissions, which are separate from the session's own."""
-
-    def __init__(self, keeper: InterpreterKeeper, packages: tuple[str, ...]) -> None:
-        self._keeper = keeper
-        self._packages = packages
-
-    async def open(self, limits: Limits) -> Interpreter:
-        return await (await self._keeper.start_backend()).open(limits, packages=self._packages)
 
 
 def _require_done(observation: CodeInterpreterObservation) -> None:

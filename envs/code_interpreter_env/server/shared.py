@@ -23,6 +23,7 @@ from openenv_core.sandbox import (
     Interpreter,
     Interruptible,
     Isolation,
+    Limits,
     SandboxFailureError,
     SandboxUnavailableError,
 )
@@ -171,6 +172,10 @@ class InterpreterKeeper:
             except ConfigurationError as error:  # the server's fault, not the client's
                 raise SandboxUnavailableError(str(error)) from error
         return self._backend
+
+    async def open(self, limits: Limits) -> Interpreter:
+        """Start an interpreter apart from the session's own, for grading submissions; the caller closes it."""
+        return await (await self.start_backend()).open(limits, packages=self.choice.packages)
 
     async def ensure_ready(self) -> Interpreter:
         """Return the interpreter, after replacing it if there is none or its state is lost."""

@@ -1,18 +1,17 @@
 """Generation of customers' requests: some can be granted, some only in part, and some not at all."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final, Literal, TypeAlias
 
 from .making import Maker
-from .policy import ShopPolicy
+from .policy import ShopPolicy, draw_policy
 from .records import (
     GIFT_CARD,
     STORE_CREDIT,
-    Category,
     Coupon,
-    Customer,
     Order,
     PostalAddress,
     Product,
@@ -79,71 +78,71 @@ TWO_ITEM_CASES: Final = ("two", "partly", "big")
 """Cases of a return of two items; "big" has two only if another product is left."""
 
 
-@dataclass(slots=True)
-class CaseMaker:
-    """The context in which requests are generated.
+class CaseMaker(Maker):
+    """Draws a shop, its policies and a customer, and has what that customer's requests are generated from.
 
     Attributes:
         unused_products: products that no request of this customer concerns yet.
     """
 
-    maker: Maker
-    policy: ShopPolicy
-    customer: Customer
-    unused_products: list[Product]
+    def __init__(self, source: random.Random) -> None:
+        super().__init__(source)
+        self.policy = draw_policy(source)
+        self.customer = source.choice(list(self.records.customers.values()))
+        products = list(self.records.products.values())
+        self.unused_products = source.sample(products, len(products))
 
-    def take_product(self, *, final_sale: bool = False, category: Category | None = None) -> Product | None:
+    def take_product(self, *, final_sale: bool = False) -> Product | None:
         """Take a matching product from the unused ones; None if there is none left."""
         for product in self.unused_products:
-            if product.final_sale == final_sale and category in (None, product.category):
+            if product.final_sale == final_sale:
                 self.unused_products.remove(product)
                 return product
         return None
 
     def return_window(self, product: Product) -> int:
         """Return the number of days in which the customer can return a product after a change of mind."""
-        days = self.policy.electronics_days if product.category == "electronics" else self.policy.days
-        return days + (self.policy.gold_days if self.customer.tier == "gold" else 0)
+        return self.policy.return_window(product.category, self.customer.tier)
 
     def draw_within(self, limit: int) -> int:
         """Draw a number of days up to a limit, often the limit itself."""
-        return limit if self.maker.source.random() < 0.3 else self.maker.source.randint(1, limit)
+        return limit if self.source.random() < 0.3 else self.source.randint(1, limit)
 
     def draw_beyond(self, limit: int) -> int:
         """Draw a number of days beyond a limit, often by just one."""
-        return limit + (1 if self.maker.source.random() < 0.4 else self.maker.source.randint(2, 9))
+        return limit + (1 if self.source.random() < 0.4 else self.source.randint(2, 9))
 
 
-def _make_return(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
-    source, policy = case_maker.maker.source, case_maker.policy
-    product = case_maker.take_product(
+def _make_return(maker: CaseMaker, case: str) -> CustomerRequest | None:
+    source, policy = maker.source, maker.policy
+    product = maker.take_product(
         final_sale=case == "final_sale" or (case == "faulty" and source.random() < 0.3)
     )
     if product is None:
         return None
     products = [product]
-    if case in TWO_ITEM_CASES and (other := case_maker.take_product(final_sale=case == "partly")):
+    if case in TWO_ITEM_CASES and (other := maker.take_product(final_sale=case == "partly")):
         products.append(other)
     elif case in ("two", "partly"):
         return None
-    shortest_window = min(case_maker.return_window(bought) for bought in products)
+    shortest_window = min(maker.return_window(bought) for bought in products)
     faulty = case.startswith("faulty")
-    days = case_maker.draw_within(shortest_window)
+    days = maker.draw_within(shortest_window)
     if case == "over":
-        days = case_maker.draw_beyond(shortest_window)
+        days = maker.draw_beyond(shortest_window)
     elif case == "faulty":
         days = (
-            case_maker.draw_beyond(shortest_window)
+            maker.draw_beyond(shortest_window)
             if source.random() < 0.6
-            else case_maker.draw_within(policy.faulty_days)
+            else maker.draw_within(policy.faulty_days)
         )
     elif case == "faulty_over":
-        days = case_maker.draw_beyond(policy.faulty_days)
-    order = case_maker.maker.add_order(
-        case_maker.customer, products, "shipped" if case == "transit" else "delivered", delivered_days=days
+        days = maker.draw_beyond(policy.faulty_days)
+    order = maker.add_order(
+        maker.customer, products, "shipped" if case == "transit" else "delivered", delivered_days=days
     )
     if case == "big":
-        _exceed_refund_limit(case_maker, order)
+        _exceed_refund_limit(maker, order)
     if case == "already":
         order.lines[0].returned = True
         method = STORE_CREDIT if order.payment == GIFT_CARD else order.payment
@@ -158,22 +157,22 @@ def _make_return(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
     )
 
 
-def _make_exchange(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
-    maker, policy = case_maker.maker, case_maker.policy
-    product = case_maker.take_product(final_sale=case == "final_sale")
+def _make_exchange(maker: CaseMaker, case: str) -> CustomerRequest | None:
+    policy = maker.policy
+    product = maker.take_product(final_sale=case == "final_sale")
     if product is None:
         return None
-    limit, window = policy.exchange_days, case_maker.return_window(product)
-    days = case_maker.draw_within(limit)
+    limit, window = policy.exchange_days, maker.return_window(product)
+    days = maker.draw_within(limit)
     if case == "over":
-        days = case_maker.draw_beyond(limit)
+        days = maker.draw_beyond(limit)
     elif case == "fallback_refund":
-        days = case_maker.draw_within(min(limit, window))
+        days = maker.draw_within(min(limit, window))
     elif case == "fallback_over":
         if window >= limit:
             return None
         days = maker.source.randint(window + 1, limit)
-    order = maker.add_order(case_maker.customer, [product], "delivered", delivered_days=days)
+    order = maker.add_order(maker.customer, [product], "delivered", delivered_days=days)
     (line,) = order.lines
     new = maker.source.choice([sku for sku in product.skus if sku != line.sku])
     if case.startswith("fallback"):
@@ -189,28 +188,28 @@ def _make_exchange(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
     )
 
 
-def _make_cancellation(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
-    order = _make_open_order(case_maker, case)
+def _make_cancellation(maker: CaseMaker, case: str) -> CustomerRequest | None:
+    order = _make_open_order(maker, case)
     if order is not None and case == "big":
-        _exceed_refund_limit(case_maker, order)
-    return _make_request(case_maker, order, "cancel", case)
+        _exceed_refund_limit(maker, order)
+    return _make_request(maker, order, "cancel", case)
 
 
-def _make_address_change(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
-    request = _make_request(case_maker, _make_open_order(case_maker, case), "address", case)
+def _make_address_change(maker: CaseMaker, case: str) -> CustomerRequest | None:
+    request = _make_request(maker, _make_open_order(maker, case), "address", case)
     if request is None:
         return None
-    new = case_maker.maker.draw_address()
+    new = maker.draw_address()
     if case == "po_box":
-        new = PostalAddress(f"PO Box {case_maker.maker.source.randint(10, 999)}", new.postcode, new.city)
+        new = PostalAddress(f"PO Box {maker.source.randint(10, 999)}", new.postcode, new.city)
     return CustomerRequest(
         kind="address", case=case, order_id=request.order_id, address=new, product=request.product
     )
 
 
-def _make_coupon_request(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
-    source, records = case_maker.maker.source, case_maker.maker.records
-    order = _make_open_order(case_maker, case)
+def _make_coupon_request(maker: CaseMaker, case: str) -> CustomerRequest | None:
+    source, records = maker.source, maker.records
+    order = _make_open_order(maker, case)
     if order is None:
         return None
     total = order.items_total
@@ -225,28 +224,28 @@ def _make_coupon_request(case_maker: CaseMaker, case: str) -> CustomerRequest | 
     if case == "used":
         order.coupon = source.choice(sorted(code for code in records.coupons if code != coupon.code))
         order.discount = total // 100 * records.coupons[order.coupon].percent
-    request = _make_request(case_maker, order, "coupon", case)
+    request = _make_request(maker, order, "coupon", case)
     return request and CustomerRequest(
         kind="coupon", case=case, order_id=order.id, code=coupon.code, product=request.product
     )
 
 
-def _make_late_delivery(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
-    source, limit = case_maker.maker.source, case_maker.policy.late_days
-    product = case_maker.take_product()
+def _make_late_delivery(maker: CaseMaker, case: str) -> CustomerRequest | None:
+    source, limit = maker.source, maker.policy.late_days
+    product = maker.take_product()
     if product is None:
         return None
     days_late = limit - source.choice((1, 1, 2)) if case == "in_time" else limit + source.choice((0, 0, 1, 4))
-    order = case_maker.maker.add_order(
-        case_maker.customer, [product], "delivered", delivered_days=source.randint(2, 50), days_late=days_late
+    order = maker.add_order(
+        maker.customer, [product], "delivered", delivered_days=source.randint(2, 50), days_late=days_late
     )
     if case == "already":
-        order.credit = case_maker.policy.late_credit
+        order.credit = maker.policy.late_credit
     return CustomerRequest(kind="late", case=case, order_id=order.id, product=product.name)
 
 
-def _make_total_question(case_maker: CaseMaker, case: str) -> CustomerRequest | None:
-    return _make_request(case_maker, _make_open_order(case_maker, case), "total", case)
+def _make_total_question(maker: CaseMaker, case: str) -> CustomerRequest | None:
+    return _make_request(maker, _make_open_order(maker, case), "total", case)
 
 
 CASES: Final[dict[Kind, tuple[Callable[[CaseMaker, str], CustomerRequest | None], dict[str, int]]]] = {
@@ -276,34 +275,32 @@ Cases that need only a reply are rare, so that always refusing with the commones
 """
 
 
-def _make_open_order(case_maker: CaseMaker, case: str) -> Order | None:
+def _make_open_order(maker: CaseMaker, case: str) -> Order | None:
     """Add an order that has not been delivered; in the case "foreign", one of another customer."""
-    source, records = case_maker.maker.source, case_maker.maker.records
-    product = case_maker.take_product()
+    source, records = maker.source, maker.records
+    product = maker.take_product()
     if product is None:
         return None
-    owner = case_maker.customer
+    owner = maker.customer
     if case == "foreign":
         owner = source.choice(
             [customer for customer in records.customers.values() if customer.name != owner.name]
         )
     products = [product]
-    if source.random() < 0.4 and (other := case_maker.take_product()):
+    if source.random() < 0.4 and (other := maker.take_product()):
         products.append(other)
     statuses: dict[str, Status] = {"processing": "processing", "shipped": "shipped"}
-    return case_maker.maker.add_order(owner, products, statuses.get(case, "pending"))
+    return maker.add_order(owner, products, statuses.get(case, "pending"))
 
 
-def _make_request(
-    case_maker: CaseMaker, order: Order | None, kind: Kind, case: str
-) -> CustomerRequest | None:
+def _make_request(maker: CaseMaker, order: Order | None, kind: Kind, case: str) -> CustomerRequest | None:
     if order is None:
         return None
-    product = case_maker.maker.records.product_of(order.lines[0].sku)
+    product = maker.records.product_of(order.lines[0].sku)
     return CustomerRequest(kind=kind, case=case, order_id=order.id, product=product.name)
 
 
-def _exceed_refund_limit(case_maker: CaseMaker, order: Order) -> None:
+def _exceed_refund_limit(maker: CaseMaker, order: Order) -> None:
     """Enlarge an order until its refund exceeds the limit, even after a restocking fee."""
-    while order.items_total * 3 < case_maker.policy.refund_limit * 4:
+    while order.items_total * 3 < maker.policy.refund_limit * 4:
         order.lines[0].quantity += 1

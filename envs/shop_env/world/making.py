@@ -87,7 +87,6 @@ class Maker:
         *,
         delivered_days: int = 0,
         days_late: int = 0,
-        payment: str | None = None,
     ) -> Order:
         """Add an order.
 
@@ -97,7 +96,6 @@ class Maker:
             status: The order's status.
             delivered_days: How many days ago it was delivered, if it was.
             days_late: How many days after the promised day it was delivered; negative if before.
-            payment: The payment method; None draws one.
         """
         source, records = self.source, self.records
         self._order += source.randint(1, 9)
@@ -116,7 +114,7 @@ class Maker:
             promised=arrival - timedelta(days_late),
             delivered=delivered,
             address=customer.address,
-            payment=payment or source.choice([*customer.methods, customer.methods[0], GIFT_CARD]),
+            payment=source.choice([*customer.methods, customer.methods[0], GIFT_CARD]),
             shipping_fee=source.choice((0, 390, 490, 690)),
             lines=lines,
         )

@@ -3,7 +3,7 @@
 import random
 from dataclasses import asdict, dataclass
 
-from .records import Topic
+from .records import Category, Tier, Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class ShopPolicy:
     move_processing: bool
     late_days: int
     late_credit: int
+
+    def return_window(self, category: Category, tier: Tier) -> int:
+        """Return the number of days in which a product can be returned after a change of mind."""
+        days = self.electronics_days if category == "electronics" else self.days
+        return days + (self.gold_days if tier == "gold" else 0)
 
     def text(self, topic: Topic) -> str:
         """Return the text of the policy on a topic."""

@@ -150,10 +150,8 @@ class _OutcomeRules:
             return "window_over" if age > self._policy.faulty_days else None
         if product.final_sale:
             return "final_sale"
-        days = self._policy.electronics_days if product.category == "electronics" else self._policy.days
-        if self._customer.tier == "gold":
-            days += self._policy.gold_days
-        return "window_over" if age > days else None
+        window = self._policy.return_window(product.category, self._customer.tier)
+        return "window_over" if age > window else None
 
     def _refund_worth(self, line: Line, faulty: bool) -> int:
         price = line.quantity * line.unit_price

@@ -4,7 +4,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from openenv_core.worlds import Level
 
@@ -23,7 +23,9 @@ class Draw:
     slots: dict[str, str] = field(default_factory=dict)
 
 
-DrawQuestion = Callable[[DatabaseContents, tuple[Transaction, ...], random.Random], Draw | None]
+Events: TypeAlias = tuple[Transaction, ...]
+
+DrawQuestion: TypeAlias = Callable[[DatabaseContents, Events, random.Random], Draw | None]
 """Draws a question about a world and those of its events that count; None if the drawn one is ambiguous or trivial."""
 
 
@@ -56,11 +58,12 @@ ANY_RULES: Final = ("Count {events} of every status.", "The status of the {event
 
 
 def family(
-    name: str, level: Level, *phrasings: str, counts_events: bool = True
+    level: Level, *phrasings: str, counts_events: bool = True
 ) -> Callable[[DrawQuestion], DrawQuestion]:
-    """Return a decorator that registers a family with the decorated function as its `draw`."""
+    """Return a decorator that registers a family, named as the decorated function, which is its `draw`."""
 
     def register(draw: DrawQuestion) -> DrawQuestion:
+        name = draw.__name__.removeprefix("_")
         FAMILIES[name] = QuestionFamily(name, level, phrasings, draw, counts_events)
         return draw
 

@@ -155,24 +155,13 @@ class StreamSplitter:
         return frames
 
 
-class EngineStream(NamedTuple):
-    """The result of `stream`.
-
-    Attributes:
-        status: The HTTP status.
-        data: The received data, up to the limit.
-        ended: Whether the stream ended before the timeout and the limit.
-        full: Whether the limit was reached.
-    """
-
-    status: int
-    data: bytes
-    ended: bool
-    full: bool
-
-
-def stream(address: EngineAddress, path: str, body: Any, *, timeout_s: float, most: int) -> EngineStream:
+def stream(
+    address: EngineAddress, path: str, body: Any, *, timeout_s: float, most: int
+) -> "tuple[EngineResponse, bool]":
     """POST a request and read the streamed response until its end, the timeout or `most` bytes.
+
+    Returns:
+        The response, and whether it ended before the timeout and the limit.
 
     Raises:
         OSError: The engine cannot be reached, or did not respond in time.
@@ -192,10 +181,10 @@ def stream(address: EngineAddress, path: str, body: Any, *, timeout_s: float, mo
                 except TimeoutError:
                     break
                 if not piece:
-                    return EngineStream(answer.status, b"".join(pieces), True, False)
+                    return EngineResponse(answer.status, b"".join(pieces)), True
                 pieces.append(piece)
                 size += len(piece)
-            return EngineStream(answer.status, b"".join(pieces), False, size >= most)
+            return EngineResponse(answer.status, b"".join(pieces)), False
     finally:
         connection.close()
 

@@ -8,6 +8,7 @@ import secrets
 import threading
 import time
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -436,7 +437,65 @@ def _forget(engine: DockerEngine, name: str) -> None:
                 return
 
 
-class LocalDockerProvider(OwnedServerProvider):
+class ContainerProvider(OwnedServerProvider):
+    """Base class of the providers of a server in a container, which a subclass takes and gives back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stopping = threading.Event()
+        self._container: Container | None = None
+
+    @property
+    def container(self) -> Container | None:
+        """The container; None while it is not running."""
+        return self._container
+
+    @property
+    def alive(self) -> bool:
+        """Whether the container is running; False before the start, True while the engine does not respond."""
+        container = self._container
+        if container is None:
+            return False
+        try:
+            return container.alive()
+        except ProviderError:
+            return True  # unknown; the container may outlive its engine
+
+    def output(self) -> str:
+        """Return the end of the container's output, and how it ended; "" before the start."""
+        container = self._container
+        if container is None:
+            return ""
+        try:
+            state, text = container.end_state(), container.logs()
+        except ProviderError as error:
+            return f"[{error}]"
+        return text if state.running else f"{text.rstrip()}\n[the container {state}]".lstrip()
+
+    @abstractmethod
+    def _take(self) -> Container:
+        """Return a container whose server is healthy; raise if `_stopping` is set meanwhile."""
+
+    @abstractmethod
+    def _give_back(self, container: Container) -> None:
+        """Release the container."""
+
+    def _launch(self) -> str:
+        self._stopping.clear()
+        self._container = self._take()
+        return self._container.url
+
+    def _interrupt(self) -> None:
+        self._stopping.set()
+
+    def _stop(self) -> None:
+        if self._container is not None:
+            self._give_back(self._container)
+            self._container = None
+        self._url = None
+
+
+class LocalDockerProvider(ContainerProvider):
     """Runs a server from an image, reachable on a free port of the loopback interface.
 
     By default the container has no capabilities, a read-only root and a limited number of processes. It ends with this
@@ -460,49 +519,12 @@ class LocalDockerProvider(OwnedServerProvider):
         super().__init__()
         self.image = image
         self.options = options_with(options, fields)
-        self._stopping = threading.Event()
-        self._container: Container | None = None
 
-    @property
-    def container(self) -> Container | None:
-        """The container; None while it is not running."""
-        return self._container
+    def _take(self) -> Container:
+        return start_container(self.image, self.options, stopping=self._stopping)
 
-    @property
-    def alive(self) -> bool:
-        """Whether the container is running; False before the start, True while the engine does not respond."""
-        container = self._container
-        if container is None:
-            return False
-        try:
-            return container.alive()
-        except EngineUnavailableError:
-            return True  # unknown; the container may outlive its engine
-
-    def output(self) -> str:
-        """Return the end of the container's output, and how it ended; "" before the start."""
-        container = self._container
-        if container is None:
-            return ""
-        try:
-            state, text = container.end_state(), container.logs()
-        except ProviderError as error:
-            return f"[{error}]"
-        return text if state.running else f"{text.rstrip()}\n[the container {state}]".lstrip()
-
-    def _launch(self) -> str:
-        self._stopping.clear()
-        self._container = start_container(self.image, self.options, stopping=self._stopping)
-        return self._container.url
-
-    def _interrupt(self) -> None:
-        self._stopping.set()
-
-    def _stop(self) -> None:
-        if self._container is not None:
-            self._container.remove(self.options.stop_timeout_s)
-            self._container = None
-        self._url = None
+    def _give_back(self, container: Container) -> None:
+        container.remove(self.options.stop_timeout_s)
 
 
 def provider_for(

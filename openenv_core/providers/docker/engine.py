@@ -225,7 +225,7 @@ class DockerEngine:
         request = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command), **settings}
         exec_id = self.call("POST", f"/containers/{container}/exec", body=request)["Id"]
         with self._translate_errors(f"POST /exec/{exec_id}/start", timeout_s):
-            response = _wire.stream(
+            response, ended = _wire.stream(
                 self.address,
                 f"/exec/{exec_id}/start",
                 {"Detach": False, "Tty": False},
@@ -233,12 +233,10 @@ class DockerEngine:
                 most=most,
             )
         if response.status not in DONE:
-            raise _refusal(
-                f"POST /exec/{exec_id}/start", _wire.EngineResponse(response.status, response.data)
-            )
-        output = _without_headers(response.data)
-        if not response.ended:
-            return EngineExecution(output, None, response.full)
+            raise _refusal(f"POST /exec/{exec_id}/start", response)
+        output = _without_headers(response.body)
+        if not ended:
+            return EngineExecution(output, None, len(response.body) >= most)
         return EngineExecution(output, int(self.call("GET", f"/exec/{exec_id}/json")["ExitCode"]), False)
 
     def ended_for_memory(self, container: str, since: float, until: float) -> bool:

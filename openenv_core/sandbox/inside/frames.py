@@ -5,11 +5,12 @@ lists, one after the other. The header's size is limited, so a forged answer can
 """
 
 import json
-import signal
 import socket
 import struct
 from collections.abc import Sequence
 from typing import Any, Final
+
+from openenv_core.sandbox.inside.interpreter import read_exactly
 
 REQUEST: Final = struct.Struct("!I")
 ANSWER: Final = struct.Struct("!II")
@@ -53,9 +54,6 @@ READY_NOTICE: Final = b"I"
 FORK_NOTICE: Final = bytes(ANSWER.size)
 """An empty answer, by which a fork that runs a request announces itself."""
 
-REPEAT_SIGNAL: Final = signal.SIGURG
-"""Repeats an interrupt. Ignored by default, and without effect if the first interrupt arrived in time."""
-
 LOADER_VARIABLES: Final = ("LD_LIBRARY_PATH",)
 """Variables without which this Python may not start. The zygote then removes them: code does not need to know where
 the machine keeps its libraries."""
@@ -82,10 +80,10 @@ def receive_request(connection: socket.socket, descriptors: "list[int] | None" =
         descriptors += received
         if not begin:
             raise EOFError
-    (length,) = REQUEST.unpack(begin + _exactly(connection, REQUEST.size - len(begin)))
+    (length,) = REQUEST.unpack(begin + read_exactly(connection.recv, REQUEST.size - len(begin)))
     if length > MAX_REQUEST:
         raise ValueError(f"expected a request of at most {MAX_REQUEST} bytes, got one of {length}")
-    return _loads(_exactly(connection, length))
+    return _loads(read_exactly(connection.recv, length))
 
 
 def _text(message: Any) -> bytes:
@@ -93,13 +91,3 @@ def _text(message: Any) -> bytes:
     return _dumps(message, ensure_ascii=False, separators=(",", ":"), check_circular=False).encode(
         "utf-8", "replace"
     )
-
-
-def _exactly(connection: socket.socket, length: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < length:
-        piece = connection.recv(min(length - len(parts), 1 << 20))
-        if not piece:
-            raise EOFError
-        parts += piece
-    return bytes(parts)

@@ -29,7 +29,7 @@ HOST: Final = 4
 MAX_DESCRIPTORS: Final = 64
 
 REPEAT_SIGNAL: Final = signal.SIGURG
-"""Repeats an interrupt, which has no effect if it arrives before the cell runs. Ignored if the first had one."""
+"""Repeats an interrupt, which has no effect if it arrives before the code runs. Ignored if the first had one."""
 
 SHOWN_BYTES: Final = 8 << 20
 _FORMATS: Final = {
@@ -45,24 +45,25 @@ _FORMATS: Final = {
 }
 
 
-def receive(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
-    """Read one frame and return its header and bytes.
+def read_exactly(read: Callable[[int], bytes], size: int) -> bytes:
+    """Read a number of bytes.
 
     Raises:
         EOFError: The other end is closed.
     """
+    parts = bytearray()
+    while len(parts) < size:
+        piece = read(min(size - len(parts), FILE_PIECE))
+        if not piece:
+            raise EOFError
+        parts += piece
+    return bytes(parts)
 
-    def read_exactly(size: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < size:
-            piece = read(min(size - len(parts), FILE_PIECE))
-            if not piece:
-                raise EOFError
-            parts += piece
-        return bytes(parts)
 
-    head, size = FRAME.unpack(read_exactly(FRAME.size))
-    return json.loads(read_exactly(head)), read_exactly(size)
+def receive(read: Callable[[int], bytes]) -> tuple[dict[str, Any], bytes]:
+    """Read one frame and return its header and bytes; raises as `read_exactly` does."""
+    head, size = FRAME.unpack(read_exactly(read, FRAME.size))
+    return json.loads(read_exactly(read, head)), read_exactly(read, size)
 
 
 def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
@@ -71,15 +72,80 @@ def pack(header: dict[str, Any], blob: bytes = b"") -> bytes:
     return FRAME.pack(len(head), len(blob)) + head + blob
 
 
+def move_descriptors(descriptors: list[int], *, first: int) -> None:
+    """Renumber descriptors from `first` on; only standard streams are inheritable."""
+    beyond = first + len(descriptors)
+    # First to high numbers, so that they do not overwrite each other.
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, beyond) for each in descriptors]
+    for descriptor in set(descriptors).difference(range(first, beyond)):
+        os.close(descriptor)
+    for place, descriptor in enumerate(moved, first):
+        os.dup2(descriptor, place, inheritable=place < 3)
+        os.close(descriptor)
+
+
 def place_descriptors(descriptors: list[int], kept: Iterable[int] = ()) -> None:
     """Renumber descriptors from 0 on, and close all others except those to keep."""
-    high = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, len(descriptors)) for each in descriptors]
-    for place, descriptor in enumerate(high):
-        os.dup2(descriptor, place, inheritable=place < 3)
+    move_descriptors(descriptors, first=0)
     edge = len(descriptors)
     for descriptor in (*sorted(kept), 4096):
         os.closerange(edge, descriptor)
         edge = descriptor + 1
+
+
+# Kept here, because code may replace them in their own module.
+_set_handler = signal.signal
+_get_handler = signal.getsignal
+_raise = signal.raise_signal
+
+
+class Interrupts:
+    """Handles SIGINT, during requests and between them.
+
+    A handler that code has installed is active only while its code runs. Between requests, where nothing would catch
+    what it raises, this class's handler replaces it.
+    """
+
+    def __init__(self) -> None:
+        self._our_handler = self._on_interrupt
+        self._user_handler: Any = None
+        self._handlers_installed = False
+        self._runs = False
+        self._interrupt_pending = False
+
+    def install(self) -> None:
+        """Install the handlers."""
+        _set_handler(signal.SIGINT, self._our_handler)
+        _set_handler(REPEAT_SIGNAL, self._on_repeat)
+        self._handlers_installed = True
+
+    def reset(self) -> None:
+        """Discard a missed interrupt, in a fork: it was meant for the head; the fork receives its own."""
+        self._interrupt_pending = False
+
+    def begin(self) -> None:
+        """Note that code runs. The code's handler is installed first, or an interrupt raised here would lose it."""
+        if self._user_handler is not None:
+            _set_handler(signal.SIGINT, self._user_handler)
+            self._user_handler = None
+        self._runs = True
+
+    def end(self) -> None:
+        """Note that no code runs. Idempotent, because the code's handler may raise here."""
+        self._runs = False
+        if self._handlers_installed and (handler := _get_handler(signal.SIGINT)) is not self._our_handler:
+            self._user_handler = handler
+            _set_handler(signal.SIGINT, self._our_handler)
+
+    def _on_interrupt(self, *_: object) -> None:
+        self._interrupt_pending = not self._runs
+        if self._runs:
+            raise KeyboardInterrupt
+
+    def _on_repeat(self, *_: object) -> None:
+        if self._runs and self._interrupt_pending:
+            self._interrupt_pending = False
+            _raise(signal.SIGINT)
 
 
 def _forked(control: socket.socket, furnish: Furnish, home: str, folder: str) -> bool:
@@ -96,9 +162,7 @@ def _forked(control: socket.socket, furnish: Furnish, home: str, folder: str) ->
         control.sendall(pack({"process": copy}))
         os._exit(0)
     random.setstate(random_state)
-    for place, descriptor in enumerate(descriptors, 1):
-        os.dup2(descriptor, place, inheritable=place < 3)
-        os.close(descriptor)
+    move_descriptors(descriptors, first=1)
     cwd = os.getcwd()
     furnish(folder)
     if cwd.startswith(home + "/"):
@@ -127,20 +191,8 @@ def interpret(control: socket.socket, furnish: Furnish) -> None:
     """Run cells until the agent closes the socket, then exit."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    running = missed = False
-
-    def interrupted(*_: object) -> None:
-        nonlocal missed
-        missed = not running
-        if running:
-            raise KeyboardInterrupt
-
-    def repeated(*_: object) -> None:
-        if running and missed:
-            interrupted()
-
-    signal.signal(signal.SIGINT, interrupted)
-    signal.signal(REPEAT_SIGNAL, repeated)
+    interrupts = Interrupts()
+    interrupts.install()
     os.environ.setdefault("MPLBACKEND", f"module://{BACKEND}")
     # Line-buffered, so that output streams, and stays in order with the output of subprocesses.
     out, err = (os.fdopen(each, "w", 1, "utf-8", "backslashreplace", closefd=False) for each in (1, 2))
@@ -169,12 +221,12 @@ def interpret(control: socket.socket, furnish: Furnish) -> None:
         try:
             try:
                 os.environ.update(header["envs"])
-                running = True
+                interrupts.begin()
                 cells.run(header["code"], _Streamed(send))
             finally:
-                running = False
+                interrupts.end()
         except BaseException as error:
-            running = False  # for an interrupt that came after the cell, before the line above
+            interrupts.end()  # for an interrupt that came after the cell, before the line above
             if not isinstance(error, SystemExit) or error.code:
                 description = describe(error)
                 text = "".join(description["traceback"])

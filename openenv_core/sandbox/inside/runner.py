@@ -1,12 +1,10 @@
 """An interpreter's request loop: runs requests one at a time, in place or each in a fork; interruptible."""
 
 import contextlib
-import fcntl
 import io
 import os
 import random
 import resource
-import signal
 import socket
 import sys
 import tempfile
@@ -15,61 +13,8 @@ from typing import Any, Final
 from openenv_core.sandbox.inside import frames
 from openenv_core.sandbox.inside.agent import Agent
 from openenv_core.sandbox.inside.cells import Cells, ShownBundles, describe
+from openenv_core.sandbox.inside.interpreter import Interrupts, move_descriptors
 from openenv_core.sandbox.values import decode, dumps
-
-# Kept here, because code may replace them in their own module.
-_set_handler = signal.signal
-_get_handler = signal.getsignal
-_raise = signal.raise_signal
-
-
-class Interrupts:
-    """Handles SIGINT, during requests and between them.
-
-    A handler that code has installed is active only while its code runs. Between requests, where nothing would catch
-    what it raises, this class's handler replaces it.
-    """
-
-    def __init__(self) -> None:
-        self._our_handler = self._on_interrupt
-        self._user_handler: Any = None
-        self._handlers_installed = False
-        self._runs = False
-        self._interrupt_pending = False
-
-    def install(self) -> None:
-        """Install the handlers."""
-        _set_handler(signal.SIGINT, self._our_handler)
-        _set_handler(frames.REPEAT_SIGNAL, self._on_repeat)
-        self._handlers_installed = True
-
-    def reset(self) -> None:
-        """Discard a missed interrupt, in a fork: it was meant for the head; the fork receives its own."""
-        self._interrupt_pending = False
-
-    def begin(self) -> None:
-        """Note that code runs. The code's handler is installed first, or an interrupt raised here would lose it."""
-        if self._user_handler is not None:
-            _set_handler(signal.SIGINT, self._user_handler)
-            self._user_handler = None
-        self._runs = True
-
-    def end(self) -> None:
-        """Note that no code runs. Idempotent, because the code's handler may raise here."""
-        self._runs = False
-        if self._handlers_installed and (handler := _get_handler(signal.SIGINT)) is not self._our_handler:
-            self._user_handler = handler
-            _set_handler(signal.SIGINT, self._our_handler)
-
-    def _on_interrupt(self, *_: object) -> None:
-        self._interrupt_pending = not self._runs
-        if self._runs:
-            raise KeyboardInterrupt
-
-    def _on_repeat(self, *_: object) -> None:
-        if self._runs and self._interrupt_pending:
-            self._interrupt_pending = False
-            _raise(signal.SIGINT)
 
 
 class RequestRunner:
@@ -194,21 +139,10 @@ def _writer(descriptor: int) -> io.TextIOWrapper:
 CONTROL: Final = 3
 """The descriptor of the control socket; everything above it is closed."""
 
-_FIRST_FREE_DESCRIPTOR: Final = 16
-
 
 def arrange(control: int, stdout: int, stderr: int) -> None:
     """Move descriptors to the numbers that the interpreter expects."""
-    # First to high numbers, so that they do not overwrite each other.
-    moved = [
-        fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FIRST_FREE_DESCRIPTOR)
-        for descriptor in (stdout, stderr, control)
-    ]
-    for descriptor in {stdout, stderr, control} - {1, 2, CONTROL}:
-        os.close(descriptor)
-    for descriptor, place in zip(moved, (1, 2, CONTROL), strict=True):
-        os.dup2(descriptor, place, inheritable=place != CONTROL)
-        os.close(descriptor)
+    move_descriptors([stdout, stderr, control], first=1)
 
 
 def furnish(workdir: str) -> None:

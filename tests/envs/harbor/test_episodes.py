@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from harbor_player import Player
-from harbor_tasks import NOTHING, SOLVED, TASKS
+from harbor_tasks import IN_A_SANDBOX, NOTHING, SOLVED, TASKS
 from serve_process import serve
 
 from envs.harbor_env import EditFile, HarborEnv, ReadFile, Run, Submit, WriteFile
@@ -16,9 +16,6 @@ from openenv_core.errors import EpisodeOverError
 from openenv_core.outcomes import infrastructure_failure, unscored_reason, was_truncated
 from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.tools import CallToolAction
-
-PROCESS = ("count-lines", "fix-median", "make-tool")
-CONTAINER = ("report", "sort-table")
 
 
 def check_verdicts(player: Player, name: str) -> None:
@@ -33,14 +30,14 @@ def check_verdicts(player: Player, name: str) -> None:
     assert (nothing.rewards, nothing.reward, nothing.done) == (NOTHING[name], 0.0, True), nothing
 
 
-@pytest.mark.parametrize("name", PROCESS)
+@pytest.mark.parametrize("name", IN_A_SANDBOX)
 def test_a_solution_earns_the_reward_and_nothing_does_not(player: Player, name: str) -> None:
     check_verdicts(player, name)
 
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("engine")
-@pytest.mark.parametrize("name", CONTAINER)
+@pytest.mark.parametrize("name", sorted({*SOLVED} - {*IN_A_SANDBOX}))
 def test_solution_earns_the_reward_in_a_container(player: Player, name: str) -> None:
     check_verdicts(player, name)
 

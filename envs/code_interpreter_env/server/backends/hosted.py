@@ -10,7 +10,6 @@ import binascii
 import hashlib
 import json
 import secrets
-import ssl
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from openenv_core.errors import ConfigurationError, ProviderError
-from openenv_core.proxies import proxy_for
+from openenv_core.proxies import proxy_for, tls_context
 from openenv_core.sandbox import (
     Execution,
     FileInfo,
@@ -530,7 +529,7 @@ def make_http_client(url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
     Raises:
         ConfigurationError: The proxy set in the environment variables is invalid.
     """
-    verify = _make_ssl_context() if url.startswith("https://") else False
+    verify = tls_context() if url.startswith("https://") else False
     transport = httpx.AsyncHTTPTransport(verify=verify, proxy=proxy_for(url))
     headers = {"Accept-Encoding": "identity", **headers}
     return httpx.AsyncClient(transport=transport, headers=headers, follow_redirects=False, trust_env=False)
@@ -563,8 +562,3 @@ def shorten_body(body: bytes) -> str:
     """Return an excerpt of a host's response for an error message."""
     text = body[: 4 * EXCERPT_CHARS].decode("utf-8", "replace")
     return " ".join(text.split())[:EXCERPT_CHARS] or "(nothing)"
-
-
-@cache
-def _make_ssl_context() -> ssl.SSLContext:
-    return httpx.create_ssl_context()

@@ -37,6 +37,12 @@ URL: Final = "JUPYTER_GATEWAY_URL"
 TOKEN: Final = "JUPYTER_GATEWAY_AUTH_TOKEN"
 KERNEL_NAME: Final = "JUPYTER_GATEWAY_KERNEL_NAME"
 
+START_TIMEOUT_S: Final = 60.0
+"""How long a kernel may take to start."""
+
+REQUEST_TIMEOUT_S: Final = 10.0
+"""How long any other request may take."""
+
 INTERRUPT_ALLOWANCE_S: Final = 0.7
 """Extra time for an interrupt to arrive, beyond the grace period of the limits."""
 
@@ -71,9 +77,6 @@ class JupyterSettings:
         url: The base URL, to which `/api/kernels` is appended.
         token: Sent as `Authorization: token`; None if the gateway needs none.
         kernel_name: The kernel spec, which must be a Python one; None for the gateway's default.
-        start_s: Seconds that a kernel may take to start.
-        request_s: Seconds that any other request may take.
-        report_files: Whether to list the files after each execution.
 
     Raises:
         ConfigurationError: A value is invalid.
@@ -82,9 +85,6 @@ class JupyterSettings:
     url: str
     token: str | None = field(default=None, repr=False)
     kernel_name: str | None = None
-    start_s: float = 60.0
-    request_s: float = 10.0
-    report_files: bool = True
 
     def __post_init__(self) -> None:
         require_plain_url(URL, self.url)
@@ -157,7 +157,7 @@ class JupyterBackend(HostedBackend):
         body: dict[str, Any] = {"env": {}}
         if self.settings.kernel_name is not None:
             body["name"] = self.settings.kernel_name
-        reply = await self._request("POST", _KERNELS, body, self.settings.start_s)
+        reply = await self._request("POST", _KERNELS, body, START_TIMEOUT_S)
         kernel = reply.get("id") if isinstance(reply, dict) else None
         if not isinstance(kernel, str) or not kernel.replace("-", "").isalnum():
             raise HostFailureError(f"expected {self.settings.url} to name the kernel it started")
@@ -169,14 +169,15 @@ class JupyterBackend(HostedBackend):
 
     async def delete(self, kernel: str) -> None:
         """Delete a kernel, if it exists. The gateway takes seconds to end one that does not respond."""
-        await self._request("DELETE", f"{_KERNELS}/{kernel}", limit_s=3 * self.settings.request_s)
+        await self._request("DELETE", f"{_KERNELS}/{kernel}", limit_s=3 * REQUEST_TIMEOUT_S)
 
     async def _disconnect(self) -> None:
         await self._http.aclose()
 
-    async def _request(self, method: str, path: str, body: Any = None, limit_s: float | None = None) -> Any:
+    async def _request(
+        self, method: str, path: str, body: Any = None, limit_s: float = REQUEST_TIMEOUT_S
+    ) -> Any:
         url = self.settings.address(path)
-        limit_s = self.settings.request_s if limit_s is None else limit_s
         request = self._http.build_request(method, url, json=body, timeout=httpx.Timeout(None))
         try:
             async with asyncio.timeout(limit_s):
@@ -259,7 +260,7 @@ class _Channel:
                 additional_headers=settings.headers,
                 compression=None,
                 proxy=proxy_for(url),
-                open_timeout=settings.start_s,  # a gateway accepts only once the kernel responds
+                open_timeout=START_TIMEOUT_S,  # a gateway accepts only once the kernel responds
                 close_timeout=1.0,
                 max_size=max_bytes,
                 max_queue=_MAX_QUEUED,
@@ -356,7 +357,7 @@ class _JupyterInterpreter(HostedInterpreter):
 
     def __init__(self, gateway: JupyterBackend, limits: Limits, packages: tuple[str, ...]) -> None:
         self._settings = gateway.settings
-        super().__init__(limits, packages, isolation="remote", report_files=self._settings.report_files)
+        super().__init__(limits, packages, isolation="remote", report_files=True)
         self._gateway = gateway
         self._kernel: str | None = None
         self._channel: _Channel | None = None
@@ -373,8 +374,8 @@ class _JupyterInterpreter(HostedInterpreter):
             self._kernel = await self._gateway.create()
         self._channel = await self._connect(self._kernel)
         request = await self._channel.request("kernel_info_request", {})
-        if not await self._wait(self._channel, request, self._settings.start_s):
-            raise HostFailureError(f"expected a kernel to answer within {self._settings.start_s:g} s")
+        if not await self._wait(self._channel, request, START_TIMEOUT_S):
+            raise HostFailureError(f"expected a kernel to answer within {START_TIMEOUT_S:g} s")
         await self._enter(own_folder=True)
 
     async def _end(self) -> None:

@@ -107,24 +107,6 @@ def backend_from_environment(environ: Mapping[str, str]) -> "TogetherBackend":
     )
 
 
-class _RetryBackoff:
-    """The pauses between the attempts of one request: exponential, with jitter, at least as long as Retry-After."""
-
-    def __init__(self, retry_timeout_s: float) -> None:
-        self._deadline = time.monotonic() + retry_timeout_s
-        self.attempts = 1
-
-    def next_pause_s(self, header: str | None) -> float | None:
-        """Return the seconds to wait before the next attempt, given the Retry-After header; None if time is up."""
-        pause_s = exponential_pause_s(self.attempts, MIN_BACKOFF_S, MAX_BACKOFF_S)
-        # Jitter, so that requests that were rejected together are not retried together.
-        pause_s = max(pause_s * random.uniform(0.75, 1.0), retry_after(header) or 0.0)
-        if time.monotonic() + pause_s > self._deadline:
-            return None
-        self.attempts += 1
-        return pause_s
-
-
 class _ServiceTimeoutError(HostFailureError):
     """The service did not reply in time. The code may still be running."""
 
@@ -233,14 +215,16 @@ class TogetherBackend(HostedBackend):
         repeatable: bool,
         retry_timeout_s: float | None = None,
     ) -> Any:
-        backoff = _RetryBackoff(
-            self._settings.retry_timeout_s if retry_timeout_s is None else retry_timeout_s
-        )
+        if retry_timeout_s is None:
+            retry_timeout_s = self._settings.retry_timeout_s
+        deadline = time.monotonic() + retry_timeout_s
         headers = {} if content is None else {"Content-Type": "application/json"}
         # One deadline covers the whole attempt; connecting has a shorter one, because it can be retried.
         timeout = httpx.Timeout(None, connect=self._settings.network_s / 2)
+        attempt = 0
         while True:
-            retry_after: str | None = None
+            attempt += 1
+            asked_to_wait: str | None = None
             request = self._http.build_request(
                 method, self._base_url + path, content=content, headers=headers, timeout=timeout
             )
@@ -261,12 +245,14 @@ class TogetherBackend(HostedBackend):
                 status = response.status_code
                 failure = f"expected {self._base_url} to answer, got HTTP {status}: {shorten_body(body)}"
                 self._require_retry(status, failure, repeatable)
-                retry_after = response.headers.get("Retry-After")
-            pause_s = backoff.next_pause_s(retry_after)
-            if pause_s is None:
-                wait = f", asked to wait {retry_after} s" if retry_after else ""
+                asked_to_wait = response.headers.get("Retry-After")
+            pause_s = exponential_pause_s(attempt, MIN_BACKOFF_S, MAX_BACKOFF_S)
+            # Jitter, so that requests that were rejected together are not retried together.
+            pause_s = max(pause_s * random.uniform(0.75, 1.0), retry_after(asked_to_wait) or 0.0)
+            if time.monotonic() + pause_s > deadline:
+                wait = f", asked to wait {asked_to_wait} s" if asked_to_wait else ""
                 raise HostFailureError(
-                    self._hide_token(f"{failure}; gave up after {backoff.attempts} attempts{wait}")
+                    self._hide_token(f"{failure}; gave up after {attempt} attempts{wait}")
                 ) from None
             logger.debug(
                 "%s %s is sent again in %.2f s: %s", method, path, pause_s, self._hide_token(failure)
