@@ -159,7 +159,7 @@ async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
             yield model
         finally:
             await model.close()
-    elif Path(settings.policy).expanduser().is_dir():
+    elif _is_folder(settings.policy):
         checkpoint: ChatModel = await load_provided("checkpoint", "a checkpoint as the policy")(settings)
         try:
             yield checkpoint
@@ -167,6 +167,10 @@ async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
             await checkpoint.close()
     else:
         yield CallablePolicy(_import_callable(settings.policy))
+
+
+def _is_folder(policy: str) -> bool:
+    return Path(policy).expanduser().is_dir()
 
 
 def load_provided(name: str, expected: str) -> Any:
