@@ -33,7 +33,6 @@ class CarrierOptions:
         ping_timeout_s: Seconds without an answer to a ping after which the connection is lost; None waits for ever.
         headers: Extra headers of every HTTP request, including a WebSocket's handshake.
         queue_timeout_s: Seconds to wait for a session of a full server.
-        subprotocol: WebSocket subprotocol offered to the server, if any.
     """
 
     connect_timeout_s: float
@@ -41,7 +40,6 @@ class CarrierOptions:
     ping_interval_s: float | None
     ping_timeout_s: float | None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold a token
-    subprotocol: str | None = None
     queue_timeout_s: float = 0.0
 
     @property

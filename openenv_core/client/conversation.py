@@ -47,7 +47,6 @@ MAX_REFUSED_CONNECTS_ALONE: Final = 8
 
 _MIN_RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 2.0
-_RESUME_ID: Final = 0
 
 
 class BatchReply(NamedTuple):
@@ -436,13 +435,13 @@ class Conversation:
             url = _add_query(url, RESUME, self._session)
         carrier = await open_socket(url, self._opening.options)
         try:
-            if carrier.subprotocol != SUBPROTOCOL:
+            if not carrier.v1:
                 raise ProtocolError(f"the server does not speak {SUBPROTOCOL} any more")
             if self._session is None:  # unanswered open: sessions it made cannot be named, so open again
                 self._frames_read = 0
             else:
                 credentials = {"session": self._session, "secret": self._secret, "read": self._frames_read}
-                carrier.send(dumps({"id": _RESUME_ID, "op": "resume", **credentials}))
+                carrier.send(dumps({"id": 0, "op": "resume", **credentials}))
                 fields = from_json(await carrier.receive())
                 if (error := error_of(fields)) is not None:
                     raise error
@@ -479,13 +478,11 @@ async def open_conversation(opening: Opening, timeout_s: float | None, *, wait: 
     """
     if opening.snapshot is not None:
         opening = replace(opening, url=_add_query(opening.url, SNAPSHOT, opening.snapshot))
-    opening = replace(opening, options=replace(opening.options, subprotocol=SUBPROTOCOL))
     carrier = await open_socket(opening.url, opening.options)
-    v1 = carrier.subprotocol == SUBPROTOCOL
-    conversation = Conversation(carrier, timeout_s, opening if v1 else None)
+    conversation = Conversation(carrier, timeout_s, opening if carrier.v1 else None)
     if wait:
         try:
-            if not v1:
+            if not carrier.v1:
                 server = redact_url(opening.url)
                 raise ConnectionFailedError(
                     f"expected {server} to speak {SUBPROTOCOL}, as servers of Ropewalk do; it does not"

@@ -213,10 +213,7 @@ async def open_http(base_url: str, session_id: str | None, options: CarrierOptio
         options: Options of the connection.
 
     Raises:
-        AuthenticationError: The server requires a token, or refuses the given one.
-        AccessRefusedError: The server refuses the host name or the origin.
-        CapacityError: The server, or a proxy before it, accepts no sessions at present (429 or 503 from /health).
-        ConnectionFailedError: Nothing answered in time.
+        ClientError: As `open_socket`; CapacityError also if a proxy before the server answers 429 or 503.
     """
     carrier = HttpCarrier(base_url, session_id, options)
     try:

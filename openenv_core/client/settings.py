@@ -4,19 +4,16 @@ import os
 import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal, TypeAlias, cast
+from typing import Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import SESSION_ID, is_bearer_token, websocket_url
-
-Transport: TypeAlias = Literal["websocket", "http"]
-Mode: TypeAlias = Literal["simulation", "production"]
 
 _FIELD_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FIELD_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
-def validate_mode(mode: str | None) -> Mode:
+def validate_mode(mode: str | None) -> str:
     """Return the mode; None takes it from OPENENV_CLIENT_MODE, else "simulation". ConfigurationError if unknown."""
     name = os.environ.get("OPENENV_CLIENT_MODE", "simulation") if mode is None else mode
     if (lower := name.lower()) not in ("simulation", "production"):
@@ -24,14 +21,14 @@ def validate_mode(mode: str | None) -> Mode:
             f"expected mode to be 'simulation' or 'production', got {name!r}; "
             f"change the argument, or the environment variable OPENENV_CLIENT_MODE"
         )
-    return cast(Mode, lower)
+    return lower
 
 
-def validate_transport(transport: str) -> Transport:
+def validate_transport(transport: str) -> str:
     """Return the transport. ConfigurationError if unknown."""
     if transport not in ("websocket", "http"):
         raise ConfigurationError(f"expected transport to be 'websocket' or 'http', got {transport!r}")
-    return cast(Transport, transport)
+    return transport
 
 
 def validate_headers(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:

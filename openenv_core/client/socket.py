@@ -19,6 +19,7 @@ from picows import WSCloseCode, WSFrame, WSMsgType, WSTransport
 
 from openenv_core.client.carrier import Carrier, CarrierOptions, refusal, unreachable_error
 from openenv_core.errors import ClientError, ConnectionFailedError, ConnectionLostError
+from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER, redact_url
 from openenv_core.protocol.replies import detail_text
 from openenv_core.proxies import proxy_for
@@ -30,6 +31,9 @@ LINGER_S: Final = 1.0
 
 CLOCK_TOLERANCE_S: Final = 0.05
 """Error, in seconds, of the kernel's time of the last received data: its ticks are coarser than a loopback reply."""
+
+_LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
+"""Milliseconds since the last received data (`tcpi_last_data_recv`), in Linux's `tcp_info`."""
 
 _TEXT, _BINARY = WSMsgType.TEXT, WSMsgType.BINARY
 _CONTINUATION, _CLOSE = WSMsgType.CONTINUATION, WSMsgType.CLOSE
@@ -45,13 +49,13 @@ class WebSocketCarrier(Carrier, picows.WSListener):
     """One WebSocket. Without compression: frames are small and latency counts.
 
     Attributes:
-        subprotocol: The subprotocol that the server chose, if any.
+        v1: The server speaks `ropewalk.v1`.
     """
 
     def __init__(self, options: CarrierOptions) -> None:
         super().__init__()
         self._options = options
-        self.subprotocol: str | None = None
+        self.v1 = False
         self._transport: WSTransport | None = None
         self._disconnected = self._loop.create_future()
         self._message_parts: bytearray | None = None
@@ -228,14 +232,21 @@ class WebSocketCarrier(Carrier, picows.WSListener):
         They are part of a long message ahead of the pong; or the pong itself, unread because the thread was busy: not
         every event loop reads its sockets before it runs its timers.
         """
+        if sys.platform != "linux":
+            return False
         assert self._transport is not None
         raw = self._transport.underlying_transport.get_extra_info("socket")
-        silence_s = _read_silence_s(raw.fileno())
-        return silence_s is not None and silence_s < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S
+        try:
+            with socket.socket(fileno=os.dup(raw.fileno())) as duplicate:
+                info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
+            (silence_ms,) = _LAST_DATA_RECEIVED.unpack(info)
+        except (OSError, struct.error):  # not a TCP connection, or an old kernel
+            return False
+        return bool(silence_ms / 1000 < self._loop.time() - self._pinged_at + CLOCK_TOLERANCE_S)
 
 
 async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
-    """Connect to a ws:// or wss:// URL.
+    """Connect to a ws:// or wss:// URL, and offer `ropewalk.v1`.
 
     Raises:
         AuthenticationError: The server requires a token, or refuses the given one.
@@ -266,8 +277,7 @@ async def open_socket(url: str, options: CarrierOptions) -> WebSocketCarrier:
 async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
     url, headers = _extract_credentials(url, options.headers)
     headers.setdefault("Prefer", options.prefer)
-    if options.subprotocol is not None:
-        headers["Sec-WebSocket-Protocol"] = options.subprotocol
+    headers["Sec-WebSocket-Protocol"] = SUBPROTOCOL
     opened: list[socket.socket] = []
 
     async def open_tcp(address: picows.WSParsedURL) -> socket.socket:
@@ -301,7 +311,7 @@ async def _connect(url: str, options: CarrierOptions) -> WebSocketCarrier:
         raise
     if not isinstance(carrier, WebSocketCarrier):
         raise ConnectionError("the connection was closed before it was answered")
-    carrier.subprotocol = transport.response.headers.get("Sec-WebSocket-Protocol")
+    carrier.v1 = transport.response.headers.get("Sec-WebSocket-Protocol") == SUBPROTOCOL
     carrier.deterministic = transport.response.headers.get(DETERMINISTIC_HEADER) == DETERMINISTIC
     _open.add(carrier)
     return carrier
@@ -333,10 +343,6 @@ atexit.register(_close_all)
 os.register_at_fork(after_in_child=_open.clear)
 
 
-_LAST_DATA_RECEIVED: Final = struct.Struct("=52xI")
-"""Milliseconds since the last received data (`tcpi_last_data_recv`), in Linux's `tcp_info`."""
-
-
 async def _connect_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
     """Return a socket connected to the host's first address that answers; OSError if none does.
 
@@ -360,20 +366,6 @@ async def _connect_tcp(host: str, port: int, timeout_s: float) -> socket.socket:
         else:
             return raw
     raise failure or OSError(f"no address of {host!r}")
-
-
-def _read_silence_s(fd: int) -> float | None:
-    """Return the seconds since a TCP connection last received data; None if unknown."""
-    if sys.platform != "linux":
-        return None
-    try:
-        with socket.socket(fileno=os.dup(fd)) as duplicate:
-            info = duplicate.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_RECEIVED.size)
-    except OSError:
-        return None
-    return (
-        float(_LAST_DATA_RECEIVED.unpack(info)[0]) / 1000 if len(info) == _LAST_DATA_RECEIVED.size else None
-    )
 
 
 def _extract_credentials(url: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
@@ -400,8 +392,7 @@ def _redirect_target(url: str, error: picows.WSInvalidStatusError) -> str:
     location = response.headers.get("Location")
     if status not in _REDIRECTS or location is None:
         detail = detail_text(error.raw_body) if error.raw_body else ""
-        headers = {name.lower(): value for name, value in response.headers.items()}
-        raise refusal(url, status, headers, detail, socket=True) from None
+        raise refusal(url, status, response.headers, detail, socket=True) from None
     destination = urljoin(url, location)
     parts = urlsplit(destination)
     scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)

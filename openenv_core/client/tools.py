@@ -56,8 +56,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
 
         Raises:
             ServerError: The server has no tools, or cannot list them.
-            RequestTimeoutError: See `EnvClient.step`.
-            ConnectionLostError: See `EnvClient.step`.
+            OpenEnvError: As `EnvClient.step`.
         """
         if self._tools_cache is None or not use_cache:
             self._tools_cache = await self._fetch_tools()
@@ -73,9 +72,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
 
         Raises:
             ToolCallError: The tool or its call failed; `error_type` says how. It is a RuntimeError too.
-            ServerError: The server refused the call, or the environment raised: the episode may be over.
-            RequestTimeoutError: See `EnvClient.step`. The call may still happen.
-            ConnectionLostError: See `EnvClient.step`.
+            OpenEnvError: As `EnvClient.step`. After a ServerError the episode may be over.
         """
         name = arguments.pop("name", None) if tool is None else tool
         if not isinstance(name, str):

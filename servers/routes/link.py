@@ -101,11 +101,11 @@ class Link:
         self._inline = links.sessions.inline
         self._watchdog = Watchdog(None, lambda: None) if self._inline else None
         self._links = links
+        self._frame_dialect = links.frame_dialect
         self._session_id = session_id
         self._attachment = AsyncExitStack()
         self._retained_frames: deque[str | bytes] = deque()
-        self._retained_bytes = 0
-        self._opening_count = 0  # sessions
+        self._retained_bytes = self._opening_count = 0  # of frames, and sessions
         self._deferred_requests: deque[LinkRequest] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._progress: asyncio.Future[None] | None = None  # done when a request is answered
@@ -122,8 +122,11 @@ class Link:
             self._metrics.counts.sent_bytes += len(frame) if size_is_length else size_of(frame)
         self.frame_count += 1
         socket = self.conversation
-        if socket is not None and socket.try_send(frame) and not self.id:
-            return
+        if socket is not None and socket.sending is None and not socket.closed:
+            if socket.fast_path is None or not socket.fast_path.send_frame(frame):
+                socket.send_remaining(self.frame_count - 1)
+            elif not self.id:
+                return
         retained = self._retained_frames
         retained.append(frame)
         self._retained_bytes += len(frame)
@@ -140,6 +143,9 @@ class Link:
     def discard_frames(self, read: int) -> None:
         """Discard the first `read` frames of the connection."""
         retained = self._retained_frames
+        if read == self.frame_count:  # all of them, as usual
+            retained.clear()
+            self._retained_bytes = 0
         while retained and self.frame_count - len(retained) < read:
             self._retained_bytes -= len(retained.popleft())
 
@@ -265,11 +271,12 @@ class Link:
         if self.running or socket is None or socket.sending is not None or socket.draining or socket.closed:
             return False
         received_at = perf_counter() if self._metrics.enabled else 0.0
-        head: RequestHead
+        numbered: NumberedFrame | None = None
         arrays: list[Array] = []
         try:
             if isinstance(frame, str):
-                head, parsed = self._links.decoder.numbered_frame(frame)
+                numbered, parsed = self._links.decoder.numbered_frame(frame)
+                head: RequestHead = numbered
             else:
                 head, parsed, arrays = self._links.read(frame)
                 if not isinstance(head, wire.StepRequest):
@@ -284,14 +291,14 @@ class Link:
         if received_at:  # `count_received`, inlined for speed
             self._metrics.counts.received_bytes += len(frame) if frame.isascii() else size_of(frame)
         if (
-            isinstance(head, NumberedFrame)
-            and head.traceparent is None
+            numbered is not None
+            and numbered.traceparent is None
             and not isinstance(parsed, (Mcp, Close))
-            and (member := self.batch.members.get(head.member)) is not None
+            and (member := self.batch.members.get(numbered.member)) is not None
             and not (member.session.shared or member.session.ended)
             and (self._inline or member.session.runner.in_thread)
         ):
-            self._call_eagerly(member, head, parsed, frame, received_at)
+            self._call_eagerly(member, numbered, parsed, frame, received_at)
             return True
         request = self._add_request(LinkRequest(head, parsed, arrays, frame, received_at))
         socket.busy = True
@@ -304,15 +311,13 @@ class Link:
         self, member: Member, head: NumberedFrame, parsed: Any, frame: str | bytes, received_at: float
     ) -> None:
         """Call a session while no request is running; if answered at once, it takes no lock and is not registered."""
-        request: LinkRequest | None = None
-        resume = None
+        session = member.session
+        request = resume = None
         if not self._inline:
             request = LinkRequest(head, parsed, [], frame, received_at)
             resume = partial(self._continue, request)
         reply = start_eagerly(
-            self._links.frame_dialect.answer(
-                member.session, frame, parsed, received_at, inline=True, resume=resume
-            )
+            self._frame_dialect.answer(session, frame, parsed, received_at, inline=True, resume=resume)
         )
         if isinstance(reply, str):
             self.send(add_id(head.id, reply))
@@ -320,17 +325,18 @@ class Link:
         # It waits for its thread, or the environment waits although it promises not to.
         request = request or LinkRequest(head, parsed, [], frame, received_at)
         request.reply_coroutine, request.executing, request.member = reply, True, member
-        start_eagerly(member.lock.acquire())  # it is free
         self.running.add(request)
         if self.conversation is not None:
             self.conversation.busy = True
         if resume is None:
             self._start(request)
-        elif (watchdog := member.session.watchdog) is not None and member.session.on_expiry is not None:
-            watchdog.expect(self._sessions.step_timeout_s, member.session.on_expiry)
+        elif session.watchdog is not None and session.on_expiry is not None:
+            session.watchdog.expect(self._sessions.step_timeout_s, session.on_expiry)
 
     def _add_request(self, request: LinkRequest) -> LinkRequest:
         """Register a running request and start the timer of its deadline, if any."""
+        for other in self.running:
+            other.take_lock()
         self.running.add(request)
         if (limit_s := request.head.deadline_s) is not None:
             text = f"the request had not begun within its deadline of {limit_s:g} s; it was not executed"
@@ -429,7 +435,7 @@ class Link:
             # `find` raises the refusal of an unknown member.
             member = self.batch.members.get(head.member) or self.batch.find([head.member])[0]
             await member.lock.acquire()
-            request.member = member
+            request.member, request.has_lock = member, True
         member, timer = request.member, None
         try:
             if member.busy:
@@ -440,7 +446,7 @@ class Link:
                 timer = asyncio.get_running_loop().call_later(limit_s, self._expire_call, member)
             arguments = request.frame, request.parsed, request.received_at, head.traceparent
             reply = await (
-                self._links.frame_dialect.answer(member.session, *arguments)
+                self._frame_dialect.answer(member.session, *arguments)
                 if request.reply_coroutine is None
                 else asyncio.create_task(request.reply_coroutine)
             )
@@ -542,6 +548,7 @@ class Link:
             if isinstance(request.head, NumberedFrame) and request.head.member == member.number:
                 self._cancel_unstarted(request, refusal_of_others)
             if request.member is member:
+                request.take_lock()
                 self._refuse(request, refusal)
                 request.expired = True
                 task = request.cancel()
@@ -676,8 +683,7 @@ class Links:
 
     async def close(self) -> None:
         """Close all links without a socket, at shutdown."""
-        closings = [link.close() for link in self._links.values() if link.conversation is None]
-        await asyncio.gather(*closings)
+        await asyncio.gather(*(link.close() for link in self._links.values() if link.conversation is None))
 
 
 class LinkConversation(Conversation):
@@ -724,8 +730,8 @@ class LinkConversation(Conversation):
                     await asyncio.shield(keep(asyncio.create_task(link.close())))
 
     def _set_frame_handler(self) -> None:
-        if self._fast_path is not None:
-            self._fast_path.on_frame = self._link.answer_eagerly
+        if self.fast_path is not None:
+            self.fast_path.on_frame = self._link.answer_eagerly
 
     def resume(self, link: Link, request: wire.ResumeRequest) -> None:
         """Attach to an existing link, and send the frames that the client has not read."""
@@ -734,7 +740,7 @@ class LinkConversation(Conversation):
         link.attach(self)
         link.discard_frames(request.read)
         self._set_frame_handler()
-        self.sending = keep(asyncio.create_task(self._send_remaining(request.read, dumps(fields).decode())))
+        self.send_remaining(request.read, dumps(fields).decode())
 
     def _close_if_unopened(self) -> None:
         """Close the socket if its link has opened no session."""
@@ -759,14 +765,9 @@ class LinkConversation(Conversation):
         if self.draining:
             self.drain()
 
-    def try_send(self, frame: str | bytes) -> bool:
-        """Send the link's newest frame at once; otherwise return False, and send it later."""
-        if self.sending is not None or self.closed:
-            return False
-        if self._fast_path is not None and self._fast_path.send_frame(frame):
-            return True
-        self.sending = keep(asyncio.create_task(self._send_remaining(self._link.frame_count - 1)))
-        return False
+    def send_remaining(self, sent_count: int, preamble: str | None = None) -> None:
+        """Send all frames after the first `sent_count`, as `_send_remaining` does."""
+        self.sending = keep(asyncio.create_task(self._send_remaining(sent_count, preamble)))
 
     async def _send_remaining(self, sent_count: int, preamble: str | None = None) -> None:
         """Send all frames after the first `sent_count`; before them `preamble`, which is not counted as a frame."""

@@ -2,18 +2,18 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from openenv_core.protocol import batch as wire
 from openenv_core.protocol.batch import Array, FrameError
 from openenv_core.protocol.errors import INVALID_JSON, RefusalError
 from openenv_core.protocol.requests import RequestDecoder, RequestHead
-from servers.execution import keep
+from servers.execution import keep, start_eagerly
 from servers.sessions.batch import BatchRound, Member
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class LinkRequest:
     """A request that has not been answered.
 
@@ -26,7 +26,8 @@ class LinkRequest:
         executing: Whether the call of the environment has started.
         started: Whether `Link._answer` has started.
         refusal: Why it must not be executed, if so.
-        member: The session whose lock it holds.
+        member: The session that it calls.
+        has_lock: Whether it holds the session's lock, which it needs once it is not the only request any more.
         expired: Whether its call exceeded its deadline, which has been answered.
         reply_coroutine: Continues a reply that was started outside of a task.
         round: Its calls, for a batched request.
@@ -39,15 +40,17 @@ class LinkRequest:
     arrays: list[Array]
     frame: str | bytes
     received_at: float
-    executing: bool = False
-    started: bool = False
-    refusal: RefusalError | None = None
-    member: Member | None = None
-    expired: bool = False
-    reply_coroutine: Coroutine[Any, Any, str | None] | None = None
-    round: BatchRound | None = None
-    task: asyncio.Task[Any] | None = None
-    timer: asyncio.TimerHandle | None = None
+    # Defaults that stay in the class are not set for each request.
+    executing: bool = field(default=False, init=False)
+    started: bool = field(default=False, init=False)
+    refusal: RefusalError | None = field(default=None, init=False)
+    member: Member | None = field(default=None, init=False)
+    has_lock: bool = field(default=False, init=False)
+    expired: bool = field(default=False, init=False)
+    reply_coroutine: Coroutine[Any, Any, str | None] | None = field(default=None, init=False)
+    round: BatchRound | None = field(default=None, init=False)
+    task: asyncio.Task[Any] | None = field(default=None, init=False)
+    timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def cancel(self) -> asyncio.Task[Any]:
         """Cancel the request and return its task; a started `reply_coroutine` gets one, in which it ends."""
@@ -59,11 +62,18 @@ class LinkRequest:
         task.cancel()
         return task
 
+    def take_lock(self) -> None:
+        """Take the lock of the session, if any, which was called without it; it is free, and so this does not wait."""
+        if self.member is not None and not self.has_lock:
+            start_eagerly(self.member.lock.acquire())
+            self.has_lock = True
+
     def release_member(self) -> None:
         """Release the session's lock, if held, and stop its watchdog."""
         if (member := self.member) is not None:
             self.member = None
-            member.lock.release()
+            if self.has_lock:
+                member.lock.release()
             if member.session.watchdog is not None:
                 member.session.watchdog.stop()
 

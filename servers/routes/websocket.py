@@ -127,6 +127,7 @@ class Conversation(ABC):
         busy: Whether a request is being answered.
         draining: Whether no further requests are accepted.
         closed: Whether the last frame has been sent; only the close frame may still follow.
+        fast_path: The server's protocol, if frames may bypass ASGI.
     """
 
     accept: Message = {"type": "websocket.accept"}  # noqa: RUF012 - never modified
@@ -148,7 +149,7 @@ class Conversation(ABC):
         self._abort: Callable[[], None] | None = None if fast_path is None else fast_path.abort
         # Middleware that wraps these must see every message, which rules out the fast path.
         is_unwrapped = all(getattr(channel, "__self__", None) is fast_path for channel in (receive, send))
-        self._fast_path: FastPath | None = fast_path if is_unwrapped else None
+        self.fast_path: FastPath | None = fast_path if is_unwrapped else None
         self._send_timeout_s = send_timeout_s or None
         shortest_timeout_s = min(send_timeout_s or math.inf, sessions.step_timeout_s or math.inf)
         self._watchdog = Watchdog(shortest_timeout_s, self._drop_client)
@@ -365,13 +366,13 @@ class _SessionConversation(Conversation):
             )
         self._session = session
         if (
-            self._fast_path is not None
+            self.fast_path is not None
             and session.exclusive
             and (self._sessions.inline or session.runner.in_thread)
         ):
             if session.runner.in_thread:
                 self._resume = self._continue_reply
-            self._fast_path.on_frame = self.answer_eagerly
+            self.fast_path.on_frame = self.answer_eagerly
         try:
             return await self._answer_in_order(session)
         finally:
@@ -381,7 +382,7 @@ class _SessionConversation(Conversation):
                 await cancel_task(self._reply_task)
 
     async def _answer_in_order(self, session: EnvironmentSession) -> int:
-        answer, read_ahead_timer, fast_path = self._dialect.answer, self._read_ahead_timer, self._fast_path
+        answer, read_ahead_timer, fast_path = self._dialect.answer, self._read_ahead_timer, self.fast_path
         while not self.draining:
             self.busy = False
             frame = await self._next_frame()
@@ -442,8 +443,8 @@ class _SessionConversation(Conversation):
 
     def _reply(self, text: str, pending: str | Coroutine[Any, Any, str | None]) -> None:
         """Send a reply: at once if it is complete and the socket is writable, otherwise in a task."""
-        assert self._fast_path is not None
-        if isinstance(pending, str) and self._fast_path.send_frame(pending):
+        assert self.fast_path is not None
+        if isinstance(pending, str) and self.fast_path.send_frame(pending):
             self._count_bytes(text, pending)
             return
         self.busy = True
