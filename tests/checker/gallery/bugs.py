@@ -14,6 +14,7 @@ class Bug:
     Attributes:
         environment: Texts to replace in server/environment.py.
         files: Texts to replace in other files.
+        also_caught_by: Other checks that find the same bug.
         also_skipped: Checks that then have nothing to look at any more.
         step_timeout_s: How long a reply is waited for.
     """
@@ -23,6 +24,7 @@ class Bug:
     caught_by: str
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    also_caught_by: frozenset[str] = frozenset()
     also_skipped: frozenset[str] = frozenset()
     step_timeout_s: float = STEP_TIMEOUT_S
 
@@ -51,6 +53,7 @@ BUGS = [
             "action.number == self._number": "action.number == TABLES[self._table]",
             "action.number < self._number": "action.number < TABLES[self._table]",
         },
+        also_caught_by=frozenset(["forks_go_their_own_way"]),
     ),
     Bug(
         "endless_validator",
@@ -87,6 +90,7 @@ BUGS = [
             "self._random.randint(1, 100)": "random.randint(1, 100)",
             "self._random.randint(0, 1)": "random.randint(0, 1)",
         },
+        also_caught_by=frozenset(["forks_go_their_own_way"]),
         also_skipped=frozenset(["sessions_at_once"]),
     ),
     Bug(
