@@ -207,7 +207,7 @@ class ReplicaSupervisor:
 async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
     """Mark the start as lost when one of its processes is gone or silent, by means of a call that never returns.
 
-    Monarch reports a death itself, but an unreachable host shows only in pending calls.
+    Monarch's own reports of deaths tell no more, and an unreachable host shows only in pending calls.
     """
     try:
         await target.call("_wait_forever", (), {})
