@@ -50,10 +50,8 @@ class ModelSize:
         architecture = self.architecture
         if architecture is None:
             return 0
-        queries, keys = (
-            architecture.heads * architecture.head_dim,
-            architecture.kv_heads * architecture.head_dim,
-        )
+        queries = architecture.heads * architecture.head_dim
+        keys = architecture.kv_heads * architecture.head_dim
         widths_by_target = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
         widths = (widths_by_target.get(target, architecture.hidden_dim) for target in lora.targets)
         return architecture.layers * lora.rank * sum(architecture.dim + width for width in widths)
@@ -327,10 +325,8 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     if architecture is None:
         return {}
     trainer, width = config.trainer, DTYPE_BYTES[config.model.dtype]
-    tokens, heads = (
-        max(trainer.tokens_per_pass, config.rollout.max_length),
-        architecture.heads + architecture.kv_heads,
-    )
+    tokens = max(trainer.tokens_per_pass, config.rollout.max_length)
+    heads = architecture.heads + architecture.kv_heads
     vocabulary = -(-architecture.vocabulary // trainer.tensor_parallel) if trains else architecture.vocabulary
     heads_width = heads * architecture.head_dim
     roles = config.monarch.roles
