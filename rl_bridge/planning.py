@@ -9,16 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from rl_bridge.config import (
-    Config,
-    LoraConfig,
-    ModelConfig,
-    MonarchConfig,
-    RoleConfig,
-    RolloutConfig,
-    TrainerConfig,
-)
-from rl_bridge.config.monarch import Dtype, RolesConfig
+from rl_bridge.config import Config, LoraConfig, MonarchConfig
 from rl_bridge.config.sections import Checkpointing
 from rl_bridge.errors import ModelError
 from rl_bridge.services.options import Placement, ServiceOptions, options_of, order_for_placement
@@ -268,19 +259,6 @@ def bytes_by_checkpointing(config: Config, size: ModelSize) -> dict[Checkpointin
         return {}
     kinds: tuple[Checkpointing, ...] = ("none", "selective", "full")
     return {kind: _trainer_memory(with_checkpointing(config, kind), size).process_bytes for kind in kinds}
-
-
-def bytes_of_one_rank(
-    trainer: TrainerConfig, model_path: Path, dtype: Dtype, max_length: int
-) -> dict[Checkpointing, int]:
-    """Return `bytes_by_checkpointing` of a trainer with one GPU and no generators."""
-    config = Config(
-        model=ModelConfig(dtype=dtype),
-        rollout=RolloutConfig(max_length=max(2, max_length), max_new_tokens=1),
-        trainer=trainer,
-        monarch=MonarchConfig(roles=RolesConfig(trainer=RoleConfig(gpus=1))),
-    )
-    return bytes_by_checkpointing(config, ModelSize.of_folder(model_path))
 
 
 def choose_checkpointing(needed: Mapping[Checkpointing, int], gpu_bytes: float) -> Checkpointing:
