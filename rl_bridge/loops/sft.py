@@ -17,16 +17,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.config import (
-    AlgorithmConfig,
-    Config,
-    ModelConfig,
-    MonarchConfig,
-    RoleConfig,
-    RolloutConfig,
-    TrainerConfig,
-)
-from rl_bridge.config.monarch import Dtype, RolesConfig
+from rl_bridge.config import Config, TrainerConfig
+from rl_bridge.config.monarch import Dtype
 from rl_bridge.config.sections import Checkpointing, Count, NonNegative, Positive, Section
 from rl_bridge.devices import own_device
 from rl_bridge.errors import ConfigError
@@ -114,25 +106,19 @@ class SftResult:
 
 def trainer_settings(config: SftConfig, folder: Path, model_path: Path) -> TrainerSettings:
     """Return the settings of a trainer in this process."""
-    run = Config(
-        seed=config.seed,
-        model=ModelConfig(dtype=config.dtype),
-        rollout=RolloutConfig(max_length=max(2, config.max_length), max_new_tokens=1),
-        algorithm=AlgorithmConfig(objective="reinforce", aggregation="token_mean"),
-        trainer=TrainerConfig(
-            iterations=config.max_updates,
-            learning_rate=config.learning_rate,
-            warmup_updates=config.warmup_updates,
-            weight_decay=config.weight_decay,
-            tokens_per_pass=config.tokens_per_pass,
-            activation_checkpointing=config.activation_checkpointing,
-            compile=config.compile,
-            num_threads=config.num_threads,
-        ),
-        monarch=MonarchConfig(roles=RolesConfig(trainer=RoleConfig(gpus=int(own_device().type == "cuda")))),
-    )
+    keys = {
+        "seed": config.seed,
+        "model": {"dtype": config.dtype},
+        "rollout": {"max_length": max(2, config.max_length), "max_new_tokens": 1},
+        "algorithm": {"objective": "reinforce", "aggregation": "token_mean"},
+        "trainer": {
+            "iterations": config.max_updates,
+            **config.model_dump(include=set(TrainerConfig.model_fields)),  # the keys that both have
+        },
+        "monarch": {"roles": {"trainer": {"gpus": int(own_device().type == "cuda")}}},
+    }
     return TrainerSettings(
-        config=run,
+        config=Config.model_validate(keys),
         model_path=str(model_path),
         folder=str(folder.absolute()),
         max_loss_tokens=config.max_length,
