@@ -11,7 +11,7 @@ from pathlib import Path
 from envs.blackjack_env import BlackjackAction, BlackjackEnv
 from examples.grpo_blackjack import chat
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.config import AlgorithmConfig, Config, RolloutConfig, TrainerConfig
+from rl_bridge.config import Config, RolloutConfig, TrainerConfig
 from rl_bridge.generator.actor import PolicyActor
 from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.services.fleet import Fleet
@@ -24,7 +24,10 @@ from rl_bridge.types import Ending, SamplingSettings, Trajectory, Turn
 from rl_bridge.weights import WeightStore
 
 ONE_TOKEN = SamplingSettings(temperature=1.0, max_new_tokens=1)
-CONFIG = Config(rollout=RolloutConfig(max_length=32, max_num_seqs=8, kv_cache_mb=64))
+CONFIG = Config(
+    rollout=RolloutConfig(max_length=32, max_num_seqs=8, kv_cache_mb=64),
+    trainer=TrainerConfig(iterations=1, learning_rate=1e-2, checkpoint_interval=0),
+)
 
 
 async def main() -> None:
@@ -36,7 +39,8 @@ async def main() -> None:
             store = WeightStore.create()
             generator = await PolicyActor.as_service(CONFIG, policy, store)
             trainer = await TrainerActor.options(environment=ONE_THREAD).as_service(
-                _trainer(policy, folder), store
+                TrainerSettings(config=CONFIG, model_path=str(policy), folder=folder, max_loss_tokens=1),
+                store,
             )
 
             async def episode(seed: int) -> Trajectory:
@@ -67,20 +71,6 @@ async def main() -> None:
             await generator.update_weights.fanout(1)
             second = await episode(seed=2)
             assert (first.version, second.version) == (0, 1)
-
-
-def _trainer(policy: Path, folder: str) -> TrainerSettings:
-    return TrainerSettings(
-        model_path=str(policy),
-        dtype="float32",
-        folder=folder,
-        max_length=32,
-        max_loss_tokens=1,
-        temperature=1.0,
-        seed=0,
-        trainer=TrainerConfig(iterations=1, learning_rate=1e-2, checkpoint_interval=0),
-        algorithm=AlgorithmConfig(),
-    )
 
 
 if __name__ == "__main__":

@@ -1,20 +1,12 @@
-"""The network interface by which this host reaches another one, and whether an address is local. Linux only."""
+"""The network interface by which this host reaches another one, and whether an address is local."""
 
 import contextlib
-import fcntl
-import ipaddress
 import socket
-import struct
 from collections.abc import MutableMapping
-from pathlib import Path
 
-_GET_ADDRESS = 0x8915
-"""SIOCGIFADDR; see netdevice(7)."""
+import psutil
+
 _ANY_PORT = 9
-_NAME_BYTES, _REQUEST_BYTES, _ADDRESS_OFFSET = 15, 256, 20
-_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
-"""One address per line: in hexadecimal first, the interface's name last."""
-
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables by which torch.distributed is told the interface."""
@@ -41,11 +33,11 @@ def find_interface(host: str) -> str | None:
         with socket.socket(family, kind) as probe:
             probe.connect(remote)
             own_address = probe.getsockname()[0]
-        return (
-            _find_ipv6_interface(own_address)
-            if family == socket.AF_INET6
-            else _find_ipv4_interface(own_address)
-        )
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(
+                address.address.partition("%")[0] == own_address.partition("%")[0] for address in addresses
+            ):
+                return name
     return None
 
 
@@ -58,25 +50,3 @@ def is_own_address(host: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _find_ipv4_interface(own_address: str) -> str | None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        return next(
-            (name for _, name in socket.if_nameindex() if _get_address(probe, name) == own_address), None
-        )
-
-
-def _find_ipv6_interface(own_address: str) -> str | None:
-    address = ipaddress.IPv6Address(own_address.partition("%")[0]).packed.hex()
-    lines = (line.split() for line in _IPV6_ADDRESSES.read_text(encoding="ascii").splitlines())
-    return next((columns[-1] for columns in lines if columns and columns[0] == address), None)
-
-
-def _get_address(probe: socket.socket, name: str) -> str | None:
-    request = struct.pack(f"{_REQUEST_BYTES}s", name.encode()[:_NAME_BYTES])
-    try:
-        reply = fcntl.ioctl(probe.fileno(), _GET_ADDRESS, request)
-    except OSError:  # the interface has no IPv4 address
-        return None
-    return socket.inet_ntoa(reply[_ADDRESS_OFFSET : _ADDRESS_OFFSET + 4])

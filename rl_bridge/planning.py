@@ -9,16 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from rl_bridge.config import (
-    Config,
-    LoraConfig,
-    ModelConfig,
-    MonarchConfig,
-    RoleConfig,
-    RolloutConfig,
-    TrainerConfig,
-)
-from rl_bridge.config.monarch import Dtype, RolesConfig
+from rl_bridge.config import Config, LoraConfig, MonarchConfig
 from rl_bridge.config.sections import Checkpointing
 from rl_bridge.errors import ModelError
 from rl_bridge.services.options import Placement, ServiceOptions, options_of, order_for_placement
@@ -50,10 +41,8 @@ class ModelSize:
         architecture = self.architecture
         if architecture is None:
             return 0
-        queries, keys = (
-            architecture.heads * architecture.head_dim,
-            architecture.kv_heads * architecture.head_dim,
-        )
+        queries = architecture.heads * architecture.head_dim
+        keys = architecture.kv_heads * architecture.head_dim
         widths_by_target = {"q_proj": queries, "k_proj": keys, "v_proj": keys, "o_proj": queries}
         widths = (widths_by_target.get(target, architecture.hidden_dim) for target in lora.targets)
         return architecture.layers * lora.rank * sum(architecture.dim + width for width in widths)
@@ -272,19 +261,6 @@ def bytes_by_checkpointing(config: Config, size: ModelSize) -> dict[Checkpointin
     return {kind: _trainer_memory(with_checkpointing(config, kind), size).process_bytes for kind in kinds}
 
 
-def bytes_of_one_rank(
-    trainer: TrainerConfig, model_path: Path, dtype: Dtype, max_length: int
-) -> dict[Checkpointing, int]:
-    """Return `bytes_by_checkpointing` of a trainer with one GPU and no generators."""
-    config = Config(
-        model=ModelConfig(dtype=dtype),
-        rollout=RolloutConfig(max_length=max(2, max_length), max_new_tokens=1),
-        trainer=trainer,
-        monarch=MonarchConfig(roles=RolesConfig(trainer=RoleConfig(gpus=1))),
-    )
-    return bytes_by_checkpointing(config, ModelSize.of_folder(model_path))
-
-
 def choose_checkpointing(needed: Mapping[Checkpointing, int], gpu_bytes: float) -> Checkpointing:
     """Return the kind that `auto` stands for on a GPU: the first of `bytes_by_checkpointing` that fits, else full."""
     return next(
@@ -327,10 +303,8 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     if architecture is None:
         return {}
     trainer, width = config.trainer, DTYPE_BYTES[config.model.dtype]
-    tokens, heads = (
-        max(trainer.tokens_per_pass, config.rollout.max_length),
-        architecture.heads + architecture.kv_heads,
-    )
+    tokens = max(trainer.tokens_per_pass, config.rollout.max_length)
+    heads = architecture.heads + architecture.kv_heads
     vocabulary = -(-architecture.vocabulary // trainer.tensor_parallel) if trains else architecture.vocabulary
     heads_width = heads * architecture.head_dim
     roles = config.monarch.roles

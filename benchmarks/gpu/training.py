@@ -103,21 +103,21 @@ def _whole(tensor: Any) -> Tensor:
 
 def _trainer(policy: Path, *, dtype: str, max_length: int, checkpointing: Checkpointing = "full") -> Any:
     """Return a trainer with one rank that writes no checkpoints."""
-    from rl_bridge.config import AlgorithmConfig, TrainerConfig
+    from rl_bridge.config import Config
     from rl_bridge.trainer.settings import TrainerSettings
     from rl_bridge.trainer.trainer import Trainer
 
+    keys = {
+        "model": {"dtype": dtype},
+        "rollout": {"max_length": max_length},
+        "trainer": {"iterations": 8, "activation_checkpointing": checkpointing},
+    }
     return Trainer(
         TrainerSettings(
+            config=Config.model_validate(keys),
             model_path=str(policy),
-            dtype=dtype,
             folder=str(policy.parent),
-            max_length=max_length,
             max_loss_tokens=max_length,
-            temperature=1.0,
-            seed=0,
-            trainer=TrainerConfig(iterations=8, activation_checkpointing=checkpointing),
-            algorithm=AlgorithmConfig(),
         )
     )
 

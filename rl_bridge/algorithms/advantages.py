@@ -90,11 +90,9 @@ def generalized_advantages(
         The advantages and the returns, each of shape [T].
     """
     order = np.argsort(sequences, kind="stable")
-    sequence_ids, ordered_rewards, ordered_values = (
-        sequences[order].tolist(),
-        rewards[order].tolist(),
-        values[order].tolist(),
-    )
+    sequence_ids = sequences[order].tolist()
+    ordered_rewards = rewards[order].tolist()
+    ordered_values = values[order].tolist()
     ordered_advantages = [0.0] * len(order)
     advantage = next_value = 0.0
     sequence_id = None

@@ -15,24 +15,7 @@ MIN_GAP_SHARE = 0.01
 """As a share of the mean tokens per rank: ranks that differ by less than this are not evened out further."""
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Packing:
-    """The position of each document.
-
-    Attributes:
-        row: The document's row, shape [U].
-        offset: The column of its first token, shape [U].
-        rows: The number of rows, B.
-        length: The number of columns of every row, L: the length of the longest document.
-    """
-
-    row: NDArray[np.int64]
-    offset: NDArray[np.int64]
-    rows: int
-    length: int
-
-
-def pack(lengths: NDArray[np.int64]) -> Packing:
+def pack(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Pack documents by first fit decreasing into rows as long as the longest document.
 
     Rows are no longer than with one document per row, so packing adds no attention over longer rows; there are only
@@ -40,6 +23,9 @@ def pack(lengths: NDArray[np.int64]) -> Packing:
 
     Args:
         lengths: The number of tokens of each document, shape [U], at least one document.
+
+    Returns:
+        Each document's row and the column of its first token, each of shape [U]; and the number of rows, B.
     """
     order = np.argsort(-lengths, kind="stable")
     length = int(lengths[order[0]])
@@ -53,7 +39,7 @@ def pack(lengths: NDArray[np.int64]) -> Packing:
         row_count = max(row_count, row_index + 1)
         row[document], offset[document] = row_index, length - free_columns[row_index]
         free_columns[row_index] -= lengths[document]
-    return Packing(row=row, offset=offset, rows=row_count, length=length)
+    return row, offset, row_count
 
 
 def divide_documents(
@@ -292,15 +278,12 @@ class TrainBatch:
             row = np.zeros(len(self.lengths), dtype=np.int64)
             offset, rows, length = np.cumsum(self.lengths) - self.lengths, 1, int(self.lengths.sum())
         else:
-            packing = pack(self.lengths)
-            row, offset, rows, length = packing.row, packing.offset, packing.rows, packing.length
+            (row, offset, rows), length = pack(self.lengths), int(self.lengths.max())
         shape = (rows, -(-length // multiple_of) * multiple_of)
         tokens, positions = np.full(shape, PAD_TOKEN, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         document = np.full(shape, NO_DOCUMENT, dtype=np.int64)
-        context, position = (
-            np.repeat(np.arange(len(self.lengths)), self.lengths),
-            _positions_in_contexts(self.lengths),
-        )
+        context = np.repeat(np.arange(len(self.lengths)), self.lengths)
+        position = _positions_in_contexts(self.lengths)
         target = (row[context], offset[context] + position)
         tokens[target], positions[target], document[target] = self.tokens, position, context
         return PackedRows(

@@ -28,6 +28,7 @@ class GroupLease:
         floor: No token of the group will come from older weights than this version.
         since: The time of the lease, in seconds of the caller's clock.
         first: The number of the first group to start, or to be started, under the weights that are served.
+        losses: How often the work on the group has been lost before.
     """
 
     id: int
@@ -36,6 +37,7 @@ class GroupLease:
     floor: PolicyVersion
     since: float
     first: int
+    losses: int = 0
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -85,7 +87,6 @@ class Ledger:
         self._max_losses = max_losses
         self._waiting: deque[_WaitingGroup] = deque()
         self._leases: dict[int, GroupLease] = {}
-        self._losses: dict[int, int] = {}
         self._finished: set[int] = set()
         self._next_lease = 0
         self._served: PolicyVersion | None = None
@@ -150,10 +151,10 @@ class Ledger:
             floor=served if waiting_group.floor is None else min(served, waiting_group.floor),
             since=now,
             first=self._first_group,
+            losses=waiting_group.losses,
         )
         self._next_lease += 1
         self._leases[lease.id] = lease
-        self._losses[lease.id] = waiting_group.losses
         return lease
 
     def complete(self, lease: int) -> bool:
@@ -174,17 +175,15 @@ class Ledger:
         Returns:
             Whether the group waits again.
         """
-        losses = self._losses.get(lease, 0) + 1
         ended_lease = self._end_lease(lease)
         if ended_lease is None:
             return False
         self.lost += 1
+        losses = ended_lease.losses + 1
         if self._max_losses is not None and losses > self._max_losses:
             self._drop(ended_lease.group, f"lost {losses} times")
             return False
-        self._waiting.append(
-            _WaitingGroup(group=ended_lease.group, attempts=ended_lease.attempt, losses=losses, floor=floor)
-        )
+        self._wait_again(ended_lease, losses, floor)
         return True
 
     def return_unfinished(self, lease: int, *, floor: PolicyVersion | None) -> bool:
@@ -197,14 +196,16 @@ class Ledger:
         Returns:
             False if the lease was not current.
         """
-        losses = self._losses.get(lease, 0)
         ended_lease = self._end_lease(lease)
         if ended_lease is None:
             return False
-        self._waiting.append(
-            _WaitingGroup(group=ended_lease.group, attempts=ended_lease.attempt, losses=losses, floor=floor)
-        )
+        self._wait_again(ended_lease, ended_lease.losses, floor)
         return True
+
+    def _wait_again(self, lease: GroupLease, losses: int, floor: PolicyVersion | None) -> None:
+        self._waiting.append(
+            _WaitingGroup(group=lease.group, attempts=lease.attempt, losses=losses, floor=floor)
+        )
 
     def drop(self, lease: int, reason: str) -> bool:
         """Drop a leased group; False if the lease is no longer current."""
@@ -245,7 +246,7 @@ class Ledger:
             for waiting_group in self._waiting
         ]
         waiting += [
-            (lease.group, lease.attempt, self._losses[lease.id])
+            (lease.group, lease.attempt, lease.losses)
             for lease in sorted(self._leases.values(), key=lambda lease: lease.group)
         ]
         return {
@@ -264,7 +265,6 @@ class Ledger:
     def restore(self, state: dict[str, Any]) -> None:
         """Go back to a state. Leases made since then are void: results that still arrive under them are late."""
         self._leases.clear()
-        self._losses.clear()
         self._waiting = deque(
             _WaitingGroup(group=group, attempts=attempts, losses=losses)
             for group, attempts, losses in state["waiting"]
@@ -280,10 +280,7 @@ class Ledger:
 
     def _end_lease(self, lease: int) -> GroupLease | None:
         ended_lease = self._leases.pop(lease, None)
-        if ended_lease is None:
-            self.late += 1
-        else:
-            del self._losses[lease]
+        self.late += ended_lease is None
         return ended_lease
 
     def _drop(self, group: int, reason: str) -> None:

@@ -20,10 +20,8 @@ def _render_parts(plan: RunPlan, gpu_gb: float | None) -> Iterator[RenderableTyp
     if plan.parameters is not None and plan.trainer_bytes is not None:
         adapters_note, reason = "", BYTES_EXPLANATION
         if plan.adapters is not None:
-            adapters_note, reason = (
-                f" and {plan.adapters:,} of adapters",
-                "16 bytes one of an adapter, 4 a frozen one",
-            )
+            adapters_note = f" and {plan.adapters:,} of adapters"
+            reason = "16 bytes one of an adapter, 4 a frozen one"
         summary = f"{plan.parameters:,} parameters{adapters_note}; the trainer keeps "
         summary += f"{_format_size(plan.trainer_bytes)} for them"
         yield Text(f"{summary}: {reason}")

@@ -230,10 +230,8 @@ def derive_monarch(
     roles = {name: role for name, role in roles.items() if name not in configured.model_fields_set}
     if "policy" in roles:
         colocate = monarch.colocate
-        available, used = (
-            monarch.num_nodes * monarch.gpus_per_node,
-            configured.model_copy(update=roles).gpus(),
-        )
+        available = monarch.num_nodes * monarch.gpus_per_node
+        used = configured.model_copy(update=roles).gpus()
         if not available and monarch.is_local and (visible := len(visible_gpus())) >= used:
             available = visible
         replicas_left = (available - used + tensor_parallel) // tensor_parallel

@@ -36,10 +36,8 @@ class Passes:
         """Return the task at an index, counted from 0 over all passes."""
         pass_number, position = divmod(number, self._tasks)
         if self._shuffle and pass_number != self._pass:
-            self._order, self._pass = (
-                np.random.default_rng([self._seed, pass_number]).permutation(self._tasks),
-                pass_number,
-            )
+            self._order = np.random.default_rng([self._seed, pass_number]).permutation(self._tasks)
+            self._pass = pass_number
         return int(self._order[position])
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NoReturn, Protocol, Self, TypeAlias, TypeVar
@@ -20,7 +19,7 @@ from openenv_core.providers import DockerPool
 from openenv_core.providers.base import Provider, WatchedProvider, status_of
 from openenv_core.providers.process import last_traceback
 from rl_bridge.errors import ConfigError, RoleError
-from rl_bridge.services.options import RestartBudget, RestartPolicy
+from rl_bridge.services.options import ReplicaState, RestartBudget, RestartPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -41,17 +40,6 @@ STOP_RETRY_INTERVAL_S = 0.5
 
 class Watchable(Provider, WatchedProvider, Protocol):
     """A provider whose server can be watched; stopping it makes a start in progress fail."""
-
-
-class ServerState(StrEnum):
-    """The state of a server."""
-
-    STARTING = "starting"
-    SERVING = "serving"
-    RESTARTING = "restarting"
-    FAILED = "failed"
-    """Its restart budget is exhausted."""
-    STOPPED = "stopped"
 
 
 class SupervisedServer:
@@ -77,7 +65,7 @@ class SupervisedServer:
         self._starting: asyncio.Future[str] | None = None
         self.restarts = 0
         """The number of restarts."""
-        self.state = ServerState.STOPPED
+        self.state = ReplicaState.STOPPED
         """The server's state."""
         self.url: str | None = None
         """The URL at which it serves; None while it does not."""
@@ -89,7 +77,7 @@ class SupervisedServer:
 
     async def start(self) -> None:
         """Start the server."""
-        self.state = ServerState.STARTING
+        self.state = ReplicaState.STARTING
         await self._start()
 
     async def traceback(self) -> str:
@@ -100,12 +88,12 @@ class SupervisedServer:
         """Restart it whenever it dies or stops answering."""
         while True:
             reason = await self._wait_until_lost()
-            self._set_state(None, ServerState.RESTARTING)
+            self._set_state(None, ReplicaState.RESTARTING)
             await self._restart(f"{reason}\n{await self._call(self._output_tail)}")
 
     async def stop(self) -> None:
         """Stop it, also while it is starting. Raises what the provider raises."""
-        self._set_state(None, ServerState.STOPPED)
+        self._set_state(None, ReplicaState.STOPPED)
         while self._starting is not None and not self._starting.done():
             # Repeated, because a start may not have reached the point from which a stop takes effect.
             await self._call(self._provider.stop)
@@ -151,7 +139,7 @@ class SupervisedServer:
         while True:
             backoff_s = self._budget.take_restart(asyncio.get_running_loop().time())
             if backoff_s is None:
-                self._set_state(None, ServerState.FAILED)
+                self._set_state(None, ReplicaState.FAILED)
                 raise RoleError(
                     f"expected the environment's server {self._source} to need at most {self._policy.budget} restarts "
                     f"in {self._policy.window_s:g} s, it was lost once more; see why, or raise the budget: {reason}"
@@ -169,9 +157,9 @@ class SupervisedServer:
 
     async def _start(self) -> None:
         self._starting = asyncio.ensure_future(self._call(self._provider.start))
-        self._set_state(await asyncio.shield(self._starting), ServerState.SERVING)
+        self._set_state(await asyncio.shield(self._starting), ReplicaState.SERVING)
 
-    def _set_state(self, url: str | None, state: ServerState) -> None:
+    def _set_state(self, url: str | None, state: ReplicaState) -> None:
         url_changed = url != self.url
         self.url, self.state = url, state
         if url_changed:

@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class LoadMetrics:
+class UpdateMetrics:
     """The durations of a weight update, in seconds.
 
     Attributes:
+        transport_s: The time until the tensors had arrived where the engine can read them, during which generation went
+            on.
         pause_s: The time in which no new prompt was started.
         load_s: The part of the pause in which the weights were replaced and nothing was generated. In the rest, earlier
             requests were completed.
-        handover_s: The time before the pause in which the weights were copied to where the engine can read them; 0 for
-            an engine in this process.
     """
 
-    pause_s: float
-    load_s: float
-    handover_s: float = 0.0
+    version: PolicyVersion
+    transport_s: float = 0.0
+    pause_s: float = 0.0
+    load_s: float = 0.0
 
 
 GRACE_PERIOD_S = 5.0
@@ -90,7 +91,7 @@ class Engine(ABC):
         return self._submit(self._generate(prompts, sampling, seeds))
 
     @abstractmethod
-    def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
+    def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[UpdateMetrics]":
         """Load new weights, whose version tokens report from then on; wakes a sleeping engine.
 
         With `rollout.weight_update` "drain", earlier requests are completed first, under the old weights.

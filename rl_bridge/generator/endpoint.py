@@ -14,7 +14,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, to_plain_text
 from rl_bridge.config import Config, GeneratorConfig
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
-from rl_bridge.generator.base import Engine, LoadMetrics
+from rl_bridge.generator.base import Engine, UpdateMetrics
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -288,7 +288,7 @@ class EndpointEngine(Engine):
         """Temperatures at which the server's log-probabilities are known to be right."""
         self._deadlines: set[asyncio.Timeout] = set()
 
-    def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[LoadMetrics]":
+    def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[UpdateMetrics]":
         """Raise WeightsError: a server's weights cannot be updated."""
         raise WeightsError(
             f"expected an engine of the run's own to take version {version}, got the server at {self._generator.url}; "

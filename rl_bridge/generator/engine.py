@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.base import Engine, LoadMetrics
+from rl_bridge.generator.base import Engine, UpdateMetrics
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
     adapter_request,
@@ -79,7 +79,7 @@ class VllmEngine(Engine):
         """The latest liveness probe that `check` sent to the engine."""
         self._probe_sent_at = 0.0
 
-    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[LoadMetrics]":
+    def load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> "Future[UpdateMetrics]":
         """See `Engine.load`. While new weights are copied, requests are completed under the old ones.
 
         vLLM's own pause stops the engine between two steps and drops all keys and values except with `weight_update`
@@ -216,13 +216,13 @@ class VllmEngine(Engine):
             except request_error_types() as error:
                 raise PromptRefusedError(index, str(error)) from error
 
-    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> LoadMetrics:
+    async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> UpdateMetrics:
         # Shielded from cancellation: an engine left in the middle of it would be paused for good.
         return await asyncio.shield(self._replace_weights(version, state))
 
     async def _replace_weights(
         self, version: PolicyVersion, state: Mapping[str, Tensor] | None
-    ) -> LoadMetrics:
+    ) -> UpdateMetrics:
         async with self._weights_lock:
             received, asleep = time.monotonic(), self.statistics.asleep
             lora, load, handover = self._config.pushed_adapter, "load_policy", None
@@ -249,7 +249,12 @@ class VllmEngine(Engine):
                     elif state is not None:
                         await self._llm.resume_generation()
             now = time.monotonic()
-            return LoadMetrics(pause_s=now - requested, load_s=now - began, handover_s=requested - received)
+            return UpdateMetrics(
+                version=version,
+                transport_s=requested - received,
+                pause_s=now - requested,
+                load_s=now - began,
+            )
 
     async def _sleep(self) -> None:
         await asyncio.shield(self._put_to_sleep())

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from rl_bridge.config import Config
 from rl_bridge.devices import own_device
 from rl_bridge.errors import ModelError, WeightsError
-from rl_bridge.generator.base import Engine
+from rl_bridge.generator.base import Engine, UpdateMetrics
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.engine import VllmEngine
 from rl_bridge.generator.vllm_api import EngineTotals, import_engine
@@ -42,22 +42,6 @@ def make_engine(config: Config, model_path: str | Path, *, seed: int | None = No
 
 
 INITIAL_VERSION: PolicyVersion = 0
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class UpdateMetrics:
-    """The durations of a weight update.
-
-    Attributes:
-        transport_s: Seconds until the tensors had arrived, during which generation went on.
-        pause_s: Seconds in which no new prompt was started.
-        load_s: The part of the pause, in seconds, in which the engine replaced its weights and generated nothing.
-    """
-
-    version: PolicyVersion
-    transport_s: float
-    pause_s: float
-    load_s: float
 
 
 class PolicyReplica:
@@ -155,7 +139,7 @@ class PolicyReplica:
             if self._engine.version == INITIAL_VERSION and self._gpu_lock is not None:
                 return await self._load(version, None, began)
             if self._engine.version == INITIAL_VERSION:
-                return UpdateMetrics(version=version, transport_s=0.0, pause_s=0.0, load_s=0.0)
+                return UpdateMetrics(version=version)
             # With adapters, the engine's own weights are still the initial ones.
             adapters = self._config.pushed_adapter is not None
             initial_weights = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
@@ -179,12 +163,7 @@ class PolicyReplica:
         except asyncio.CancelledError:
             await asyncio.wait({load})  # the engine still reads tensors that the caller would release
             raise
-        return UpdateMetrics(
-            version=version,
-            transport_s=transport_s + metrics.handover_s,
-            pause_s=metrics.pause_s,
-            load_s=metrics.load_s,
-        )
+        return replace(metrics, transport_s=transport_s + metrics.transport_s)
 
     def version(self) -> PolicyVersion:
         """Return the version being served."""

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import TRACKERS, EnvironmentSink, JsonlSink, MetricsLog, Sink, TensorBoardSink
 from rl_bridge.metrics.spans import span
 from rl_bridge.metrics.status import StatusServer, choose_status_host
-from rl_bridge.planning import ModelSize, bytes_by_checkpointing
 from rl_bridge.records import RolloutRecords
 from rl_bridge.rewards.actor import RewardActor, RewardModelActor
 from rl_bridge.rollout.actor import RolloutActor
@@ -158,9 +157,6 @@ async def start_roles(
     add("policy", PolicyActor, role_table.policy, {}, config, model_path, store)
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
-        if config.trainer.activation_checkpointing == "auto":
-            needed = bytes_by_checkpointing(config, ModelSize.of_folder(model_path))
-            trainer = replace(trainer, bytes_by_checkpointing=needed)
         environment = ONE_THREAD | allocator_environment(on_gpu=role_table.trainer.gpus > 0)
         add("trainer", TrainerActor, role_table.trainer, environment, trainer, store)
         if config.has_reference:

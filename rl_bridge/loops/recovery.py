@@ -82,10 +82,8 @@ async def _train(run: Run) -> None:
             if isinstance(lost, WeightsError) and not await _trainer_is_gone(run):
                 raise
             # The trainer's restart budget bounds real losses; this bounds errors that only look like one.
-            consecutive_losses, last_version = (
-                1 if run.version > last_version else consecutive_losses + 1,
-                run.version,
-            )
+            consecutive_losses = 1 if run.version > last_version else consecutive_losses + 1
+            last_version = run.version
             if consecutive_losses > run.config.monarch.restarts.budget + 1:
                 raise
             run.console.print(f"{lost}; going back to the newest checkpoint", highlight=False, soft_wrap=True)

@@ -106,18 +106,10 @@ class Iteration:
 def trainer_settings(config: Config, folder: Path, model_path: Path) -> TrainerSettings:
     """Return the settings of the trainer's ranks, and of the reference model's."""
     return TrainerSettings(
+        config=config,
         model_path=str(model_path),
-        dtype=config.model.dtype,
         folder=str(folder.absolute()),
-        max_length=config.rollout.max_length,
         max_loss_tokens=max_trajectory_length(config),
-        temperature=config.rollout.temperature,
-        seed=config.seed,
-        trainer=config.trainer,
-        algorithm=config.algorithm,
-        lora=config.model.lora,
-        deterministic=config.deterministic,
-        colocated=bool(config.monarch.colocate),
     )
 
 

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.config import AlgorithmConfig, TrainerConfig
-from rl_bridge.config.monarch import Dtype, resolve_dtype
+from rl_bridge.config import Config, TrainerConfig
+from rl_bridge.config.monarch import Dtype
 from rl_bridge.config.sections import Checkpointing, Count, NonNegative, Positive, Section
 from rl_bridge.devices import own_device
 from rl_bridge.errors import ConfigError
-from rl_bridge.planning import bytes_of_one_rank
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import TrainSample
 
@@ -107,31 +106,22 @@ class SftResult:
 
 def trainer_settings(config: SftConfig, folder: Path, model_path: Path) -> TrainerSettings:
     """Return the settings of a trainer in this process."""
-    gpus = 1 if own_device().type == "cuda" else 0
-    dtype = resolve_dtype(config.dtype, gpus)
-    trainer = TrainerConfig(
-        iterations=config.max_updates,
-        learning_rate=config.learning_rate,
-        warmup_updates=config.warmup_updates,
-        weight_decay=config.weight_decay,
-        tokens_per_pass=config.tokens_per_pass,
-        activation_checkpointing=config.activation_checkpointing,
-        compile=config.compile,
-        num_threads=config.num_threads,
-    )
+    keys = {
+        "seed": config.seed,
+        "model": {"dtype": config.dtype},
+        "rollout": {"max_length": max(2, config.max_length), "max_new_tokens": 1},
+        "algorithm": {"objective": "reinforce", "aggregation": "token_mean"},
+        "trainer": {
+            "iterations": config.max_updates,
+            **config.model_dump(include=set(TrainerConfig.model_fields)),  # the keys that both have
+        },
+        "monarch": {"roles": {"trainer": {"gpus": int(own_device().type == "cuda")}}},
+    }
     return TrainerSettings(
+        config=Config.model_validate(keys),
         model_path=str(model_path),
-        dtype=dtype,
         folder=str(folder.absolute()),
-        max_length=config.max_length,
         max_loss_tokens=config.max_length,
-        temperature=1.0,
-        seed=config.seed,
-        trainer=trainer,
-        bytes_by_checkpointing=bytes_of_one_rank(trainer, model_path, dtype, config.max_length)
-        if gpus
-        else {},
-        algorithm=AlgorithmConfig(objective="reinforce", aggregation="token_mean"),
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rl_bridge.errors import RoleError
 
 if TYPE_CHECKING:
-    from rl_bridge.generator.replica import UpdateMetrics
+    from rl_bridge.generator.base import UpdateMetrics
 
 
 def sync_metrics(push_s: float, updates: "Iterable[UpdateMetrics]") -> dict[str, float]:

@@ -214,10 +214,8 @@ class StatusServer:
         method, path, *_ = [*head.split("\r\n", 1)[0].split(" "), ""]
         kind, status = "application/json", "200 OK"
         if _is_dns_rebinding(head, listens_on):
-            status, body = (
-                "421 Misdirected Request",
-                b'{"error": "expected an address of this machine as Host"}\n',
-            )
+            status = "421 Misdirected Request"
+            body = b'{"error": "expected an address of this machine as Host"}\n'
         elif method != "GET" or path not in ("/", "/status", "/metrics"):
             status, body = "404 Not Found", b'{"error": "expected GET /status or GET /metrics"}\n'
         elif path == "/metrics":

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from monarch.actor import concurrent_endpoint
 
@@ -55,7 +55,7 @@ def _update_handle(handle: ServiceHandle | None, roster: Roster) -> ServiceHandl
 class RolloutActor(ServiceActor):
     """A thin shell around `RolloutWorker`; it calls the policy's replicas directly, wherever they run."""
 
-    REPLAYED = ("take_policy", "take_servers", "take_reward")
+    REPLAYED: ClassVar[tuple[str, ...]] = ("take_policy", "take_servers", "take_reward")
 
     def __init__(self, config: Config, folder: Path, model_path: Path) -> None:
         self._config = config

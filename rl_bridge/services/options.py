@@ -8,12 +8,27 @@ import socket
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from openenv_core.backoff import exponential_pause_s
 from rl_bridge.config.monarch import RestartPolicy as RestartPolicy
 from rl_bridge.config.monarch import RoleConfig
 from rl_bridge.errors import RoleError
+
+
+class ReplicaState(StrEnum):
+    """The state of a replica, or of an environment's server."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    SUSPECT = "suspect"
+    """It serves, but its calls keep failing: they go to other replicas, if any."""
+    LOST = "lost"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    """It has exhausted its restart budget, or its first start failed."""
 
 
 class RestartBudget:

@@ -1,4 +1,4 @@
-"""The processes of one start of a replica on Monarch, calls to them, and reports of their deaths."""
+"""The processes of one start of a replica on Monarch, and calls to them."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,6 @@ import re
 import secrets
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +71,7 @@ async def _await_reply(future: Any) -> Any:
     try:
         return await future
     except SupervisionError as error:
-        raise TargetGoneError(" ".join(str(error).split())) from error
+        raise TargetGoneError(_describe_loss(error)) from error
     except ActorError as error:
         if isinstance(error.exception, BridgeError):  # ours: callers handle it
             raise error.exception from error
@@ -154,7 +153,6 @@ class Incarnation:
             for rank in range(ranks)
         ]
         self._label = label
-        watch(self._mark, self.lose)
         self._procs = hosts.spawn_procs(
             per_host={label: options.procs},
             bootstrap_command=lambda point: _make_bootstrap_command(
@@ -208,7 +206,6 @@ class Incarnation:
         finally:
             if self._local:
                 kill_marked(self._mark)
-            unwatch(self._mark)
             self._on_stopped()
 
     def tail(self) -> str:
@@ -275,14 +272,8 @@ MIN_SILENCE_S = 5.0
 PROCESS_ENDED = "its process ended"
 """The beginning of a loss's reason if a process is known to be dead rather than silent."""
 
-OnReport = Callable[[str], None]
-
 _POLL_INTERVAL_VARIABLE = "HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY"
-_MARK_PATTERN = re.compile(r"rw[0-9a-f]{16}")
 _DEATH_PATTERN = re.compile(r"the process this actor was running on failed: ([^\s)]+\)?)")
-
-_lock = threading.Lock()
-_watched: dict[str, tuple[asyncio.AbstractEventLoop, OnReport]] = {}
 
 
 def make_mark() -> str:
@@ -291,7 +282,7 @@ def make_mark() -> str:
 
 
 def supervise(heartbeat_s: float) -> None:
-    """Have Monarch check processes at this interval and report deaths to this module.
+    """Have Monarch check processes at this interval, and fail the calls to dead ones.
 
     A dead process is noticed at the next check. One that does not answer, because it hangs or its host is
     unreachable, counts as dead after `MAX_MISSED_HEARTBEATS` checks. This applies to processes spawned from now on.
@@ -305,30 +296,20 @@ def supervise(heartbeat_s: float) -> None:
     monarch.actor.unhandled_fault_hook = _on_fault
 
 
-def watch(mark: str, on_report: OnReport) -> None:
-    """Call `on_report` on this event loop with every report that names `mark`, until `unwatch`."""
-    with _lock:
-        _watched[mark] = (asyncio.get_running_loop(), on_report)
-
-
-def unwatch(mark: str) -> None:
-    """Ignore reports that name `mark` from now on."""
-    with _lock:
-        _watched.pop(mark, None)
-
-
 def _on_fault(failure: Any) -> None:
-    """Handle a failure that nothing else handled; Monarch calls this on a thread of its own."""
-    report = " ".join(str(failure).split())
-    # One death causes several reports, also of meshes that Monarch adds; all of them name the process by its mark. A
-    # report that names no watched mark is late.
-    marks = set(_MARK_PATTERN.findall(report))
-    if (death := _DEATH_PATTERN.search(report)) is not None:
-        report = f"{PROCESS_ENDED}: {death[1]}"
-    with _lock:
-        watchers = [_watched[mark] for mark in marks if mark in _watched]
-    if not marks:  # about an internal actor of Monarch's, such as the one that forwards a dead process's log
-        logger.info("Monarch reported a failure of none of our processes: %s", report)
-    for loop, on_report in watchers:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(on_report, report)
+    """Log a failure that nothing else handled: whoever it concerns has a call in flight, which fails with it.
+
+    One death causes several, also of actors that Monarch adds, such as the one that forwards a process's log.
+    """
+    logger.info("Monarch reported a failure: %s", _join_lines(failure))
+
+
+def _describe_loss(error: Exception) -> str:
+    """Return why a call to a process failed that is gone; the reason begins with `PROCESS_ENDED` if that is known."""
+    report = _join_lines(error)
+    death = _DEATH_PATTERN.search(report)
+    return report if death is None else f"{PROCESS_ENDED}: {death[1]}"
+
+
+def _join_lines(report: object) -> str:
+    return " ".join(str(report).split())

@@ -5,14 +5,13 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import Any
 
 from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavailableError
 from rl_bridge.metrics.status import ReplicaRow
 from rl_bridge.services.balancer import Balancer, Key, Replays, ReplicaTarget, TargetGoneError, key_of
 from rl_bridge.services.handle import BalancedEndpoints, Fanout, Roster
-from rl_bridge.services.options import RankProcess, RestartBudget, ServiceOptions
+from rl_bridge.services.options import RankProcess, ReplicaState, RestartBudget, ServiceOptions
 from rl_bridge.services.processes import Incarnation, MeshTarget, close, endpoints_of
 
 
@@ -24,19 +23,6 @@ def report_errors(task: "asyncio.Task[Any]", on_error: Callable[[BaseException],
             on_error(error)
 
     task.add_done_callback(on_done)
-
-
-class ReplicaState(StrEnum):
-    """The state of a replica."""
-
-    STARTING = "starting"
-    SERVING = "serving"
-    SUSPECT = "suspect"
-    """It serves, but its calls keep failing: they go to other replicas, if any."""
-    LOST = "lost"
-    STOPPED = "stopped"
-    FAILED = "failed"
-    """It has exhausted its restart budget, or its first start failed."""
 
 
 class ReplicaSupervisor:
@@ -207,7 +193,7 @@ class ReplicaSupervisor:
 async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
     """Mark the start as lost when one of its processes is gone or silent, by means of a call that never returns.
 
-    Monarch reports a death itself, but an unreachable host shows only in pending calls.
+    Monarch's own reports of deaths tell no more, and an unreachable host shows only in pending calls.
     """
     try:
         await target.call("_wait_forever", (), {})

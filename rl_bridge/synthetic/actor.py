@@ -12,7 +12,7 @@ from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.loops.observation import SpanCollector
 from rl_bridge.metrics.spans import PROCESS_SPANS, SpanWindow, group_by_role, span
 from rl_bridge.metrics.throughput import Throughput
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult
+from rl_bridge.rollout.actor import RolloutActor
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.synthetic.job import StepTimes, SyntheticSettings, SyntheticWorker, make_buffer, run_job
@@ -59,35 +59,21 @@ MATRIX = 128
 """Rows of the trainer's square matrix, whose product takes well below a millisecond."""
 
 
-class SyntheticRolloutActor(ServiceActor):
+class SyntheticRolloutActor(RolloutActor):
     """Serves a `SyntheticWorker`."""
 
     REPLAYED = ("update_weights",)
 
     def __init__(self, settings: SyntheticSettings) -> None:
         self._settings = settings
+        self._sessions, self._client = {}, None
 
     @concurrent_endpoint
     async def setup(self) -> None:
         """Make the worker, on the event loop where it plays."""
         self._worker = SyntheticWorker(self._settings)
+        self._workers = {"": self._worker}
         PROCESS_SPANS.rest("assignments")
-
-    @concurrent_endpoint
-    async def play(self, assignment: Assignment) -> AssignmentResult:
-        """See `RolloutWorker.play`."""
-        with PROCESS_SPANS.call():
-            return await self._worker.play(assignment)
-
-    @concurrent_endpoint
-    async def playing(self) -> tuple[int, ...]:
-        """See `RolloutWorker.playing`."""
-        return self._worker.playing
-
-    @concurrent_endpoint
-    async def cancel(self, leases: tuple[int, ...]) -> None:
-        """See `RolloutWorker.cancel`."""
-        self._worker.cancel(leases)
 
     @concurrent_endpoint
     async def update_weights(self, version: PolicyVersion) -> None:

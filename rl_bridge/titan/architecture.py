@@ -124,10 +124,8 @@ def architecture_of(config: Mapping[str, Any], *, where: str) -> Architecture:
             f"expected an architecture among {', '.join(SUPPORTED)}, got {family!r} at {where!r}"
         )
     _refuse_unsupported_settings(config, where)
-    dim, heads = (
-        _require_key(config, "hidden_size", int, where),
-        _require_key(config, "num_attention_heads", int, where),
-    )
+    dim = _require_key(config, "hidden_size", int, where)
+    heads = _require_key(config, "num_attention_heads", int, where)
     theta, scaling = _read_rotary(config, where)
     return Architecture(
         family=family,

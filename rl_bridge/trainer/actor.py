@@ -64,7 +64,7 @@ class TrainerActor(ServiceActor):
         self._rank = SINGLE_RANK
         self._thread = ThreadPoolExecutor(1, "trainer")
         self._saving = asyncio.Lock()
-        self._gpu_lock = GpuLock() if settings.colocated else None
+        self._gpu_lock = GpuLock() if settings.config.monarch.colocate else None
 
     @concurrent_endpoint
     async def setup(self) -> None:
@@ -75,13 +75,13 @@ class TrainerActor(ServiceActor):
             count=instance.rank.extent.nelements,
             # The actor's name is unique to each start of the service, and its ranks share it.
             rendezvous_file=Path(self._settings.folder) / f"{_RENDEZVOUS_PREFIX}{instance.name}",
-            timeout_s=self._settings.trainer.collective_timeout_s,
+            timeout_s=self._settings.config.trainer.collective_timeout_s,
         )
         with log_phase("importing the trainer"):
             await _import("rl_bridge.trainer.trainer")
         if self._gpu_lock is not None:
             with log_phase("waiting for a turn on the GPU"):
-                await self._gpu_lock.acquire(self._settings.trainer.timeout_s)
+                await self._gpu_lock.acquire(self._settings.config.trainer.timeout_s)
         with log_phase("loading the model"):
             await self._run_on_thread("start", self._start)
         if self._gpu_lock is not None:
@@ -130,7 +130,7 @@ class TrainerActor(ServiceActor):
                     state,
                     rank=self._rank.index,
                     ranks=self._rank.count,
-                    dtype=getattr(torch, self._settings.dtype),  # generators compute in it
+                    dtype=getattr(torch, self._settings.config.model.dtype),  # generators compute in it
                 )
         return time.perf_counter() - started_at
 
@@ -173,7 +173,7 @@ class TrainerActor(ServiceActor):
 
     async def _acquire_gpu(self) -> None:
         if self._gpu_lock is not None:
-            await self._gpu_lock.acquire(self._settings.trainer.timeout_s)
+            await self._gpu_lock.acquire(self._settings.config.trainer.timeout_s)
             await self._run_on_thread("onload", self._trainer.onload)
 
     @concurrent_endpoint
@@ -233,7 +233,7 @@ class ReferenceActor(ServiceActor):
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
         self._reference: Reference | None = None
-        self._gpu_lock = GpuLock() if settings.colocated else None
+        self._gpu_lock = GpuLock() if settings.config.monarch.colocate else None
         self._compute_lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
 
@@ -250,7 +250,7 @@ class ReferenceActor(ServiceActor):
         """Return the log-probability of each loss token, shape [T]."""
         async with self._compute_lock:
             if self._gpu_lock is not None:
-                await self._gpu_lock.acquire(self._settings.trainer.timeout_s)
+                await self._gpu_lock.acquire(self._settings.config.trainer.timeout_s)
             try:
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._logprobs, batch)
             finally:

@@ -31,19 +31,19 @@ class Critic:
         self._settings = settings
         self._model = TitanModel(
             settings.model_path,
-            dtype=settings.dtype,
-            max_length=settings.max_length,
+            dtype=settings.config.model.dtype,
+            max_length=settings.config.rollout.max_length,
             trainable=True,
             value_head=True,
             device=own_device(),
-            tensor_parallel=settings.trainer.tensor_parallel,
-            activation_checkpointing=settings.trainer.activation_checkpointing,
-            compile=settings.trainer.compile,
-            lora=settings.lora,
-            seed=settings.seed,
+            tensor_parallel=settings.config.trainer.tensor_parallel,
+            activation_checkpointing=settings.config.trainer.activation_checkpointing,
+            compile=settings.config.trainer.compile,
+            lora=settings.config.model.lora,
+            seed=settings.config.seed,
         )
-        rate = settings.algorithm.critic_learning_rate or settings.trainer.learning_rate
-        self.optimization = Optimization(self._model, settings.trainer, learning_rate=rate)
+        rate = settings.config.algorithm.critic_learning_rate or settings.config.trainer.learning_rate
+        self.optimization = Optimization(self._model, settings.config.trainer, learning_rate=rate)
         self.passes = Passes(self._model)
         self._losses: list[float] = []
         self._norms: list[float] = []
@@ -68,7 +68,7 @@ class Critic:
                 torch.from_numpy(array).to(self._model.device)
                 for array in (micro_batch.returns, micro_batch.values)
             )
-            clip = self._settings.algorithm.value_clip
+            clip = self._settings.config.algorithm.value_clip
             return (
                 value_loss(self._compute_values(micro_batch), returns, values, clip=clip).sum()
                 / rank_batch.sizes[update]

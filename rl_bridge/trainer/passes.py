@@ -43,8 +43,8 @@ def rank_batches(
 
     Tensor-parallel ranks work on the same part. The run's seed and the version determine each update's trajectories.
     """
-    config, algorithm = settings.trainer, settings.algorithm
-    shuffle = np.random.default_rng([settings.seed, version])
+    config, algorithm = settings.config.trainer, settings.config.algorithm
+    shuffle = np.random.default_rng([settings.config.seed, version])
     parts = batch.split_by_trajectory(config.updates_per_iteration, shuffle)
     weights = np.zeros(len(batch), dtype=np.float32)
     data_ranks = ranks // config.tensor_parallel

@@ -110,7 +110,7 @@ class PolicyGradients:
     def __init__(self, model: "TitanModel", settings: TrainerSettings) -> None:
         self._model = model
         self._settings = settings
-        self._loss = load_loss(settings.algorithm.loss)
+        self._loss = load_loss(settings.config.algorithm.loss)
         self.passes = Passes(model)
 
     def logprobs(self, rank_batch: RankBatch, *, update: int | None = None) -> NDArray[np.float32]:
@@ -118,7 +118,7 @@ class PolicyGradients:
 
         def compute_logprobs(micro_batch: TrainBatch) -> Tensor:
             rows = self._model.pack(micro_batch)
-            return self._model.outputs(rows, temperature=self._settings.temperature).logprobs
+            return self._model.outputs(rows, temperature=self._settings.config.rollout.temperature).logprobs
 
         return self.passes.evaluate(rank_batch, compute_logprobs, update=update)
 
@@ -141,7 +141,7 @@ class PolicyGradients:
 
         def loss(micro_batch: TrainBatch) -> Tensor:
             rows = self._model.pack(micro_batch)
-            outputs = self._model.outputs(rows, temperature=self._settings.temperature)
+            outputs = self._model.outputs(rows, temperature=self._settings.config.rollout.temperature)
             assert outputs.entropy is not None
             assert micro_batch.weights is not None
             old_logprobs = self._to_tensor(micro_batch.old_logprobs)
@@ -166,7 +166,7 @@ class PolicyGradients:
 
     def _sequence_log_ratios(self, rank_batch: RankBatch, update: int) -> NDArray[np.float32] | None:
         """Return the sequence-level log-ratio of each token of the whole batch; None with token-level ratios."""
-        if self._settings.algorithm.ratio == "token":
+        if self._settings.config.algorithm.ratio == "token":
             return None
         batch = rank_batch.batch
         old_logprobs = batch.old_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs

@@ -17,14 +17,14 @@ class Reference:
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
         self._offload = Offload()
-        torch.set_num_threads(settings.trainer.num_threads)
+        torch.set_num_threads(settings.config.trainer.num_threads)
         self._model = TitanModel(
             settings.model_path,
-            dtype=settings.dtype,
-            max_length=settings.max_length,
+            dtype=settings.config.model.dtype,
+            max_length=settings.config.rollout.max_length,
             trainable=False,
             device=own_device(),
-            chunk=settings.trainer.tokens_per_chunk,
+            chunk=settings.config.trainer.tokens_per_chunk,
         )
 
     @torch.no_grad()
@@ -37,7 +37,7 @@ class Reference:
             tokens = np.flatnonzero(np.isin(batch.context, contexts))
             rows = self._model.pack(batch.take(tokens))
             with self._model.spmd():
-                outputs = self._model.outputs(rows, temperature=self._settings.temperature)
+                outputs = self._model.outputs(rows, temperature=self._settings.config.rollout.temperature)
             result[tokens] = outputs.logprobs.cpu().numpy()
         return result
 

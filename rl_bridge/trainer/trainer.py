@@ -56,31 +56,31 @@ class Trainer:
     """
 
     def __init__(self, settings: TrainerSettings, rank: Rank = SINGLE_RANK) -> None:
-        torch.set_num_threads(settings.trainer.num_threads)
-        if settings.deterministic:  # cuBLAS reads this variable once
+        torch.set_num_threads(settings.config.trainer.num_threads)
+        if settings.config.deterministic:  # cuBLAS reads this variable once
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(settings.deterministic)
-        torch.manual_seed(settings.seed + rank.index)
+        torch.use_deterministic_algorithms(settings.config.deterministic)
+        torch.manual_seed(settings.config.seed + rank.index)
         device = own_device()
         join_process_group(device, rank)
         self._rank = rank
         settings, self.checkpointing = settings.resolve_checkpointing(_find_smallest_gpu_bytes(device))
-        self._settings, config = settings, settings.trainer
+        self._settings, config = settings, settings.config.trainer
         with convert_rank_errors("while the model was loaded"):
             self._model = TitanModel(
                 settings.model_path,
-                dtype=settings.dtype,
-                max_length=settings.max_length,
+                dtype=settings.config.model.dtype,
+                max_length=settings.config.rollout.max_length,
                 trainable=True,
                 device=device,
                 tensor_parallel=config.tensor_parallel,
                 chunk=config.tokens_per_chunk,
                 activation_checkpointing=config.activation_checkpointing,
                 compile=config.compile,
-                lora=settings.lora,
-                seed=settings.seed,
+                lora=settings.config.model.lora,
+                seed=settings.config.seed,
             )
-            self._critic = Critic(settings) if settings.algorithm.advantage == "gae" else None
+            self._critic = Critic(settings) if settings.config.algorithm.advantage == "gae" else None
         limit_waits(rank.timeout_s)
         self._optimizer = Optimization(self._model, config, learning_rate=config.learning_rate)
         self.version: PolicyVersion = 0
@@ -88,7 +88,7 @@ class Trainer:
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
         self._offload = Offload()
-        self._adapter_id = None if settings.lora is None else _make_adapter_id(settings)
+        self._adapter_id = None if settings.config.model.lora is None else _make_adapter_id(settings)
         self._meter = StepMeter(device)
         self.measured: dict[str, float] = {}
 
@@ -173,7 +173,7 @@ class Trainer:
         return parts[self._rank.index]
 
     def _step(self, rank_batch: RankBatch) -> dict[str, float]:
-        config, algorithm = self._settings.trainer, self._settings.algorithm
+        config, algorithm = self._settings.config.trainer, self._settings.config.algorithm
         passes = [model.passes for model in (self._policy, self._critic) if model is not None]
         for model_passes in passes:
             model_passes.begin()
@@ -222,8 +222,8 @@ class Trainer:
         relative to them, are computed in the same passes in which each token is trained: in bfloat16 other passes round
         differently, and the ratios in the first update would not be 1.
         """
-        batch, algorithm = rank_batch.batch, self._settings.algorithm
-        if algorithm.kl_coef and self._settings.lora is not None:
+        batch, algorithm = rank_batch.batch, self._settings.config.algorithm
+        if algorithm.kl_coef and self._settings.config.model.lora is not None:
             with self._model.without_adapters():
                 batch = batch.with_reference(self._policy.logprobs(rank_batch))
         values = None if self._critic is None else self._critic.values(rank_batch)
@@ -240,7 +240,7 @@ class Trainer:
     def _clip_gradients(self, rank_batch: RankBatch, update: int, loss: float) -> float:
         """Clip the policy's gradient, then accumulate and clip the critic's; if one is not finite, none is applied."""
         try:
-            label = f"algorithm.loss={self._settings.algorithm.loss}"
+            label = f"algorithm.loss={self._settings.config.algorithm.loss}"
             norm = self._optimizer.clip(loss, iteration=self.version, label=label)
             if self._critic is not None:
                 self._critic.accumulate(rank_batch, update, iteration=self.version)
@@ -267,7 +267,7 @@ class Trainer:
         """
         self._require_version(version)
         with self._readers:
-            lora = self._settings.lora
+            lora = self._settings.config.model.lora
             adapters_only = lora is not None and lora.push == "adapter"
             yield self._model.adapter_state() if adapters_only else self._model.sharded_state_dict()
 
@@ -304,7 +304,7 @@ class Trainer:
 
     def offload(self) -> None:
         """Move weights and moments to the host's memory until `onload`, to free the device's."""
-        self._readers.wait_until_none(self._settings.trainer.collective_timeout_s)
+        self._readers.wait_until_none(self._settings.config.trainer.collective_timeout_s)
         self._offload.release(tensor for learner in self._learners for tensor in learner.tensors())
 
     def onload(self) -> None:
@@ -328,10 +328,10 @@ class Trainer:
         with convert_rank_errors("for the export"):
             self._checkpoints.finish()
             group, folder = self._checkpoints.group, Path(folder)
-            dtype: torch.dtype = getattr(torch, self._settings.dtype)
+            dtype: torch.dtype = getattr(torch, self._settings.config.model.dtype)
             state = self._model.sharded_state_dict()
             export_weights(state, folder, dtype=dtype, group=group, max_file_bytes=max_file_bytes)
-            if (lora := self._settings.lora) is not None:
+            if (lora := self._settings.config.model.lora) is not None:
                 factors, base = self._model.adapter_state(), self._settings.model_path
                 export_adapter(factors, folder / "adapter", lora, base=base, group=group)
 
@@ -381,7 +381,7 @@ def _find_smallest_gpu_bytes(device: torch.device) -> int | None:
 
 def _make_adapter_id(settings: TrainerSettings) -> str:
     """Return a text that identifies adapters and their base: others might fit in shape, but are another policy."""
-    lora = settings.lora
+    lora = settings.config.model.lora
     assert lora is not None
     base, targets = checkpoint_identity(Path(settings.model_path)), " ".join(sorted(lora.targets))
     return (

@@ -18,9 +18,9 @@ from slow_server import SlowClient, Wait
 from openenv_core import ServerStartError
 from openenv_core.errors import ExecutionError, ProviderError
 from rl_bridge.environments import servers as supervised
-from rl_bridge.environments.servers import EnvironmentServers, ServerState, SupervisedServer, run_servers
+from rl_bridge.environments.servers import EnvironmentServers, SupervisedServer, run_servers
 from rl_bridge.errors import RoleError
-from rl_bridge.services.options import RestartPolicy
+from rl_bridge.services.options import ReplicaState, RestartPolicy
 
 pytestmark = pytest.mark.usefixtures("importable_modules")
 
@@ -105,11 +105,11 @@ async def test_lost_server_is_restarted_and_announced(victim: str, monkeypatch: 
             os.kill(server_behind(guard), signal.SIGSTOP)
         else:
             os.kill(guard if victim == "guard" else server_behind(guard), signal.SIGKILL)  # type: ignore[arg-type]
-        await until(lambda: servers.started[0].state is not ServerState.SERVING)
+        await until(lambda: servers.started[0].state is not ReplicaState.SERVING)
         # The other one serves on, and who is told at this moment hears of it alone.
         assert servers.urls == (second,)
         assert await step(second) == server_behind(servers.started[1].pid)
-        await until(lambda: servers.started[0].state is ServerState.SERVING)
+        await until(lambda: servers.started[0].state is ReplicaState.SERVING)
         third, same = servers.urls
         assert same == second
         assert third != first
@@ -156,7 +156,7 @@ async def test_exhausted_restart_budget_ends_the_run_with_the_servers_output() -
             ):
                 await server.supervise()
         assert urls == ["http://server:3", None, "http://server:2", None, "http://server:0", None]
-        assert server.state is ServerState.FAILED
+        assert server.state is ReplicaState.FAILED
         assert server.restarts == provider.stops == 3
 
 
@@ -249,7 +249,7 @@ async def test_several_environments_start_and_end_side_by_side(monkeypatch: pyte
     both = [EnvironmentServers(app="one"), EnvironmentServers(app="another")]
     async with run_servers(both):
         assert [one.urls for one in both] == [("http://127.0.0.1:9",)] * 2
-    assert [one.started[0].state for one in both] == [ServerState.STOPPED] * 2
+    assert [one.started[0].state for one in both] == [ReplicaState.STOPPED] * 2
 
 
 async def test_where_one_environment_cannot_start_none_is_left() -> None:

@@ -128,7 +128,7 @@ def test_greedy_answers_take_the_most_likely_and_include_their_stop_token(
 def test_trainer_and_engine_agree(engine: Any, long_policy: Path, tmp_path: Path) -> None:
     """The metric of every iteration: at most 1e-4 in fp32."""
     from rl_bridge.buffer.batch import TrainBatch
-    from rl_bridge.config import AlgorithmConfig, TrainerConfig
+    from rl_bridge.config import Config, RolloutConfig
     from rl_bridge.tokens.conversation import training_rows
     from rl_bridge.trainer.reference import Reference
     from rl_bridge.trainer.settings import TrainerSettings
@@ -142,16 +142,9 @@ def test_trainer_and_engine_agree(engine: Any, long_policy: Path, tmp_path: Path
         played = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=0.0)
         rows.extend(training_rows(played, advantage=1.0, index=index))
     laid_out = TrainBatch.from_samples(rows)
+    config = Config(rollout=RolloutConfig(max_length=32, temperature=WARM.temperature))
     settings = TrainerSettings(
-        model_path=str(long_policy),
-        dtype="float32",
-        folder=str(tmp_path),
-        max_length=32,
-        max_loss_tokens=4,
-        temperature=WARM.temperature,
-        seed=0,
-        trainer=TrainerConfig(),
-        algorithm=AlgorithmConfig(),
+        config=config, model_path=str(long_policy), folder=str(tmp_path), max_loss_tokens=4
     )
     assert abs(Reference(settings).logprobs(laid_out) - laid_out.old_logprobs).max() <= 1e-4
 

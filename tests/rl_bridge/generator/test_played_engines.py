@@ -208,7 +208,7 @@ def test_drained_old_weights_answer_what_was_asked_for_before(engine: VllmEngine
     assert engine.version == 5
     assert played(engine).weights["weight"].tolist() == [5.0, 5.0, 5.0]
     assert 0.02 <= metrics.load_s <= metrics.pause_s
-    assert metrics.handover_s > 0.0
+    assert metrics.transport_s > 0.0
     loading_calls = [call for call in calls(engine) if not call.startswith("add")]
     assert loading_calls == ["version 0", "pause keep", "load_handover", "version 5", "resume"]
 

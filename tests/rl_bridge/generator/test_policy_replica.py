@@ -12,7 +12,7 @@ from generator_fixtures import engine_config
 from torch import Tensor
 
 from rl_bridge.errors import GeneratorError, WeightsError
-from rl_bridge.generator.engine import LoadMetrics
+from rl_bridge.generator.base import UpdateMetrics
 from rl_bridge.generator.replica import PolicyReplica
 from rl_bridge.services.options import RUN_VARIABLE, GpuLock
 from rl_bridge.types import Completion
@@ -23,11 +23,11 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self.version = 0
-        self.loads: list[tuple[int, dict[str, Tensor], Future[LoadMetrics]]] = []
+        self.loads: list[tuple[int, dict[str, Tensor], Future[UpdateMetrics]]] = []
         self.asked: list[tuple[Any, ...]] = []
 
-    def load(self, version: int, state: dict[str, Tensor]) -> "Future[LoadMetrics]":
-        future: Future[LoadMetrics] = Future()
+    def load(self, version: int, state: dict[str, Tensor]) -> "Future[UpdateMetrics]":
+        future: Future[UpdateMetrics] = Future()
         self.loads.append((version, state, future))
         return future
 
@@ -37,7 +37,7 @@ class FakeEngine:
             future.set_exception(failure)
             return
         self.version = version
-        future.set_result(LoadMetrics(pause_s=0.5, load_s=0.25, handover_s=100.0))
+        future.set_result(UpdateMetrics(version=version, transport_s=100.0, pause_s=0.5, load_s=0.25))
 
     def generate(self, *arguments: Any) -> "Future[list[Completion]]":
         self.asked.append(arguments)

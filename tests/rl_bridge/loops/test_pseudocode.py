@@ -24,7 +24,6 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
     from rl_bridge.buffer.ledger import Ledger
     from rl_bridge.buffer.replay import Admission, ReplayBuffer
     from rl_bridge.config import (
-        AlgorithmConfig,
         Config,
         DataConfig,
         RewardConfig,
@@ -49,17 +48,12 @@ async def test_pseudocode(tiny_policy: Path, tmp_path: Path, monkeypatch: pytest
     examples = tmp_path / "examples.jsonl"
     examples.write_text("".join(json.dumps({"prompt": PROMPT, "target": "stand"}) + "\n" for _ in range(4)))
     tokenizer = ChatTokenizer(tiny_policy)
-    config = Config(rollout=RolloutConfig(max_length=64, max_new_tokens=2, max_num_seqs=16, kv_cache_mb=64))
-    training = TrainerSettings(
-        model_path=str(tiny_policy),
-        dtype="float32",
-        folder=str(tmp_path / "run"),
-        max_length=64,
-        max_loss_tokens=2,
-        temperature=1.0,
-        seed=0,
+    config = Config(
+        rollout=RolloutConfig(max_length=64, max_new_tokens=2, max_num_seqs=16, kv_cache_mb=64),
         trainer=TrainerConfig(iterations=STEPS, learning_rate=1e-2, checkpoint_interval=0),
-        algorithm=AlgorithmConfig(),
+    )
+    training = TrainerSettings(
+        config=config, model_path=str(tiny_policy), folder=str(tmp_path / "run"), max_loss_tokens=2
     )
     async with Fleet(tmp_path / "logs"):
         store = WeightStore.create()

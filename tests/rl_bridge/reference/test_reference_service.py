@@ -96,7 +96,9 @@ async def test_colocated_reference_answers_in_its_own_turn(
         others = GpuLock()
         await others.acquire(0.0)
         bound = ReferenceActor.options(environment=ONE_THREAD)
-        reference = await bound.as_service(replace(alone, colocated=True))  # which waits for no turn
+        mesh = alone.config.monarch.model_copy(update={"colocate": True})
+        colocated = replace(alone, config=alone.config.model_copy(update={"monarch": mesh}))
+        reference = await bound.as_service(colocated)  # which waits for no turn
         for _ in range(2):
             asking = [asyncio.ensure_future(reference.logprobs.route(everything)) for _ in "ab"]
             assert not (await asyncio.wait(asking, timeout=1.0))[0]

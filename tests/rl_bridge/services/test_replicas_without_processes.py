@@ -74,7 +74,8 @@ def service_of(actor: type[Any], starts: Iterable[Any] = ()) -> Any:
 @pytest.mark.parametrize("noticed_by_a_call", [True, False])
 async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
     from rl_bridge.services.actor import ServiceActor
-    from rl_bridge.services.service import ReplicaState, ReplicaSupervisor
+    from rl_bridge.services.options import ReplicaState
+    from rl_bridge.services.service import ReplicaSupervisor
 
     first, second = Processes("one"), Processes("two")
     supervisor = ReplicaSupervisor(0, service_of(ServiceActor, [first, second]))

@@ -13,6 +13,8 @@ from trainer_ranks import batch, settings
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
+from rl_bridge.config.sections import Checkpointing
+from rl_bridge.planning import ModelSize, with_checkpointing
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter, peak_flops
 from rl_bridge.trainer.passes import Passes, rank_batches
 from rl_bridge.trainer.policy import loss_settings, with_advantages
@@ -311,15 +313,24 @@ def test_on_a_cpu_neither_peak_nor_memory_is_told(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_trainer_computes_as_little_anew_as_its_gpu_has_room_for(
-    configured: str, needed: dict[str, int], gigabytes: int | None, kind: str, reason: str, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
+    configured: Checkpointing,
+    needed: dict[str, int],
+    gigabytes: int | None,
+    kind: str,
+    reason: str,
+    tmp_path: Path,
 ) -> None:
-    made = settings(tmp_path, folder=tmp_path, activation_checkpointing=configured)
-    made = replace(made, bytes_by_checkpointing={key: int(value * 1e9) for key, value in needed.items()})
-    found, words = made.resolve_checkpointing(None if gigabytes is None else int(gigabytes * 1e9))
-    assert (found.trainer.activation_checkpointing, found.trainer.iterations) == (
-        kind,
-        made.trainer.iterations,
+    made = settings(tmp_path, folder=tmp_path)
+    made = replace(made, config=with_checkpointing(made.config, configured))
+    monkeypatch.setattr(ModelSize, "of_folder", lambda _: None)
+    monkeypatch.setattr(
+        "rl_bridge.trainer.settings.bytes_by_checkpointing",
+        lambda *_: {key: int(value * 1e9) for key, value in needed.items()},
     )
+    found, words = made.resolve_checkpointing(None if gigabytes is None else int(gigabytes * 1e9))
+    trainer = found.config.trainer
+    assert (trainer.activation_checkpointing, trainer.iterations) == (kind, made.config.trainer.iterations)
     assert words.startswith(kind)
     assert reason in words
 

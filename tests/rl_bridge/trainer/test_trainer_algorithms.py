@@ -119,9 +119,10 @@ def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(
         updates_per_iteration=3,
         tokens_per_pass=64,
         learning_rate=1e-30,
+        dtype="bfloat16",
     )
     # Long enough that what else is in a pass rounds a row otherwise: with rows of 8 tokens it does not.
-    figures = Trainer(replace(options, dtype="bfloat16")).step(batch(8, rows=48, longest=30))
+    figures = Trainer(options).step(batch(8, rows=48, longest=30))
     assert figures["loss/ratio_mean"] == 1.0
     assert figures["loss/clip_fraction_low"] == figures["loss/clip_fraction_high"] == 0.0
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.config import AlgorithmConfig, LoraConfig, TrainerConfig
+from rl_bridge.config import Config, LoraConfig
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import NO_VERSION, TrainSample
 
@@ -39,20 +39,17 @@ def settings(
 ) -> TrainerSettings:
     """Of a tiny trainer."""
     options = {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer}
+    keys = {
+        "model": {"dtype": dtype, "lora": lora},
+        "rollout": {"max_length": 32, "temperature": temperature},
+        "trainer": options,
+        "algorithm": algorithm or {},
+        "seed": 3,
+        "deterministic": deterministic,
+        "monarch": {"roles": {"trainer": {"procs": options.get("tensor_parallel", 1)}}},
+    }
     return TrainerSettings(
-        model_path=str(path),
-        dtype=dtype,
-        folder=str(folder),
-        max_length=32,
-        max_loss_tokens=8,
-        temperature=temperature,
-        seed=3,
-        trainer=TrainerConfig.model_validate(options),
-        algorithm=AlgorithmConfig.model_validate(
-            {"name": algorithm} if isinstance(algorithm, str) else algorithm or {}
-        ),
-        lora=lora,
-        deterministic=deterministic,
+        config=Config.model_validate(keys), model_path=str(path), folder=str(folder), max_loss_tokens=8
     )
 
 
