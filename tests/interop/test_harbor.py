@@ -10,6 +10,8 @@ from missing import missing
 from module_run import finished
 from released import DRIVERS, ROOT, environment
 
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
 __all__ = ["engine"]
 
 HARBOR = ROOT / ".venvs" / "harbor-3.12" / "bin" / "python"
