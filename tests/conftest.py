@@ -16,6 +16,10 @@ import pytest
 
 _HERE = Path(__file__).parent
 
+# Tests start hundreds of processes, and each worker imports all tests: they share what is compiled.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 gc.disable()  # until all tests are collected: modules and tests are no garbage
 
 # `tests/servers` and its neighbours must not shadow the packages whose names they mirror, so the repository comes
@@ -58,8 +62,8 @@ TOLERATED_OF_HEAVY = (
 )
 
 
-OTHER_TIER = re.compile(r"^pytestmark = [^\n]*\bmark\.(slow|heavy|docker|interop|soak)\b", re.MULTILINE)
-"""Marks of a whole file, on one line. A file whose marks are not recognised is imported needlessly, nothing else."""
+OTHER_TIER = re.compile(r"^pytestmark = \[?\s*[^\n]*\bmark\.(slow|heavy|docker|interop|soak)\b", re.MULTILINE)
+"""Marks of a whole file, its tier first. A file whose marks are not recognised is imported needlessly, nothing else."""
 
 
 class LightPathFinder(PathFinder):
@@ -99,6 +103,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, object, object]:
     return side_by_side.printable((yield))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    side_by_side.cache_rewritten(session.config)
 
 
 def pytest_unconfigure() -> None:

@@ -177,12 +177,16 @@ def _play(subject: Subject, clients: Sequence[Client]) -> list[SessionTrace]:
     return [future.result() for future in futures]
 
 
-def _measure(subject: Subject) -> dict[str, Growth]:
-    """Play the episodes and return the growth of each resource.
+def _measure(subject: Subject) -> dict[str, Growth] | NotApplicableError:
+    """Play the episodes and return the growth of each resource, or an error if they are too few for a verdict.
 
     If a resource seems to leak, as many episodes are played again, and only these count. A slow environment plays fewer
     episodes per window, so that all windows fit into the time.
     """
+    if subject.limits.episodes < _LEAST:
+        return NotApplicableError(
+            f"{subject.limits.episodes} episodes are too few for a verdict; raise --episodes to {_LEAST} or more"
+        )
     with ExitStack() as stack:
         watched = stack.enter_context(watch_server(subject))
         stack.enter_context(expect_answer("episodes"))
@@ -195,9 +199,9 @@ def _measure(subject: Subject) -> dict[str, Growth]:
             more_windows = list(player.windows(episodes, _WINDOWS - _WARM_UP))
             windows = more_windows if len(more_windows) > 1 else windows
     if len(windows) < 2 or episodes * _WINDOWS < _LEAST:
-        raise NotApplicableError(
+        return NotApplicableError(
             f"too few episodes for a verdict: {episodes} in each of {len(windows)} windows, within "
-            f"{_PLAY_BUDGET_S:g} s; raise --episodes"
+            f"{_PLAY_BUDGET_S:g} s"
         )
     return _growths(windows, episodes)
 
@@ -310,6 +314,8 @@ def check_memory_stays_level(subject: Subject) -> None:
 
 def _measure_growths(subject: Subject) -> tuple[dict[str, Growth], list[str]]:
     growths = subject.compute_cached("growths", lambda: _measure(subject))
+    if isinstance(growths, NotApplicableError):
+        raise growths
     return growths, _find_leaks(growths)
 
 

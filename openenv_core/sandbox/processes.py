@@ -176,14 +176,16 @@ class ProcessTree:
     async def close(self) -> None:
         """Kill all processes, wait until they are gone, and release the tree's resources."""
         self.kill()
-        if not self.exited.done():
-            await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
-        root, self.root, self.group, self.leader = self.root, None, None, None
-        if root is not None:
-            os.close(root)
-        cgroup, self._cgroup = self._cgroup, None
-        if cgroup is not None:
-            asyncio.get_running_loop().run_in_executor(None, _remove, cgroup)
+        try:
+            if not self.exited.done():
+                await asyncio.wait([self.exited], timeout=EXIT_TIMEOUT_S)
+        finally:
+            root, self.root, self.group, self.leader = self.root, None, None, None
+            if root is not None:
+                os.close(root)
+            cgroup, self._cgroup = self._cgroup, None
+            if cgroup is not None:
+                asyncio.get_running_loop().run_in_executor(None, _remove, cgroup)
 
 
 class InterpreterProcesses:
@@ -306,13 +308,15 @@ class InterpreterProcesses:
         """End the interpreter, and with the last one the whole tree; wait until that is gone."""
         self._kill_held()
         self.tree.members -= 1
-        if not self.tree.members:
-            await self.tree.close()
-        self._end(self.tree.exited.result() if self.tree.exited.done() else Exit(signal=signal.SIGKILL))
-        self.tree.exited.remove_done_callback(self._on_tree_exit)
-        for descriptor in self._held.values():
-            os.close(descriptor)
-        self._held.clear()
+        try:
+            if not self.tree.members:
+                await self.tree.close()
+        finally:
+            self._end(self.tree.exited.result() if self.tree.exited.done() else Exit(signal=signal.SIGKILL))
+            self.tree.exited.remove_done_callback(self._on_tree_exit)
+            for descriptor in self._held.values():
+                os.close(descriptor)
+            self._held.clear()
 
     def _pace(self, number: signal.Signals) -> None:
         tree = self.tree

@@ -330,11 +330,13 @@ class Worker:
         if self._closed:
             return
         self._closed = True
-        await self.processes.close()
-        self._loop.remove_reader(self.control.fileno())
-        self.control.close()
-        self._stdout.close()
-        self._stderr.close()
+        try:
+            await self.processes.close()
+        finally:  # the event loop may end first, and cancel this
+            self._loop.remove_reader(self.control.fileno())
+            self.control.close()
+            self._stdout.close()
+            self._stderr.close()
 
     @contextmanager
     def _open_request(self) -> Iterator["asyncio.Future[Answer | None]"]:

@@ -24,7 +24,7 @@ from openenv_core.checker.check import (
 )
 from openenv_core.checker.drawing import pool, sample
 from openenv_core.checker.results import CheckReport, Console, Status, as_json, as_junit, run_check
-from openenv_core.checker.subject import Subject
+from openenv_core.checker.subject import CheckLimits, Subject
 from openenv_core.errors import ConfigurationError, ConnectionLostError, ExecutionError, RequestTimeoutError
 from openenv_core.manifest import parse_manifest
 from openenv_core.targets import Target, TargetKind, target_of
@@ -73,6 +73,14 @@ def test_check_past_its_deadline_is_abandoned() -> None:
     result = run_check(Subject(NOWHERE), make_check(lambda _: time.sleep(1), deadline_s=0.05))
     assert result.status is Status.FAILED
     assert "within 0.05 s" in result.message
+
+
+def test_episodes_too_few_for_a_verdict_are_not_played() -> None:
+    subject = Subject(NOWHERE, limits=CheckLimits(episodes=39))
+    for leak_check in select_checks(names=["threads_stay_level", "files_stay_level", "memory_stays_level"]):
+        result = run_check(subject, leak_check)
+        assert result.status is Status.SKIPPED
+        assert "39 episodes are too few for a verdict" in result.message
 
 
 # ---- which checks there are

@@ -9,10 +9,11 @@ import pytest
 from openenv_core.cli.eval import COMMAND
 from openenv_core.cli.main import run
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "evaluating.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
 def test_two_policies_are_evaluated_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 from missing import missing
 from module_run import finished
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 600
 HOW_TO = "python3.11 scripts/bootstrap.py docs makes it, ./scripts/test --all does so too"
@@ -50,7 +52,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     pages = {path: Page(path) for path in site.rglob("*.html")}
@@ -61,7 +62,6 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     assert re.findall(r"url\(['\"]?(?:https?:)?//", styles) == []
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_every_promised_name_has_its_place_in_the_reference(site: Path) -> None:
     names = {name for path in site.glob("reference/*/index.html") for name in Page(path).names}

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from module_run import finished
 
+pytestmark = pytest.mark.slow
+
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TIMEOUT_S = 240
@@ -110,7 +112,6 @@ def serving(command: str, folder: Path) -> Iterator[str]:
             process.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3 * TIMEOUT_S)
 @pytest.mark.parametrize("name", ["author", "mcp", "serve"])
 def test_a_tutorial_prints_what_it_shows(name: str, tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from envs.shop_env.solver import solve as solve_shop
 from envs.sqlite_env.solver import solve as solve_sqlite
 from openenv_core.tools import CallToolObservation
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 START = "from openenv_core.cli.main import main; raise SystemExit(main())"
 
@@ -22,7 +24,7 @@ START = "from openenv_core.cli.main import main; raise SystemExit(main())"
     ("name", "solve", "tool", "last"),
     [
         pytest.param("shop", solve_shop, "finish", "The conversation is over.", marks=pytest.mark.soak),
-        pytest.param("sqlite", solve_sqlite, "list_tables", "right", marks=pytest.mark.slow),
+        pytest.param("sqlite", solve_sqlite, "list_tables", "right"),
     ],
 )
 async def test_an_mcp_host_solves_a_task(tmp_path: Path, name: str, solve: Any, tool: str, last: str) -> None:

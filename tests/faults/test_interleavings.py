@@ -21,6 +21,8 @@ from openenv_core import ConnectionLostError, EpisodeLostError, RequestTimeoutEr
 from openenv_core.protocol.batch import decode_frame
 from servers import create_app
 
+pytestmark = pytest.mark.slow
+
 LEASE_S = 1.0
 LONG_TIMEOUT_S = 20.0
 GIVEN_UP = (RequestTimeoutError, ConnectionLostError, EpisodeLostError)  # a busy machine may miss a lease
@@ -100,7 +102,6 @@ async def play(tasks: list[Asking], timeout_s: float, end: str) -> None:
         await eventually(is_gone)
 
 
-@pytest.mark.slow
 @settings(
     max_examples=3 * EXAMPLES,
     derandomize=not LONG,
@@ -258,7 +259,6 @@ def answered(frame: dict[str, Any], total: int) -> bool:
     return False
 
 
-@pytest.mark.slow
 @settings(max_examples=2 * EXAMPLES, derandomize=not LONG, deadline=None, phases=[Phase.generate])
 @given(env=st.sampled_from([Recorded, RecordedLater, RecordedOnLoop, RecordedInline]), moves=MOVES)
 def test_requests_of_a_session_run_once_in_order_or_are_refused(

@@ -16,7 +16,8 @@ from openenv_core import ConnectionLostError, EpisodeLostError
 CLIENTS = 12
 HANDS_TIMEOUT_S = 60
 
-SLOW = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
 HUNDRED = pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(900)])
 
 
@@ -101,7 +102,7 @@ async def run(kills: int, transport: str, *, deterministic: bool) -> Played:
 
 
 @pytest.mark.parametrize("transport", ["websocket", pytest.param("http", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("kills", [pytest.param(10, marks=SLOW), HUNDRED])
+@pytest.mark.parametrize("kills", [10, HUNDRED])
 async def test_every_episode_continues_like_the_undisturbed_one(kills: int, transport: str) -> None:
     played = await run(kills, transport, deterministic=True)
     assert (played.lost, played.refused) == (0, 0)
@@ -109,7 +110,7 @@ async def test_every_episode_continues_like_the_undisturbed_one(kills: int, tran
     assert played.moved
 
 
-@pytest.mark.parametrize("kills", [pytest.param(3, marks=SLOW), HUNDRED])
+@pytest.mark.parametrize("kills", [3, HUNDRED])
 async def test_every_lost_episode_is_reported(kills: int) -> None:
     played = await run(kills, "websocket", deterministic=False)
     assert played.lost >= kills

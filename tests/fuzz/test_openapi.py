@@ -7,10 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
 from fuzzing import EXAMPLES, SEED
-from schemathesis.config import SchemathesisConfig
-from schemathesis.engine import events, from_schema
 from serve_process import serve
 
 ROUTES = {
@@ -40,6 +37,10 @@ CHECKS = {
 
 def faults_of(url: str, document: dict[str, Any], **headers: str) -> tuple[set[str], list[str]]:
     """Run every phase; return the routes that were called and the failures."""
+    import schemathesis  # takes long, and each worker imports this file
+    from schemathesis.config import SchemathesisConfig
+    from schemathesis.engine import events, from_schema
+
     config = SchemathesisConfig.from_dict(
         {
             "seed": SEED,

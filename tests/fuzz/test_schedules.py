@@ -21,6 +21,8 @@ from websockets.exceptions import WebSocketException
 from servers import create_app
 from servers.app import EnvironmentApp
 
+pytestmark = pytest.mark.slow
+
 TOKENS = ("the-token-of-alice", "the-token-of-berta")
 IDS = ("a", "b", "c", "new")
 CALLERS = 8
@@ -173,7 +175,6 @@ class Caller:
             assert reply["data"]["observation"]["extra"] in (self.token, ""), "somebody else's session"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Marked, MarkedAsync, pytest.param(MarkedInline, marks=pytest.mark.soak)])
 async def test_random_client_schedules_leave_nothing_behind(
     kind: type[Marked], caplog: pytest.LogCaptureFixture

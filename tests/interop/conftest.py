@@ -8,13 +8,6 @@ import pytest
 from released import our_server, released_server, scaffold
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.interop)
-            item.add_marker(pytest.mark.timeout(600))  # a chain of processes, each with its own deadline
-
-
 @pytest.fixture(scope="session")
 def scaffolds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the folder that a release's own `init` makes."""

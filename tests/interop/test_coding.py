@@ -11,7 +11,7 @@ from released import OVER_SOCKETS, drive, our_server, released_server
 from envs.code_interpreter_env import CodeInterpreterEnv
 from openenv_core import ValidationFailedError, is_infrastructure_failure
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.interop, pytest.mark.soak, pytest.mark.timeout(600)]
 
 FOLDER = Path(__file__).parent / "folders" / "coding_env"
 APP = "coding_env.server.app:app"

@@ -17,6 +17,8 @@ from released import exchange, our_server, released_server
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
 FOLDER = Path(__file__).parent / "folders" / "moody_env"
 WAIT_TIMEOUT_S = 30
 

@@ -12,6 +12,8 @@ from released import OVER_SOCKETS, ROOT, drive, environment, our_server, release
 from openenv_core import GenericEnvClient
 from openenv_core.rubrics import SCORES
 
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
 
 @pytest.mark.soak
 @pytest.mark.parametrize("whose", ["released", "ours"])

@@ -4,8 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from released import DRIVERS, environment, python
 from serve_process import SUPPORT, serve
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 VISITORS = """
 import sys

@@ -15,6 +15,8 @@ from serve_process import serve
 
 from envs.harbor_env import HarborEnv
 
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
 __all__ = ["engine"]
 
 HARBOR = ROOT / ".venvs" / "harbor-3.12" / "bin" / "python"

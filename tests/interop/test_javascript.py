@@ -18,7 +18,7 @@ from v1_frames import validated_frames  # noqa: F401 - a fixture
 from servers import create_app
 from servers.app import EnvironmentApp
 
-pytestmark = pytest.mark.usefixtures("validated_frames")
+pytestmark = [pytest.mark.interop, pytest.mark.usefixtures("validated_frames"), pytest.mark.timeout(600)]
 
 SEND_DELAY_S = 0.6
 WAIT_TIMEOUT_S = 0.3

@@ -9,6 +9,8 @@ import pytest
 from missing import missing
 from released import DRIVERS, ROOT, WAIT_TIMEOUT_S, environment, our_server
 
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
 FASTMCP = ROOT / ".venvs" / "fastmcp" / "bin" / "python"
 
 

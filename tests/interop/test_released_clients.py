@@ -11,6 +11,8 @@ from released import OVER_SOCKETS, WAIT_TIMEOUT_S, drive, environment, our_serve
 from openenv_core import GenericEnvClient
 from servers.routes.websocket import HANDSHAKE_WAIT_S
 
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
 soak = pytest.mark.soak
 EVERY_CLIENT = [
     *((version, "async") for version in OVER_SOCKETS),

@@ -19,6 +19,8 @@ from openenv_core import (
     ValidationFailedError,
 )
 
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
 
 class Echo(Observation):
     echoed_message: str

@@ -14,6 +14,8 @@ from released import borrowed, drive, our_server, released_server
 from openenv_core import MCPToolClient, ToolCallError
 from openenv_core.tools import CallToolAction, CallToolObservation, ToolErrorType
 
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
+
 WITH_TOOLS = ("0.10.0", "0.3.1")
 """The releases that know tools."""
 

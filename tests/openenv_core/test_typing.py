@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from module_run import finished
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CODE = """
 from collections.abc import Awaitable
@@ -77,7 +79,6 @@ play(Awaited())
 """
 
 
-@pytest.mark.slow
 def test_wrong_signatures_are_type_errors_and_outcome_fields_are_typed(tmp_path: Path) -> None:
     file = tmp_path / "dice.py"
     file.write_text(CODE)

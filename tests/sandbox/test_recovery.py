@@ -100,6 +100,22 @@ async def test_bytes_after_the_answer_are_never_a_sandbox_error(sandbox: Sandbox
     ]
 
 
+async def test_cancelled_close_leaves_nothing_open(sandbox: Sandbox) -> None:
+    """An event loop that ends cancels the tasks that still wait for the end of processes."""
+    session = await sandbox.open()
+    worker = session._worker
+    assert worker is not None
+    closing = asyncio.create_task(worker.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert worker.control.fileno() == -1
+    assert not worker.processes._held
+    assert worker.processes.tree.root is None
+    await session.close()
+
+
 async def test_cancelling_or_closing_during_an_execution_ends_its_interpreter(sandbox: Sandbox) -> None:
     session = await sandbox.open()
     running = asyncio.create_task(session.execute("x = 1\nwhile True: pass"))

@@ -19,7 +19,7 @@ from openenv_core.scaffold.names import names_of
 
 __all__ = ["engine"]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PLAYED = {
     "game": {"guess": 5},
@@ -76,7 +76,6 @@ def assert_all_passed(report: str) -> None:
     }
 
 
-@pytest.mark.slow
 def test_own_tests_pass_and_the_environment_is_served(folder: Path, template: str) -> None:
     # Leaks over a thousand episodes are looked for in the third tier, by all levels.
     output = run("-q", "-p", "no:cacheprovider", "-k", "not level", cwd=folder, module="pytest")

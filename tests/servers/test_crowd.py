@@ -9,9 +9,11 @@ from counter_client import CounterEnv
 from serve_process import serve
 from serving import WAIT_TIMEOUT_S, request
 
+pytestmark = pytest.mark.slow
+
 CROWDS = pytest.mark.parametrize(
     ("clients", "slots"),
-    [pytest.param(100, 20, marks=pytest.mark.slow), pytest.param(2000, 500, marks=pytest.mark.soak)],
+    [(100, 20), pytest.param(2000, 500, marks=pytest.mark.soak)],
 )
 WORKERS = pytest.mark.parametrize("workers", ["1", "2"])
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib.image
 import numpy as np
 import pytest
 from report_fields import REPORT_FIELDS
@@ -210,6 +209,8 @@ def metrics(folder: Path) -> None:
 
 
 def pixels(picture: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    import matplotlib.image  # takes long, and each worker imports this file
+
     assert picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     image = matplotlib.image.imread(picture)
     assert image.shape[0] > 300

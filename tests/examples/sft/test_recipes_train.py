@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from module_run import finished
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[3]
 TOY = (
     "trainer.iterations=1", "trainer.checkpoint_interval=0", "rollout.batch_size=4", "rollout.group_size=2",
@@ -27,7 +29,6 @@ def run(*words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.heavy
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("name", "updates"),

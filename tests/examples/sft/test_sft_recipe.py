@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from examples.sft import __main__ as sft
-from examples.sft.pictures import draw_losses
 from examples.sft.recipe import VALIDATION_SEEDS, VOCABULARY_SEEDS, RecipeConfig, record, solver_of, task_of
 from examples.sft.report import summarize, wilson_interval, write_report
 from rl_bridge.config import load_config, load_section
@@ -146,7 +144,9 @@ def test_the_report_counts_what_earned_1_and_shows_how_a_run_has_learned(tmp_pat
 
 
 def pixels(picture: Path) -> NDArray[np.float32]:
-    image: NDArray[np.float32] = plt.imread(picture)
+    import matplotlib.image  # takes long, and each worker imports this file
+
+    image: NDArray[np.float32] = matplotlib.image.imread(picture)
     return image
 
 
@@ -155,6 +155,7 @@ def pixels(picture: Path) -> NDArray[np.float32]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", RECIPES)
 def test_the_whole_recipe_at_toy_size(name: str, tmp_path: Path) -> None:
+    from examples.sft.pictures import draw_losses
     from rl_bridge.generator.replica import Checkpoint
     from rl_bridge.tokens.chat import ChatTokenizer
 

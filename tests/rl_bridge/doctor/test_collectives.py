@@ -19,6 +19,8 @@ from serve_process import eventually
 from rl_bridge.doctor.collectives import Rendezvous, check_collectives
 from rl_bridge.doctor.host import Severity
 
+pytestmark = pytest.mark.slow
+
 
 def free_address() -> str:
     return f"127.0.0.1:{free_port()}"
@@ -51,7 +53,6 @@ def ranks_alive(address: str) -> list[str]:
     return lines
 
 
-@pytest.mark.slow
 def test_two_processes_of_one_host() -> None:
     (found,) = check_collectives(rendezvous(free_address(), num_nodes=1, node_rank=0, per_host=2))
     assert found.level is Severity.GOOD

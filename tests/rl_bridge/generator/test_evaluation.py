@@ -226,7 +226,7 @@ def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Pat
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(250)
+@pytest.mark.timeout(400)
 def test_checkpoint_plays_an_environment_in_text(tmp_path: Path) -> None:
     """Its vocabulary has little but two calls, each a word, so that random weights play hands to their end."""
     call = '<tool_call>{{"name":"act","arguments":{{"action":"{}"}}}}</tool_call>'
@@ -239,7 +239,7 @@ def test_checkpoint_plays_an_environment_in_text(tmp_path: Path) -> None:
     )
     words = ["blackjack", "--policy", str(tmp_path / "policy"), "--mode", "text", "--temperature", "1"]
     more = ["--max-tokens", "40", "--max-turns", "8", "--episodes", "12", "--out", str(tmp_path / "out")]
-    done = finished(sys.executable, "-c", program, *words, *more, cwd=EXAMPLE.parents[2], timeout_s=200)
+    done = finished(sys.executable, "-c", program, *words, *more, cwd=EXAMPLE.parents[2], timeout_s=300)
     assert done.returncode == 0, done.stderr
     endings = [one.ending for one in EvaluationFolder(tmp_path / "out").read().records.values()]
     assert len(endings) == 12

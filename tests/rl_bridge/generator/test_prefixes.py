@@ -14,6 +14,8 @@ from generator_fixtures import policy_service
 from rl_bridge.generator.client import GeneratorClient, PinnedClient
 from rl_bridge.types import SamplingSettings
 
+pytestmark = pytest.mark.heavy
+
 TURNS, GROUPS, SIBLINGS = 8, 9, 3
 BEGIN, HEARD = 260, 130
 """Tokens of a first prompt, and of what is heard between two answers: on a CPU a block of the cache has 128."""
@@ -73,13 +75,11 @@ def roomy_policy(long_policy: Path, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.heavy
 @pytest.mark.timeout(400)
 async def test_turns_and_siblings_find_their_prefixes(roomy_policy: Path, tmp_path: Path) -> None:
     assert await hit_rate(roomy_policy, tmp_path / "one", replicas=1) > LEAST
 
 
-@pytest.mark.heavy
 @pytest.mark.soak
 @pytest.mark.timeout(400)
 async def test_three_generators_find_the_prefixes_that_one_finds(roomy_policy: Path, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from module_run import finished
 
 from rl_bridge.loops import grpo
 
+pytestmark = pytest.mark.slow
+
 LOOP = Path(grpo.__file__)
 PROGRAM = """
 import asyncio, sys
@@ -23,7 +25,6 @@ def line_of(text: str) -> int:
     return number
 
 
-@pytest.mark.slow
 def test_a_person_steps_through_an_iteration(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, TensorBoardSink, last_row, rewind
 
@@ -61,6 +60,9 @@ def test_sinks_drop_rows_that_are_trained_again(tmp_path: Path) -> None:
             log.write(step, {"reward/mean": float(step)})
         log.rewind(1)
         log.write(2, {"reward/mean": 20.0})
+    # Takes long to import, and each worker imports this file.
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 1.0), (2, 20.0)]

@@ -14,6 +14,8 @@ from rl_bridge.records import read_lines
 from rl_bridge.rollouts_page.server import make_standalone_page
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep, played, served, turn
 
+pytestmark = pytest.mark.slow
+
 READY = "document.body.dataset.ready"
 
 
@@ -68,7 +70,6 @@ def link(tab: Tab) -> str:
     return str(tab.evaluate("location.hash"))
 
 
-@pytest.mark.slow
 def test_conversation_as_it_was(tab: Tab, file: str) -> None:
     show(tab, file)
     assert where(tab) == "Step 5, group 4, sibling 0"
@@ -109,7 +110,6 @@ def test_conversation_as_it_was(tab: Tab, file: str) -> None:
     assert "advantage none: not trained" in " ".join(texts(tab, "#head .facts > *"))
 
 
-@pytest.mark.slow
 def test_keys_lead_everywhere(tab: Tab, file: str) -> None:
     show(tab, file)
     steps = {"j": "5, group 4, sibling 1", "]": "5, group 4, sibling 2", "k": "5, group 4, sibling 1"}
@@ -126,7 +126,6 @@ def test_keys_lead_everywhere(tab: Tab, file: str) -> None:
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script></script><!--{{script}}'
 
 
-@pytest.mark.slow
 def test_model_output_stays_text(tab: Tab, tmp_path: Path) -> None:
     run = keep(tmp_path / "a<b>&amp;", [played(turn(HOSTILE, HOSTILE, fresh=True), ending="</script><b>")])
     show(tab, written(run))
@@ -160,7 +159,6 @@ def test_long_model_or_tool_text_does_not_hang_the_page(tab: Tab, tmp_path: Path
     assert len(texts(tab, ".answer .text")[1]) == len(text)
 
 
-@pytest.mark.slow
 def test_served_page_takes_new_rollouts_in(tab: Tab, tmp_path: Path) -> None:
     run = keep(tmp_path / "run", plain())
     with served(run) as url:
@@ -175,7 +173,6 @@ def test_served_page_takes_new_rollouts_in(tab: Tab, tmp_path: Path) -> None:
         assert {urlsplit(address).netloc for address in tab.requested_urls} == {urlsplit(url).netloc}
 
 
-@pytest.mark.slow
 def test_evaluation_shows_text_without_tokens_and_unscored_is_not_zero(tab: Tab, tmp_path: Path) -> None:
     turns = [turn_record("You hold 19.", '{"action": "stand"}', fresh=True)]
     same: dict[str, Any] = {"environment": "blackjack", "seed": 7, "group": 0}

@@ -10,6 +10,8 @@ import pytest
 
 from rl_bridge.services.shutdown import raise_on_signals
 
+pytestmark = pytest.mark.slow
+
 LONG_S = 60.0
 
 
@@ -17,7 +19,6 @@ def tell(number: int) -> None:
     threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
 
 
-@pytest.mark.slow
 @pytest.mark.own_process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_blocking_call_is_interrupted_and_cleaned_up(number: int) -> None:
@@ -39,7 +40,6 @@ def test_blocking_call_is_interrupted_and_cleaned_up(number: int) -> None:
     assert "given back" in events
 
 
-@pytest.mark.slow
 @pytest.mark.own_process
 def test_loop_hears_of_signals_again() -> None:
     async def hears_sigterm() -> bool:

@@ -15,6 +15,8 @@ from rl_bridge.errors import RoleError
 from rl_bridge.services.balancer import TargetGoneError
 from rl_bridge.services.options import RankProcess
 
+pytestmark = pytest.mark.heavy
+
 
 class Processes:
     """One start of a replica, in one process, which tells where it is and ends when the test lets it."""
@@ -70,7 +72,6 @@ def service_of(actor: type[Any], starts: Iterable[Any] = ()) -> Any:
     )
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("noticed_by_a_call", [True, False])
 async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_by_a_call: bool) -> None:
     from rl_bridge.services.actor import ServiceActor
@@ -124,7 +125,6 @@ class Replica:
         return f"{name} of {self.replica}"
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("killed", [False, True])
 async def test_notification_of_generators_does_not_wait_for_starting_ones(killed: bool) -> None:
     from rl_bridge.generator.actor import PolicyActor
@@ -143,7 +143,6 @@ async def test_notification_of_generators_does_not_wait_for_starting_ones(killed
     assert service.roster.targets == (starting,)
 
 
-@pytest.mark.heavy
 async def test_unresponsive_replica_hides_no_other_answer() -> None:
     from rl_bridge.services.actor import ServiceActor
 
@@ -158,7 +157,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.heavy
 async def test_logs_are_bounded_while_processes_append_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +194,6 @@ class Opened:
         raise RoleError("nobody answers")
 
 
-@pytest.mark.heavy
 async def test_failed_start_leaves_no_open_host_and_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from .catalogue import CATALOGUE
 from .model import EVERYWHERE, Attack, with_tools
 from .watch import percentile
 
+pytestmark = pytest.mark.soak
+
 APP = "envs.code_interpreter_env.server.app:app"
 ROOT = Path(__file__).resolve().parents[3]
 HOST = {"calls": {}, "isolation": "", "deep": 100}
@@ -75,7 +77,6 @@ def attacked(server: ServeProcess, attack: Attack) -> list[str]:
     return [each.observation.status for each in results]
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_health_answers_during_attacks() -> None:
     options = {"app": APP, "CODE_INTERPRETER_PRELOAD": "none", "PYTHONPATH": str(ROOT)}

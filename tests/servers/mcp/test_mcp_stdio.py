@@ -15,6 +15,8 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_hosts import HANDSHAKE, STATELESS, text_of
 from mcp_requests import HELLO
 
+pytestmark = pytest.mark.slow
+
 SUPPORT = str(Path(__file__).parents[2] / "support")
 ROOT = str(Path(__file__).parents[3])
 START = ["-m", "openenv_core.cli", "mcp"]
@@ -63,9 +65,7 @@ class Host:
         return self.process.returncode, out, err
 
 
-@pytest.mark.parametrize(
-    "era", [pytest.param(HANDSHAKE, marks=pytest.mark.slow), pytest.param(STATELESS, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("era", [HANDSHAKE, pytest.param(STATELESS, marks=pytest.mark.soak)])
 async def test_host_plays_one_session(era: str, tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     size = 10_000_000 if era == STATELESS else 100_000

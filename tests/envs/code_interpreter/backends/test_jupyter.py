@@ -20,7 +20,7 @@ from openenv_core.sandbox import (
     SandboxUnavailableError,
 )
 
-pytestmark = [pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 # The grace is for machines that have much to do.
 LIMITS = Limits(
@@ -81,7 +81,6 @@ async def kernels(backend: JupyterBackend, session: Any) -> bool:
     return response.status_code == 200
 
 
-@pytest.mark.slow
 async def test_state_output_results_and_errors(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS, packages=("json",))
     first = await session.execute("import sys\nx = 20\nprint('hé')\nprint('low', file=sys.stderr)\nx + 1")
@@ -119,7 +118,6 @@ async def test_output_is_cut_and_a_flood_is_stopped(backend: JupyterBackend) -> 
     assert (await session.execute("x")).result == "1"
 
 
-@pytest.mark.slow
 async def test_files_go_in_and_out(backend: JupyterBackend) -> None:
     session = await backend.open(LIMITS)
     data = bytes(range(256)) * 20_000
