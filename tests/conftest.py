@@ -105,10 +105,6 @@ def pytest_report_to_serializable() -> Generator[None, object, object]:
     return side_by_side.printable((yield))
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    side_by_side.cache_rewritten(session.config)
-
-
 def pytest_unconfigure() -> None:
     side_by_side.remove_scratch(_SCRATCH)
 

@@ -10,7 +10,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from _pytest.assertion import rewrite
 from xdist.scheduler import LoadScopeScheduling
 
 MOST_WORKERS = 8
@@ -60,27 +59,6 @@ def remove_scratch(folder: Path | None) -> None:
     """Remove the folder of `own_scratch`."""
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def cache_rewritten(config: pytest.Config) -> None:
-    """Rewrite the asserts of a worker's share of the test files, for pytest's cache.
-
-    Without it, on a fresh checkout, each worker would rewrite all files: all import them at the same time.
-    """
-    if (worker := os.environ.get("PYTEST_XDIST_WORKER")) is None:
-        return
-    files: set[Path] = set()
-    for argument in config.args:
-        path = config.invocation_params.dir / argument.partition("::")[0]
-        files |= set(path.rglob("test_*.py"))
-        if path.is_file():
-            files.add(path)
-    share = slice(int(worker.removeprefix("gw")), None, int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
-    for file in sorted(files)[share]:
-        cache = rewrite.get_cache_dir(file) / f"{file.stem}{rewrite.PYC_TAIL}"
-        if rewrite._read_pyc(file, cache) is None and rewrite.try_makedirs(cache.parent):
-            version, code = rewrite._rewrite_test(file, config)
-            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, version, cache)
 
 
 def run_in_own_process(item: pytest.Item) -> bool | None:
