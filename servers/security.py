@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -39,9 +38,6 @@ _NETLOC: Final = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::(?
 _ORIGIN: Final = re.compile(rf"(?P<scheme>https?)://{_NETLOC.pattern}", re.IGNORECASE)
 _HOST_PATTERN: Final = re.compile(r"\*|(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-
-_HOSTS_REMEMBERED: Final = 32
-"""Pairs of a host and a local address whose check is remembered: a client sends the same with every request."""
 
 _Headers: TypeAlias = Mapping[bytes, Sequence[bytes]]
 
@@ -291,7 +287,6 @@ class _AllowedHosts:
         self._allows_any = _ANY in names
         self._names = frozenset(name for name in names if not name.startswith("*."))
         self._suffixes = tuple(name[1:] for name in names if name.startswith("*."))
-        self._serves = lru_cache(_HOSTS_REMEMBERED)(self._decide)
 
     def check(self, values: Sequence[bytes], local: object) -> _Netloc:
         """Return the host and port of a request's Host header, or refuse the request."""
@@ -309,8 +304,7 @@ class _AllowedHosts:
             )
         return netloc
 
-    def _decide(self, host: str, local: object) -> bool:
-        """Whether a host is accepted on a connection to a local address."""
+    def _serves(self, host: str, local: object) -> bool:
         if self._allows_any or host in self._names or host == "localhost" or ip_address(host) is not None:
             return True
         if host.endswith(self._suffixes):

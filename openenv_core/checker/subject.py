@@ -70,7 +70,7 @@ class CheckLimits:
 
 
 SubjectServer: TypeAlias = LocalProcessProvider | LocalDockerProvider
-"""The provider of a separate server of the subject."""
+"""The provider of a server of the subject."""
 
 
 def start_server(provider: SubjectServer) -> str:
@@ -84,6 +84,11 @@ def start_server(provider: SubjectServer) -> str:
             change="make the application importable and its server healthy; run `ropewalk serve` with the same "
             "target to see its output",
         ) from error
+
+
+def container_of(server: SubjectServer) -> Any:
+    """Return the container that a provider's server runs in; None if it runs as local processes."""
+    return getattr(server, "container", None)
 
 
 class FrameClient(GenericEnvClient):
@@ -121,8 +126,8 @@ class Subject:
         self.limits = limits or CheckLimits()
         self.token = token
         self._lock = threading.RLock()
-        self._servers: list[Any] = []
-        self._shared: Any = None
+        self._servers: list[SubjectServer] = []
+        self._shared: SubjectServer | None = None
         self._start_failure: CheckError | None = None
         self._closed = False
         self._app: AppDescription | CheckError | NotApplicableError | None = None
@@ -239,7 +244,7 @@ class Subject:
             return self.target.text.rstrip("/")
         return str(self._shared_server().url)
 
-    def _shared_server(self) -> Any:
+    def _shared_server(self) -> SubjectServer:
         with self._lock:
             if self._start_failure is not None:
                 raise self._start_failure
@@ -259,7 +264,7 @@ class Subject:
         env_vars: Mapping[str, str] | None = None,
         docker_options: Mapping[str, Any] | None = None,
         serve_options: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> SubjectServer:
         options = [
             word
             for name, value in (serve_options or {}).items()
@@ -267,7 +272,7 @@ class Subject:
         ]
         if self._closed:
             raise NotApplicableError("the checker is shutting down")
-        server = provider_of(
+        server: SubjectServer = provider_of(
             self.target,
             env_vars=env_vars,
             start_timeout_s=self.limits.start_timeout_s,
@@ -430,7 +435,7 @@ class Subject:
     def _manifest_in_image(self) -> Manifest:
         from openenv_core.providers.docker.engine import DockerEngine
 
-        container = self._shared_server().container
+        container = container_of(self._shared_server())
         if container is None:
             raise NotApplicableError("there is no container to inspect")
         try:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from openenv_core.checker import inside
 from openenv_core.checker.check import CheckError, NotApplicableError
-from openenv_core.checker.subject import Subject, SubjectServer
+from openenv_core.checker.subject import Subject, SubjectServer, container_of
 from openenv_core.errors import ProviderError
 from openenv_core.targets import TargetKind
 
@@ -65,17 +65,12 @@ def server_pids(server: SubjectServer) -> list[int]:
 
 def kill_server(server: SubjectServer) -> None:
     """Kill every process by SIGKILL, as when the machine runs out of memory; in a container, remove that."""
-    if (container := _container_of(server)) is not None:
+    if (container := container_of(server)) is not None:
         container.remove()
         return
     for pid in server_pids(server):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _container_of(server: SubjectServer) -> Any:
-    """Return the container that a provider's server runs in; None if it runs as local processes."""
-    return getattr(server, "container", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +99,20 @@ class WatchedServer:
         return first
 
     def _collect_garbage(self) -> None:
-        if _container_of(self.server) is None:
+        if container_of(self.server) is None:
             inside.collect_garbage(server_pids(self.server), self.notes)
         elif not self._run_inside("collect", self.notes).get("told"):
             raise NotApplicableError("the server's interpreter cannot be made to collect garbage")
 
     def _measure(self) -> dict[str, int]:
-        if _container_of(self.server) is None:
+        if container_of(self.server) is None:
             return inside.usage(server_pids(self.server))
         return self._run_inside("look")
 
     def _run_inside(self, *arguments: str) -> dict[str, Any]:
         from openenv_core.providers.docker.engine import CALL_TIMEOUT_S, DockerEngine
 
-        container, engine = _container_of(self.server), DockerEngine.find()
+        container, engine = container_of(self.server), DockerEngine.find()
         command = [_PYTHON, "-I", "-c", inspect.getsource(inside), *arguments]
         try:
             done = engine.execute(container.id, command, timeout_s=CALL_TIMEOUT_S, most=MIB)
@@ -152,7 +147,7 @@ def watch_server(subject: Subject) -> Iterator[WatchedServer]:
 
 
 @contextmanager
-def _start_container(subject: Subject) -> Iterator[Any]:
+def _start_container(subject: Subject) -> Iterator[SubjectServer]:
     """Start a container whose interpreters collect garbage on request."""
     from openenv_core.providers.docker.engine import DockerEngine
 
@@ -192,7 +187,7 @@ def limited_memory(server: SubjectServer | None) -> Iterator[list[int]]:
         server: The server; None, or one in a container, is not watched.
     """
     excess: list[int] = []
-    if server is None or _container_of(server) is not None:
+    if server is None or container_of(server) is not None:
         yield excess
         return
     baseline = inside.usage(server_pids(server))["memory"]

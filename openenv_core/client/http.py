@@ -30,7 +30,7 @@ from openenv_core.protocol.http import (
 from openenv_core.protocol.replies import detail_text, encode_error, error_frame, is_from_server, reply_frame
 from openenv_core.protocol.requests import HttpRequest, encode_request, http_request
 from openenv_core.proxies import proxy_for, tls_context
-from openenv_core.tracing import current_traceparent, tracer
+from openenv_core.tracing import current_traceparent
 
 KEEPALIVE_EXPIRY_S: Final = 2.0
 """Seconds for which an idle connection is reused. Servers close theirs after 5 s, which must not cross a request."""
@@ -174,7 +174,7 @@ class HttpCarrier(Carrier):
 
     async def _send(self, request: HttpRequest) -> tuple[int, httpx.Headers, bytes]:
         headers = {} if request.is_sessionless else {SESSION_HEADER: self._session_id}
-        if tracer() is not None and (parent := current_traceparent()) is not None:
+        if (parent := current_traceparent()) is not None:
             headers["traceparent"] = parent
         if request.body is not None:
             headers["Content-Type"] = "application/json"
