@@ -21,18 +21,24 @@ async def silent_server(shakes_hands: bool = True) -> AsyncIterator[str]:
     finished = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        fields = dict(line.split(": ", 1) for line in head.splitlines()[1:] if line)
-        fields.setdefault("Sec-WebSocket-Key", "")  # a proxy is asked without one
-        digest = hashlib.sha1((fields["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode())
-        accept = base64.b64encode(digest.digest()).decode()
-        answer = (
-            "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-            f"Sec-WebSocket-Accept: {accept}\r\n\r\n"
-        )
-        writer.write(answer.encode() if shakes_hands else b"")
-        await finished.wait()
-        writer.close()
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            fields = dict(line.split(": ", 1) for line in head.splitlines()[1:] if line)
+            fields.setdefault("Sec-WebSocket-Key", "")  # a proxy is asked without one
+            digest = hashlib.sha1(
+                (fields["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11").encode()
+            )
+            accept = base64.b64encode(digest.digest()).decode()
+            answer = (
+                "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                f"Sec-WebSocket-Accept: {accept}\r\n\r\n"
+            )
+            writer.write(answer.encode() if shakes_hands else b"")
+            await finished.wait()
+        except asyncio.IncompleteReadError:
+            pass  # a client may give up before it has sent its request
+        finally:
+            writer.close()
 
     async with await asyncio.start_server(handler, "127.0.0.1", 0) as server:
         try:
