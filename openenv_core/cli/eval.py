@@ -197,7 +197,7 @@ async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> N
     from openenv_core.targets import run_target, target_of
 
     if finished := sum(record.reward is not None for record in folder.records.values()):
-        _print_status(f"{finished:,} episodes are there already")
+        _print_status(f"{finished:,} episodes have been played already")
     targets = {text: target_of(text) for text in settings.environments}
     first = 0
     async with open_policy(settings) as policy:

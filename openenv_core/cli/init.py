@@ -85,9 +85,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_task(files: list[Path]) -> None:
     run, task = sorted(files)  # NAME.yaml, NAME_task.py
     folder = os.path.relpath(task.parent)
+    names = f"{os.path.relpath(task)}, {os.path.relpath(run)}"
     print(
-        f"{os.path.relpath(task)}, {os.path.relpath(run)}: a task and a run's configuration. To train a policy on two "
-        "cores, in two minutes:\n"
+        f"\n{names}: a task and a run's configuration. To train a policy here, in two minutes on two cores:\n"
     )
     if folder != ".":
         print(f"  cd {shlex.quote(folder)}")
