@@ -118,7 +118,7 @@ def _print_upload(staged: "StagedSpace", arguments: argparse.Namespace) -> None:
     size = sum(staged.files.values())
     print(
         f"{verb} {len(staged.files)} files, {size / 1e3:.0f} kB, to the Space {arguments.space} "
-        f"({visibility} where it is new, sdk docker, port {staged.port})"
+        f"({visibility} if it is new, sdk docker, port {staged.port})"
     )
     if arguments.dry_run:
         for name, count in staged.files.items():
