@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from openenv_core.cli.command import Command, read_object
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.errors import ConfigurationError, ConnectionFailedError, OpenEnvError, ProviderError
 
 if TYPE_CHECKING:
     from openenv_core.evaluation.policies import AnyPolicy
@@ -159,13 +159,13 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _print_status(f"interrupted; continue it with: ropewalk eval --resume {folder.path}")
         raise
-    except ConfigurationError:
-        if (
-            not folder.records and not arguments.resume
-        ):  # nothing was played: free the name for the next attempt
-            shutil.rmtree(folder.path, ignore_errors=True)
-        raise
     except OpenEnvError as error:
+        unusable = (ConfigurationError, ConnectionFailedError, ProviderError)
+        if not folder.records and not arguments.resume and isinstance(error, unusable):
+            shutil.rmtree(folder.path, ignore_errors=True)  # nothing was played: the name is free again
+            raise
+        if isinstance(error, ConfigurationError):
+            raise
         _print_status(f"ropewalk eval: {error}\ncontinue it with: ropewalk eval --resume {folder.path}")
         return 1
 
