@@ -1,5 +1,6 @@
 """`python -m benchmarks.loss`: peak memory of the last layer and its gradient, which must depend on the chunk only."""
 
+import argparse
 import multiprocessing
 import sys
 import time
@@ -94,7 +95,11 @@ def _status(name: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a table; returns 1 if a pass exceeds the bound."""
-    quick = "--quick" in (sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.loss", description=(__doc__ or "").partition(": ")[2]
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny numbers, which only show that it runs")
+    quick = parser.parse_args(argv).quick
     vocabulary, chunk = VOCABULARY, CHUNK // 4 if quick else CHUNK
     expected, met = arithmetic(vocabulary=vocabulary, chunk=chunk), True
     print(f"vocabulary {vocabulary:,}, {chunk} tokens a chunk: by arithmetic {expected / 1e9:.2f} GB\n")

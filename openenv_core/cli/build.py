@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "targets",
         nargs="+",
         metavar="PATH|NAME",
-        help=f"an environment's folder or name; several for several; `{BASE}` for the base images themselves",
+        help=f"environments, each a folder or a name; `{BASE}` builds only the base images",
     )
     add(
         "-t",
@@ -46,15 +46,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="value of an ARG of the Dockerfile; NAME alone takes it from this shell",
     )
-    add("--base", metavar="IMAGE", help="image to stand on, instead of ours (ARG BASE_IMAGE)")
+    add("--base", metavar="IMAGE", help="base image instead of ropewalk-base (ARG BASE_IMAGE)")
     add(
         "-f",
         "--file",
         metavar="PATH",
         help="the Dockerfile, inside the folder (server/Dockerfile, Dockerfile)",
     )
-    add("--no-cache", action="store_true", help="do every step anew")
-    add("--pull", action="store_true", help="ask the registry for newer images to stand on")
+    add("--no-cache", action="store_true", help="repeat every step")
+    add("--pull", action="store_true", help="fetch newer base images from the registry")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -175,6 +175,6 @@ COMMAND: Final = Command(
         "ropewalk build my_env",
         "ropewalk build my_env other_env --tag 'registry.example.org/team/{name}:1.0'",
         "ropewalk build my_env --base my-base:1 --build-arg VERSION=2",
-        "ropewalk build base        # the images that environments stand on",
+        "ropewalk build base        # the base images of environments",
     ),
 )

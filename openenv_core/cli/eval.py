@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from openenv_core.cli.command import Command, read_object
-from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.errors import ConfigurationError, ConnectionFailedError, OpenEnvError, ProviderError
 
 if TYPE_CHECKING:
     from openenv_core.evaluation.policies import AnyPolicy
@@ -34,55 +34,59 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "targets",
         nargs="*",
         metavar="ENV",
-        help="environments, each a name, folder, module:attribute, URL or image; with --config changed keys: "
-        "section.key=value",
+        help="environments, each a name, folder, module:attribute, URL or image; with --config overrides of its "
+        "keys: section.key=value",
     )
     add(
         "--policy",
-        metavar="WHO",
+        metavar="POLICY",
         help="random; module:callable, given an observation's fields, returns an action's; the URL of an "
         "OpenAI-compatible server, up to and with /v1; or a checkpoint's folder (needs the extra rl or rl-cpu)",
     )
-    add("--out", metavar="FOLDER", help=f"for records and figures; by default a new one below {FOLDER}/")
-    add("--resume", metavar="FOLDER", help="go on with an evaluation that was interrupted")
+    add(
+        "--out", metavar="FOLDER", help=f"folder of records and figures; by default a new one below {FOLDER}/"
+    )
+    add("--resume", metavar="FOLDER", help="continue an interrupted evaluation")
     add(
         "--compare", nargs=2, metavar=("A", "B"), help="compare two evaluations' folders task by task; no ENV"
     )
     add("--json", action="store_true", help="print the figures as one JSON document")
-    tasks = parser.add_argument_group("which episodes")
+    tasks = parser.add_argument_group("episodes")
     tasks.add_argument(
-        "--episodes", type=int, metavar="N", help="tasks: seeds from --seed on, or indexes (100)"
+        "--episodes", type=int, metavar="N", help="tasks: seeds from --seed on, or indexes of --split (100)"
     )
     tasks.add_argument(
-        "--seed", type=int, metavar="N", help="the first seed, and what sampling comes from (0)"
+        "--seed", type=int, metavar="N", help="the first seed, also of a policy's random choices (0)"
     )
-    tasks.add_argument("--split", metavar="NAME", help="play the first tasks of this split, not seeds")
+    tasks.add_argument("--split", metavar="NAME", help="play the first tasks of this split instead of seeds")
     tasks.add_argument("--repetitions", type=int, metavar="N", help="episodes of each task, for pass@k (1)")
     tasks.add_argument("--reset", type=read_object, metavar="JSON", help="further options of every reset")
     tasks.add_argument(
-        "--max-turns", type=int, metavar="N", help="actions, or answers, of an episode at most (64)"
+        "--max-turns", type=int, metavar="N", help="most actions, or answers, of an episode (64)"
     )
     tasks.add_argument(
-        "--success", type=float, metavar="REWARD", help="what a success earns at least (above 0)"
+        "--success", type=float, metavar="REWARD", help="least reward of a success (by default above 0)"
     )
-    model = parser.add_argument_group("how a model is asked")
+    model = parser.add_argument_group("models")
     model.add_argument(
-        "--model", metavar="NAME", help="the served model's name; may be left out where it is the only one"
+        "--model", metavar="NAME", help="the served model's name; needed only if there are several"
     )
     model.add_argument(
-        "--mode", choices=("tools", "text"), help="calls by the protocol, or written as text (tools)"
+        "--mode", choices=("tools", "text"), help="tool calls by the protocol, or written as text (tools)"
     )
-    model.add_argument("--system", metavar="TEXT", help="what a chat begins with")
+    model.add_argument("--system", metavar="TEXT", help="system message of each chat")
     model.add_argument("--temperature", type=float, metavar="T", help="0 takes the most likely token (0)")
-    model.add_argument("--max-tokens", type=int, metavar="N", help="of an answer (1024)")
+    model.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (1024)")
     model.add_argument("--key-variable", metavar="NAME", help="environment variable with the server's key")
     model.add_argument(
-        "--policy-timeout", type=float, metavar="SECONDS", help="that an answer may take (600)"
+        "--policy-timeout", type=float, metavar="SECONDS", help="timeout of an answer, retries included (600)"
     )
-    group = parser.add_argument_group("how it is played")
-    group.add_argument("--sessions", type=int, metavar="N", help="episodes at once (64)")
-    group.add_argument("--timeout", type=float, metavar="SECONDS", help="that a reset or step may take (60)")
-    group.add_argument("--patience", type=float, metavar="SECONDS", help="for a server that is away (60)")
+    group = parser.add_argument_group("sessions")
+    group.add_argument("--sessions", type=int, metavar="N", help="concurrent episodes (64)")
+    group.add_argument("--timeout", type=float, metavar="SECONDS", help="timeout of a reset or step (60)")
+    group.add_argument(
+        "--patience", type=float, metavar="SECONDS", help="how long a lost episode is retried (60)"
+    )
     run = parser.add_argument_group("held-out episodes of a training run")
     run.add_argument("--config", metavar="FILE", help="a run's YAML file: its environments, task and policy")
     run.add_argument("--name", help="the folder below output_dir; by default the run's name and the time")
@@ -153,16 +157,16 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             asyncio.run(_play(folder, settings))
         return _report(folder, settings, as_json=arguments.json)
     except KeyboardInterrupt:
-        _print_status(f"interrupted; go on with: ropewalk eval --resume {folder.path}")
-        raise
-    except ConfigurationError:
-        if (
-            not folder.records and not arguments.resume
-        ):  # nothing was played: free the name for the next attempt
-            shutil.rmtree(folder.path, ignore_errors=True)
+        _print_status(f"interrupted; continue it with: ropewalk eval --resume {folder.path}")
         raise
     except OpenEnvError as error:
-        _print_status(f"ropewalk eval: {error}\ngo on with: ropewalk eval --resume {folder.path}")
+        unusable = (ConfigurationError, ConnectionFailedError, ProviderError)
+        if not folder.records and not arguments.resume and isinstance(error, unusable):
+            shutil.rmtree(folder.path, ignore_errors=True)  # nothing was played: the name is free again
+            raise
+        if isinstance(error, ConfigurationError):
+            raise
+        _print_status(f"ropewalk eval: {error}\ncontinue it with: ropewalk eval --resume {folder.path}")
         return 1
 
 
@@ -193,7 +197,7 @@ async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> N
     from openenv_core.targets import run_target, target_of
 
     if finished := sum(record.reward is not None for record in folder.records.values()):
-        _print_status(f"{finished:,} episodes are there already")
+        _print_status(f"{finished:,} episodes have been played already")
     targets = {text: target_of(text) for text in settings.environments}
     first = 0
     async with open_policy(settings) as policy:

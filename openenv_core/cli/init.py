@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="what it is called: dice, dice_env and dice-env all make dice_env, with a class DiceEnv",
+        help="the environment's name: dice, dice_env and dice-env all make dice_env, with a class DiceEnv",
     )
     parser.add_argument(
         "--template",
@@ -28,13 +28,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         + " (%(default)s)",
     )
     parser.add_argument(
-        "--dir", type=Path, metavar="PATH", help="where its folder is made; the working directory by default"
+        "--dir", type=Path, metavar="PATH", help="parent of the new folder; by default the working directory"
     )
     parser.add_argument(
         "--task",
         action="store_true",
-        help="beside it, what trains a policy on the game: a task, and a run's YAML file with a tiny policy; "
-        "to an environment that is there, only these are added",
+        help="also make a task and a run's YAML file, to train a tiny policy on the game; for an existing "
+        "environment, make only these",
     )
 
 
@@ -64,13 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     image = f"{names.image}:latest"
     steps = {
         f"cd {shlex.quote(relative)}": "",
-        **({"pip install gymnasium": "what it wraps"} if lacks_gymnasium else {}),
-        "ropewalk play .": "step it here",
-        "ropewalk serve . --reload": "serve it, anew after every change",
-        "pytest": "its tests, every property of the checker among them",
-        "ropewalk validate .": "the checker by itself",
-        "ropewalk build .": f"the image {image}",
-        f"ropewalk validate {image}": "the checker against the image",
+        **({"pip install gymnasium": "which it wraps"} if lacks_gymnasium else {}),
+        "ropewalk play .": "play it in the terminal",
+        "ropewalk serve . --reload": "serve it; restarts after every change",
+        "pytest": "run its tests and all checks",
+        "ropewalk validate .": "run only the checks; failures say what to change",
+        "ropewalk build .": f"build the image {image}",
+        f"ropewalk validate {image}": "check the image",
     }
     width = max(map(len, steps)) + 3
     print(f"{relative}: {TEMPLATES[arguments.template]}; {files} files, class {names.prefix}Env.\n")
@@ -78,15 +78,16 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"  {command:<{width}}{reason}".rstrip())
     if arguments.task:
         _print_task(make_task(names, parent))
-    print(f"\nThe rules are in {Path('server') / 'environment.py'}, what crosses the wire is in models.py.")
+    print(f"\nThe rules are in {Path('server') / 'environment.py'}, the models on the wire in models.py.")
     return 0
 
 
 def _print_task(files: list[Path]) -> None:
     run, task = sorted(files)  # NAME.yaml, NAME_task.py
     folder = os.path.relpath(task.parent)
+    names = f"{os.path.relpath(task)}, {os.path.relpath(run)}"
     print(
-        f"{os.path.relpath(task)}, {os.path.relpath(run)}: what trains a policy on it; in two minutes on a processor:\n"
+        f"\n{names}: a task and a run's configuration. To train a policy here, in two minutes on two cores:\n"
     )
     if folder != ".":
         print(f"  cd {shlex.quote(folder)}")

@@ -30,9 +30,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "target",
         metavar="NAME|PATH|MODULE:ATTRIBUTE|URL|IMAGE",
-        help="what to play: it is served for as long as the game lasts, unless it is a URL",
+        help="the environment; unless it is a URL, it is served until the game ends",
     )
-    add("--seed", type=int, help="of the first reset, and of what --random draws")
+    add("--seed", type=int, help="seed of the first reset, and of the actions of --random")
     add("--reset", metavar="JSON", type=read_object, default={}, help="further options of every reset")
     add(
         "--action",
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="take this step without a prompt; may be given several times, for one episode",
     )
     add("--random", metavar="N", type=read_count, help="take N steps with actions drawn from the schema")
-    add("--json", action="store_true", help="print one JSON object a line: resets, steps, episodes, errors")
+    add("--json", action="store_true", help="print one JSON object per line: resets, steps, episodes, errors")
     add("--token", help="bearer token of the server at a URL; prefer ROPEWALK_TOKEN")
     add(
         "--timeout",

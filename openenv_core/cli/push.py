@@ -27,16 +27,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--registry",
         metavar="HOST[:PORT]/NAMESPACE",
-        help="push images there; who we are is what `docker login` has stored",
+        help="push images there, with the credentials stored by `docker login`",
     )
     space = parser.add_argument_group("to a Space of the Hugging Face hub, which builds the image itself")
     space.add_argument("--space", metavar="OWNER/NAME", help="upload the folder there")
-    space.add_argument("--private", action="store_true", help="a Space that is made is private")
-    space.add_argument("--dry-run", action="store_true", help="say what would be uploaded, and do nothing")
+    space.add_argument("--private", action="store_true", help="make a new Space private")
+    space.add_argument("--dry-run", action="store_true", help="list the files to upload, and upload nothing")
     space.add_argument(
         "--base-image",
         metavar="IMAGE",
-        help="a public image that the Space stands on; by default the base is built in the Space",
+        help="a public base image for the Space; by default the base is built in the Space",
     )
 
 
@@ -118,7 +118,7 @@ def _print_upload(staged: "StagedSpace", arguments: argparse.Namespace) -> None:
     size = sum(staged.files.values())
     print(
         f"{verb} {len(staged.files)} files, {size / 1e3:.0f} kB, to the Space {arguments.space} "
-        f"({visibility} where it is new, sdk docker, port {staged.port})"
+        f"({visibility} if it is new, sdk docker, port {staged.port})"
     )
     if arguments.dry_run:
         for name, count in staged.files.items():

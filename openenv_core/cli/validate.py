@@ -38,35 +38,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|PATH|MODULE:ATTRIBUTE|URL|IMAGE",
         help="an environment by its name, its folder or file, its app, a running server, or an image",
     )
-    add("--kind", choices=list(map(str, TargetKind)), help="which of these it is, where it could be two")
-    select_checks = parser.add_argument_group("which checks (all of them)")
+    add("--kind", choices=list(map(str, TargetKind)), help="the target's kind, if it is ambiguous")
+    select_checks = parser.add_argument_group("selection (all checks)")
     select_checks.add_argument(
         "--level",
         action="append",
         choices=list(map(str, CheckLevel)),
         default=[],
-        help="of this level; repeatable",
+        help="checks of this level; repeatable",
     )
     select_checks.add_argument(
-        "--check", action="append", metavar="NAME", default=[], help="of this name; repeatable"
+        "--check", action="append", metavar="NAME", default=[], help="the check of this name; repeatable"
     )
-    select_checks.add_argument(
-        "--list", action="store_true", help="tell which checks there are, and run none"
-    )
-    output = parser.add_argument_group("how it is told")
+    select_checks.add_argument("--list", action="store_true", help="list the checks, and run none")
+    output = parser.add_argument_group("output")
     output.add_argument(
         "--json", action="store_true", help="one JSON document on standard output, nothing else"
     )
     output.add_argument("--junit", metavar="FILE", help="write JUnit XML to this file as well")
-    amounts = parser.add_argument_group("how much is tried")
+    amounts = parser.add_argument_group("limits")
     for name, read, metavar, text in (
-        ("sessions", read_count, "N", "sessions at once under load (16)"),
-        ("episodes", read_count, "N", "episodes that leaks are looked for over (1000)"),
+        ("sessions", read_count, "N", "concurrent sessions under load (16)"),
+        ("episodes", read_count, "N", "episodes over which leaks are measured (1000)"),
         ("steps", read_count, "N", "steps of one episode (200)"),
-        ("fuzz", read_count, "N", "fuzzed actions a check (100)"),
-        ("seed", int, "N", "what every choice comes from (0)"),
-        ("step_timeout_s", _read_positive_seconds, "SECONDS", "for each reply (10)"),
-        ("start_timeout_s", _read_positive_seconds, "SECONDS", "for a server to start (60)"),
+        ("fuzz", read_count, "N", "fuzzed actions per check (100)"),
+        ("seed", int, "N", "seed of the checker's choices (0)"),
+        ("step_timeout_s", _read_positive_seconds, "SECONDS", "timeout of a reply (10)"),
+        ("start_timeout_s", _read_positive_seconds, "SECONDS", "timeout of a server's start (60)"),
     ):
         option = f"--{name.removesuffix('_s').replace('_', '-')}"
         amounts.add_argument(option, dest=name, type=read, metavar=metavar, help=text)
@@ -159,7 +157,7 @@ def _read_positive_seconds(text: str) -> float:
 
 COMMAND = Command(
     name="validate",
-    help="check an environment: manifest, behaviour, determinism, hostile callers, load",
+    help="check an environment: manifest, behaviour, determinism, hostile clients, load",
     configure=configure,
     run=run,
     examples=(

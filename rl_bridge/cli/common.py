@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 NumberT = TypeVar("NumberT", int, float)
 
+RUNS: Final = "runs"
+"""The folder searched for runs; the default of `output_dir`."""
+
 TOP_LEVEL: Final = ("algorithm", "deterministic", "output_dir")
 """Keys without a dot that are not options of any command."""
 _KEY: Final = re.compile(

@@ -40,8 +40,7 @@ def _render_parts(plan: RunPlan, gpu_gb: float | None) -> Iterator[RenderableTyp
 
 
 def _make_memory_table(roles: tuple[RoleMemory, ...], gpu_gb: float | None) -> Table:
-    headings = ["role", ">replicas x processes", ">a process, at least"]
-    headings += ["which is, of all processes of a replica together", "in its hosts' memory"]
+    headings = ["role", ">replicas x processes", ">a process, at least", "a replica's parts", "host memory"]
     if gpu_gb is not None:
         headings.append(f"in {gpu_gb:g} GB")
     memory_table = make_table("memory of each role", headings, (_format_role(role, gpu_gb) for role in roles))
@@ -100,7 +99,7 @@ def _make_cost_table(fleet: RentedFleet) -> Table:
         ("all on demand", gpus, "", f"{fleet.all_on_demand:,.2f}"),
         ("saved", "", "", f"{fleet.saved_share:.1%}"),
     )
-    return make_table(f"cost of {fleet.hours:g} hours", (" ", ">GPUs", ">price an hour", ">cost"), rows)
+    return make_table(f"cost of {fleet.hours:g} hours", (" ", ">GPUs", ">price per hour", ">cost"), rows)
 
 
 def _format_size(size: float) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import with_exit_status
+from rl_bridge.cli.common import RUNS, with_exit_status
 from rl_bridge.errors import ConfigError, NoRecordsError
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _find_folder(name: str | None) -> Path:
-    from rl_bridge.cli.status import RUNS
     from rl_bridge.records import FOLDER, list_segment_files
 
     if name is not None:

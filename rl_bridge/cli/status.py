@@ -8,13 +8,11 @@ import time
 from pathlib import Path
 
 from openenv_core.cli import Command
-from rl_bridge.cli.common import FAILED, number_type, with_exit_status
+from rl_bridge.cli.common import FAILED, RUNS, number_type, with_exit_status
 from rl_bridge.errors import StatusError
 from rl_bridge.metrics.status import ADDRESS_FILE, StatusSnapshot, read_served_address, request_status
 
 DEFAULT_WATCH_S = 2.0
-RUNS = "runs"
-"""The folder searched for runs; the default of `output_dir`."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -441,14 +441,16 @@ class Config(Section):
 
     def decided_by_gpus(self) -> dict[str, Any]:
         """Return the keys whose defaults depend on the GPUs, with their values."""
-        environments = self.environments
-        sessions = sum(env.sessions for env in environments.values())
-        return {
+        decided = {
             "model.dtype": self.model.dtype,
             "trainer.activation_checkpointing": self.trainer.activation_checkpointing,
             "monarch.roles.policy.replicas": self.monarch.roles.policy.replicas,
+        }
+        if not self.environments:  # which the other keys are about; the file may still lack it
+            return decided
+        return decided | {
             "rollout.num_workers": self.rollout.num_workers,
-            **({"env.sessions": sessions} if environments else {}),
+            "env.sessions": sum(env.sessions for env in self.environments.values()),
             "evaluation.episodes": self.evaluation.episodes,
         }
 

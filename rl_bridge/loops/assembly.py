@@ -186,7 +186,7 @@ async def start_roles(
             await asyncio.sleep(START_REPORT_INTERVAL_S)
             unfinished = ", ".join(name for name in role_starts if name not in started_after)
             report(
-                f"{unfinished} still starting after {time.monotonic() - began:.0f} s; how far: {folder / LOGS}"
+                f"{unfinished} still starting after {time.monotonic() - began:.0f} s; logs: {folder / LOGS}"
             )
 
     reporter = asyncio.create_task(report_slow_starts())

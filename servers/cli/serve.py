@@ -34,7 +34,7 @@ _RELOAD_DRAIN_S: Final = 1.0
 """Drain of sessions before a reload, unless --drain is given: short, since the author waits for it."""
 
 
-_STEP_TIMEOUT_HELP: Final = "limit of a reset, step, state or constructor; 0 for none (300)"
+_STEP_TIMEOUT_HELP: Final = "limit of a reset, step, state, tool call or constructor; 0 for none (300)"
 _LIMITS: Final = (
     ("--max-sessions", "max_sessions", count, "N", "concurrent sessions over all workers"),
     ("--max-sessions-per-token", "max_sessions_per_token", count, "N", "concurrent sessions per token"),

@@ -139,6 +139,21 @@ def test_policy_errors_are_reported(
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("http://127.0.0.1:9", "no server answers"), ("no_such.module:app", "Could not import module")],
+)
+def test_unavailable_environment_leaves_nothing_to_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], target: str, message: str
+) -> None:
+    out = tmp_path / "out"
+    assert evaluate(target, "--policy", "random", "--out", str(out)) == 2
+    stderr = capsys.readouterr().err
+    assert message in stderr
+    assert "--resume" not in stderr
+    assert not out.exists()
+
+
 class Killed:
     """An evaluation in a process of its own."""
 

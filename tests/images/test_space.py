@@ -158,7 +158,7 @@ def test_dry_run_lists_files_without_requests(
     assert main(["push", str(source), "--space", "me/dice", "--private", "--dry-run"]) == 0
     output = capsys.readouterr().out
     assert "would upload 3 files" in output
-    assert "(private where it is new, sdk docker, port 9000)" in output
+    assert "(private if it is new, sdk docker, port 9000)" in output
     assert "Dockerfile\n" in output
     assert "left out: .env (may hold a secret)" in output
 

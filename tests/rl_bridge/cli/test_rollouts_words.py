@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from module_run import finished
 
 from rl_bridge.cli.rollouts import COMMAND
 from tests.rl_bridge.rollouts_page.page_fixtures import conversation, keep
@@ -37,6 +38,18 @@ def test_one_file_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "<title>seven" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["seven", "seven.html"]
     assert "seven.html: 0.1 MB" in capsys.readouterr().out
+
+
+def test_an_evaluation_is_read_without_the_packages_of_training(tmp_path: Path) -> None:
+    keep(tmp_path / "runs" / "seven", conversation())
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'psutil', 'rich', 'numpy')))\n"
+        "from openenv_core.cli.main import main\n"
+        "sys.exit(main(['rollouts', '--out', 'seven.html']))"
+    )
+    done = finished(sys.executable, "-c", code, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout_s=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

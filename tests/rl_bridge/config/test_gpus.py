@@ -214,6 +214,15 @@ def test_unset_keys_are_decided_by_the_gpus(
     assert load_config(tmp_path / "config.yaml") == config
 
 
+def test_without_an_environment_its_keys_are_undecided(tmp_path: Path) -> None:
+    preset = Path(__file__).parents[3] / "examples" / "presets" / "qwen3-8b.yaml"
+    its_keys = {"rollout.num_workers": 4, "env.sessions": 256, "evaluation.episodes": 500}
+    complete = load_config(preset, ["env.app=a:b"]).decided_by_gpus()
+    assert complete.items() >= its_keys.items()
+    undecided = load_config(preset).decided_by_gpus()
+    assert undecided == {key: value for key, value in complete.items() if key not in its_keys}
+
+
 def test_sessions_are_shared_out_to_several_environments(tmp_path: Path) -> None:
     text = "env: {one: {app: 'a:b'}, two: {app: 'a:c'}, three: {app: 'a:d', sessions: 7}}\nrollout: {task: 'c:D'}\n"
     config = load(tmp_path, *EIGHT, text=text)

@@ -316,7 +316,7 @@ async def test_start_reports_slow_roles_and_start_times(
     monkeypatch.setattr(BoundOptions, "as_service", as_service)
     roles: Any = await assembly.start_roles(CONFIG, tmp_path, tmp_path, None, tell)
     assert roles == {"policy": "policy", "rollout": "rollout"}
-    assert messages[0].startswith("policy still starting after 0 s; how far: ")
+    assert messages[0].startswith("policy still starting after 0 s; logs: ")
     assert messages[-1] == "started: policy after 0 s, rollout after 0 s"
 
 
