@@ -287,9 +287,14 @@ def _require_same_tasks(*folders: EvaluationFolder) -> None:
     if all((folder.path / SETTINGS_FILE).exists() for folder in folders):
         first, second = (folder.settings() for folder in folders)
         if (first.split, first.reset) != (second.split, second.reset):
+            a, b = (
+                (f"split {one.split}" if one.split else "tasks by seed")
+                + f" and options {one.reset} of resets"
+                for one in (first, second)
+            )
             raise ConfigurationError(
-                f"expected two evaluations of the same tasks, got split {first.split} with reset {first.reset} and "
-                f"split {second.split} with reset {second.reset}"
+                f"expected two evaluations of the same tasks, got {a} in {folders[0].path}, "
+                f"and {b} in {folders[1].path}"
             )
 
 

@@ -141,7 +141,7 @@ class LocalProcessProvider(OwnedServerProvider):
             except subprocess.TimeoutExpired:
                 return
             raise ServerStartError(
-                f"expected {self.app} to start, but its process ended with status {guard.returncode}; "
+                f"expected {self.app!r} to start, but its process ended with status {guard.returncode}; "
                 "the output tells why",
                 output.text(),
             )
