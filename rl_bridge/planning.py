@@ -181,7 +181,7 @@ def memory_of_roles(
             per_process=(
                 {"a tensor of new weights": width * architecture.output_parameters} if architecture else {}
             )
-            | _in_transit_on_gpu(config, sent_bytes(size, config)),
+            | in_transit_on_gpu(config, sent_bytes(size, config)),
             at_best=_full_cache_memory(config, size, width),
             host=_receive_bytes(config, sent_bytes(size, config))
             | ({ASLEEP: 2 * width * size.parameters} if config.monarch.colocate else {}),
@@ -240,7 +240,7 @@ def _trainer_memory(config: Config, size: ModelSize) -> RoleMemory:
         replicas=1,
         processes=role.procs * role.hosts,
         parts=parts,
-        per_process=_pass_memory(config, size, trains=True) | _in_transit_on_gpu(config, sent),
+        per_process=_pass_memory(config, size, trains=True) | in_transit_on_gpu(config, sent),
         host=host_memory,
     )
 
@@ -274,7 +274,7 @@ def with_checkpointing(config: Config, kind: Checkpointing) -> Config:
     return config.model_copy(update={"trainer": trainer})
 
 
-def _in_transit_on_gpu(config: Config, sent: int) -> dict[str, int]:
+def in_transit_on_gpu(config: Config, sent: int) -> dict[str, int]:
     """Return what a trainer rank keeps on its GPU for readers there, whoever's turn the GPU is (`cuda_ipc` only)."""
     if config.monarch.transport != "cuda_ipc":
         return {}

@@ -142,8 +142,6 @@ def decode(reporter: Reporter) -> None:
 def blackjack(reporter: Reporter) -> None:
     """Run `ropewalk train` on BlackJack for three iterations, placed on the GPUs that are available."""
     device = reporter.device()
-    from rl_bridge.config import MonarchConfig
-
     if device == "cpu":
         placement, overrides = "on the CPU", ["rollout.batch_size=64"]
     elif torch.cuda.device_count() > 1:
@@ -151,15 +149,10 @@ def blackjack(reporter: Reporter) -> None:
             "a card each for trainer and generator",
             ["trainer.num_gpus=1", *BF16_OVERRIDES],
         )
-    elif "colocate" in MonarchConfig.model_fields:
+    else:
         placement, overrides = (
             "trainer and generator share the card",
             ["monarch.colocate=true", "trainer.num_gpus=1", *BF16_OVERRIDES],
-        )
-    else:
-        placement, overrides = (
-            "the generator has the card, the trainer the CPU",
-            ["monarch.roles.policy={gpus: 1}", *BF16_OVERRIDES],
         )
     reporter.record("how", placement)
     with tempfile.TemporaryDirectory() as folder:

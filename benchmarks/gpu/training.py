@@ -339,9 +339,9 @@ async def _take(pipe: Connection, transport: Transport, device: str) -> None:
         began = time.perf_counter()
         async with store.open(snapshot.key, device=device) as tensors:
             if compare:
-                pipe.send((0.0, {name: _digest(tensor) for name, tensor in tensors.items()}))
+                pipe.send((0.0, {name: _digest(tensor.to(device)) for name, tensor in tensors.items()}))
                 pipe.recv()  # the publisher has published further versions meanwhile
-                digests = {name: _digest(tensor) for name, tensor in tensors.items()}
+                digests = {name: _digest(tensor.to(device)) for name, tensor in tensors.items()}
             else:
                 digests = {}
                 for tensor in tensors.values():

@@ -123,6 +123,7 @@ def _make_engine(settings: EvaluationSettings) -> tuple[Engine, int]:
             f"{settings.max_tokens}"
         )
     try:
+        from rl_bridge.devices import own_device
         from rl_bridge.generator.replica import make_engine
     except ModuleNotFoundError as error:
         raise MissingDependencyError(str(error.name)) from error
@@ -132,7 +133,8 @@ def _make_engine(settings: EvaluationSettings) -> tuple[Engine, int]:
         "max_num_seqs": min(settings.sessions, 256),
         "generate_timeout_s": settings.policy_timeout_s,
     }
-    config = Config.model_validate({"rollout": rollout})
+    roles = {"policy": {"gpus": int(own_device().type == "cuda")}}  # determines the dtype, as in a run
+    config = Config.model_validate({"rollout": rollout, "monarch": {"roles": roles}})
     return make_engine(config, folder, seed=settings.seed), max_length
 
 

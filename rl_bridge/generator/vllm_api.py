@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from rl_bridge.config import Config, LoraConfig, RolloutConfig
 from rl_bridge.errors import GeneratorError, MissingDependencyError, ModelError
 from rl_bridge.generator.local_engine import LocalEngine
+from rl_bridge.planning import ModelSize, in_transit_on_gpu, sent_bytes
 from rl_bridge.titan.architecture import Architecture, read_architecture
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.peft import write_adapter
@@ -232,7 +233,7 @@ def _make_engine_options(config: Config, model_path: str, seed: int) -> dict[str
         "seed": seed,
     }
     if on_gpu:
-        options["gpu_memory_utilization"] = rollout.gpu_memory_utilization
+        options["gpu_memory_utilization"] = rollout.gpu_memory_utilization - _kept_share(config, model_path)
         options["enable_sleep_mode"] = bool(config.monarch.colocate)
         if (kv_bytes := _small_kv_cache_bytes(config, model_path)) is not None:
             options["kv_cache_memory_bytes"] = kv_bytes
@@ -251,6 +252,17 @@ def _make_engine_options(config: Config, model_path: str, seed: int) -> dict[str
         # Kernels are chosen by shape, so a row's result may depend on the number of rows.
         options["enable_prefix_caching"] = False
     return options
+
+
+def _kept_share(config: Config, model_path: str) -> float:
+    """Return the share of a GPU that the trainer's versions of the weights take there, awake or not (`cuda_ipc`)."""
+    from vllm.platforms import current_platform
+
+    if config.monarch.transport != "cuda_ipc":
+        return 0.0
+    sent = sent_bytes(ModelSize.of_folder(Path(model_path)), config)
+    gpu_bytes: int = current_platform.get_device_total_memory()
+    return sum(in_transit_on_gpu(config, sent).values()) / gpu_bytes
 
 
 def _small_kv_cache_bytes(config: Config, model_path: str) -> int | None:

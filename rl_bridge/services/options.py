@@ -249,8 +249,7 @@ class GpuLock:
     def __init__(self) -> None:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES") or f"cpu-{shared_gpu_number()}"
         run = os.environ.get(RUN_VARIABLE, "")
-        # In the same order in every process, which rules out deadlocks.
-        self._names = [f"\0ropewalk-turn/{run}/{device.strip()}" for device in sorted(devices.split(","))]
+        self._names = [f"\0ropewalk-turn/{run}/{device.strip()}" for device in devices.split(",")]
         self._sockets: list[socket.socket] = []
         self._acquiring = asyncio.Lock()
         self.held = False
@@ -264,19 +263,26 @@ class GpuLock:
     async def _acquire(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                for name in self._names:
-                    self._sockets.append(socket.socket(socket.AF_UNIX))
-                    while not _try_bind(self._sockets[-1], name):  # noqa: ASYNC110 - the kernel tells nobody
-                        await asyncio.sleep(GPU_LOCK_POLL_INTERVAL_S)
+                while not self._try_bind_all():  # noqa: ASYNC110 - the kernel tells nobody
+                    await asyncio.sleep(GPU_LOCK_POLL_INTERVAL_S)
+        except TimeoutError:
+            raise RoleError(
+                f"expected a turn on the GPU that trainer and generators share (monarch.colocate) within "
+                f"{timeout_s:g} s, another process has it; see its log, or raise trainer.timeout_s"
+            ) from None
+
+    def _try_bind_all(self) -> bool:
+        """Bind all names or none: the trainer's ranks have a GPU each, and the first to have it waits for the rest."""
+        try:
+            for name in self._names:
+                self._sockets.append(socket.socket(socket.AF_UNIX))
+                if not _try_bind(self._sockets[-1], name):
+                    return False
             self.held = True
-        except BaseException as error:
-            self.release()
-            if isinstance(error, TimeoutError):
-                raise RoleError(
-                    f"expected a turn on the GPU that trainer and generators share (monarch.colocate) within "
-                    f"{timeout_s:g} s, another process has it; see its log, or raise trainer.timeout_s"
-                ) from None
-            raise
+        finally:
+            if not self.held:
+                self.release()
+        return True
 
     def release(self) -> None:
         """Release the lock."""

@@ -43,4 +43,6 @@ class Reference:
 
     def offload(self) -> None:
         """Move the weights to the host's memory until they are needed, to free the device's."""
-        self._offload.release(self._model.module.parameters())
+        # Without a backward pass FSDP keeps the last layer gathered, and `parameters()` would be the gathered copy; a
+        # state dict frees that and has the weights themselves.
+        self._offload.release(self._model.module.state_dict().values())

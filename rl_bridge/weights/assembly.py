@@ -219,12 +219,18 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 def _copy_from_gpu(pairs: Iterable[tuple[Tensor, Tensor]], gpu: torch.device) -> None:
     """Copy on a separate stream, after the GPU work submitted so far and concurrently with later work."""
-    stream = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch says no types
+    stream = _get_stream(gpu)
     stream.wait_stream(torch.cuda.current_stream(gpu))
     with torch.cuda.stream(stream):
         for target, source in pairs:
             target.copy_(source, non_blocking=True)
     stream.synchronize()
+
+
+@cache
+def _get_stream(gpu: torch.device) -> torch.cuda.Stream:
+    """Return the stream for copies: one, because torch keeps the memory of conversions apart for each stream."""
+    return torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]  # torch says no types
 
 
 def _copy(pending: deque[tuple[Tensor, Tensor]]) -> None:

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 from byte_pairs import save_byte_pairs
 
 from openenv_core.evaluation.policies import PolicyError, RequestedCall
 from openenv_core.evaluation.records import EvaluationSettings
 from rl_bridge.generator.base import Engine
-from rl_bridge.generator.checkpoint import CheckpointModel
+from rl_bridge.generator.checkpoint import CheckpointModel, _make_engine
 from rl_bridge.types import Completion
 from tests.rl_bridge.tokens.test_conversation import LLAMA_MARKS, LOOK, QWEN, QWEN_MARKS
 
@@ -73,6 +74,16 @@ async def test_no_room_and_no_tools(tmp_path: Path) -> None:
         model_of(tmp_path / "plain", ScriptedEngine()).begin(
             [{"role": "user", "content": "hello"}], LOOK, seed=0
         )
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", "float32"), ("cuda", "bfloat16")])
+def test_it_computes_in_what_a_run_on_the_device_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, dtype: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 2000}')
+    monkeypatch.setattr("rl_bridge.devices.own_device", lambda: torch.device(device))
+    engine, _ = _make_engine(EvaluationSettings(environments=("any",), policy=str(tmp_path)))
+    assert cast(Any, engine)._config.model.dtype == dtype
 
 
 def test_a_call_is_shown_as_text() -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +15,17 @@ import torch
 from generator_fixtures import WAIT_S, be_patient, engine_config, wait_until
 from torch import Tensor
 
+from rl_bridge.config import Config
 from rl_bridge.errors import GeneratorError
 from rl_bridge.generator.base import Engine
 from rl_bridge.generator.engine import VllmEngine
-from rl_bridge.generator.vllm_api import MAX_KV_BLOCKS, completion_of, prompt_of, small_kv_cache_bytes
+from rl_bridge.generator.vllm_api import (
+    MAX_KV_BLOCKS,
+    _make_engine_options,
+    completion_of,
+    prompt_of,
+    small_kv_cache_bytes,
+)
 from rl_bridge.generator.vllm_worker import WeightReceiver, WeightSender
 from rl_bridge.titan.architecture import architecture_of
 from rl_bridge.types import Completion, SamplingSettings
@@ -187,20 +196,22 @@ def test_token_timeout_is_suspended_while_weights_load(monkeypatch: pytest.Monke
     engine.close()
 
 
+SHAPE = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 100,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64,
+}
+
+
 def tiny(**other: Any) -> Any:
-    shape = {
-        "model_type": "qwen3",
-        "hidden_size": 64,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "vocab_size": 100,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 64,
-    }
-    return architecture_of(shape | other, where="here")
+    return architecture_of(SHAPE | other, where="here")
 
 
 def test_small_model_gets_no_more_blocks_than_are_soon_made() -> None:
@@ -215,3 +226,21 @@ def test_small_model_gets_no_more_blocks_than_are_soon_made() -> None:
     long = engine_config(max_length=16 * MAX_KV_BLOCKS // 64, max_num_seqs=128)
     long = long.model_copy(update={"model": config.model})
     assert small_kv_cache_bytes(long, tiny(), share) == 4 * MAX_KV_BLOCKS * 4096  # twice those at once
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("transport", "versions"), [("auto", 0), ("cuda_ipc", 2)])
+def test_versions_that_the_trainer_keeps_on_the_gpu_come_off_the_engine_s_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, versions: int
+) -> None:
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr("rl_bridge.devices.own_device", lambda: torch.device("cuda"))
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"vocab_size": 2_000_000}))
+    mesh = {"colocate": True, "transport": transport}
+    config = Config.model_validate({"monarch": mesh, "rollout": {}, "trainer": {"num_gpus": 1}})
+    options = _make_engine_options(config, str(tmp_path), 0)
+    kept = versions * 2 * tiny(vocab_size=2_000_000).parameters
+    assert options["gpu_memory_utilization"] == pytest.approx(
+        0.85 - kept / current_platform.get_device_total_memory(), abs=1e-6
+    )

@@ -78,6 +78,23 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
 
 
 @pytest.mark.heavy
+def test_nothing_of_the_weights_stays_on_the_device_in_others_turns(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    from rl_bridge.trainer.reference import Reference
+
+    everything, reference = batch(3), Reference(settings(tiny_policy, folder=tmp_path))
+    weights: Any = reference._model.module.parameters()
+    memory = [weight.to_local().untyped_storage() for weight in weights]
+    expected = reference.logprobs(everything)
+    for _ in range(2):
+        reference.offload()
+        left = sum(storage.nbytes() for storage in memory)
+        assert left == 0
+        assert reference.logprobs(everything).tolist() == expected.tolist()
+
+
+@pytest.mark.heavy
 @pytest.mark.timeout(300)
 async def test_colocated_reference_answers_in_its_own_turn(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -58,6 +58,23 @@ async def test_overlapping_gpus_share_a_turn(monkeypatch: pytest.MonkeyPatch) ->
     again.release()
 
 
+async def test_who_waits_for_one_gpu_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank of a trainer has one GPU, and the first to have it waits for the others."""
+    generator, ranks = GpuLock(), list[GpuLock]()
+    for gpu in ("1", "3"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu)
+        ranks.append(GpuLock())
+    await ranks[1].acquire(WAIT_S)
+    waiting = asyncio.ensure_future(generator.acquire(WAIT_S))
+    await asyncio.sleep(0.1)
+    await ranks[0].acquire(WAIT_S)
+    for rank in ranks:
+        assert not waiting.done()
+        rank.release()
+    await waiting
+    generator.release()
+
+
 async def test_without_gpus_a_rank_takes_turns_with_the_generator_of_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
