@@ -22,6 +22,7 @@ from openenv_core.errors import (
     ValidationFailedError,
 )
 from openenv_core.protocol.http import http_url
+from openenv_core.protocol.jsonio import from_json
 from openenv_core.protocol.toolcalls import value_of
 from openenv_core.proxies import proxy_for
 from openenv_core.tools import CallToolAction, ToolErrorType
@@ -255,8 +256,8 @@ def read_call(text: str) -> tuple[str, dict[str, Any]]:
     """
     calls = _CALL.findall(text) or [text]
     try:
-        call = json.loads(calls[-1])
-    except (ValueError, RecursionError):
+        call = from_json(calls[-1])  # refuses what could not be sent: lone surrogates, excessive nesting
+    except ValueError:
         raise ValueError(f"there is no call of a tool in the answer. {_CALL_FORMAT}") from None
     name = call.get("name") if isinstance(call, dict) else None
     arguments = call.get("arguments", {}) if isinstance(call, dict) else None

@@ -88,6 +88,8 @@ def test_the_last_call_of_an_answer_counts() -> None:
         '{"name": 3}',
         '{"name": "a", "arguments": []}',
         "[" * 5000,
+        '{"name": "a", "arguments": {"b": "\\ud800"}}',
+        '{"name": "a", "arguments": {"b": %s}}' % ("[" * 400 + "]" * 400),
     ],
 )
 def test_answer_without_a_call_is_answered_with_the_expected_form(text: str) -> None:

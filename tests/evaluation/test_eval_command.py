@@ -291,11 +291,12 @@ def call(name: str, arguments: str) -> dict[str, Any]:
 
 def test_model_plays_by_calls(table: str, tmp_path: Path, model: tuple[str, list[Any], list[Any]]) -> None:
     url, requests, answers = model
-    answers += [{"content": "Hm."}, call("act", "{"), call("act", '{"action": "stand"}')]
+    surrogate = call("act", r'{"action": "\ud800"}')
+    answers += [{"content": "Hm."}, call("act", "{"), surrogate, call("act", '{"action": "stand"}')]
     out = tmp_path / "out"
     assert evaluate(table, "--policy", url, "--episodes", "1", "--out", str(out)) == 0
     (record,) = lines(out)
-    assert (record["ending"], record["tool_calls"], len(record["turns"])) == ("completed", 2, 3)
+    assert (record["ending"], record["tool_calls"], len(record["turns"])) == ("completed", 3, 4)
     assert requests[0]["tools"][0]["function"]["name"] == "act"
     assert requests[0]["messages"][0]["content"].startswith("You hold")
     replies = [
