@@ -105,7 +105,6 @@ class TextEpisode:
             return
         schema = (await self._fetch_schema())["action"]
         if is_of_tools(schema):
-            await self._retry(self._client.connect)
             self.tools = openai_tools(await self._client.list_tools())
         else:
             self._acts = True
@@ -131,7 +130,7 @@ class TextEpisode:
         Raises:
             ClientError: The episode could not be started within `reset_timeout_s`.
         """
-        await self.open()
+        await self._retry(self.open)
         self.done, self.failure, self._return, self.unscored, self.truncated = False, None, 0.0, None, False
         result = await self._retry(self._client.reset, **options)
         self._record(result)

@@ -1,4 +1,6 @@
+import asyncio
 import json
+import socket
 
 import pytest
 from counter import Add, Count, Counter
@@ -58,6 +60,17 @@ async def test_unscored_episode_has_no_reward(key: str) -> None:
         assert episode.done
         assert episode.reward is None
         await episode.close()
+
+
+async def test_first_reset_waits_for_a_server_that_is_away() -> None:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        episode = TextEpisode(f"http://127.0.0.1:{place.getsockname()[1]}")
+        resetting = asyncio.create_task(episode.reset(seed=1))
+        await asyncio.wait([resetting], timeout=0.2)
+        async with serving(blackjack, place):
+            assert (await resetting).startswith("You hold ")
+            await episode.close()
 
 
 @pytest.mark.slow
