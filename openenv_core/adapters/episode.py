@@ -130,6 +130,8 @@ class TextEpisode:
         Raises:
             ClientError: The episode could not be started within `reset_timeout_s`.
         """
+        if self.failure is not None:
+            await self._client.disconnect()  # a step that was too slow may still run in that session
         await self._retry(self.open)
         self.done, self.failure, self._return, self.unscored, self.truncated = False, None, 0.0, None, False
         result = await self._retry(self._client.reset, **options)

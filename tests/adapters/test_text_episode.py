@@ -3,7 +3,7 @@ import json
 import socket
 
 import pytest
-from counter import Add, Count, Counter
+from counter import Add, Count, Counter, SlowAsync
 from serving import serving
 
 from envs.blackjack_env.server.app import app as blackjack
@@ -59,6 +59,17 @@ async def test_unscored_episode_has_no_reward(key: str) -> None:
         await episode.call("act", {"amount": 1})
         assert episode.done
         assert episode.reward is None
+        await episode.close()
+
+
+async def test_step_that_hangs_does_not_hold_up_the_next_episode() -> None:
+    app = create_app(SlowAsync.fresh(), Add, Count, max_concurrent_envs=2)
+    async with serving(app) as address:
+        episode = TextEpisode(f"http://{address}", step_timeout_s=0.3, reset_timeout_s=30.0)
+        await episode.reset()
+        assert "has failed" in await episode.call("act", {"amount": 1})
+        await episode.reset()
+        assert episode.failure is None
         await episode.close()
 
 
