@@ -21,7 +21,7 @@ from openenv_core.errors import (
     ToolCallError,
     ValidationFailedError,
 )
-from openenv_core.protocol.http import http_url
+from openenv_core.protocol.http import http_url, redact_url
 from openenv_core.protocol.jsonio import from_json
 from openenv_core.protocol.toolcalls import value_of
 from openenv_core.proxies import proxy_for
@@ -229,22 +229,23 @@ async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: fl
     """
     url = f"{http_url(base_url)}/schema"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    schema = None
     try:
         async with httpx.AsyncClient(
             headers=headers, timeout=timeout_s, proxy=proxy_for(url), trust_env=False
         ) as http:
             reply = await http.get(url)
-            reply.raise_for_status()
-            schema = reply.json()
     except (httpx.TransportError, httpx.InvalidURL) as error:
-        raise ConnectionFailedError(f"no server answers at {url}: {error}") from error
-    except (httpx.HTTPStatusError, ValueError) as error:
-        raise ProtocolError(f"{url} does not answer with schemas: {error!r}") from error
+        raise ConnectionFailedError(f"no server answers at {redact_url(url)}: {error}") from error
+    if reply.status_code == httpx.codes.OK:
+        with suppress(ValueError):
+            schema = reply.json()
     if not isinstance(schema, dict) or not all(
         isinstance(schema.get(key), dict) for key in ("action", "observation")
     ):
         raise ProtocolError(
-            f"{url} does not answer with schemas of actions and observations: {schema!r:.200}"
+            f"{redact_url(url)} does not answer with schemas of actions and observations, but with HTTP "
+            f"{reply.status_code}: {reply.text!r:.200}"
         )
     return schema
 

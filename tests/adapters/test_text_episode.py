@@ -8,8 +8,8 @@ from serving import serving
 
 from envs.blackjack_env.server.app import app as blackjack
 from envs.shop_env.server.app import app as shop
-from openenv_core.adapters.episode import TextEpisode, read_call
-from openenv_core.errors import ConnectionFailedError
+from openenv_core.adapters.episode import TextEpisode, fetch_schema, read_call
+from openenv_core.errors import ConnectionFailedError, ProtocolError
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
 from servers import create_app
 
@@ -95,6 +95,17 @@ async def test_lost_server_gives_no_reward_and_fails_the_next_reset() -> None:
     with pytest.raises(ConnectionFailedError):
         await episode.reset(seed=2)
     await episode.close()
+
+
+async def test_errors_show_no_password() -> None:
+    async with serving(blackjack) as address:
+        for url, error in (
+            ("http://me:hush@127.0.0.1:9", ConnectionFailedError),
+            (f"http://me:hush@{address}/no", ProtocolError),
+        ):
+            with pytest.raises(error, match=r"127\.0\.0\.1") as raised:
+                await fetch_schema(url)
+            assert "hush" not in str(raised.value)
 
 
 def test_the_last_call_of_an_answer_counts() -> None:
