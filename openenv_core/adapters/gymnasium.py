@@ -78,10 +78,11 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             ClientError: The server cannot be reached, or refuses the options.
+            EnvironmentFailureError: The environment reports a failure that is not the policy's.
         """
         super().reset(seed=seed)
         reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
-        result = self._client.reset(**reset_options)
+        result = _require_valid(self._client.reset(**reset_options))
         return self._observation.read(result.observation), _make_info(result)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -89,11 +90,10 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             ClientError: The server is lost, or refuses the action.
-            EnvironmentFailureError: The environment reports a failure that is not the policy's.
+            EnvironmentFailureError: The environment reports a failure that is not the policy's, or could not score
+                the episode.
         """
-        result = self._client.step(self._action.write(action))
-        if (failure := result.infrastructure_error) is not None:
-            raise EnvironmentFailureError(f"the episode does not count: {failure}")
+        result = _require_valid(self._client.step(self._action.write(action)))
         info = _make_info(result)
         return (
             self._observation.read(result.observation),
@@ -250,6 +250,13 @@ def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float6
     limits = np.iinfo(np.int64)
     lowest, highest = (limits.min, limits.max) if dtype is np.int64 else (-np.inf, np.inf)
     return spaces.Box(lowest if low is None else low, highest if high is None else high, (), dtype)
+
+
+def _require_valid(result: StepResult[Any]) -> StepResult[Any]:
+    """Return a result; EnvironmentFailureError if its episode must not be scored."""
+    if (failure := result.infrastructure_error or result.unscored) is not None:
+        raise EnvironmentFailureError(f"the episode does not count: {failure}")
+    return result
 
 
 def _make_info(result: StepResult[Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from openenv_core.errors import (
 )
 from openenv_core.loop_thread import shared_loop
 from openenv_core.making import make
-from openenv_core.outcomes import TERMINATED, TRUNCATED, infrastructure_failure
+from openenv_core.outcomes import TERMINATED, TRUNCATED, infrastructure_failure, unscored_reason
 from openenv_core.protocol.batch import Array, columns_of
 from openenv_core.protocol.replies import server_error
 
@@ -285,15 +285,20 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         member_rows = [*zip(members, rows or (), strict=False)]
         if (final := fields.get("final")) is not None:  # with same_step the other observations are of resets
             member_rows += zip(final["members"], final.get("rows") or (), strict=False)
-        for member, row in member_rows:
-            if (failure := infrastructure_failure(row)) is not None:
-                errors[member] = EnvironmentFailureError(f"the episode does not count: {failure}")
         if not members:
             no_flags = np.zeros(0, np.bool_)
             return VectorSteps(np.zeros(0, np.int64), None, np.zeros(0), no_flags, no_flags, {})
         rewards, terminations, truncations = (
             _to_numpy(reply.arrays[fields[name]]) for name in ("reward", "terminated", "truncated")
         )
+        without_reward = np.flatnonzero(np.isnan(rewards) & (terminations | truncations))
+        over = {members[index] for index in without_reward}
+        for member, row in member_rows:
+            failure = infrastructure_failure(row)
+            if failure is None and member in over:
+                failure = unscored_reason({"done": True, "observation": row})
+            if failure is not None:
+                errors[member] = EnvironmentFailureError(f"the episode does not count: {failure}")
         rewards[np.isnan(rewards)] = 0.0
         observations = self._observations(fields, reply.arrays)
         return VectorSteps(np.array(members), observations, rewards, terminations, truncations, {})

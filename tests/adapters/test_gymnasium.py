@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from counter import Add, Count, Counter
 from gym_worlds import MIXED
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
@@ -22,7 +23,13 @@ from envs.gymnasium_env.server.app import gymnasium_app
 from envs.gymnasium_env.server.environment import QuickGymnasiumEnvironment
 from openenv_core.adapters.gymnasium import ServedEnv
 from openenv_core.adapters.spaces import describe_space, read_space, read_value, write_value
-from openenv_core.errors import ConfigurationError, EpisodeOverError, ExecutionError
+from openenv_core.errors import (
+    ConfigurationError,
+    EnvironmentFailureError,
+    EpisodeOverError,
+    ExecutionError,
+)
+from servers import create_app
 
 ALL = [
     "CartPole-v1",
@@ -102,6 +109,24 @@ async def test_options_pictures_infos_and_truncation_cross_the_wire() -> None:
 
     app = gymnasium_app("gym_worlds:Mixed-v0", render_mode="rgb_array")
     await with_env(app, use, render_mode="rgb_array")
+
+
+async def test_episode_that_failed_or_has_no_score_does_not_count() -> None:
+    class Failing(Counter):
+        def reset(self, *, mark: str = "", **options: Any) -> Count:
+            return Count(metadata={mark: "a disk is full"})
+
+        def step(self, action: Add) -> Count:
+            return Count(metadata={"unscored": "a disk is full"}, done=True)
+
+    def use(env: ServedEnv) -> None:
+        with pytest.raises(EnvironmentFailureError, match="does not count: a disk is full"):
+            env.reset(options={"mark": "infrastructure_error"})
+        env.reset()
+        with pytest.raises(EnvironmentFailureError, match="does not count: a disk is full"):
+            env.step(np.int64(1))
+
+    await with_env(create_app(Failing, Add, Count), use)
 
 
 @pytest.mark.heavy

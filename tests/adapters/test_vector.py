@@ -175,12 +175,13 @@ class Number(Observation):
 
 class Numbered(Environment[Any, Any, Any]):
     SUPPORTS_CONCURRENT_SESSIONS = True
+    MARK = "infrastructure_error"
 
     def reset(self, **_: Any) -> Observation:
         return Number()
 
     def step(self, action: Any) -> Observation:
-        return Number(infrastructure_error="the disk is full", done=True)
+        return Number(metadata={self.MARK: "the disk is full"}, done=True)
 
     @property
     def state(self) -> State:
@@ -191,15 +192,22 @@ class Press(Action):
     button: int = Field(ge=0, le=1)
 
 
+class Unscored(Numbered):
+    MARK = "unscored"
+
+
+@pytest.mark.parametrize("environment", [Numbered, Unscored])
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-async def test_infrastructure_failure_of_a_member_does_not_count(mode: str) -> None:
+async def test_episode_of_a_member_that_failed_or_has_no_score_does_not_count(
+    mode: str, environment: type[Numbered]
+) -> None:
     def use(envs: ServedVectorEnv) -> None:
         envs.reset()
         with pytest.raises(MembersFailedError, match="does not count: the disk is full") as caught:
             envs.step(np.array([0]))
         assert isinstance(caught.value.errors[0], EnvironmentFailureError)
 
-    app = create_app(Numbered, Press, Number, max_concurrent_envs=2)
+    app = create_app(environment, Press, Number, max_concurrent_envs=2)
     await with_vector(app, use, 1, autoreset_mode=mode)
 
 
