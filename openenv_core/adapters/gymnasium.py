@@ -29,6 +29,8 @@ from openenv_core.types import StepResult
 
 MAX_TEXT_CHARS: Final = 1 << 20
 
+_INTEGERS: Final = np.iinfo(np.int64)
+
 
 class ServedEnv(gymnasium.Env[Any, Any]):
     """A served environment as a `gymnasium.Env`.
@@ -216,9 +218,9 @@ class FieldSpace:
         match schema.get("type"):
             case "boolean":
                 return cls(spaces.Discrete(2), lambda value: np.int64(bool(value)), bool)
-            case "integer" if low is not None and high is not None:
-                return cls.declared(spaces.Discrete(high - low + 1, start=low))
             case "integer":
+                if low is not None and high is not None and max(-low, high, high - low) < _INTEGERS.max:
+                    return cls.declared(spaces.Discrete(high - low + 1, start=low))
                 return cls.declared(_box(low, high, np.int64))
             case "number":
                 return cls.declared(_box(low, high, np.float64))
@@ -247,9 +249,10 @@ class AnyText(spaces.Text):
 
 
 def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float64]) -> Space[Any]:
-    limits = np.iinfo(np.int64)
-    lowest, highest = (limits.min, limits.max) if dtype is np.int64 else (-np.inf, np.inf)
-    return spaces.Box(lowest if low is None else low, highest if high is None else high, (), dtype)
+    # Without the highest integer: Gymnasium draws samples below the bound plus one, which would overflow.
+    lowest, highest = (_INTEGERS.min, _INTEGERS.max - 1) if dtype is np.int64 else (-np.inf, np.inf)
+    low, high = lowest if low is None else max(low, lowest), highest if high is None else min(high, highest)
+    return spaces.Box(low, high, (), dtype)
 
 
 def _require_valid(result: StepResult[Any]) -> StepResult[Any]:

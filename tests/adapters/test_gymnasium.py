@@ -21,7 +21,7 @@ from envs.blackjack_env.server.app import app as blackjack
 from envs.gymnasium_env.models import GymnasiumAction
 from envs.gymnasium_env.server.app import gymnasium_app
 from envs.gymnasium_env.server.environment import QuickGymnasiumEnvironment
-from openenv_core.adapters.gymnasium import ServedEnv
+from openenv_core.adapters.gymnasium import Fields, ServedEnv
 from openenv_core.adapters.spaces import describe_space, read_space, read_value, write_value
 from openenv_core.errors import (
     ConfigurationError,
@@ -204,6 +204,29 @@ def test_spaces_and_values_are_the_same_after_the_wire(space: spaces.Space[Any])
         value = space.sample()
         assert space.contains(read_value(again, write_value(space, value)))
         assert write_value(again, read_value(again, write_value(space, value))) == write_value(space, value)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {},
+        {"minimum": 1},
+        {"maximum": -1},
+        {"minimum": 0, "maximum": 2**63 - 1},
+        {"minimum": -(2**63), "maximum": 2**63 - 1},
+        {"minimum": 0, "maximum": 2**64 - 1},
+        {"minimum": 2**62, "maximum": 2**62 + 1},
+    ],
+    ids=str,
+)
+def test_integers_of_any_range_are_sampled(bounds: dict[str, int]) -> None:
+    fields = Fields({"properties": {"number": {"type": "integer", **bounds}}})
+    fields.space.seed(1)
+    samples = [fields.space.sample() for _ in range(20)]
+    assert len({int(sample) for sample in samples}) > 1
+    for sample in samples:
+        assert fields.space.contains(fields.read(fields.write(sample)))
+        assert bounds.get("minimum", -(2**63)) <= sample <= bounds.get("maximum", 2**63)
 
 
 def test_unsupported_spaces_are_refused() -> None:
