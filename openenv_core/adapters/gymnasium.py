@@ -263,4 +263,5 @@ def _require_valid(result: StepResult[Any]) -> StepResult[Any]:
 
 
 def _make_info(result: StepResult[Any]) -> dict[str, Any]:
-    return {**(result.metadata or {}), **(result.observation.get("info") or {})}
+    info = result.observation.get("info")
+    return {**(result.metadata or {}), **(info if isinstance(info, dict) else {})}

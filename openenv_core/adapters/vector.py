@@ -371,5 +371,6 @@ def _to_numpy(array: Array) -> "NDArray[Any]":
 
 
 def _make_info(row: Mapping[str, Any]) -> dict[str, Any]:
-    info = {**(row.get("metadata") or {}), **(row.get("info") or {})}
-    return {name: value for name, value in info.items() if name not in (TERMINATED, TRUNCATED)}
+    info = row.get("info")
+    merged = {**(row.get("metadata") or {}), **(info if isinstance(info, dict) else {})}
+    return {name: value for name, value in merged.items() if name not in (TERMINATED, TRUNCATED)}

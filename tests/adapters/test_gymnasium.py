@@ -111,6 +111,21 @@ async def test_options_pictures_infos_and_truncation_cross_the_wire() -> None:
     await with_env(app, use, render_mode="rgb_array")
 
 
+async def test_field_info_that_is_text_is_no_info_of_gymnasium() -> None:
+    class Told(Count):
+        info: str = "it begins"
+
+    class Telling(Counter):
+        def reset(self, **options: Any) -> Count:
+            return Told()
+
+    def use(env: ServedEnv) -> None:
+        observation, info = env.reset()
+        assert (observation["info"], info) == ("it begins", {})
+
+    await with_env(create_app(Telling, Add, Told), use)
+
+
 async def test_episode_that_failed_or_has_no_score_does_not_count() -> None:
     class Failing(Counter):
         def reset(self, *, mark: str = "", **options: Any) -> Count:

@@ -171,6 +171,7 @@ async def test_an_environment_of_ours_and_its_infrastructure() -> None:
 
 class Number(Observation):
     number: int = 1
+    info: str = "of the environment's own"
 
 
 class Numbered(Environment[Any, Any, Any]):
