@@ -6,25 +6,31 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from counter import Add, BlockingCounter, Count
 from module_run import finished
 from serve_process import SUPPORT, ServeProcess, eventually, serve
+from serving import serving
 
 from envs.blackjack_env.baselines import baselines
 from openenv_core.cli.eval import COMMAND
 from openenv_core.cli.main import run
 from openenv_core.errors import OpenEnvError
+from openenv_core.evaluation.episodes import Arena, plan_episodes
+from openenv_core.evaluation.policies import RandomPolicy
 from openenv_core.evaluation.records import (
     EpisodeRecord,
     EvaluationFolder,
     EvaluationSettings,
     summarize,
 )
+from servers import create_app
 
 LIMIT_S = 100
 
@@ -223,6 +229,32 @@ def test_lost_episode_is_counted_apart_and_played_again(
     assert "0 dropped and 1 unscored, the last one because: nobody can judge it" in capsys.readouterr().err
     assert (figures(out)[table]["episodes"], len(lines(out))) == (2, 6)
     assert whole[table]["episodes"] == 3
+
+
+async def test_episode_that_fails_after_the_patience_is_played_again() -> None:
+    class Faltering(BlockingCounter):
+        failed = False
+
+        def step(self, action: Add) -> Count:
+            if not Faltering.failed:
+                Faltering.failed = True
+                time.sleep(0.3)
+                raise RuntimeError("no disk")
+            return Count(reward=1, done=True)
+
+    settings = EvaluationSettings(environments=("e",), policy="random", patience_s=0.2)
+    records: list[EpisodeRecord] = []
+    async with serving(create_app(Faltering, Add, Count)) as address:
+        arena = Arena(
+            environment="e",
+            url=f"http://{address}",
+            token=None,
+            policy=RandomPolicy(),
+            settings=settings,
+            alive=lambda: True,
+        )
+        await arena.play(plan_episodes(settings, 0, 1), records.append)
+    assert [(record.ending, record.reward) for record in records] == [("completed", 1)]
 
 
 @pytest.mark.slow
