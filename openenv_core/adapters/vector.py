@@ -176,7 +176,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             ):
                 observations[member] = observation
             steps = steps._replace(observations=_make_batch(self.single_observation_space, observations))
-        self._last_observations = steps.observations
+            self._last_observations = steps.observations
         return steps.observations, steps.infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -189,7 +189,6 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         arrays: list[Array] = []
         request_fields = self._write(actions, self._all_members, arrays)
         steps = self._read(self._request("step", request_fields, arrays), self._all_members)
-        self._last_observations = steps.observations
         return steps.observations, steps.rewards, steps.terminations, steps.truncations, steps.infos
 
     def send(self, actions: Any, members: Sequence[int] | None = None, *, at_least: int = 1) -> None:
@@ -272,6 +271,8 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             steps = parts[0]._replace(infos=infos)
         else:
             steps = self._merge(parts, members, infos)
+        if members is self._all_members:
+            self._last_observations = steps.observations
         if errors:
             raise MembersFailedError(errors, steps)
         return steps

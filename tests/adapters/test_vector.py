@@ -131,6 +131,10 @@ async def test_failure_of_one_member_comes_with_the_steps_of_the_others() -> Non
         assert envs.step(np.array([1, 1, 0]))[1].tolist() == [1, 1, 1]
         with pytest.raises(ValueError, match="expected values of int64"):
             envs.step(np.array([0.5, 1.0, 0.0]))
+        with pytest.raises(MembersFailedError) as caught:
+            envs.step(np.array([1, 2, 0]))
+        again, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
+        assert again[[0, 2]].tolist() == caught.value.steps.observations[[0, 2]].tolist()
 
     await with_vector(gymnasium_app("CartPole-v1"), use, 3)
 
