@@ -8,6 +8,7 @@ All sessions share one connection, and a step of all is one frame each way. The 
 (docs/protocol.md), as ours do.
 """
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final, NamedTuple
@@ -132,6 +133,8 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             self.observation_space = batch_space(self.single_observation_space, num_envs)
             # Last, so that a failure above takes no slots of the server.
             self._client: VectorClient = self._server.vector(num_envs)
+            # A vector may be dropped without a close, as Gymnasium's may.
+            weakref.finalize(self, shared_loop().call_detached, self._client.close).atexit = False
         except BaseException:
             self._server.close()
             raise

@@ -1,6 +1,7 @@
 """Vectors of served environments: equal to Gymnasium's own step for step; failing members; partial steps."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from pydantic import Field
 from scripted import scripted
-from serving import serving
+from serving import eventually, serving
 from websockets.asyncio.server import ServerConnection
 
 from envs.blackjack_env.server.app import app as blackjack
@@ -254,6 +255,14 @@ async def test_too_large_vector_is_refused_and_closing_frees_all_slots() -> None
 
     await with_vector(app, use, 3)
     assert app.sessions.active == 0
+
+
+async def test_dropped_vector_ends_its_sessions() -> None:
+    app = gymnasium_app("CartPole-v1", max_concurrent_envs=4)
+    async with serving(app) as address:
+        await asyncio.to_thread(lambda: ServedVectorEnv(f"http://{address}", 3).reset())
+        gc.collect()
+        await eventually(lambda: app.sessions.active == 0)
 
 
 async def test_server_without_the_dialect_is_reported() -> None:
