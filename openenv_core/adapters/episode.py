@@ -220,7 +220,13 @@ class TextEpisode:
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
 
-async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
+async def fetch_schema(
+    base_url: str,
+    *,
+    token: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+) -> dict[str, Any]:
     """Return the JSON schemas of a server's action, observation and state, from its `GET /schema`.
 
     Raises:
@@ -228,7 +234,7 @@ async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: fl
         ProtocolError: The response holds no such schemas.
     """
     url = f"{http_url(base_url)}/schema"
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {**(headers or {}), **({"Authorization": f"Bearer {token}"} if token else {})}
     schema = None
     try:
         async with httpx.AsyncClient(

@@ -23,6 +23,7 @@ from envs.gymnasium_env.server.app import gymnasium_app
 from envs.gymnasium_env.server.environment import QuickGymnasiumEnvironment
 from openenv_core.adapters.gymnasium import Fields, ServedEnv
 from openenv_core.adapters.spaces import describe_space, read_space, read_value, write_value
+from openenv_core.adapters.vector import ServedVectorEnv
 from openenv_core.errors import (
     ConfigurationError,
     EnvironmentFailureError,
@@ -109,6 +110,15 @@ async def test_options_pictures_infos_and_truncation_cross_the_wire() -> None:
 
     app = gymnasium_app("gym_worlds:Mixed-v0", render_mode="rgb_array")
     await with_env(app, use, render_mode="rgb_array")
+
+
+@pytest.mark.slow
+def test_server_may_have_tokens() -> None:
+    token = "a-token-of-its-own"
+    with ServedEnv("blackjack", env_vars={"ROPEWALK_TOKENS": token}) as env:
+        assert env.reset(seed=1)[0]["text"].startswith("You hold")
+        url = env._client.base_url
+        ServedVectorEnv(url, 2, headers={"Authorization": f"Bearer {token}"}).close()
 
 
 async def test_field_info_that_is_text_is_no_info_of_gymnasium() -> None:
