@@ -59,7 +59,8 @@ class TextEpisode:
     Args:
         base_url: URL of the server, or of several equal ones; see `EnvClient`.
         token: Bearer token of the server.
-        reset_timeout_s: Seconds for which a reset is retried while the server is full or does not answer.
+        reset_timeout_s: Seconds for which a reset is retried while the server does not answer. A full one is waited for
+            as long as by `EnvClient`, half an hour.
         step_timeout_s: Reply timeout in seconds.
         unfinished_reward: Reward of an episode that the policy left before its end; None: the rewards so far.
 
