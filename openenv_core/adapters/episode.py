@@ -299,7 +299,7 @@ def _act_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "required": [name for name in schema.get("required", ()) if name in properties],
-        **({"$defs": schema["$defs"]} if "$defs" in schema else {}),
+        **{key: schema[key] for key in ("anyOf", "oneOf", "$defs") if key in schema},  # of a union of actions
     }
     description = schema.get("description") or "Take an action in the environment."
     return {

@@ -8,6 +8,7 @@ from serving import serving
 
 from envs.blackjack_env.server.app import app as blackjack
 from envs.shop_env.server.app import app as shop
+from openenv_core import Action
 from openenv_core.adapters.episode import TextEpisode, fetch_schema, read_call
 from openenv_core.errors import ConnectionFailedError, ProtocolError
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
@@ -31,6 +32,20 @@ async def test_a_game_is_played_by_one_tool_with_the_fields_of_its_action() -> N
         assert "The dealer holds" in end
         assert await episode.call("act", {"action": "stand"}) == "error: the episode is over"
         assert await episode.reset(seed=1) == table
+        await episode.close()
+
+
+async def test_game_with_a_union_of_actions_offers_each() -> None:
+    class Subtract(Action):
+        less: int
+
+    async with serving(create_app(Counter, Add | Subtract, Count)) as address:
+        episode = TextEpisode(f"http://{address}")
+        await episode.open()
+        (tool,) = episode.tools
+        parameters = tool["function"]["parameters"]
+        names = [option["$ref"].rpartition("/")[2] for option in parameters["anyOf"]]
+        assert [list(parameters["$defs"][name]["required"]) for name in names] == [["amount"], ["less"]]
         await episode.close()
 
 
