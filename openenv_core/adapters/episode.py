@@ -24,7 +24,7 @@ from openenv_core.errors import (
 from openenv_core.protocol.http import http_url, redact_url
 from openenv_core.protocol.jsonio import from_json
 from openenv_core.protocol.toolcalls import value_of
-from openenv_core.proxies import proxy_for
+from openenv_core.proxies import proxy_for, tls_context
 from openenv_core.tools import CallToolAction, ToolErrorType
 from openenv_core.tools.specs import is_of_tools, openai_tools
 from openenv_core.types import Observation, StepResult
@@ -239,7 +239,7 @@ async def fetch_schema(
     schema = None
     try:
         async with httpx.AsyncClient(
-            headers=headers, timeout=timeout_s, proxy=proxy_for(url), trust_env=False
+            headers=headers, timeout=timeout_s, proxy=proxy_for(url), trust_env=False, verify=tls_context()
         ) as http:
             reply = await http.get(url)
     except (httpx.TransportError, httpx.InvalidURL) as error:
