@@ -208,7 +208,7 @@ class FieldSpace:
         if len(kinds) == 1 and kinds[0] is not schema:
             # A nullable field becomes a text space, in which "" stands for null.
             return cls._text(empty_is_null=True)
-        if choices := schema.get("enum"):
+        if choices := [schema["const"]] if "const" in schema else schema.get("enum"):
             numbers = {choice: number for number, choice in enumerate(choices)}
             return cls(
                 spaces.Discrete(len(choices)),

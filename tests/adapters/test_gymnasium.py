@@ -254,6 +254,14 @@ def test_integers_of_any_range_are_sampled(bounds: dict[str, int]) -> None:
         assert bounds.get("minimum", -(2**63)) <= sample <= bounds.get("maximum", 2**63)
 
 
+def test_field_with_one_value_has_it_in_every_sample() -> None:
+    properties = {"kind": {"const": "move", "type": "string"}, "steps": {"enum": [1, 2]}}
+    fields = Fields({"properties": properties})
+    action = fields.write(fields.space.sample())
+    assert action["kind"] == "move"
+    assert fields.space.contains(fields.read(action))
+
+
 def test_unsupported_spaces_are_refused() -> None:
     for described in (
         {},
