@@ -244,6 +244,9 @@ async def fetch_schema(
             reply = await http.get(url)
     except (httpx.TransportError, httpx.InvalidURL) as error:
         raise ConnectionFailedError(f"no server answers at {redact_url(url)}: {error}") from error
+    if reply.status_code >= 500 or reply.status_code == httpx.codes.TOO_MANY_REQUESTS:
+        # A proxy answers so while the server behind it is away.
+        raise ConnectionFailedError(f"no server answers at {redact_url(url)}: HTTP {reply.status_code}")
     if reply.status_code == httpx.codes.OK:
         with suppress(ValueError):
             schema = reply.json()

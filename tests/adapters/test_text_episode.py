@@ -1,6 +1,7 @@
 import asyncio
 import json
 import socket
+from typing import Any
 
 import pytest
 from counter import Add, Count, Counter, SlowAsync
@@ -97,6 +98,24 @@ async def test_first_reset_waits_for_a_server_that_is_away() -> None:
         async with serving(blackjack, place):
             assert (await resetting).startswith("You hold ")
             await episode.close()
+
+
+async def test_first_reset_waits_for_a_server_behind_a_proxy() -> None:
+    refusals = iter((502, 503, 429))
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        status = next(refusals, None) if scope["type"] == "http" else None
+        if status is None:
+            await blackjack(scope, receive, send)
+        else:
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body"})
+
+    async with serving(proxy) as address:  # type: ignore[arg-type]
+        episode = TextEpisode(f"http://{address}")
+        assert (await episode.reset(seed=1)).startswith("You hold ")
+        await episode.close()
+    assert next(refusals, None) is None
 
 
 @pytest.mark.slow
