@@ -21,9 +21,10 @@ from openenv_core.errors import (
     ToolCallError,
     ValidationFailedError,
 )
-from openenv_core.protocol.http import http_url
+from openenv_core.protocol.http import http_url, redact_url
+from openenv_core.protocol.jsonio import from_json
 from openenv_core.protocol.toolcalls import value_of
-from openenv_core.proxies import proxy_for
+from openenv_core.proxies import proxy_for, tls_context
 from openenv_core.tools import CallToolAction, ToolErrorType
 from openenv_core.tools.specs import is_of_tools, openai_tools
 from openenv_core.types import Observation, StepResult
@@ -58,7 +59,8 @@ class TextEpisode:
     Args:
         base_url: URL of the server, or of several equal ones; see `EnvClient`.
         token: Bearer token of the server.
-        reset_timeout_s: Seconds for which a reset is retried while the server is full or does not answer.
+        reset_timeout_s: Seconds for which a reset is retried while the server does not answer. A full one is waited for
+            as long as by `EnvClient`, half an hour.
         step_timeout_s: Reply timeout in seconds.
         unfinished_reward: Reward of an episode that the policy left before its end; None: the rewards so far.
 
@@ -104,7 +106,6 @@ class TextEpisode:
             return
         schema = (await self._fetch_schema())["action"]
         if is_of_tools(schema):
-            await self._retry(self._client.connect)
             self.tools = openai_tools(await self._client.list_tools())
         else:
             self._acts = True
@@ -130,7 +131,9 @@ class TextEpisode:
         Raises:
             ClientError: The episode could not be started within `reset_timeout_s`.
         """
-        await self.open()
+        if self.failure is not None:
+            await self._client.disconnect()  # a step that was too slow may still run in that session
+        await self._retry(self.open)
         self.done, self.failure, self._return, self.unscored, self.truncated = False, None, 0.0, None, False
         result = await self._retry(self._client.reset, **options)
         self._record(result)
@@ -218,7 +221,13 @@ class TextEpisode:
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
 
 
-async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: float = 60.0) -> dict[str, Any]:
+async def fetch_schema(
+    base_url: str,
+    *,
+    token: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+) -> dict[str, Any]:
     """Return the JSON schemas of a server's action, observation and state, from its `GET /schema`.
 
     Raises:
@@ -226,23 +235,27 @@ async def fetch_schema(base_url: str, *, token: str | None = None, timeout_s: fl
         ProtocolError: The response holds no such schemas.
     """
     url = f"{http_url(base_url)}/schema"
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers = {**(headers or {}), **({"Authorization": f"Bearer {token}"} if token else {})}
+    schema = None
     try:
         async with httpx.AsyncClient(
-            headers=headers, timeout=timeout_s, proxy=proxy_for(url), trust_env=False
+            headers=headers, timeout=timeout_s, proxy=proxy_for(url), trust_env=False, verify=tls_context()
         ) as http:
             reply = await http.get(url)
-            reply.raise_for_status()
-            schema = reply.json()
     except (httpx.TransportError, httpx.InvalidURL) as error:
-        raise ConnectionFailedError(f"no server answers at {url}: {error}") from error
-    except (httpx.HTTPStatusError, ValueError) as error:
-        raise ProtocolError(f"{url} does not answer with schemas: {error!r}") from error
+        raise ConnectionFailedError(f"no server answers at {redact_url(url)}: {error}") from error
+    if reply.status_code >= 500 or reply.status_code == httpx.codes.TOO_MANY_REQUESTS:
+        # A proxy answers so while the server behind it is away.
+        raise ConnectionFailedError(f"no server answers at {redact_url(url)}: HTTP {reply.status_code}")
+    if reply.status_code == httpx.codes.OK:
+        with suppress(ValueError):
+            schema = reply.json()
     if not isinstance(schema, dict) or not all(
         isinstance(schema.get(key), dict) for key in ("action", "observation")
     ):
         raise ProtocolError(
-            f"{url} does not answer with schemas of actions and observations: {schema!r:.200}"
+            f"{redact_url(url)} does not answer with schemas of actions and observations, but with HTTP "
+            f"{reply.status_code}: {reply.text!r:.200}"
         )
     return schema
 
@@ -255,8 +268,8 @@ def read_call(text: str) -> tuple[str, dict[str, Any]]:
     """
     calls = _CALL.findall(text) or [text]
     try:
-        call = json.loads(calls[-1])
-    except (ValueError, RecursionError):
+        call = from_json(calls[-1])  # refuses what could not be sent: lone surrogates, excessive nesting
+    except ValueError:
         raise ValueError(f"there is no call of a tool in the answer. {_CALL_FORMAT}") from None
     name = call.get("name") if isinstance(call, dict) else None
     arguments = call.get("arguments", {}) if isinstance(call, dict) else None
@@ -289,7 +302,7 @@ def _act_tool(schema: Mapping[str, Any]) -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "required": [name for name in schema.get("required", ()) if name in properties],
-        **({"$defs": schema["$defs"]} if "$defs" in schema else {}),
+        **{key: schema[key] for key in ("anyOf", "oneOf", "$defs") if key in schema},  # of a union of actions
     }
     description = schema.get("description") or "Take an action in the environment."
     return {

@@ -29,6 +29,8 @@ from openenv_core.types import StepResult
 
 MAX_TEXT_CHARS: Final = 1 << 20
 
+_INTEGERS: Final = np.iinfo(np.int64)
+
 
 class ServedEnv(gymnasium.Env[Any, Any]):
     """A served environment as a `gymnasium.Env`.
@@ -58,7 +60,8 @@ class ServedEnv(gymnasium.Env[Any, Any]):
             options["token"] = token
         self._client = make(target, client=GenericEnvClient, **options)
         try:
-            schema = shared_loop().run(fetch_schema, self._client.base_url, token=token)
+            headers = self._client.async_client._options.headers  # which may come from env_vars
+            schema = shared_loop().run(fetch_schema, self._client.base_url, headers=headers)
             self._action = Fields(schema["action"])
             self._observation = Fields(schema["observation"])
         except BaseException:
@@ -78,10 +81,11 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             ClientError: The server cannot be reached, or refuses the options.
+            EnvironmentFailureError: The environment reports a failure that is not the policy's.
         """
         super().reset(seed=seed)
         reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
-        result = self._client.reset(**reset_options)
+        result = _require_valid(self._client.reset(**reset_options))
         return self._observation.read(result.observation), _make_info(result)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -89,11 +93,10 @@ class ServedEnv(gymnasium.Env[Any, Any]):
 
         Raises:
             ClientError: The server is lost, or refuses the action.
-            EnvironmentFailureError: The environment reports a failure that is not the policy's.
+            EnvironmentFailureError: The environment reports a failure that is not the policy's, or could not score
+                the episode.
         """
-        result = self._client.step(self._action.write(action))
-        if (failure := result.infrastructure_error) is not None:
-            raise EnvironmentFailureError(f"the episode does not count: {failure}")
+        result = _require_valid(self._client.step(self._action.write(action)))
         info = _make_info(result)
         return (
             self._observation.read(result.observation),
@@ -205,7 +208,7 @@ class FieldSpace:
         if len(kinds) == 1 and kinds[0] is not schema:
             # A nullable field becomes a text space, in which "" stands for null.
             return cls._text(empty_is_null=True)
-        if choices := schema.get("enum"):
+        if choices := [schema["const"]] if "const" in schema else schema.get("enum"):
             numbers = {choice: number for number, choice in enumerate(choices)}
             return cls(
                 spaces.Discrete(len(choices)),
@@ -216,9 +219,9 @@ class FieldSpace:
         match schema.get("type"):
             case "boolean":
                 return cls(spaces.Discrete(2), lambda value: np.int64(bool(value)), bool)
-            case "integer" if low is not None and high is not None:
-                return cls.declared(spaces.Discrete(high - low + 1, start=low))
             case "integer":
+                if low is not None and high is not None and max(-low, high, high - low) < _INTEGERS.max:
+                    return cls.declared(spaces.Discrete(high - low + 1, start=low))
                 return cls.declared(_box(low, high, np.int64))
             case "number":
                 return cls.declared(_box(low, high, np.float64))
@@ -247,10 +250,19 @@ class AnyText(spaces.Text):
 
 
 def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float64]) -> Space[Any]:
-    limits = np.iinfo(np.int64)
-    lowest, highest = (limits.min, limits.max) if dtype is np.int64 else (-np.inf, np.inf)
-    return spaces.Box(lowest if low is None else low, highest if high is None else high, (), dtype)
+    # Without the highest integer: Gymnasium draws samples below the bound plus one, which would overflow.
+    lowest, highest = (_INTEGERS.min, _INTEGERS.max - 1) if dtype is np.int64 else (-np.inf, np.inf)
+    low, high = lowest if low is None else max(low, lowest), highest if high is None else min(high, highest)
+    return spaces.Box(low, high, (), dtype)
+
+
+def _require_valid(result: StepResult[Any]) -> StepResult[Any]:
+    """Return a result; EnvironmentFailureError if its episode must not be scored."""
+    if (failure := result.infrastructure_error or result.unscored) is not None:
+        raise EnvironmentFailureError(f"the episode does not count: {failure}")
+    return result
 
 
 def _make_info(result: StepResult[Any]) -> dict[str, Any]:
-    return {**(result.metadata or {}), **(result.observation.get("info") or {})}
+    info = result.observation.get("info")
+    return {**(result.metadata or {}), **(info if isinstance(info, dict) else {})}

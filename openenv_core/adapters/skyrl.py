@@ -23,17 +23,18 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]  # the package has no ty
     such a failure is never a reward.
 
     Args:
-        env_config: `base_url`; optionally `max_turns` (default 16) and, as in `TextEpisode`, `token`,
-            `reset_timeout_s`, `step_timeout_s` and `unfinished_reward`.
-        extras: The data set's row; its `reset` has the options of the reset, such as `seed`.
+        env_config: `base_url`; optionally `max_turns` (default: that of `extras`, else 16) and, as in `TextEpisode`,
+            `token`, `reset_timeout_s`, `step_timeout_s` and `unfinished_reward`.
+        extras: The data set's row; its `reset` has the options of the reset, such as `seed`. SkyRL adds `max_turns`,
+            its `generator.max_turns`.
     """
 
     def __init__(self, env_config: Mapping[str, Any], extras: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        options = dict(env_config)
-        self.max_turns = options.pop("max_turns", MAX_TURNS)
+        options, extras = dict(env_config), extras or {}
+        self.max_turns = options.pop("max_turns", extras.get("max_turns", MAX_TURNS))
         self._episode = TextEpisode(options.pop("base_url"), **options)
-        self._reset_options = dict((extras or {}).get("reset") or {})
+        self._reset_options = dict(extras.get("reset") or {})
 
     def init(self, prompt: list[dict[str, str]]) -> tuple[list[dict[str, str]], dict[str, Any]]:
         """Start the episode; return the prompt with a description of the tools and the first observation.

@@ -47,8 +47,8 @@ class TRLEnvironments:
         unfinished_reward: Reward of an episode that the policy left before its end. Defaults to the rewards so far:
             for a game that pays only at its end, set the price of leaving.
         token: Bearer token of the servers.
-        reset_timeout_s: Seconds for which a reset is retried while the server is full or does not answer; then the
-            training ends.
+        reset_timeout_s: Seconds for which a reset is retried while the server does not answer; then the training ends.
+            A full server is waited for half an hour.
         step_timeout_s: Reply timeout in seconds.
 
     Raises:

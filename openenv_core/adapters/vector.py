@@ -8,6 +8,7 @@ All sessions share one connection, and a step of all is one frame each way. The 
 (docs/protocol.md), as ours do.
 """
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final, NamedTuple
@@ -32,7 +33,7 @@ from openenv_core.errors import (
 )
 from openenv_core.loop_thread import shared_loop
 from openenv_core.making import make
-from openenv_core.outcomes import TERMINATED, TRUNCATED, infrastructure_failure
+from openenv_core.outcomes import TERMINATED, TRUNCATED, infrastructure_failure, unscored_reason
 from openenv_core.protocol.batch import Array, columns_of
 from openenv_core.protocol.replies import server_error
 
@@ -123,7 +124,8 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             options["token"] = token
         self._server = make(target, client=GenericEnvClient, **options)
         try:
-            schema = shared_loop().run(fetch_schema, self._server.base_url, token=token)
+            headers = self._server.async_client._options.headers  # which may come from env_vars
+            schema = shared_loop().run(fetch_schema, self._server.base_url, headers=headers)
             self._actions = Fields(schema["action"])
             self._fields = Fields(schema["observation"])
             self.single_action_space = self._actions.space
@@ -132,6 +134,8 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             self.observation_space = batch_space(self.single_observation_space, num_envs)
             # Last, so that a failure above takes no slots of the server.
             self._client: VectorClient = self._server.vector(num_envs)
+            # A vector may be dropped without a close, as Gymnasium's may.
+            weakref.finalize(self, shared_loop().call_detached, self._client.close).atexit = False
         except BaseException:
             self._server.close()
             raise
@@ -176,7 +180,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             ):
                 observations[member] = observation
             steps = steps._replace(observations=_make_batch(self.single_observation_space, observations))
-        self._last_observations = steps.observations
+            self._last_observations = steps.observations
         return steps.observations, steps.infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
@@ -189,7 +193,6 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         arrays: list[Array] = []
         request_fields = self._write(actions, self._all_members, arrays)
         steps = self._read(self._request("step", request_fields, arrays), self._all_members)
-        self._last_observations = steps.observations
         return steps.observations, steps.rewards, steps.terminations, steps.truncations, steps.infos
 
     def send(self, actions: Any, members: Sequence[int] | None = None, *, at_least: int = 1) -> None:
@@ -272,6 +275,8 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             steps = parts[0]._replace(infos=infos)
         else:
             steps = self._merge(parts, members, infos)
+        if members is self._all_members:
+            self._last_observations = steps.observations
         if errors:
             raise MembersFailedError(errors, steps)
         return steps
@@ -285,15 +290,20 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         member_rows = [*zip(members, rows or (), strict=False)]
         if (final := fields.get("final")) is not None:  # with same_step the other observations are of resets
             member_rows += zip(final["members"], final.get("rows") or (), strict=False)
-        for member, row in member_rows:
-            if (failure := infrastructure_failure(row)) is not None:
-                errors[member] = EnvironmentFailureError(f"the episode does not count: {failure}")
         if not members:
             no_flags = np.zeros(0, np.bool_)
             return VectorSteps(np.zeros(0, np.int64), None, np.zeros(0), no_flags, no_flags, {})
         rewards, terminations, truncations = (
             _to_numpy(reply.arrays[fields[name]]) for name in ("reward", "terminated", "truncated")
         )
+        without_reward = np.flatnonzero(np.isnan(rewards) & (terminations | truncations))
+        over = {members[index] for index in without_reward}
+        for member, row in member_rows:
+            failure = infrastructure_failure(row)
+            if failure is None and member in over:
+                failure = unscored_reason({"done": True, "observation": row})
+            if failure is not None:
+                errors[member] = EnvironmentFailureError(f"the episode does not count: {failure}")
         rewards[np.isnan(rewards)] = 0.0
         observations = self._observations(fields, reply.arrays)
         return VectorSteps(np.array(members), observations, rewards, terminations, truncations, {})
@@ -366,5 +376,6 @@ def _to_numpy(array: Array) -> "NDArray[Any]":
 
 
 def _make_info(row: Mapping[str, Any]) -> dict[str, Any]:
-    info = {**(row.get("metadata") or {}), **(row.get("info") or {})}
-    return {name: value for name, value in info.items() if name not in (TERMINATED, TRUNCATED)}
+    info = row.get("info")
+    merged = {**(row.get("metadata") or {}), **(info if isinstance(info, dict) else {})}
+    return {name: value for name, value in merged.items() if name not in (TERMINATED, TRUNCATED)}

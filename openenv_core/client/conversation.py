@@ -98,6 +98,7 @@ class Opening:
         url: WebSocket URL of the server.
         options: Options of the connection.
         lease_s: Seconds the server is asked to keep the sessions after a broken connection; 0: none.
+        start_notice: Starts the timer of a warning, when they begin to wait in the server's queue.
         count: Number of sessions.
         snapshot: Id of the snapshot whose state they start in, if any.
         fail_fast: Whether to stop sooner if the server refuses connections: another one can be tried, or a provider
@@ -107,6 +108,7 @@ class Opening:
     url: str
     options: CarrierOptions
     lease_s: float
+    start_notice: Callable[[], asyncio.TimerHandle]
     count: int = 1
     snapshot: str | None = None
     fail_fast: bool = False
@@ -149,6 +151,7 @@ class Conversation:
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._notice: asyncio.TimerHandle | None = None
         self._pending: dict[int, PendingCall] = {}  # in the order of sending
         self._next_id = 1
         self._unclaimed_error: ServerError | None = None  # ends the session; its caller had stopped waiting
@@ -371,8 +374,9 @@ class Conversation:
         """Refuse further requests, and fail the pending ones; the first error counts."""
         if self.error is None:
             self.error = error
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._notice):
+            if timer is not None:
+                timer.cancel()
         pending, self._pending = self._pending, {}
         for call in pending.values():
             if not call.future.done():
@@ -390,6 +394,10 @@ class Conversation:
             deadline = self._loop.time() + self._timeout_s + wait_s
             for call in self._pending.values():
                 call.deadline = deadline
+        if self._notice is None and not reply.last:
+            self._notice = self._opening.start_notice()
+        elif self._notice is not None and reply.last:
+            self._notice.cancel()
         if (error := error_of(reply.fields)) is not None:
             if not self._open_call.future.done():
                 self._open_call.future.set_exception(error)

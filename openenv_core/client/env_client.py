@@ -565,7 +565,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 snapshot, self._snapshot = self._snapshot, None
                 assert self._wait is not None
                 options = replace(self._options, queue_timeout_s=self._wait.attempt_s(len(self._urls)))
-                opening = Opening(url, options, self._lease_s, 1, snapshot, len(self._urls) != 1)
+                notice = self._wait.start_notice
+                opening = Opening(url, options, self._lease_s, notice, 1, snapshot, len(self._urls) != 1)
                 # Wait for the open: the snapshot may be gone by the first request.
                 conversation = await open_conversation(opening, self._timeout_s, wait=snapshot is not None)
             else:

@@ -53,7 +53,7 @@ class VectorClient:
 
         async def attempt() -> VectorClient:
             attempt_options = replace(options, queue_timeout_s=wait.attempt_s(1))
-            opening = Opening(websocket_url(base_url), attempt_options, lease_s, count)
+            opening = Opening(websocket_url(base_url), attempt_options, lease_s, wait.start_notice, count)
             return cls(await open_conversation(opening, timeout_s, wait=True))
 
         return await try_servers((base_url,), attempt, lambda: None, wait)

@@ -70,10 +70,8 @@ class SlotWait:
         self._place = refusal.place or self._place
         exceeds_deadline = pause_s >= self.remaining_s
         if not exceeds_deadline and not self._stopped.is_set():
-            if not self._warned and self._loop.time() - self._started_at > _NOTICE_AFTER_S:
-                self._warned = True
-                remaining_s, message = self.remaining_s, refusal.message
-                _logger.warning("waiting for a session, for %.0f s more at most: %s", remaining_s, message)
+            if self._loop.time() - self._started_at > _NOTICE_AFTER_S:
+                self._warn(refusal.message)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), pause_s)
         now = self._loop.time()
@@ -84,6 +82,16 @@ class SlotWait:
             data = {**refusal.data, "place": self._place, "waited_s": waited_s}
             raise CapacityError(message, refusal.code, data)
         self._attempt_started_at = now
+
+    def start_notice(self) -> asyncio.TimerHandle:
+        """Start the timer of the warning that the client waits in a server's queue; cancelled at the end of that."""
+        return self._loop.call_later(_NOTICE_AFTER_S, self._warn, "the server is full")
+
+    def _warn(self, reason: str) -> None:
+        """Log, once, that the client is waiting."""
+        if not self._warned:
+            self._warned, remaining_s = True, self.remaining_s
+            _logger.warning("waiting for a session, for %.0f s more at most: %s", remaining_s, reason)
 
     def stop(self) -> None:
         """End the pause, because the client is being closed."""

@@ -190,7 +190,7 @@ class Arena:
     ) -> EpisodeRecord:
         """Play an episode, and repeat it if it fails by no fault of the policy."""
         loop = asyncio.get_running_loop()
-        deadline, pause, attempt = loop.time() + self.settings.patience_s, MIN_BACKOFF_S, 0
+        deadline, pause, attempt = 0.0, MIN_BACKOFF_S, 0
         while True:
             record = player.record(episode)
             is_unreachable = False
@@ -208,6 +208,8 @@ class Arena:
             if record.ending not in (FAILED_ENVIRONMENT, FAILED_POLICY):
                 return record
             record.reward = None
+            if not attempt:  # from the first failure on: the episode itself may take longer
+                deadline = loop.time() + self.settings.patience_s
             attempt += 1
             if is_unreachable and not await asyncio.to_thread(self.alive):
                 raise EvaluationStoppedError(f"the server has ended: {record.reason}")

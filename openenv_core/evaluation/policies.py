@@ -18,6 +18,7 @@ from openenv_core.checker.drawing import Sampler
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, to_plain_text
 from openenv_core.evaluation.records import EvaluationSettings
+from openenv_core.protocol.jsonio import from_json
 from openenv_core.tools.specs import is_of_tools
 
 Json: TypeAlias = dict[str, Any]
@@ -345,8 +346,8 @@ def _arguments(text: str | Json) -> Json | str:
     if isinstance(text, dict):
         return text
     try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+        arguments = from_json(text or "{}")  # as `read_call`
+    except ValueError:
         return text
     return arguments if isinstance(arguments, dict) else text
 

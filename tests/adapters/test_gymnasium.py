@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from counter import Add, Count, Counter
 from gym_worlds import MIXED
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
@@ -20,9 +21,16 @@ from envs.blackjack_env.server.app import app as blackjack
 from envs.gymnasium_env.models import GymnasiumAction
 from envs.gymnasium_env.server.app import gymnasium_app
 from envs.gymnasium_env.server.environment import QuickGymnasiumEnvironment
-from openenv_core.adapters.gymnasium import ServedEnv
+from openenv_core.adapters.gymnasium import Fields, ServedEnv
 from openenv_core.adapters.spaces import describe_space, read_space, read_value, write_value
-from openenv_core.errors import ConfigurationError, EpisodeOverError, ExecutionError
+from openenv_core.adapters.vector import ServedVectorEnv
+from openenv_core.errors import (
+    ConfigurationError,
+    EnvironmentFailureError,
+    EpisodeOverError,
+    ExecutionError,
+)
+from servers import create_app
 
 ALL = [
     "CartPole-v1",
@@ -104,6 +112,48 @@ async def test_options_pictures_infos_and_truncation_cross_the_wire() -> None:
     await with_env(app, use, render_mode="rgb_array")
 
 
+@pytest.mark.slow
+def test_server_may_have_tokens() -> None:
+    token = "a-token-of-its-own"
+    with ServedEnv("blackjack", env_vars={"ROPEWALK_TOKENS": token}) as env:
+        assert env.reset(seed=1)[0]["text"].startswith("You hold")
+        url = env._client.base_url
+        ServedVectorEnv(url, 2, headers={"Authorization": f"Bearer {token}"}).close()
+
+
+async def test_field_info_that_is_text_is_no_info_of_gymnasium() -> None:
+    class Told(Count):
+        info: str = "it begins"
+
+    class Telling(Counter):
+        def reset(self, **options: Any) -> Count:
+            return Told()
+
+    def use(env: ServedEnv) -> None:
+        observation, info = env.reset()
+        assert (observation["info"], info) == ("it begins", {})
+
+    await with_env(create_app(Telling, Add, Told), use)
+
+
+async def test_episode_that_failed_or_has_no_score_does_not_count() -> None:
+    class Failing(Counter):
+        def reset(self, *, mark: str = "", **options: Any) -> Count:
+            return Count(metadata={mark: "a disk is full"})
+
+        def step(self, action: Add) -> Count:
+            return Count(metadata={"unscored": "a disk is full"}, done=True)
+
+    def use(env: ServedEnv) -> None:
+        with pytest.raises(EnvironmentFailureError, match="does not count: a disk is full"):
+            env.reset(options={"mark": "infrastructure_error"})
+        env.reset()
+        with pytest.raises(EnvironmentFailureError, match="does not count: a disk is full"):
+            env.step(np.int64(1))
+
+    await with_env(create_app(Failing, Add, Count), use)
+
+
 @pytest.mark.heavy
 def test_ppo_of_stable_baselines_learns_over_the_wire_what_it_learns_without() -> None:
     import torch
@@ -179,6 +229,37 @@ def test_spaces_and_values_are_the_same_after_the_wire(space: spaces.Space[Any])
         value = space.sample()
         assert space.contains(read_value(again, write_value(space, value)))
         assert write_value(again, read_value(again, write_value(space, value))) == write_value(space, value)
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {},
+        {"minimum": 1},
+        {"maximum": -1},
+        {"minimum": 0, "maximum": 2**63 - 1},
+        {"minimum": -(2**63), "maximum": 2**63 - 1},
+        {"minimum": 0, "maximum": 2**64 - 1},
+        {"minimum": 2**62, "maximum": 2**62 + 1},
+    ],
+    ids=str,
+)
+def test_integers_of_any_range_are_sampled(bounds: dict[str, int]) -> None:
+    fields = Fields({"properties": {"number": {"type": "integer", **bounds}}})
+    fields.space.seed(1)
+    samples = [fields.space.sample() for _ in range(20)]
+    assert len({int(sample) for sample in samples}) > 1
+    for sample in samples:
+        assert fields.space.contains(fields.read(fields.write(sample)))
+        assert bounds.get("minimum", -(2**63)) <= sample <= bounds.get("maximum", 2**63)
+
+
+def test_field_with_one_value_has_it_in_every_sample() -> None:
+    properties = {"kind": {"const": "move", "type": "string"}, "steps": {"enum": [1, 2]}}
+    fields = Fields({"properties": properties})
+    action = fields.write(fields.space.sample())
+    assert action["kind"] == "move"
+    assert fields.space.contains(fields.read(action))
 
 
 def test_unsupported_spaces_are_refused() -> None:

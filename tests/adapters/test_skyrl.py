@@ -40,10 +40,11 @@ def test_twenty_hands_are_played_and_their_rewards_are_the_servers() -> None:
                 float(last["observations"][0]["content"].rpartition(" ")[2].rstrip('."}')) == last["reward"]
             )
             env.close()
-        hesitant: Any = skyrl_gym.make("ropewalk", env_config={**config, "max_turns": 1})
-        hesitant.init([])
-        assert hesitant.step("I am not sure.") == {**first, "reward": -1.0, "done": True}
-        hesitant.close()
+        for limited in ({"env_config": {**config, "max_turns": 1}}, {"extras": {"max_turns": 1}}):
+            hesitant: Any = skyrl_gym.make("ropewalk", **{"env_config": config, **limited})
+            hesitant.init([])
+            assert hesitant.step("I am not sure.") == {**first, "reward": -1.0, "done": True}
+            hesitant.close()
 
 
 def test_the_page_example_plays() -> None:

@@ -1,13 +1,17 @@
+import asyncio
 import json
+import socket
+from typing import Any
 
 import pytest
-from counter import Add, Count, Counter
+from counter import Add, Count, Counter, SlowAsync
 from serving import serving
 
 from envs.blackjack_env.server.app import app as blackjack
 from envs.shop_env.server.app import app as shop
-from openenv_core.adapters.episode import TextEpisode, read_call
-from openenv_core.errors import ConnectionFailedError
+from openenv_core import Action
+from openenv_core.adapters.episode import TextEpisode, fetch_schema, read_call
+from openenv_core.errors import ConnectionFailedError, ProtocolError
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
 from servers import create_app
 
@@ -29,6 +33,20 @@ async def test_a_game_is_played_by_one_tool_with_the_fields_of_its_action() -> N
         assert "The dealer holds" in end
         assert await episode.call("act", {"action": "stand"}) == "error: the episode is over"
         assert await episode.reset(seed=1) == table
+        await episode.close()
+
+
+async def test_game_with_a_union_of_actions_offers_each() -> None:
+    class Subtract(Action):
+        less: int
+
+    async with serving(create_app(Counter, Add | Subtract, Count)) as address:
+        episode = TextEpisode(f"http://{address}")
+        await episode.open()
+        (tool,) = episode.tools
+        parameters = tool["function"]["parameters"]
+        names = [option["$ref"].rpartition("/")[2] for option in parameters["anyOf"]]
+        assert [list(parameters["$defs"][name]["required"]) for name in names] == [["amount"], ["less"]]
         await episode.close()
 
 
@@ -60,6 +78,46 @@ async def test_unscored_episode_has_no_reward(key: str) -> None:
         await episode.close()
 
 
+async def test_step_that_hangs_does_not_hold_up_the_next_episode() -> None:
+    app = create_app(SlowAsync.fresh(), Add, Count, max_concurrent_envs=2)
+    async with serving(app) as address:
+        episode = TextEpisode(f"http://{address}", step_timeout_s=0.3, reset_timeout_s=30.0)
+        await episode.reset()
+        assert "has failed" in await episode.call("act", {"amount": 1})
+        await episode.reset()
+        assert episode.failure is None
+        await episode.close()
+
+
+async def test_first_reset_waits_for_a_server_that_is_away() -> None:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        episode = TextEpisode(f"http://127.0.0.1:{place.getsockname()[1]}")
+        resetting = asyncio.create_task(episode.reset(seed=1))
+        await asyncio.wait([resetting], timeout=0.2)
+        async with serving(blackjack, place):
+            assert (await resetting).startswith("You hold ")
+            await episode.close()
+
+
+async def test_first_reset_waits_for_a_server_behind_a_proxy() -> None:
+    refusals = iter((502, 503, 429))
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        status = next(refusals, None) if scope["type"] == "http" else None
+        if status is None:
+            await blackjack(scope, receive, send)
+        else:
+            await send({"type": "http.response.start", "status": status, "headers": []})
+            await send({"type": "http.response.body"})
+
+    async with serving(proxy) as address:  # type: ignore[arg-type]
+        episode = TextEpisode(f"http://{address}")
+        assert (await episode.reset(seed=1)).startswith("You hold ")
+        await episode.close()
+    assert next(refusals, None) is None
+
+
 @pytest.mark.slow
 async def test_lost_server_gives_no_reward_and_fails_the_next_reset() -> None:
     async with serving(blackjack) as address:
@@ -71,6 +129,17 @@ async def test_lost_server_gives_no_reward_and_fails_the_next_reset() -> None:
     with pytest.raises(ConnectionFailedError):
         await episode.reset(seed=2)
     await episode.close()
+
+
+async def test_errors_show_no_password() -> None:
+    async with serving(blackjack) as address:
+        for url, error in (
+            ("http://me:hush@127.0.0.1:9", ConnectionFailedError),
+            (f"http://me:hush@{address}/no", ProtocolError),
+        ):
+            with pytest.raises(error, match=r"127\.0\.0\.1") as raised:
+                await fetch_schema(url)
+            assert "hush" not in str(raised.value)
 
 
 def test_the_last_call_of_an_answer_counts() -> None:
@@ -88,6 +157,8 @@ def test_the_last_call_of_an_answer_counts() -> None:
         '{"name": 3}',
         '{"name": "a", "arguments": []}',
         "[" * 5000,
+        '{"name": "a", "arguments": {"b": "\\ud800"}}',
+        '{"name": "a", "arguments": {"b": %s}}' % ("[" * 400 + "]" * 400),
     ],
 )
 def test_answer_without_a_call_is_answered_with_the_expected_form(text: str) -> None:

@@ -1,6 +1,7 @@
 """Vectors of served environments: equal to Gymnasium's own step for step; failing members; partial steps."""
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from pydantic import Field
 from scripted import scripted
-from serving import serving
+from serving import eventually, serving
 from websockets.asyncio.server import ServerConnection
 
 from envs.blackjack_env.server.app import app as blackjack
@@ -131,6 +132,10 @@ async def test_failure_of_one_member_comes_with_the_steps_of_the_others() -> Non
         assert envs.step(np.array([1, 1, 0]))[1].tolist() == [1, 1, 1]
         with pytest.raises(ValueError, match="expected values of int64"):
             envs.step(np.array([0.5, 1.0, 0.0]))
+        with pytest.raises(MembersFailedError) as caught:
+            envs.step(np.array([1, 2, 0]))
+        again, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
+        assert again[[0, 2]].tolist() == caught.value.steps.observations[[0, 2]].tolist()
 
     await with_vector(gymnasium_app("CartPole-v1"), use, 3)
 
@@ -171,16 +176,18 @@ async def test_an_environment_of_ours_and_its_infrastructure() -> None:
 
 class Number(Observation):
     number: int = 1
+    info: str = "of the environment's own"
 
 
 class Numbered(Environment[Any, Any, Any]):
     SUPPORTS_CONCURRENT_SESSIONS = True
+    MARK = "infrastructure_error"
 
     def reset(self, **_: Any) -> Observation:
         return Number()
 
     def step(self, action: Any) -> Observation:
-        return Number(infrastructure_error="the disk is full", done=True)
+        return Number(metadata={self.MARK: "the disk is full"}, done=True)
 
     @property
     def state(self) -> State:
@@ -191,15 +198,22 @@ class Press(Action):
     button: int = Field(ge=0, le=1)
 
 
+class Unscored(Numbered):
+    MARK = "unscored"
+
+
+@pytest.mark.parametrize("environment", [Numbered, Unscored])
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-async def test_infrastructure_failure_of_a_member_does_not_count(mode: str) -> None:
+async def test_episode_of_a_member_that_failed_or_has_no_score_does_not_count(
+    mode: str, environment: type[Numbered]
+) -> None:
     def use(envs: ServedVectorEnv) -> None:
         envs.reset()
         with pytest.raises(MembersFailedError, match="does not count: the disk is full") as caught:
             envs.step(np.array([0]))
         assert isinstance(caught.value.errors[0], EnvironmentFailureError)
 
-    app = create_app(Numbered, Press, Number, max_concurrent_envs=2)
+    app = create_app(environment, Press, Number, max_concurrent_envs=2)
     await with_vector(app, use, 1, autoreset_mode=mode)
 
 
@@ -241,6 +255,14 @@ async def test_too_large_vector_is_refused_and_closing_frees_all_slots() -> None
 
     await with_vector(app, use, 3)
     assert app.sessions.active == 0
+
+
+async def test_dropped_vector_ends_its_sessions() -> None:
+    app = gymnasium_app("CartPole-v1", max_concurrent_envs=4)
+    async with serving(app) as address:
+        await asyncio.to_thread(lambda: ServedVectorEnv(f"http://{address}", 3).reset())
+        gc.collect()
+        await eventually(lambda: app.sessions.active == 0)
 
 
 async def test_server_without_the_dialect_is_reported() -> None:

@@ -6,25 +6,31 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from counter import Add, BlockingCounter, Count
 from module_run import finished
 from serve_process import SUPPORT, ServeProcess, eventually, serve
+from serving import serving
 
 from envs.blackjack_env.baselines import baselines
 from openenv_core.cli.eval import COMMAND
 from openenv_core.cli.main import run
 from openenv_core.errors import OpenEnvError
+from openenv_core.evaluation.episodes import Arena, plan_episodes
+from openenv_core.evaluation.policies import RandomPolicy
 from openenv_core.evaluation.records import (
     EpisodeRecord,
     EvaluationFolder,
     EvaluationSettings,
     summarize,
 )
+from servers import create_app
 
 LIMIT_S = 100
 
@@ -240,6 +246,32 @@ def test_lost_episode_is_counted_apart_and_played_again(
     assert whole[table]["episodes"] == 3
 
 
+async def test_episode_that_fails_after_the_patience_is_played_again() -> None:
+    class Faltering(BlockingCounter):
+        failed = False
+
+        def step(self, action: Add) -> Count:
+            if not Faltering.failed:
+                Faltering.failed = True
+                time.sleep(0.3)
+                raise RuntimeError("no disk")
+            return Count(reward=1, done=True)
+
+    settings = EvaluationSettings(environments=("e",), policy="random", patience_s=0.2)
+    records: list[EpisodeRecord] = []
+    async with serving(create_app(Faltering, Add, Count)) as address:
+        arena = Arena(
+            environment="e",
+            url=f"http://{address}",
+            token=None,
+            policy=RandomPolicy(),
+            settings=settings,
+            alive=lambda: True,
+        )
+        await arena.play(plan_episodes(settings, 0, 1), records.append)
+    assert [(record.ending, record.reward) for record in records] == [("completed", 1)]
+
+
 @pytest.mark.slow
 def test_server_that_dies_makes_no_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
@@ -306,11 +338,12 @@ def call(name: str, arguments: str) -> dict[str, Any]:
 
 def test_model_plays_by_calls(table: str, tmp_path: Path, model: tuple[str, list[Any], list[Any]]) -> None:
     url, requests, answers = model
-    answers += [{"content": "Hm."}, call("act", "{"), call("act", '{"action": "stand"}')]
+    surrogate = call("act", r'{"action": "\ud800"}')
+    answers += [{"content": "Hm."}, call("act", "{"), surrogate, call("act", '{"action": "stand"}')]
     out = tmp_path / "out"
     assert evaluate(table, "--policy", url, "--episodes", "1", "--out", str(out)) == 0
     (record,) = lines(out)
-    assert (record["ending"], record["tool_calls"], len(record["turns"])) == ("completed", 2, 3)
+    assert (record["ending"], record["tool_calls"], len(record["turns"])) == ("completed", 3, 4)
     assert requests[0]["tools"][0]["function"]["name"] == "act"
     assert requests[0]["messages"][0]["content"].startswith("You hold")
     replies = [

@@ -12,7 +12,13 @@ from socket_servers import frame
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
-from openenv_core import CapacityError, ConnectionFailedError, ConnectionLostError, GenericEnvClient
+from openenv_core import (
+    CapacityError,
+    ConnectionFailedError,
+    ConnectionLostError,
+    GenericEnvClient,
+    StepResult,
+)
 from openenv_core.client import waiting
 from servers import create_app
 from servers.app import EnvironmentApp
@@ -108,6 +114,23 @@ async def test_failed_wait_reports_its_length_and_place() -> None:
         async with CounterEnv(f"http://{address}", queue_timeout_s=0) as hurried:
             with pytest.raises(CapacityError, match="1 of 1 in use; try again later"):
                 await hurried.reset()
+
+
+@pytest.mark.parametrize("waits", ["reset", "vector"])
+async def test_wait_in_the_queue_is_logged_once(
+    waits: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "_NOTICE_AFTER_S", 0.05)
+    async with serving(app_of(1)) as address, CounterEnv(f"http://{address}") as first:
+        await first.reset()
+        second = CounterEnv(f"http://{address}")
+        getting = asyncio.create_task(second.reset() if waits == "reset" else second.vector(1))
+        await eventually(lambda: caplog.messages)
+        await first.disconnect()
+        if not isinstance(got := await getting, StepResult):
+            await got.close()
+        await second.close()
+    assert ["waiting for a session" in message for message in caplog.messages] == [True]
 
 
 async def test_every_server_is_tried_before_capacity_error() -> None:
