@@ -113,9 +113,9 @@ class _Dialect(_RefusalEncoder, Protocol):
 
 
 def is_break(message: Message) -> bool:
-    """Whether a connection ended without a close frame: the client's machine, network or process failed."""
+    """Whether a connection broke: without a close frame, or with 1011, sent by clients whose ping is not answered."""
     # uvicorn also reports 1005 for a connection without a close frame, but gives a reason only with one.
-    return message.get("code") in (None, 1006) or (message["code"] == 1005 and "reason" not in message)
+    return message.get("code") in (None, 1006, 1011) or (message["code"] == 1005 and "reason" not in message)
 
 
 class Conversation(ABC):

@@ -248,6 +248,20 @@ async def test_lease_is_limited_by_the_server() -> None:
         assert reply["lease_s"] == server_link.MAX_LEASE_S
 
 
+@pytest.mark.parametrize("code", [1000, 1001, 1011])
+async def test_sessions_outlive_a_close_only_if_its_code_means_a_break(code: int) -> None:
+    """1011 is what websocket libraries send if the server does not answer their ping."""
+    app = app_of(Tally)
+    options: Any = {"subprotocols": ["ropewalk.v1"]}
+    async with serving(app) as address:
+        async with socket_to(address, **options) as first:
+            reply = await ask(first, id=1, op="open", lease_s=20)
+            await first.close(code)
+        resume_fields = {"session": reply["session"], "secret": reply["secret"], "read": 1}
+        async with socket_to(address, **options) as second:
+            assert ("taken" in await ask(second, id=0, op="resume", **resume_fields)) == (code == 1011)
+
+
 async def test_expired_lease_cannot_be_resumed() -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy, CounterEnv(proxy.url) as client:
