@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from openenv_core.errors import ConfigurationError, OpenEnvError, describe_faults
 from servers.sandboxes import envd, interpreter
 from servers.sandboxes.guest import ApiError
-from servers.sandboxes.ports import Ports
+from servers.sandboxes.ports import OURS, Ports
 from servers.sandboxes.table import MIB, Record, SandboxLimits, SandboxTable
 from servers.security import Guard, HttpRefusalError, Tokens
 from servers.settings import MAKE_TOKEN, ServerSettings
@@ -118,9 +118,7 @@ class SandboxApp(Starlette):
         self.add_exception_handler(OpenEnvError, _on_failure)
         self.add_exception_handler(404, _on_unknown_path)
         # This application checks X-API-Key and the sandboxes' tokens; the guard checks hosts, origins and bodies.
-        self._guard = Guard(
-            self._serve, replace(settings, tokens=()), streamed=lambda scope: scope["path"] in envd.STREAMED
-        )
+        self._guard = Guard(self._serve, replace(settings, tokens=()), streamed=_is_streamed)
 
     async def drain(self, deadline_s: float | None = None) -> None:
         """End every sandbox."""
@@ -360,6 +358,11 @@ def _parse_address(scope: Scope) -> tuple[str | None, int | None]:
         return match["id"], int(match["port"])
     number = int(port) if port.isdigit() and len(port) < 6 else None
     return (None if name is None else name.decode("latin-1")), number
+
+
+def _is_streamed(scope: Scope) -> bool:
+    """Whether a route here reads a request's body as a stream; one for a port inside is forwarded whole."""
+    return scope["path"] in envd.STREAMED and _parse_address(scope)[1] in (None, *OURS)
 
 
 def _has_signature(request: Request, record: Record) -> bool:

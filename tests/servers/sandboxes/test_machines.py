@@ -38,10 +38,11 @@ from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.routes.http import CLIENT_LEFT
 from servers.sandboxes import envd, interpreter, machines
 from servers.sandboxes import guest as guests
-from servers.sandboxes.app import _on_api_error
+from servers.sandboxes.app import SandboxApp, _on_api_error
 from servers.sandboxes.guest import ApiError, Guest, GuestError
 from servers.sandboxes.machines import ContainerMachine, Machine, ProcessMachine, WarmContainers
 from servers.sandboxes.table import Record, SandboxLimits, SandboxTable
+from servers.settings import ServerSettings
 
 sys.path.append(str(Path(__file__).parents[2] / "sandbox"))
 
@@ -317,6 +318,14 @@ async def test_client_that_leaves_before_its_turn_releases_the_lock() -> None:
         await app(scope, receive, send)
     _, turn = record.contexts["default"]
     assert not turn.locked()
+
+
+@pytest.mark.parametrize("path", ["/", *sorted(envd.STREAMED)])
+async def test_body_for_a_port_inside_is_limited_on_any_path(path: str) -> None:
+    settings = ServerSettings(tokens=(KEY,), allowed_hosts=("*",), max_body_bytes=1000)
+    transport = httpx.ASGITransport(SandboxApp(settings, SandboxLimits()))
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://3000-{'0' * 20}.host") as client:
+        assert (await client.post(path, content=b"x" * 1001)).status_code == 413
 
 
 def test_images_are_allowed_by_pattern() -> None:
