@@ -281,7 +281,8 @@ async def test_unread_input_is_dropped_when_its_client_leaves() -> None:
 async def test_unread_streamed_input_is_dropped_after_a_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(envd, "UNREAD_INPUT_TIMEOUT_S", 0.1)
+    for limit in ("UNREAD_INPUT_TIMEOUT_S", "BODY_SILENCE_TIMEOUT_S"):  # they are equal
+        monkeypatch.setattr(envd, limit, 0.1)
     ask = AsyncMock(side_effect=GuestError("resource_exhausted", "its pipe is full"))
     frames = [{"start": {"process": {"pid": 7}}}, {"data": {"input": {"stdin": "eA=="}}}]
     bodies = [json.dumps({"event": frame}).encode() for frame in frames]
