@@ -112,6 +112,19 @@ async def test_output_flood_from_the_agent_is_bounded(monkeypatch: pytest.Monkey
         assert "does not read" in await guest.gone
 
 
+async def test_ends_from_the_agent_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guests, "MAX_BUFFERED", 1 << 20)
+    loop = asyncio.get_running_loop()
+    async with guest_with_fake_agent() as (guest, agent), guest.subscribed("p1") as output:
+        stat = asyncio.create_task(guest.ask("stat", path="x"))
+        number = (await request(agent, "stat"))["id"]
+        for _ in range(40):
+            await loop.sock_sendall(agent, pack({"stream": "p1", "end": 0}, b"x" * 50_000))
+        await loop.sock_sendall(agent, pack({"id": number}))
+        await stat  # all before that has been read
+        assert output._bytes <= 1 << 20
+
+
 async def test_upload_ends_with_its_sandbox() -> None:
     async with guest_with_fake_agent() as (guest, agent):
 
