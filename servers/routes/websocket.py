@@ -471,7 +471,7 @@ class _SessionConversation(Conversation):
 
     def _accept_next_frame(self) -> None:
         """Let the next frame be answered, after one that `answer_eagerly` took."""
-        self.busy = False
+        self.busy = self._previous_reply is not None  # a frame that waits goes before those still to come
         if self._previous_reply is not None:
             if not self._previous_reply.done():
                 self._previous_reply.set_result(None)
