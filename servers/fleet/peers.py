@@ -16,6 +16,7 @@ from openenv_core.protocol.http import DETERMINISTIC_HEADER
 from servers.routes.http import wait_of, while_connected
 from servers.routes.websocket import HANDSHAKE_WAIT_S, is_break
 from servers.security import HttpRefusalError, send_refusal
+from servers.sessions import REQUEST_WAIT_S
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -65,7 +66,7 @@ class UnixPeers:
 
     Args:
         path: Returns the path of a worker's socket.
-        reply_s: Seconds that a worker may take to reply; None: no limit.
+        reply_s: Seconds that a worker may take to reply, beside a wait for a slot; None: no limit.
         connect_s: Seconds to connect to a worker, which may still be starting.
     """
 
@@ -125,12 +126,13 @@ class UnixPeers:
         query = scope.get("query_string", b"")
         target = scope["raw_path"] + (b"?" + query if query else b"")
         url = httpcore.URL(scheme=b"http", host=b"worker", port=None, target=target)
+        wait_s = wait_of(scope["headers"], REQUEST_WAIT_S)
         started = False
         try:
             async with asyncio.timeout(self._connect_s):
                 await _wait_for_socket(self._path(worker))
             async with (
-                asyncio.timeout(self._reply_s) as deadline,
+                asyncio.timeout(None if self._reply_s is None else self._reply_s + wait_s) as deadline,
                 self._pool(worker).stream(
                     scope["method"],
                     url,
