@@ -46,7 +46,6 @@ _HOP_BY_HOP: Final = frozenset(
         b"connection",
         b"keep-alive",
         b"transfer-encoding",
-        b"content-length",
         b"te",
         b"upgrade",
         b"expect",
@@ -120,14 +119,14 @@ class UnixPeers:
             await pool.aclose()
 
     async def _request(self, worker: int, scope: Scope, body: bytes, send: Send) -> bool:
-        """Forward a request; send its response as a whole, or piece by piece if it is an event stream."""
-        headers = _without(scope["headers"], _HOP_BY_HOP)
+        """Forward a request; send its response piece by piece."""
+        headers = _without(scope["headers"], _HOP_BY_HOP | {b"content-length"})
         headers.append((b"content-length", str(len(body)).encode()))
         query = scope.get("query_string", b"")
         target = scope["raw_path"] + (b"?" + query if query else b"")
         url = httpcore.URL(scheme=b"http", host=b"worker", port=None, target=target)
         wait_s = wait_of(scope["headers"], REQUEST_WAIT_S)
-        started = False
+        started = is_event_stream = False
         try:
             async with asyncio.timeout(self._connect_s):
                 await _wait_for_socket(self._path(worker))
@@ -143,21 +142,12 @@ class UnixPeers:
             ):
                 headers_kept = _without(response.headers, _HOP_BY_HOP)
                 kind = dict(headers_kept).get(b"content-type", b"")
-                if not kind.startswith(b"text/event-stream"):
-                    content = await response.aread()
-                    headers_kept.append((b"content-length", str(len(content)).encode()))
-                    started = True
-                    await send(
-                        {"type": "http.response.start", "status": response.status, "headers": headers_kept}
-                    )
-                    await send({"type": "http.response.body", "body": content})
-                    return True
-                started = True
+                started, is_event_stream = True, kind.startswith(b"text/event-stream")
                 await send(
                     {"type": "http.response.start", "status": response.status, "headers": headers_kept}
                 )
                 async for chunk in response.aiter_stream():
-                    if self._reply_s is not None:
+                    if is_event_stream and self._reply_s is not None:
                         deadline.reschedule(asyncio.get_running_loop().time() + _STREAM_SILENCE_TIMEOUT_S)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except (OSError, TimeoutError, httpcore.NetworkError, httpcore.ProtocolError) as error:
@@ -169,7 +159,8 @@ class UnixPeers:
                     "sessions are gone: reset"
                 )
                 await send_refusal(HttpRefusalError(502, text), scope, send)
-                return True
+            if not is_event_stream:
+                return True  # the server then drops the connection if the response is incomplete
         # If the worker dies after its stream has begun, the stream ends without the reply, which the client notices.
         await send({"type": "http.response.body", "body": b""})
         return True

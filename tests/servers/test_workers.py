@@ -9,7 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -589,7 +589,9 @@ async def answer_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     writer.close()
 
 
-async def ask_peer(peers: UnixPeers, *headers: tuple[bytes, bytes]) -> list[Any]:
+async def ask_peer(
+    peers: UnixPeers, *headers: tuple[bytes, bytes], on_body: Callable[[], None] = lambda: None
+) -> list[Any]:
     """Return the messages with which a worker's response to a request is sent to the client."""
     messages: list[Any] = []
     scope = {"type": "http", "method": "GET", "raw_path": b"/", "headers": [(b"host", b"h"), *headers]}
@@ -599,6 +601,8 @@ async def ask_peer(peers: UnixPeers, *headers: tuple[bytes, bytes]) -> list[Any]
 
     async def send(message: Any) -> None:
         messages.append(message)
+        if message.get("body"):
+            on_body()
 
     await peers.http(0, scope, b"", receive, send)
     await peers.close()
@@ -615,6 +619,27 @@ async def test_peer_that_starts_later_is_waited_for(tmp_path: Path) -> None:
         assert (await request_task)[0]["status"] == 200
     never = UnixPeers(lambda _: str(tmp_path / "never.sock"), 20.0, connect_s=0.1)
     assert (await ask_peer(never))[0]["status"] == 502
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_response_is_passed_on_as_it_comes_and_not_completed_if_it_breaks(
+    tmp_path: Path, breaks: bool
+) -> None:
+    has_piece = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nha")
+        await has_piece.wait()
+        writer.write(b"" if breaks else b"ha")
+        writer.close()
+
+    path = str(tmp_path / "worker.sock")
+    async with await asyncio.start_unix_server(answer, path):
+        head, *pieces = await ask_peer(UnixPeers(lambda _: path, 20.0), on_body=has_piece.set)
+    assert (b"content-length", b"4") in head["headers"]
+    assert b"".join(piece["body"] for piece in pieces) == (b"ha" if breaks else b"haha")
+    assert pieces[-1].get("more_body", False) is breaks
 
 
 async def test_worker_may_let_a_request_wait_for_a_slot_as_long_as_it_asks(
