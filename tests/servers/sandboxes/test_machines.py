@@ -1,11 +1,13 @@
 """Hostile agents of sandboxes, contained attacks, and what stays after a kill of the service."""
 
 import asyncio
+import gc
 import json
 import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -172,6 +174,22 @@ async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late(
             assert error.value.code == "deadline_exceeded"
         else:  # it had ended before
             assert (await next_one)["event"]["end"]["status"] == status
+
+
+async def test_nothing_of_an_ended_command_is_kept_until_its_deadline() -> None:
+    loop = asyncio.get_running_loop()
+    async with guest_with_fake_agent() as (guest, agent):
+        events = envd._start(guest, {"process": {"cmd": "true"}}, 86_400.0)
+        first = asyncio.create_task(anext(events))
+        start = await request(agent, "start")
+        await loop.sock_sendall(agent, pack({"id": start["id"], "pid": 7}))
+        await first
+        output = weakref.ref(guest._streams[start["stream"]][0])
+        await loop.sock_sendall(agent, pack({"stream": start["stream"], "end": 0, "status": ""}))
+        assert ["end" in event["event"] async for event in events] == [True]
+        del first, events
+        gc.collect()
+        assert output() is None
 
 
 async def test_a_command_whose_client_leaves_during_its_start_has_a_deadline() -> None:
