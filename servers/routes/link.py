@@ -703,7 +703,7 @@ class LinkConversation(Conversation):
 
     async def _answer_requests(self, session: None) -> int:
         self._set_frame_handler()
-        open_timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
+        self._start_open_timer()
         try:
             while not self.draining:
                 self.busy = bool(self._link.running)
@@ -719,7 +719,7 @@ class LinkConversation(Conversation):
                 await self._link.wait_progress()
             return GOING_AWAY
         finally:
-            open_timer.cancel()
+            self._open_timer.cancel()
             if self.sending is not None and self.closed:
                 self.sending.cancel()
             link = self._link
@@ -742,9 +742,14 @@ class LinkConversation(Conversation):
         self._set_frame_handler()
         self.send_remaining(request.read, dumps(fields).decode())
 
+    def _start_open_timer(self) -> None:
+        self._open_timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
+
     def _close_if_unopened(self) -> None:
-        """Close the socket if its link has opened no session."""
-        if not self._link.batch.opened_count and not self._link.running:
+        """Close the socket if its link has opened no session; check again later if it may be opening one."""
+        if self._link.running:
+            self._start_open_timer()
+        elif not self._link.batch.opened_count:
             self.end(NORMAL_CLOSURE)
 
     def abort(self) -> None:

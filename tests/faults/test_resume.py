@@ -286,6 +286,17 @@ async def test_link_without_sessions_is_closed(monkeypatch: pytest.MonkeyPatch) 
         await eventually(lambda: not app._ensure_built().links._links)
 
 
+async def test_link_that_waited_in_vain_for_a_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_link, "OPEN_TIMEOUT_S", 0.1)
+    v1 = Subprotocol("ropewalk.v1")
+    async with serving(app_of(Tally, cap=1)) as address, socket_to(address, subprotocols=[v1]) as first:
+        await ask(first, id=1, op="open")
+        async with socket_to(address, subprotocols=[v1]) as second:
+            await second.send(json.dumps({"id": 1, "op": "open", "wait_s": 0.3}))
+            await asyncio.wait_for(second.wait_closed(), 20)
+            assert second.close_code == 1000
+
+
 async def test_vector_is_resumed_with_its_running_requests() -> None:
     env = Patient.fresh()
     app = app_of(env)
