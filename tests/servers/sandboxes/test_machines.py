@@ -352,12 +352,48 @@ async def test_client_that_leaves_before_its_turn_releases_the_lock() -> None:
     assert not turn.locked()
 
 
+SANDBOX = "0" * 20
+
+
+def sandbox_app() -> SandboxApp:
+    """An application with one sandbox."""
+    settings = ServerSettings(tokens=(KEY,), allowed_hosts=("*",), max_body_bytes=1000)
+    app = SandboxApp(settings, SandboxLimits())
+    machine: Any = SimpleNamespace(guest=None)
+    app.table._records[SANDBOX] = Record(SANDBOX, "key", "base", "token", 1.0, machine=machine)
+    return app
+
+
 @pytest.mark.parametrize("path", ["/", *sorted(envd.STREAMED)])
 async def test_body_for_a_port_inside_is_limited_on_any_path(path: str) -> None:
-    settings = ServerSettings(tokens=(KEY,), allowed_hosts=("*",), max_body_bytes=1000)
-    transport = httpx.ASGITransport(SandboxApp(settings, SandboxLimits()))
-    async with httpx.AsyncClient(transport=transport, base_url=f"http://3000-{'0' * 20}.host") as client:
+    transport = httpx.ASGITransport(sandbox_app())
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://3000-{SANDBOX}.host") as client:
         assert (await client.post(path, content=b"x" * 1001)).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "status"),
+    [
+        ("host", "/sandboxes", 401),
+        (f"49983-{SANDBOX}.host", "/process.Process/List", 401),
+        (f"49983-{SANDBOX[:-1]}1.host", "/execute", 502),
+        (f"3000-{SANDBOX[:-1]}1.host", "/", 502),
+        ("host", f"/sandboxes/{SANDBOX[:-1]}1/ports/3000/", 502),
+    ],
+)
+async def test_body_of_a_stranger_is_not_read(host: str, path: str, status: int) -> None:
+    statuses: list[int] = []
+
+    async def receive() -> Any:
+        raise AssertionError("the body is read")
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status"))
+
+    headers = [(b"host", host.encode()), (b"content-length", b"1000"), (b"x-api-key", b"guessed")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    await sandbox_app()({**scope, "headers": headers}, receive, send)
+    assert statuses[0] == status
 
 
 def test_images_are_allowed_by_pattern() -> None:
