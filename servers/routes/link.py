@@ -434,7 +434,11 @@ class Link:
         if request.member is None:
             # `find` raises the refusal of an unknown member.
             member = self.batch.members.get(head.member) or self.batch.find([head.member])[0]
-            await member.lock.acquire()
+            member.waiting += 1
+            try:
+                await member.lock.acquire()
+            finally:
+                member.waiting -= 1
             request.member, request.has_lock = member, True
         member, timer = request.member, None
         try:

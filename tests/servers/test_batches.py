@@ -697,6 +697,24 @@ async def test_draining_server_answers_running_requests_first(
         await draining
 
 
+async def test_batch_does_not_overtake_a_request_that_waits_for_its_member() -> None:
+    app = app_of(BlockingCounter)
+    async with app.running():
+        one = Link(app._ensure_built().links, "")
+        await one.receive(json.dumps({"id": 1, "op": "open", "lease_s": 60}))
+        await eventually(lambda: one.batch.members)
+        lock = one.batch.members[0].lock
+        await lock.acquire()  # as a request that runs
+        await one.receive(json.dumps({"id": 2, **step(1)}))
+        await asyncio.sleep(0)
+        await one.receive(json.dumps({"id": 3, "op": "step", "actions": add(1)}))
+        lock.release()
+        await eventually(lambda: not one.running)
+        replies = {reply["id"]: reply for reply in (decode_frame(frame)[0] for frame in one._retained_frames)}
+        assert (replies[2]["type"], list(replies[3]["errors"])) == ("observation", ["0"])
+        await one.close()
+
+
 async def test_request_that_waits_for_another_when_its_socket_is_replaced_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
