@@ -372,7 +372,7 @@ class EnvironmentRunner:
             # The time limit starts once `close` runs: while it waits for a thread, it does not hang itself.
             async with asyncio.timeout(None) as deadline:
                 await self._run(
-                    getattr(self.environment, self.plan.close),
+                    getattr(self.environment, self.plan.close, lambda: None),
                     on_late_end=end_own_pool,
                     on_begin=lambda: deadline.reschedule(loop.time() + CLOSE_TIMEOUT_S),
                 )

@@ -16,6 +16,7 @@ from openenv_core.protocol.http import DETERMINISTIC_HEADER
 from servers.routes.http import wait_of, while_connected
 from servers.routes.websocket import HANDSHAKE_WAIT_S, is_break
 from servers.security import HttpRefusalError, send_refusal
+from servers.sessions import REQUEST_WAIT_S
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -45,7 +46,6 @@ _HOP_BY_HOP: Final = frozenset(
         b"connection",
         b"keep-alive",
         b"transfer-encoding",
-        b"content-length",
         b"te",
         b"upgrade",
         b"expect",
@@ -65,7 +65,7 @@ class UnixPeers:
 
     Args:
         path: Returns the path of a worker's socket.
-        reply_s: Seconds that a worker may take to reply; None: no limit.
+        reply_s: Seconds that a worker may take to reply, beside a wait for a slot; None: no limit.
         connect_s: Seconds to connect to a worker, which may still be starting.
     """
 
@@ -119,18 +119,19 @@ class UnixPeers:
             await pool.aclose()
 
     async def _request(self, worker: int, scope: Scope, body: bytes, send: Send) -> bool:
-        """Forward a request; send its response as a whole, or piece by piece if it is an event stream."""
-        headers = _without(scope["headers"], _HOP_BY_HOP)
+        """Forward a request; send its response piece by piece."""
+        headers = _without(scope["headers"], _HOP_BY_HOP | {b"content-length"})
         headers.append((b"content-length", str(len(body)).encode()))
         query = scope.get("query_string", b"")
         target = scope["raw_path"] + (b"?" + query if query else b"")
         url = httpcore.URL(scheme=b"http", host=b"worker", port=None, target=target)
-        started = False
+        wait_s = wait_of(scope["headers"], REQUEST_WAIT_S)
+        started = is_event_stream = False
         try:
             async with asyncio.timeout(self._connect_s):
                 await _wait_for_socket(self._path(worker))
             async with (
-                asyncio.timeout(self._reply_s) as deadline,
+                asyncio.timeout(None if self._reply_s is None else self._reply_s + wait_s) as deadline,
                 self._pool(worker).stream(
                     scope["method"],
                     url,
@@ -141,21 +142,12 @@ class UnixPeers:
             ):
                 headers_kept = _without(response.headers, _HOP_BY_HOP)
                 kind = dict(headers_kept).get(b"content-type", b"")
-                if not kind.startswith(b"text/event-stream"):
-                    content = await response.aread()
-                    headers_kept.append((b"content-length", str(len(content)).encode()))
-                    started = True
-                    await send(
-                        {"type": "http.response.start", "status": response.status, "headers": headers_kept}
-                    )
-                    await send({"type": "http.response.body", "body": content})
-                    return True
-                started = True
+                started, is_event_stream = True, kind.startswith(b"text/event-stream")
                 await send(
                     {"type": "http.response.start", "status": response.status, "headers": headers_kept}
                 )
                 async for chunk in response.aiter_stream():
-                    if self._reply_s is not None:
+                    if is_event_stream and self._reply_s is not None:
                         deadline.reschedule(asyncio.get_running_loop().time() + _STREAM_SILENCE_TIMEOUT_S)
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except (OSError, TimeoutError, httpcore.NetworkError, httpcore.ProtocolError) as error:
@@ -167,7 +159,8 @@ class UnixPeers:
                     "sessions are gone: reset"
                 )
                 await send_refusal(HttpRefusalError(502, text), scope, send)
-                return True
+            if not is_event_stream:
+                return True  # the server then drops the connection if the response is incomplete
         # If the worker dies after its stream has begun, the stream ends without the reply, which the client notices.
         await send({"type": "http.response.body", "body": b""})
         return True

@@ -10,8 +10,8 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -109,6 +109,7 @@ class Link:
         self._deferred_requests: deque[LinkRequest] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._progress: asyncio.Future[None] | None = None  # done when a request is answered
+        self._turn = asyncio.Lock()  # held by a batch on the event loop, which yields before it ends
 
     @property
     def live_sessions(self) -> int:
@@ -252,14 +253,10 @@ class Link:
         elif self._opening_count:
             self._deferred_requests.append(request)
             return
+        task = self._start(request)
         if self._inline and isinstance(head, wire.MembersRequest):
-            earlier_tasks = [  # started by `answer_eagerly`
-                other.task for other in self.running if other.round is not None and other.task is not None
-            ]
             # All waits are in its task: if another socket takes over, this one is cancelled and the request goes on.
-            await asyncio.wait([self._start(request, self._answer(request, earlier_tasks))])
-        else:
-            self._start(request)
+            await asyncio.wait([task])
 
     def answer_eagerly(self, frame: str | bytes) -> bool:
         """Start answering a frame directly from the read callback if no request is running; return whether it did.
@@ -374,25 +371,28 @@ class Link:
         request.task = task = keep(asyncio.create_task(coroutine or self._answer(request)))
         return task
 
-    async def _answer(self, request: LinkRequest, earlier: Sequence[asyncio.Task[Any]] = ()) -> None:
-        """Answer a request of any kind once `earlier` tasks have ended, and remove it from the running ones."""
-        if earlier:
-            await asyncio.wait(earlier)
+    async def _answer(self, request: LinkRequest) -> None:
+        """Answer a request of any kind, and remove it from the running ones."""
         head = request.head
         request.started = True
         try:
             if request.refusal is not None:
                 raise request.refusal
-            if request.parsed is not None:
-                await self._call_member(request)
-            elif isinstance(head, wire.OpenRequest):
+            if isinstance(head, wire.OpenRequest):
                 await self._open(head)
-            elif isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest):
-                request.executing = True
-                answer = {"id": dumps(head.id), **await self._manage_sessions(head), "last": b"true"}
-                self.send(wire.encode_frame(answer, []))
+            elif isinstance(head, wire.BatchRequest):
+                async with self._turn if self._inline else nullcontext():
+                    await self._call_batch(request)
             else:
-                await self._call_batch(request)
+                async with self._turn:
+                    pass  # the batches before it have ended
+                if request.parsed is not None:
+                    await self._call_member(request)
+                else:
+                    assert isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest)
+                    request.executing = True
+                    answer = {"id": dumps(head.id), **await self._manage_sessions(head), "last": b"true"}
+                    self.send(wire.encode_frame(answer, []))
         except RefusalError as refusal:
             self._refuse(request, refusal)
         except asyncio.CancelledError:
@@ -434,7 +434,11 @@ class Link:
         if request.member is None:
             # `find` raises the refusal of an unknown member.
             member = self.batch.members.get(head.member) or self.batch.find([head.member])[0]
-            await member.lock.acquire()
+            member.waiting += 1
+            try:
+                await member.lock.acquire()
+            finally:
+                member.waiting -= 1
             request.member, request.has_lock = member, True
         member, timer = request.member, None
         try:
@@ -703,7 +707,7 @@ class LinkConversation(Conversation):
 
     async def _answer_requests(self, session: None) -> int:
         self._set_frame_handler()
-        open_timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
+        self._start_open_timer()
         try:
             while not self.draining:
                 self.busy = bool(self._link.running)
@@ -719,7 +723,7 @@ class LinkConversation(Conversation):
                 await self._link.wait_progress()
             return GOING_AWAY
         finally:
-            open_timer.cancel()
+            self._open_timer.cancel()
             if self.sending is not None and self.closed:
                 self.sending.cancel()
             link = self._link
@@ -742,9 +746,14 @@ class LinkConversation(Conversation):
         self._set_frame_handler()
         self.send_remaining(request.read, dumps(fields).decode())
 
+    def _start_open_timer(self) -> None:
+        self._open_timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
+
     def _close_if_unopened(self) -> None:
-        """Close the socket if its link has opened no session."""
-        if not self._link.batch.opened_count and not self._link.running:
+        """Close the socket if its link has opened no session; check again later if it may be opening one."""
+        if self._link.running:
+            self._start_open_timer()
+        elif not self._link.batch.opened_count:
             self.end(NORMAL_CLOSURE)
 
     def abort(self) -> None:

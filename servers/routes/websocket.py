@@ -113,9 +113,9 @@ class _Dialect(_RefusalEncoder, Protocol):
 
 
 def is_break(message: Message) -> bool:
-    """Whether a connection ended without a close frame: the client's machine, network or process failed."""
+    """Whether a connection broke: without a close frame, or with 1011, sent by clients whose ping is not answered."""
     # uvicorn also reports 1005 for a connection without a close frame, but gives a reason only with one.
-    return message.get("code") in (None, 1006) or (message["code"] == 1005 and "reason" not in message)
+    return message.get("code") in (None, 1006, 1011) or (message["code"] == 1005 and "reason" not in message)
 
 
 class Conversation(ABC):
@@ -471,7 +471,7 @@ class _SessionConversation(Conversation):
 
     def _accept_next_frame(self) -> None:
         """Let the next frame be answered, after one that `answer_eagerly` took."""
-        self.busy = False
+        self.busy = self._previous_reply is not None  # a frame that waits goes before those still to come
         if self._previous_reply is not None:
             if not self._previous_reply.done():
                 self._previous_reply.set_result(None)

@@ -7,7 +7,7 @@ import hmac
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Final, TypeVar
@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from openenv_core.errors import ConfigurationError, OpenEnvError, describe_faults
 from servers.sandboxes import envd, interpreter
 from servers.sandboxes.guest import ApiError
-from servers.sandboxes.ports import Ports
+from servers.sandboxes.ports import OURS, PATH, Ports
 from servers.sandboxes.table import MIB, Record, SandboxLimits, SandboxTable
 from servers.security import Guard, HttpRefusalError, Tokens
 from servers.settings import MAKE_TOKEN, ServerSettings
@@ -118,9 +118,7 @@ class SandboxApp(Starlette):
         self.add_exception_handler(OpenEnvError, _on_failure)
         self.add_exception_handler(404, _on_unknown_path)
         # This application checks X-API-Key and the sandboxes' tokens; the guard checks hosts, origins and bodies.
-        self._guard = Guard(
-            self._serve, replace(settings, tokens=()), streamed=lambda scope: scope["path"] in envd.STREAMED
-        )
+        self._guard = Guard(self._serve, replace(settings, tokens=()), streamed=self._leaves_body_unread)
 
     async def drain(self, deadline_s: float | None = None) -> None:
         """End every sandbox."""
@@ -159,6 +157,19 @@ class SandboxApp(Starlette):
         ):
             raise ApiError(401, "the header X-Access-Token does not have the sandbox's own token")
         return record
+
+    def _leaves_body_unread(self, scope: Scope) -> bool:
+        """Whether the guard must not read a body: it is read as a stream, or its request is refused without it."""
+        sandbox, port = _parse_address(scope)
+        if sandbox is not None and port is not None and port not in OURS:  # forwarded whole
+            return self.table.find(sandbox) is None
+        if scope["path"] in envd.STREAMED:
+            return True
+        for check in (self._owner, self.sandbox_of):
+            with suppress(ApiError):
+                check(Request(scope))
+                return False
+        return True
 
     def _owner(self, request: Request) -> str:
         key = request.headers.get("x-api-key")
@@ -353,7 +364,9 @@ def _state(record: Record) -> str:
 
 
 def _parse_address(scope: Scope) -> tuple[str | None, int | None]:
-    """Return the sandbox and port that a request names in its headers or host name."""
+    """Return the sandbox and port that a request names in its path, headers or host name."""
+    if match := PATH.fullmatch(scope["path"]):
+        return match[1], int(match[2])
     headers = dict(scope["headers"])
     name, port = headers.get(b"e2b-sandbox-id"), headers.get(b"e2b-sandbox-port", b"")
     if name is None and (match := _HOST.match(headers.get(b"host", b"").decode("latin-1"))):

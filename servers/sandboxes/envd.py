@@ -176,11 +176,12 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
     while True:
         try:
             async with asyncio.timeout(BODY_SILENCE_TIMEOUT_S):
-                yield await anext(stream)
+                piece = await anext(stream)
         except StopAsyncIteration:
             return
         except (TimeoutError, ClientDisconnect):
             raise GuestError("deadline_exceeded", "the rest of the body did not come in time") from None
+        yield piece  # out of the time limit, which is not for what the caller does with it
 
 
 async def _plain(guest: Guest, op: str, **fields: Any) -> Json:
@@ -267,8 +268,9 @@ async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIter
             killed = True
             guest.notify("signal", stream=output.stream, signal=9)
 
-        if timeout_s is not None:  # before the start, during which the client may leave
-            asyncio.get_running_loop().call_later(timeout_s, kill)
+        loop = asyncio.get_running_loop()
+        # Before the start, during which the client may leave.
+        timer = None if timeout_s is None else loop.call_later(timeout_s, kill)
         header, _ = await guest.ask(
             "start",
             stream=output.stream,
@@ -279,6 +281,8 @@ async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIter
             stdin=bool(body.get("stdin")),
         )
         async for event in _process_events(int(header["pid"]), output, timeout_s, END_TIMEOUT_S):
+            if timer is not None and "end" in event["event"]:
+                timer.cancel()
             # It may have ended before the deadline, and that be read late.
             if killed and event["event"].get("end", {}).get("status") == _KILLED:
                 raise _timeout_error(timeout_s)

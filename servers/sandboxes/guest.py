@@ -91,7 +91,7 @@ class Subscription:
     def put(self, header: dict[str, Any], blob: bytes, size: int = 0) -> None:
         """Add a message whose frame has `size` bytes."""
         self._bytes += size + _FRAME_BYTES
-        if self._bytes > MAX_BUFFERED and "end" not in header:
+        if self._bytes > MAX_BUFFERED:
             self.close()
             header, blob = {"end": -1, "lost": True, "status": "its output was not read in time"}, b""
         self._queue.put_nowait((header, blob, size))

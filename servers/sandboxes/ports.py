@@ -25,7 +25,7 @@ MAX_FORWARDED_PORTS: Final = 16
 
 REPLY_TIMEOUT_S: Final = 3600.0
 _PEER: Final = struct.Struct("3i")
-_PATH: Final = re.compile(r"/sandboxes/([0-9a-f]{20})/ports/(\d{1,5})(/.*|)")
+PATH: Final = re.compile(r"/sandboxes/([0-9a-f]{20})/ports/(\d{1,5})(/.*|)")
 
 
 class Ports:
@@ -47,7 +47,7 @@ class Ports:
         self, scope: Scope, receive: Receive, send: Send, sandbox: str | None, port: int | None
     ) -> bool:
         """Forward a connection if it is for a server inside a sandbox; return whether it was."""
-        if match := _PATH.fullmatch(scope["path"]):
+        if match := PATH.fullmatch(scope["path"]):
             sandbox, port, path = match[1], int(match[2]), match[3] or "/"
             raw = scope["raw_path"].partition(b"/ports/")[2].partition(b"/")[2]
             scope = {**scope, "path": path, "raw_path": b"/" + raw}

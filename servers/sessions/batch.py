@@ -32,6 +32,7 @@ class Member:
         episode_ended: Whether its episode is over and no new one has begun.
         busy: Whether a call of a batch is running.
         lock: Held by a request for this member alone; such requests run one at a time, in order.
+        waiting: Number of requests that wait for the lock; the first of them has it next, also if it is free.
     """
 
     number: int
@@ -39,11 +40,12 @@ class Member:
     episode_ended: bool = False
     busy: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
 
     @property
     def in_use(self) -> bool:
-        """Whether a request is running."""
-        return self.busy or self.lock.locked()
+        """Whether a request is running or waiting."""
+        return self.busy or self.lock.locked() or self.waiting > 0
 
     def get_refusal(self) -> RefusalError | None:
         """Return why it cannot be called now; None if it can."""
@@ -278,7 +280,9 @@ class BatchRound:
         yield_at = perf_counter() + _YIELD_INTERVAL_S
         for call in self._calls:
             member, session = call.member, call.member.session
-            if call.outcome is None and (member.busy or session.ended or member.lock.locked()):
+            if call.outcome is None and (
+                member.busy or session.ended or member.lock.locked() or member.waiting
+            ):
                 call.outcome = member.get_refusal()
             if call.outcome is not None:
                 finished.append(call)

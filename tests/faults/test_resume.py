@@ -248,6 +248,20 @@ async def test_lease_is_limited_by_the_server() -> None:
         assert reply["lease_s"] == server_link.MAX_LEASE_S
 
 
+@pytest.mark.parametrize("code", [1000, 1001, 1011])
+async def test_sessions_outlive_a_close_only_if_its_code_means_a_break(code: int) -> None:
+    """1011 is what websocket libraries send if the server does not answer their ping."""
+    app = app_of(Tally)
+    options: Any = {"subprotocols": ["ropewalk.v1"]}
+    async with serving(app) as address:
+        async with socket_to(address, **options) as first:
+            reply = await ask(first, id=1, op="open", lease_s=20)
+            await first.close(code)
+        resume_fields = {"session": reply["session"], "secret": reply["secret"], "read": 1}
+        async with socket_to(address, **options) as second:
+            assert ("taken" in await ask(second, id=0, op="resume", **resume_fields)) == (code == 1011)
+
+
 async def test_expired_lease_cannot_be_resumed() -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy, CounterEnv(proxy.url) as client:
@@ -270,6 +284,17 @@ async def test_link_without_sessions_is_closed(monkeypatch: pytest.MonkeyPatch) 
             assert app._ensure_built().links._links
             first.transport.abort()
         await eventually(lambda: not app._ensure_built().links._links)
+
+
+async def test_link_that_waited_in_vain_for_a_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_link, "OPEN_TIMEOUT_S", 0.1)
+    v1 = Subprotocol("ropewalk.v1")
+    async with serving(app_of(Tally, cap=1)) as address, socket_to(address, subprotocols=[v1]) as first:
+        await ask(first, id=1, op="open")
+        async with socket_to(address, subprotocols=[v1]) as second:
+            await second.send(json.dumps({"id": 1, "op": "open", "wait_s": 0.3}))
+            await asyncio.wait_for(second.wait_closed(), 20)
+            assert second.close_code == 1000
 
 
 async def test_vector_is_resumed_with_its_running_requests() -> None:

@@ -120,6 +120,42 @@ async def test_consecutive_batches_are_stepped_in_order(
             assert (reply["id"], totals(reply)) == (number, [number - 7] * size)
 
 
+async def test_request_about_one_is_executed_after_the_batch_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("servers.sessions.batch._YIELD_INTERVAL_S", 0.0)
+    size = 200
+    async with serving(app_of(Counter, size)) as address, batch_of(address, size) as connection:
+        await request(connection, op="reset", seeds=[0] * size)
+        await asyncio.sleep(0.05)  # until the server waits for a frame
+        ones = Array("int64", (size,), (1).to_bytes(INT64, "little") * size)
+        header = {"id": 8, "op": "step", "actions": {"amount": 0}}
+        await connection.send(
+            encode_frame({name: json.dumps(value).encode() for name, value in header.items()}, [ones])
+        )
+        await asyncio.sleep(0.0005)  # in which the server reads it
+        await connection.send(json.dumps({"id": 9, "type": "state", "member": size - 1}))
+        assert (await answer(connection))["id"] == 8
+        assert (await answer(connection))["data"]["total"] == 1
+
+
+async def test_batches_sent_before_the_sessions_are_open_are_stepped_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("servers.sessions.batch._YIELD_INTERVAL_S", 0.0)
+    size = 100
+    async with serving(app_of(Counter, size)) as address, batch_of(address) as connection:
+        for fields in (
+            {"op": "open", "count": size},
+            {"op": "reset", "seeds": [5] * size},
+            {"op": "step", "members": [*reversed(range(size))], "actions": add(*[1] * size)},
+        ):
+            await connection.send(json.dumps({"id": 7, **fields}))
+        assert "members" in await answer(connection)
+        for total in (5, 6):
+            assert totals(await answer(connection)) == [total] * size
+
+
 @EVERY_WAY
 async def test_failure_of_one_member_is_a_typed_error_of_its_own(env: Any) -> None:
     async with serving(app_of(env)) as address, batch_of(address, 4) as connection:
@@ -659,6 +695,24 @@ async def test_draining_server_answers_running_requests_first(
         assert (await answer(connection))[key] == value
         assert await wait_close_code(connection) == 1001
         await draining
+
+
+async def test_batch_does_not_overtake_a_request_that_waits_for_its_member() -> None:
+    app = app_of(BlockingCounter)
+    async with app.running():
+        one = Link(app._ensure_built().links, "")
+        await one.receive(json.dumps({"id": 1, "op": "open", "lease_s": 60}))
+        await eventually(lambda: one.batch.members)
+        lock = one.batch.members[0].lock
+        await lock.acquire()  # as a request that runs
+        await one.receive(json.dumps({"id": 2, **step(1)}))
+        await asyncio.sleep(0)
+        await one.receive(json.dumps({"id": 3, "op": "step", "actions": add(1)}))
+        lock.release()
+        await eventually(lambda: not one.running)
+        replies = {reply["id"]: reply for reply in (decode_frame(frame)[0] for frame in one._retained_frames)}
+        assert (replies[2]["type"], list(replies[3]["errors"])) == ("observation", ["0"])
+        await one.close()
 
 
 async def test_request_that_waits_for_another_when_its_socket_is_replaced_is_answered(

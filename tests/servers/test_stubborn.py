@@ -318,6 +318,24 @@ async def test_environment_is_closed_once() -> None:
     assert env.closed == 1
 
 
+class Plain:
+    """Has only what an environment needs."""
+
+    def reset(self) -> Count:
+        return Count()
+
+    step = reset
+
+
+async def test_environment_without_close_ends_without_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    app = app_of(Plain, cap=1)
+    async with serving(app) as address:
+        async with socket_to(address) as ws:
+            assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
+        await eventually(lambda: app.sessions.active == 0)
+    assert not caplog.records
+
+
 class Borrowed:
     """A proxy of an environment whose class lacks the methods."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
@@ -343,6 +344,23 @@ async def test_frames_sent_during_a_step_in_a_thread_come_after_it(leaves: bool)
             assert kinds == ["observation", "state", "observation", "observation"]
             assert (await ask(ws, step()))["type"] == "observation"
     await eventually(lambda: (env.stepping, env.closed, app.sessions.executor.abandoned) == (0, 1, 0))
+
+
+async def test_frame_that_waits_for_a_step_is_answered_before_one_that_arrives_as_the_step_ends() -> None:
+    env = SlowBlocking.fresh()
+    app = app_of(env)
+    async with serving(app) as address, socket_to(address) as ws:
+        await ws.send(json.dumps(step()))
+        await eventually(env.entered.is_set)
+        await ws.send(json.dumps(STATE))
+        (conversation,) = app._ensure_built().sockets._conversations
+        await eventually(lambda: conversation._reader is not None)
+        env.release.set()
+        while not app.sessions.executor.pool._mailbox.items:
+            time.sleep(0.001)  # noqa: ASYNC251 - the event loop is to learn of the end and of a frame in one turn
+        await ws.send(json.dumps(step()))
+        kinds = [json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] for _ in range(3)]
+        assert kinds == ["observation", "state", "observation"]
 
 
 async def test_draining_answers_the_step_in_a_thread_and_nothing_behind_it() -> None:

@@ -9,7 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -582,33 +582,76 @@ async def test_close_of_a_client_reaches_its_worker_although_replies_do_not_reac
         assert await asyncio.wait_for(code, 30) == 1000
 
 
+async def answer_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
+    await writer.drain()
+    writer.close()
+
+
+async def ask_peer(
+    peers: UnixPeers, *headers: tuple[bytes, bytes], on_body: Callable[[], None] = lambda: None
+) -> list[Any]:
+    """Return the messages with which a worker's response to a request is sent to the client."""
+    messages: list[Any] = []
+    scope = {"type": "http", "method": "GET", "raw_path": b"/", "headers": [(b"host", b"h"), *headers]}
+
+    async def receive() -> Any:
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(message: Any) -> None:
+        messages.append(message)
+        if message.get("body"):
+            on_body()
+
+    await peers.http(0, scope, b"", receive, send)
+    await peers.close()
+    return messages
+
+
 @pytest.mark.slow
 async def test_peer_that_starts_later_is_waited_for(tmp_path: Path) -> None:
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi")
-        await writer.drain()
-        writer.close()
-
-    async def ask(peers: UnixPeers) -> int:
-        messages: list[Any] = []
-        scope = {"type": "http", "method": "GET", "raw_path": b"/", "headers": [(b"host", b"h")]}
-
-        async def receive() -> Any:
-            return await asyncio.get_running_loop().create_future()
-
-        async def send(message: Any) -> None:
-            messages.append(message)
-
-        await peers.http(0, scope, b"", receive, send)
-        await peers.close()
-        status: int = messages[0]["status"]
-        return status
-
     path = str(tmp_path / "late.sock")
-    request_task = asyncio.create_task(ask(UnixPeers(lambda _: path, 20.0, connect_s=20.0)))
+    request_task = asyncio.create_task(ask_peer(UnixPeers(lambda _: path, 20.0, connect_s=20.0)))
     await asyncio.sleep(0.1)
     assert not request_task.done()
+    async with await asyncio.start_unix_server(answer_peer, path):
+        assert (await request_task)[0]["status"] == 200
+    never = UnixPeers(lambda _: str(tmp_path / "never.sock"), 20.0, connect_s=0.1)
+    assert (await ask_peer(never))[0]["status"] == 502
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+async def test_response_is_passed_on_as_it_comes_and_not_completed_if_it_breaks(
+    tmp_path: Path, breaks: bool
+) -> None:
+    has_piece = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nha")
+        await has_piece.wait()
+        writer.write(b"" if breaks else b"ha")
+        writer.close()
+
+    path = str(tmp_path / "worker.sock")
     async with await asyncio.start_unix_server(answer, path):
-        assert await request_task == 200
-    assert await ask(UnixPeers(lambda _: str(tmp_path / "never.sock"), 20.0, connect_s=0.1)) == 502
+        head, *pieces = await ask_peer(UnixPeers(lambda _: path, 20.0), on_body=has_piece.set)
+    assert (b"content-length", b"4") in head["headers"]
+    assert b"".join(piece["body"] for piece in pieces) == (b"ha" if breaks else b"haha")
+    assert pieces[-1].get("more_body", False) is breaks
+
+
+async def test_worker_may_let_a_request_wait_for_a_slot_as_long_as_it_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.1)
+        await answer_peer(reader, writer)
+
+    path = str(tmp_path / "worker.sock")
+    monkeypatch.setattr("servers.fleet.peers._DEADLINE_MARGIN_S", 0.0)
+    async with await asyncio.start_unix_server(answer_late, path):
+        for wait, status in ((b"wait=0", 502), (b"wait=60", 200)):
+            messages = await ask_peer(UnixPeers(lambda _: path, 0.01), (b"prefer", wait))
+            assert messages[0]["status"] == status

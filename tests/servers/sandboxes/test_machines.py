@@ -1,11 +1,13 @@
 """Hostile agents of sandboxes, contained attacks, and what stays after a kill of the service."""
 
 import asyncio
+import gc
 import json
 import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -38,10 +40,11 @@ from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.routes.http import CLIENT_LEFT
 from servers.sandboxes import envd, interpreter, machines
 from servers.sandboxes import guest as guests
-from servers.sandboxes.app import _on_api_error
+from servers.sandboxes.app import SandboxApp, _on_api_error
 from servers.sandboxes.guest import ApiError, Guest, GuestError
 from servers.sandboxes.machines import ContainerMachine, Machine, ProcessMachine, WarmContainers
 from servers.sandboxes.table import Record, SandboxLimits, SandboxTable
+from servers.settings import ServerSettings
 
 sys.path.append(str(Path(__file__).parents[2] / "sandbox"))
 
@@ -111,6 +114,19 @@ async def test_output_flood_from_the_agent_is_bounded(monkeypatch: pytest.Monkey
         assert "does not read" in await guest.gone
 
 
+async def test_ends_from_the_agent_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guests, "MAX_BUFFERED", 1 << 20)
+    loop = asyncio.get_running_loop()
+    async with guest_with_fake_agent() as (guest, agent), guest.subscribed("p1") as output:
+        stat = asyncio.create_task(guest.ask("stat", path="x"))
+        number = (await request(agent, "stat"))["id"]
+        for _ in range(40):
+            await loop.sock_sendall(agent, pack({"stream": "p1", "end": 0}, b"x" * 50_000))
+        await loop.sock_sendall(agent, pack({"id": number}))
+        await stat  # all before that has been read
+        assert output._bytes <= 1 << 20
+
+
 async def test_upload_ends_with_its_sandbox() -> None:
     async with guest_with_fake_agent() as (guest, agent):
 
@@ -158,6 +174,22 @@ async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late(
             assert error.value.code == "deadline_exceeded"
         else:  # it had ended before
             assert (await next_one)["event"]["end"]["status"] == status
+
+
+async def test_nothing_of_an_ended_command_is_kept_until_its_deadline() -> None:
+    loop = asyncio.get_running_loop()
+    async with guest_with_fake_agent() as (guest, agent):
+        events = envd._start(guest, {"process": {"cmd": "true"}}, 86_400.0)
+        first = asyncio.create_task(anext(events))
+        start = await request(agent, "start")
+        await loop.sock_sendall(agent, pack({"id": start["id"], "pid": 7}))
+        await first
+        output = weakref.ref(guest._streams[start["stream"]][0])
+        await loop.sock_sendall(agent, pack({"stream": start["stream"], "end": 0, "status": ""}))
+        assert ["end" in event["event"] async for event in events] == [True]
+        del first, events
+        gc.collect()
+        assert output() is None
 
 
 async def test_a_command_whose_client_leaves_during_its_start_has_a_deadline() -> None:
@@ -280,7 +312,8 @@ async def test_unread_input_is_dropped_when_its_client_leaves() -> None:
 async def test_unread_streamed_input_is_dropped_after_a_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(envd, "UNREAD_INPUT_TIMEOUT_S", 0.1)
+    for limit in ("UNREAD_INPUT_TIMEOUT_S", "BODY_SILENCE_TIMEOUT_S"):  # they are equal
+        monkeypatch.setattr(envd, limit, 0.1)
     ask = AsyncMock(side_effect=GuestError("resource_exhausted", "its pipe is full"))
     frames = [{"start": {"process": {"pid": 7}}}, {"data": {"input": {"stdin": "eA=="}}}]
     bodies = [json.dumps({"event": frame}).encode() for frame in frames]
@@ -317,6 +350,50 @@ async def test_client_that_leaves_before_its_turn_releases_the_lock() -> None:
         await app(scope, receive, send)
     _, turn = record.contexts["default"]
     assert not turn.locked()
+
+
+SANDBOX = "0" * 20
+
+
+def sandbox_app() -> SandboxApp:
+    """An application with one sandbox."""
+    settings = ServerSettings(tokens=(KEY,), allowed_hosts=("*",), max_body_bytes=1000)
+    app = SandboxApp(settings, SandboxLimits())
+    machine: Any = SimpleNamespace(guest=None)
+    app.table._records[SANDBOX] = Record(SANDBOX, "key", "base", "token", 1.0, machine=machine)
+    return app
+
+
+@pytest.mark.parametrize("path", ["/", *sorted(envd.STREAMED)])
+async def test_body_for_a_port_inside_is_limited_on_any_path(path: str) -> None:
+    transport = httpx.ASGITransport(sandbox_app())
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://3000-{SANDBOX}.host") as client:
+        assert (await client.post(path, content=b"x" * 1001)).status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("host", "path", "status"),
+    [
+        ("host", "/sandboxes", 401),
+        (f"49983-{SANDBOX}.host", "/process.Process/List", 401),
+        (f"49983-{SANDBOX[:-1]}1.host", "/execute", 502),
+        (f"3000-{SANDBOX[:-1]}1.host", "/", 502),
+        ("host", f"/sandboxes/{SANDBOX[:-1]}1/ports/3000/", 502),
+    ],
+)
+async def test_body_of_a_stranger_is_not_read(host: str, path: str, status: int) -> None:
+    statuses: list[int] = []
+
+    async def receive() -> Any:
+        raise AssertionError("the body is read")
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status"))
+
+    headers = [(b"host", host.encode()), (b"content-length", b"1000"), (b"x-api-key", b"guessed")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    await sandbox_app()({**scope, "headers": headers}, receive, send)
+    assert statuses[0] == status
 
 
 def test_images_are_allowed_by_pattern() -> None:
