@@ -300,3 +300,20 @@ async def test_an_answer_of_a_process_that_is_killed_at_the_same_time_costs_no_o
     await session.close()
     assert (done.status, done.state_lost) == ("timeout", True)
     assert (after.status, after.result) == ("ok", "1")
+
+
+async def test_processes_that_code_forks_cost_the_server_no_descriptors(sandbox: Sandbox) -> None:
+    code = (
+        "import os, time\nfor _ in range(16):\n  if not os.fork():\n"
+        "    os.write(3, bytes(8))\n    os.write(1, b'x')\n    time.sleep(60)\ntime.sleep(60)"
+    )
+    session = await sandbox.open(snapshot=True)
+    worker = session._worker
+    assert worker is not None
+    running = asyncio.create_task(session.execute(code, timeout_s=60.0))
+    await until(lambda: worker._stdout._total == 16)
+    assert len(worker.processes._held) == 2  # one has the state before, the other runs the code
+    session.interrupt()
+    done = await running
+    await session.close()
+    assert (done.exit_code, done.state_lost) == (130, False)
