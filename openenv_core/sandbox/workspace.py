@@ -13,7 +13,7 @@ import secrets
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -28,6 +28,9 @@ logger = logging.getLogger("openenv_core.sandbox")
 
 _TEMPORARY: Final = ".tmp"
 """The folder for temporary files, which is not listed."""
+
+_BRANCH_FOLDERS: Final = 3
+"""Folders of a branch: for all temporary files, its own, and for its temporary files."""
 
 _MAX_DEPTH: Final = 32
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -154,30 +157,46 @@ class Workspace:
         """Return a workspace in an unlisted folder of this one. Blocks.
 
         Args:
-            fill: Whether to copy the files; otherwise the folder stays empty, and unless the file system enforces the
-                limits, it is checked that there is space for a copy.
+            fill: Whether to copy the files; otherwise the folder stays empty.
+
+        Raises:
+            FileRefusedError: There is no space for a copy of the files.
         """
         name = f"branch-{next(self._names)}"
-        if not fill and not self.bounded:
-            own, ancestor = sum(status.st_size for _, status in self._walk(include_all=False)), self
-            while ancestor._parent is not None:
-                ancestor = ancestor._parent
-            if ancestor._used_bytes() + own > self._limits.disk_bytes:
-                raise FileRefusedError(name, f"the workspace may hold {self._limits.disk_bytes} bytes")
+        files = list(self._walk(include_all=False))
+        if not self.bounded:
+            self._require_space(name, [status for _, status in files])
         with contextlib.ExitStack() as stack, _translate_errors(name):
             inner = self._descend((_TEMPORARY, name), stack, make=True)
-            copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded)
+            # Bounded until it is filled: there is space, and looking for it again takes long.
+            copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=True)
             copy.inside = f"{self.inside}/{_TEMPORARY}/{name}"
         try:
-            for path, status in self._walk(include_all=False) if fill else ():
+            for path, status in files if fill else ():
                 if stat.S_ISREG(status.st_mode):
                     copy.put(path, self.get(path))
         except BaseException:
             os.close(copy._folder)
             raise
+        copy.bounded = self.bounded
         copy._parent = self
         self._branches += 1
         return copy
+
+    def _require_space(self, name: str, files: Sequence[os.stat_result]) -> None:
+        """Raise unless copies of these files leave all that is in the first workspace within its limits."""
+        first = self
+        while first._parent is not None:
+            first = first._parent
+        try:
+            taken = [status.st_blocks * 512 for _, status in first._walk(include_all=True)]
+        except _UncountableError:
+            taken = [self._limits.disk_bytes]
+        size = sum(taken) + sum(max(status.st_size, status.st_blocks * 512) for status in files)
+        if size > self._limits.disk_bytes or len(taken) + len(files) + _BRANCH_FOLDERS > self._limits.files:
+            raise FileRefusedError(
+                name, f"the workspace may hold {self._limits.disk_bytes} bytes and {self._limits.files} files"
+            )
 
     def exceeds_limits(self, max_entries: int | None = None) -> bool:
         """Return whether the files exceed the limits of number, total size or depth. Blocks.

@@ -10,7 +10,7 @@ import pytest
 from living import DEADLINE_S, descendants, until, value, zygote_of
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailableError
+from openenv_core.sandbox import FileRefusedError, Limits, Sandbox, SandboxUnavailableError
 from openenv_core.sandbox import worker as worker_module
 from openenv_core.sandbox.kernel.identity import session_uid
 
@@ -317,3 +317,16 @@ async def test_processes_that_code_forks_cost_the_server_no_descriptors(sandbox:
     done = await running
     await session.close()
     assert (done.exit_code, done.state_lost) == (130, False)
+
+
+@pytest.mark.parametrize("files", ["f", "many"])
+async def test_a_fork_without_space_for_its_files_is_refused(sandbox: Sandbox, files: str) -> None:
+    session = await sandbox.open(Limits(disk_bytes=1 << 20, file_bytes=1 << 20, files=32), snapshot=True)
+    contents = {"f": "'f': 700_000", "many": "f'f{n}': 1 for n in range(20)"}[files]
+    await session.execute(
+        f"for name, size in {{{contents}}}.items():\n    open(name, 'wb').write(bytes(size))"
+    )
+    with pytest.raises(FileRefusedError, match=r"full|may hold"):
+        await session.fork(1)
+    assert await value(session, "len({name, size})") == "2"  # it has lost nothing
+    await session.close()
