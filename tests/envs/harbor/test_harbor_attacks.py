@@ -3,6 +3,7 @@
 import io
 import tarfile
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from harbor_player import Player
@@ -62,6 +63,18 @@ def rob(player: Player, task: str, command: str, answer: str) -> None:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attack_in_a_sandbox_earns_nothing(player: Player, attack: str) -> None:
     rob(player, "ropewalk/count-lines", ATTACKS[attack], "count.txt")
+
+
+def test_sandbox_that_ends_after_the_last_command_earns_nothing(player: Player) -> None:
+    player.reset("ropewalk/count-lines")
+    machine: Any = player.env._machine
+
+    async def kill() -> None:  # as a process that a command has left behind can
+        machine._session._worker.processes.kill_all()
+
+    player.thread.run(kill)
+    seen = player.submit()
+    assert (seen.reward, seen.done, seen.infrastructure_error) == (0.0, True, None), seen
 
 
 @pytest.mark.docker
