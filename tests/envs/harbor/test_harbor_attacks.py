@@ -152,6 +152,8 @@ def test_only_plain_files_inside_the_folder_are_copied() -> None:
         ("app/good", tarfile.REGTYPE, "good"),
         ("app/same", tarfile.LNKTYPE, "app/good"),
         ("app/down", tarfile.SYMTYPE, "good"),
+        ("app/round", tarfile.SYMTYPE, "round"),
+        ("app/again", tarfile.LNKTYPE, "app/round"),
         ("app/down/below", tarfile.REGTYPE, "below a link"),
         ("app/up", tarfile.SYMTYPE, "x/../../tests"),
         ("app/away", tarfile.SYMTYPE, "/tests"),
@@ -172,6 +174,7 @@ def test_only_plain_files_inside_the_folder_are_copied() -> None:
         "app/good": (plain, 0o755),
         "app/same": (plain, 0o755),
         "app/down": (link, 0o755),
+        "app/round": (link, 0o755),
     }
     assert make_plain_archive(pack(("app", tarfile.SYMTYPE, "tests")), "app").strip(b"\0") == b""
     file_instead = pack(("app", tarfile.REGTYPE, "a file"))
@@ -194,6 +197,7 @@ def test_reward_files_are_numbers_by_name() -> None:
         (b"1", "reward.json"),
         (b'{"reward": "1"}', "reward.json"),
         (b'{"reward": 1e999}', "reward.json"),
+        (b'{"reward": 1' + b"0" * 400 + b"}", "reward.json"),
         (b"[" * 100_000, "reward.json"),
     ):
         with pytest.raises(UnscoredError):
