@@ -520,10 +520,12 @@ class Scratch:
 
     def __init__(self) -> None:
         sweep()
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        # Under another name until it is locked: other processes may sweep meanwhile.
+        folder = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
         # Sessions with their own users may pass through, but not list the other sessions.
-        self.path.chmod(0o711)
-        self._lock = _locked(self.path)
+        folder.chmod(0o711)
+        self._lock = _locked(folder)
+        self.path = folder.rename(folder.with_name(folder.name.removeprefix(".")))
         self._numbers = itertools.count(1)
 
     def make(self, owner: tuple[int, int] | None) -> tuple[int, str]:
