@@ -87,7 +87,7 @@ class Workspace:
         self._path = path
         self._removed = removed
         self.inside = path or WORKSPACE
-        self._parent: Workspace | None = None
+        self._first: Workspace | None = None  # of a branch: the workspace that it is a folder of
         self._branches = 0
         self._names = itertools.count(1)  # of branches
         self._closed = False
@@ -154,7 +154,7 @@ class Workspace:
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
     def branch(self, *, fill: bool = True) -> "Workspace":
-        """Return a workspace in an unlisted folder of this one. Blocks.
+        """Return a workspace in an unlisted folder of the first workspace of the family. Blocks.
 
         Args:
             fill: Whether to copy the files; otherwise the folder stays empty.
@@ -162,34 +162,35 @@ class Workspace:
         Raises:
             FileRefusedError: There is no space for a copy of the files.
         """
-        name = f"branch-{next(self._names)}"
+        first = self._first or self
+        name = f"branch-{next(first._names)}"
         files = list(self._walk(include_all=False))
         if not self.bounded:
-            self._require_space(name, [status for _, status in files])
+            first._require_space(name, [status for _, status in files])
         with contextlib.ExitStack() as stack, _translate_errors(name):
-            inner = self._descend((_TEMPORARY, name), stack, make=True)
+            inner = first._descend((_TEMPORARY, name), stack, make=True)
             # Bounded until it is filled: there is space, and looking for it again takes long.
             copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=True)
-            copy.inside = f"{self.inside}/{_TEMPORARY}/{name}"
+            copy.inside = f"{first.inside}/{_TEMPORARY}/{name}"
+            copy._first = first
         try:
             for path, status in files if fill else ():
                 if stat.S_ISREG(status.st_mode):
                     copy.put(path, self.get(path))
         except BaseException:
+            with contextlib.suppress(OSError):
+                copy._remove(copy._folder)
             os.close(copy._folder)
             raise
         copy.bounded = self.bounded
-        copy._parent = self
-        self._branches += 1
+        with first._closing:
+            first._branches += 1
         return copy
 
     def _require_space(self, name: str, files: Sequence[os.stat_result]) -> None:
-        """Raise unless copies of these files leave all that is in the first workspace within its limits."""
-        first = self
-        while first._parent is not None:
-            first = first._parent
+        """Raise unless a branch with copies of these files leaves the whole family within the limits."""
         try:
-            taken = [status.st_blocks * 512 for _, status in first._walk(include_all=True)]
+            taken = [status.st_blocks * 512 for _, status in self._walk(include_all=True)]
         except _UncountableError:
             taken = [self._limits.disk_bytes]
         size = sum(taken) + sum(max(status.st_size, status.st_blocks * 512) for status in files)
@@ -237,12 +238,7 @@ class Workspace:
             return
         folder, self._folder = self._folder, -1
         try:
-            if self._parent is not None:
-                # Code of related sessions may go on making folders here. Folders cannot be nested deeper than the limit
-                # of files.
-                await asyncio.to_thread(remove_below, folder, None, 2 * self._limits.files)
-            elif self._path is not None:
-                await asyncio.to_thread(remove_below, folder, self._path)
+            await asyncio.to_thread(self._remove, folder)
         except OSError as error:
             # No result depends on it, and the rest is removed with the sandbox.
             logger.warning("the files of a session were not removed: %s", error)
@@ -251,9 +247,21 @@ class Workspace:
                 os.close(folder)
             if self._removed is not None:
                 self._removed()
-            if self._parent is not None:
-                self._parent._branches -= 1
-                await self._parent._remove_if_unused()
+            if self._first is not None:
+                with self._first._closing:
+                    self._first._branches -= 1
+                await self._first._remove_if_unused()
+
+    def _remove(self, folder: int) -> None:
+        if self._path is not None:
+            remove_below(folder, self._path)
+        if self._first is not None:
+            # Code of related sessions may go on making folders here. Folders cannot be nested deeper than the limit of
+            # files.
+            remove_below(folder, None, 2 * self._limits.files)
+            with contextlib.ExitStack() as stack:
+                above = self._first._descend((_TEMPORARY,), stack, make=False)
+                os.rmdir(os.path.basename(self.inside), dir_fd=above)
 
     def _used_bytes(self) -> float:
         try:

@@ -319,14 +319,29 @@ async def test_processes_that_code_forks_cost_the_server_no_descriptors(sandbox:
     assert (done.exit_code, done.state_lost) == (130, False)
 
 
-@pytest.mark.parametrize("files", ["f", "many"])
-async def test_a_fork_without_space_for_its_files_is_refused(sandbox: Sandbox, files: str) -> None:
+@pytest.mark.parametrize(("count", "size"), [(1, 700_000), (20, 1)])
+async def test_a_fork_without_space_for_its_files_is_refused(sandbox: Sandbox, count: int, size: int) -> None:
     session = await sandbox.open(Limits(disk_bytes=1 << 20, file_bytes=1 << 20, files=32), snapshot=True)
-    contents = {"f": "'f': 700_000", "many": "f'f{n}': 1 for n in range(20)"}[files]
     await session.execute(
-        f"for name, size in {{{contents}}}.items():\n    open(name, 'wb').write(bytes(size))"
+        f"size = {size}\nfor n in range({count}):\n    open(f'f{{n}}', 'wb').write(bytes(size))"
     )
     with pytest.raises(FileRefusedError, match=r"full|may hold"):
         await session.fork(1)
-    assert await value(session, "len({name, size})") == "2"  # it has lost nothing
+    assert (
+        await value(session, "import os; (size, os.listdir('.tmp'))") == f"({size}, [])"
+    )  # nothing lost or left
     await session.close()
+
+
+async def test_forks_of_forks_leave_nothing_in_the_first(sandbox: Sandbox) -> None:
+    first = session = await sandbox.open(Limits(files=24), snapshot=True)
+    await session.execute("open('f', 'w').write('x')")
+    for _ in range(20):  # nested, their folders would be too deep
+        (branch,) = await session.fork(1)
+        if session is not first:
+            await session.close()
+        session = branch
+    assert await value(session, "open('f').read()") == "'x'"
+    await session.close()
+    assert await value(first, "import os; os.listdir('.tmp')") == "[]"
+    await first.close()
