@@ -555,13 +555,14 @@ class Scratch:
 def sweep() -> None:
     """Remove folders whose owners were killed before they could do so."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
-            continue
-        lock = _locked(path)
-        if lock is not None:
-            with contextlib.suppress(OSError):
-                _remove_folder(path)
-            os.close(lock)
+        with contextlib.suppress(OSError):  # its owner may be removing it
+            status = path.lstat()
+            own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if own and (lock := _locked(path)) is not None:
+                try:
+                    _remove_folder(path)
+                finally:
+                    os.close(lock)
 
 
 def _remove_folder(path: Path) -> None:
