@@ -12,7 +12,14 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.drawing import require_own_names, require_schema, sample
 from openenv_core.checker.subject import Subject
-from openenv_core.images.dockerfile import BASE_ARG, PLACES, RELEASED_BASE, Dockerfile, variables_in
+from openenv_core.images.dockerfile import (
+    BASE_ARG,
+    PLACES,
+    RELEASED_BASE,
+    Dockerfile,
+    values_in,
+    variables_in,
+)
 from openenv_core.images.ignore_rules import has_secret, is_secret_name, read_rules
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
 from openenv_core.targets import TargetKind, exposed_port
@@ -25,7 +32,7 @@ _OUR_PORT: Final = 8000
 """The port that our base image exposes."""
 
 _SECRET_NAME: Final = re.compile(
-    r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|CREDENTIAL)", re.IGNORECASE
+    r"(TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|CREDENTIAL)", re.IGNORECASE
 )
 _PORT: Final = re.compile(r"--port[ =\"',]+(?P<port>\d+)")
 
@@ -496,18 +503,14 @@ def check_dockerfile_secrets(subject: Subject) -> None:
     file, folder = _dockerfile(subject), subject.require_folder()
     for instruction in [*file.all]:
         if instruction.keyword in ("ENV", "ARG"):
-            name, _, value = (
-                side.strip() for side in instruction.arguments.replace(" ", "=", 1).partition("=")
-            )
-            unquoted = value.strip("'\"")
-            if (unquoted and _SECRET_NAME.search(name) and not unquoted.startswith("$")) or has_secret(
-                instruction.arguments
-            ):
-                raise CheckError(
-                    f"expected no secret in {_short_path(file)}, got {instruction.keyword} {name} with a value on line "
-                    f"{instruction.line}",
-                    change="take it out, revoke it if it was real, and give it to the container when it starts",
-                )
+            for name, value in values_in(instruction).items():
+                given = value or ""
+                if (given and _SECRET_NAME.search(name) and not given.startswith("$")) or has_secret(given):
+                    raise CheckError(
+                        f"expected no secret in {_short_path(file)}, got {instruction.keyword} {name} with a value on "
+                        f"line {instruction.line}",
+                        change="take it out, revoke it if it was real, and give it to the container when it starts",
+                    )
         elif instruction.keyword == "RUN" and has_secret(instruction.arguments):
             raise CheckError(
                 f"expected no secret in {_short_path(file)}, got one on line {instruction.line}",
@@ -541,19 +544,19 @@ def _short_path(file: Dockerfile) -> str:
 
 def _find_copied_secret(argument_text: str, folder: Path) -> str | None:
     """Return a file of the folder that a COPY includes and whose name indicates a secret, if any."""
-    arguments = [word for word in argument_text.split() if not word.startswith("--")]
-    if len(arguments) < 2 or argument_text.startswith(("--from", "<<")):
+    paths = re.sub(r"^(--\S+\s+)*", "", argument_text)
+    words = re.findall(r'"([^"]*)"', paths) if paths.startswith("[") else paths.split()
+    if len(words) < 2 or "--from" in argument_text.removesuffix(paths) or paths.startswith("<<"):
         return None
     ignored = read_rules(folder / ".dockerignore") if (folder / ".dockerignore").is_file() else None
-    for source in arguments[:-1]:
+    for source in words[:-1]:
         if is_secret_name(Path(source).name):
             return source
-        path = folder / source
-        if not path.is_dir():
-            continue
-        for file in sorted(path.rglob("*")):
-            name = file.relative_to(folder).as_posix()
-            is_copied = ".venv" not in file.parts and (ignored is None or not ignored.match_file(name))
-            if is_copied and is_secret_name(file.name) and file.is_file():
-                return name
+        place = source.strip("/")  # of the folder, even where it begins with a slash
+        for path in folder.glob(place) if set(place) & set("*?[") else (folder / place,):
+            for file in sorted(path.rglob("*")) if path.is_dir() else (path,):
+                name = file.relative_to(folder).as_posix()
+                is_copied = ".venv" not in file.parts and (ignored is None or not ignored.match_file(name))
+                if is_copied and is_secret_name(file.name) and file.is_file():
+                    return name
     return None

@@ -92,7 +92,7 @@ class Dockerfile:
             elif dockerfile.stages:
                 dockerfile.stages[-1].instructions.append(instruction)
             elif instruction.keyword == "ARG":
-                dockerfile.arguments |= _defaults(instruction.arguments)
+                dockerfile.arguments |= values_in(instruction)
         return dockerfile
 
     @property
@@ -102,9 +102,7 @@ class Dockerfile:
         for instruction in self.all:
             if instruction.keyword == "ARG":
                 values |= {
-                    name: value
-                    for name, value in _defaults(instruction.arguments).items()
-                    if name not in values
+                    name: value for name, value in values_in(instruction).items() if name not in values
                 }
         return values
 
@@ -151,7 +149,7 @@ class Dockerfile:
         known = dict(self.arguments)
         for instruction in self.all:
             if instruction.keyword in ("ARG", "ENV"):
-                known = _defaults(instruction.arguments) | known
+                known = values_in(instruction) | known
 
         def default(match: re.Match[str]) -> str:
             return known.get(match["braced"] or match["plain"]) or match["default"] or match[0]
@@ -175,10 +173,13 @@ def variables_in(text: str) -> set[str]:
     return {match["braced"] or match["plain"] for match in _VARIABLE.finditer(text)}
 
 
-def _defaults(arguments: str) -> dict[str, str | None]:
+def values_in(instruction: Instruction) -> dict[str, str | None]:
     """Return the names in an ARG or ENV, each with its first value."""
+    name, _, rest = instruction.arguments.partition(" ")
+    if instruction.keyword == "ENV" and "=" not in name:  # the older form, of one variable
+        return {name: rest.strip()}
     defaults: dict[str, str | None] = {}
-    for match in _ARG.finditer(arguments):
+    for match in _ARG.finditer(instruction.arguments):
         value = match["value"]
         defaults.setdefault(match["name"], value.strip("\"'") if value is not None else None)
     return defaults

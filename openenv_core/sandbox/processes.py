@@ -260,7 +260,8 @@ class InterpreterProcesses:
         data, process, descriptors = receive(control, RECEIVE_BYTES)
         for descriptor in descriptors:
             os.close(descriptor)
-        is_new = process is not None and process not in self._held
+        # The first one that announces itself: code may fork others, which must not cost a descriptor each.
+        is_new = process not in self._held and not self.runs
         if process is not None and is_new:
             with suppress(ProcessLookupError):
                 self._held[process] = os.pidfd_open(process)

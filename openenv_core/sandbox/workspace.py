@@ -13,7 +13,7 @@ import secrets
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -28,6 +28,9 @@ logger = logging.getLogger("openenv_core.sandbox")
 
 _TEMPORARY: Final = ".tmp"
 """The folder for temporary files, which is not listed."""
+
+_BRANCH_FOLDERS: Final = 3
+"""Folders of a branch: for all temporary files, its own, and for its temporary files."""
 
 _MAX_DEPTH: Final = 32
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -84,7 +87,7 @@ class Workspace:
         self._path = path
         self._removed = removed
         self.inside = path or WORKSPACE
-        self._parent: Workspace | None = None
+        self._first: Workspace | None = None  # of a branch: the workspace that it is a folder of
         self._branches = 0
         self._names = itertools.count(1)  # of branches
         self._closed = False
@@ -151,33 +154,50 @@ class Workspace:
         return tuple(now[path] for path in sorted(now) if before.get(path) != now[path])
 
     def branch(self, *, fill: bool = True) -> "Workspace":
-        """Return a workspace in an unlisted folder of this one. Blocks.
+        """Return a workspace in an unlisted folder of the first workspace of the family. Blocks.
 
         Args:
-            fill: Whether to copy the files; otherwise the folder stays empty, and unless the file system enforces the
-                limits, it is checked that there is space for a copy.
+            fill: Whether to copy the files; otherwise the folder stays empty.
+
+        Raises:
+            FileRefusedError: There is no space for a copy of the files.
         """
-        name = f"branch-{next(self._names)}"
-        if not fill and not self.bounded:
-            own, ancestor = sum(status.st_size for _, status in self._walk(include_all=False)), self
-            while ancestor._parent is not None:
-                ancestor = ancestor._parent
-            if ancestor._used_bytes() + own > self._limits.disk_bytes:
-                raise FileRefusedError(name, f"the workspace may hold {self._limits.disk_bytes} bytes")
+        first = self._first or self
+        name = f"branch-{next(first._names)}"
+        files = list(self._walk(include_all=False))
+        if not self.bounded:
+            first._require_space(name, [status for _, status in files])
         with contextlib.ExitStack() as stack, _translate_errors(name):
-            inner = self._descend((_TEMPORARY, name), stack, make=True)
-            copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=self.bounded)
-            copy.inside = f"{self.inside}/{_TEMPORARY}/{name}"
+            inner = first._descend((_TEMPORARY, name), stack, make=True)
+            # Bounded until it is filled: there is space, and looking for it again takes long.
+            copy = Workspace(os.dup(inner), self._limits, self._owner, bounded=True)
+            copy.inside = f"{first.inside}/{_TEMPORARY}/{name}"
+            copy._first = first
         try:
-            for path, status in self._walk(include_all=False) if fill else ():
+            for path, status in files if fill else ():
                 if stat.S_ISREG(status.st_mode):
                     copy.put(path, self.get(path))
         except BaseException:
+            with contextlib.suppress(OSError):
+                copy._remove(copy._folder)
             os.close(copy._folder)
             raise
-        copy._parent = self
-        self._branches += 1
+        copy.bounded = self.bounded
+        with first._closing:
+            first._branches += 1
         return copy
+
+    def _require_space(self, name: str, files: Sequence[os.stat_result]) -> None:
+        """Raise unless a branch with copies of these files leaves the whole family within the limits."""
+        try:
+            taken = [status.st_blocks * 512 for _, status in self._walk(include_all=True)]
+        except _UncountableError:
+            taken = [self._limits.disk_bytes]
+        size = sum(taken) + sum(max(status.st_size, status.st_blocks * 512) for status in files)
+        if size > self._limits.disk_bytes or len(taken) + len(files) + _BRANCH_FOLDERS > self._limits.files:
+            raise FileRefusedError(
+                name, f"the workspace may hold {self._limits.disk_bytes} bytes and {self._limits.files} files"
+            )
 
     def exceeds_limits(self, max_entries: int | None = None) -> bool:
         """Return whether the files exceed the limits of number, total size or depth. Blocks.
@@ -218,12 +238,7 @@ class Workspace:
             return
         folder, self._folder = self._folder, -1
         try:
-            if self._parent is not None:
-                # Code of related sessions may go on making folders here. Folders cannot be nested deeper than the limit
-                # of files.
-                await asyncio.to_thread(remove_below, folder, None, 2 * self._limits.files)
-            elif self._path is not None:
-                await asyncio.to_thread(remove_below, folder, self._path)
+            await asyncio.to_thread(self._remove, folder)
         except OSError as error:
             # No result depends on it, and the rest is removed with the sandbox.
             logger.warning("the files of a session were not removed: %s", error)
@@ -232,9 +247,21 @@ class Workspace:
                 os.close(folder)
             if self._removed is not None:
                 self._removed()
-            if self._parent is not None:
-                self._parent._branches -= 1
-                await self._parent._remove_if_unused()
+            if self._first is not None:
+                with self._first._closing:
+                    self._first._branches -= 1
+                await self._first._remove_if_unused()
+
+    def _remove(self, folder: int) -> None:
+        if self._path is not None:
+            remove_below(folder, self._path)
+        if self._first is not None:
+            # Code of related sessions may go on making folders here. Folders cannot be nested deeper than the limit of
+            # files.
+            remove_below(folder, None, 2 * self._limits.files)
+            with contextlib.ExitStack() as stack:
+                above = self._first._descend((_TEMPORARY,), stack, make=False)
+                os.rmdir(os.path.basename(self.inside), dir_fd=above)
 
     def _used_bytes(self) -> float:
         try:
@@ -501,10 +528,12 @@ class Scratch:
 
     def __init__(self) -> None:
         sweep()
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        # Under another name until it is locked: other processes may sweep meanwhile.
+        folder = Path(tempfile.mkdtemp(prefix=f".{PREFIX}"))
         # Sessions with their own users may pass through, but not list the other sessions.
-        self.path.chmod(0o711)
-        self._lock = _locked(self.path)
+        folder.chmod(0o711)
+        self._lock = _locked(folder)
+        self.path = folder.rename(folder.with_name(folder.name.removeprefix(".")))
         self._numbers = itertools.count(1)
 
     def make(self, owner: tuple[int, int] | None) -> tuple[int, str]:
@@ -526,13 +555,14 @@ class Scratch:
 def sweep() -> None:
     """Remove folders whose owners were killed before they could do so."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.getuid():
-            continue
-        lock = _locked(path)
-        if lock is not None:
-            with contextlib.suppress(OSError):
-                _remove_folder(path)
-            os.close(lock)
+        with contextlib.suppress(OSError):  # its owner may be removing it
+            status = path.lstat()
+            own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if own and (lock := _locked(path)) is not None:
+                try:
+                    _remove_folder(path)
+                finally:
+                    os.close(lock)
 
 
 def _remove_folder(path: Path) -> None:

@@ -75,9 +75,14 @@ ELSEWHERE = "ARG BASE_IMAGE=python:3.11-slim\nFROM ${BASE_IMAGE}\n"
             "ADD https://a.org/b",
         ),
         ("dockerfile_secrets", dockerfile("EXPOSE 8000", "ENV API_KEY=abc"), "ENV API_KEY with a value"),
+        ("dockerfile_secrets", dockerfile("EXPOSE 8000", "ENV A='b c' API_KEY=abc"), "API_KEY with a value"),
         ("dockerfile_secrets", dockerfile("EXPOSE 8000", f"RUN login hf_{'a' * 20}"), "on line 7"),
         ("dockerfile_secrets", {".env": "KEY=1"}, "got .env"),
         ("dockerfile_secrets", dockerfile("COPY . /app", "COPY keys/id_rsa /app/.ssh"), "got keys/id_rsa"),
+        *(
+            ("dockerfile_secrets", {".env": "KEY=1", **dockerfile("COPY . /app/env", copy)}, "got .env")
+            for copy in ('COPY --chown=env [".", "/app/env"]', "COPY / /app/env", "COPY .e* /app/env")
+        ),
     ],
 )
 def test_a_fault_in_a_folder_is_found(check: str, files: Any, words: str, tmp_path: Path) -> None:
@@ -93,6 +98,8 @@ def test_a_fault_in_a_folder_is_found(check: str, files: Any, words: str, tmp_pa
         {".env": "KEY=1", ".dockerignore": ".env\n"},
         {".env.example": "KEY=\n"},
         dockerfile("EXPOSE 8000", "ENV API_KEY=${GIVEN_LATER}"),
+        dockerfile("EXPOSE 8000", "ENV TOKENIZERS_PARALLELISM=false"),
+        dockerfile("EXPOSE 8000", "COPY --link --from=base /etc/ssl /etc/ssl"),
     ],
 )
 def test_files_kept_out_of_the_image_are_no_secrets(files: Any, tmp_path: Path) -> None:

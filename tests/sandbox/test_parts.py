@@ -22,6 +22,7 @@ from openenv_core.sandbox import (
     SandboxConfig,
     SandboxUnavailableError,
     SyncSandbox,
+    workspace,
 )
 from openenv_core.sandbox.answers import (
     AnswerReader,
@@ -209,6 +210,22 @@ def test_only_folders_of_killed_owners_are_removed(tmp_path: Path, monkeypatch: 
     living.close()
     living.close()
     assert not living.path.exists()
+
+
+def test_folder_that_is_being_made_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    lock = workspace._locked
+
+    def sweep_first(path: Path) -> int | None:  # as another process that starts at the same time
+        monkeypatch.setattr(workspace, "_locked", lock)
+        sweep()
+        return lock(path)
+
+    monkeypatch.setattr(workspace, "_locked", sweep_first)
+    scratch = Scratch()
+    assert scratch.path.exists()
+    scratch.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_probe_refuses_a_level_that_does_not_hold() -> None:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from living import DEADLINE_S, descendants, until, zygote_of
 
@@ -189,16 +190,18 @@ async def test_no_descriptor_leaks_when_descriptors_run_out(sandbox: Sandbox) ->
 
 
 @pytest.mark.slow
-async def test_processes_of_a_killed_owner_end(tmp_path: Path) -> None:
+async def test_processes_of_a_killed_owner_end(sandbox: Sandbox, tmp_path: Path) -> None:
     script = tmp_path / "owner.py"
     script.write_text(
         "import asyncio, os\n"
         "from openenv_core.sandbox import Sandbox, SandboxConfig, Isolation\n"
         "async def main():\n"
-        "    sandbox = Sandbox(SandboxConfig(minimum=Isolation.PROCESS)); await sandbox.start()\n"
-        "    sessions = [await sandbox.open() for _ in range(3)]\n"
+        f"    level = Isolation({str(sandbox.isolation)!r})\n"
+        "    sandbox = Sandbox(SandboxConfig(strongest=level, minimum=level)); await sandbox.start()\n"
+        "    sessions = [await sandbox.open(snapshot=number > 1) for number in range(4)]\n"
         "    print('ready', flush=True)\n"
-        "    await sessions[0].execute('while True: pass', timeout_s=600)\n"
+        "    endless = [session.execute('while True: pass', timeout_s=600) for session in sessions[::2]]\n"
+        "    await asyncio.gather(*endless)\n"
         "asyncio.run(main())\n"
     )
     owner = await asyncio.create_subprocess_exec(
@@ -209,8 +212,10 @@ async def test_processes_of_a_killed_owner_end(tmp_path: Path) -> None:
     )
     assert owner.stdout is not None
     assert await asyncio.wait_for(owner.stdout.readline(), DEADLINE_S) == b"ready\n"
+    running = psutil.STATUS_RUNNING
+    await until(lambda: sum(psutil.Process(pid).status() == running for pid in descendants(owner.pid)) == 2)
     below = descendants(owner.pid)
-    assert len(below) >= 4
+    assert len(below) >= 5
     owner.kill()
     await owner.wait()
     await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below))

@@ -10,7 +10,7 @@ import pytest
 from living import DEADLINE_S, descendants, until, value, zygote_of
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import Limits, Sandbox, SandboxUnavailableError
+from openenv_core.sandbox import FileRefusedError, Limits, Sandbox, SandboxUnavailableError
 from openenv_core.sandbox import worker as worker_module
 from openenv_core.sandbox.kernel.identity import session_uid
 
@@ -300,3 +300,48 @@ async def test_an_answer_of_a_process_that_is_killed_at_the_same_time_costs_no_o
     await session.close()
     assert (done.status, done.state_lost) == ("timeout", True)
     assert (after.status, after.result) == ("ok", "1")
+
+
+async def test_processes_that_code_forks_cost_the_server_no_descriptors(sandbox: Sandbox) -> None:
+    code = (
+        "import os, time\nfor _ in range(16):\n  if not os.fork():\n"
+        "    os.write(3, bytes(8))\n    os.write(1, b'x')\n    time.sleep(60)\ntime.sleep(60)"
+    )
+    session = await sandbox.open(snapshot=True)
+    worker = session._worker
+    assert worker is not None
+    running = asyncio.create_task(session.execute(code, timeout_s=60.0))
+    await until(lambda: worker._stdout._total == 16)
+    assert len(worker.processes._held) == 2  # one has the state before, the other runs the code
+    session.interrupt()
+    done = await running
+    await session.close()
+    assert (done.exit_code, done.state_lost) == (130, False)
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 700_000), (20, 1)])
+async def test_a_fork_without_space_for_its_files_is_refused(sandbox: Sandbox, count: int, size: int) -> None:
+    session = await sandbox.open(Limits(disk_bytes=1 << 20, file_bytes=1 << 20, files=32), snapshot=True)
+    await session.execute(
+        f"size = {size}\nfor n in range({count}):\n    open(f'f{{n}}', 'wb').write(bytes(size))"
+    )
+    with pytest.raises(FileRefusedError, match=r"full|may hold"):
+        await session.fork(1)
+    assert (
+        await value(session, "import os; (size, os.listdir('.tmp'))") == f"({size}, [])"
+    )  # nothing lost or left
+    await session.close()
+
+
+async def test_forks_of_forks_leave_nothing_in_the_first(sandbox: Sandbox) -> None:
+    first = session = await sandbox.open(Limits(files=24), snapshot=True)
+    await session.execute("open('f', 'w').write('x')")
+    for _ in range(20):  # nested, their folders would be too deep
+        (branch,) = await session.fork(1)
+        if session is not first:
+            await session.close()
+        session = branch
+    assert await value(session, "open('f').read()") == "'x'"
+    await session.close()
+    assert await value(first, "import os; os.listdir('.tmp')") == "[]"
+    await first.close()

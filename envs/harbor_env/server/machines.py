@@ -65,7 +65,11 @@ class Machine(Protocol):
         """Run a shell command. On a timeout or too much output, all processes in the machine are killed."""
 
     async def end(self) -> None:
-        """Kill all processes. Afterwards files can still be packed, but no commands can be run."""
+        """Kill all processes. Afterwards files can still be packed, but no commands can be run.
+
+        Raises:
+            TransferError: One of them has brought down the machine.
+        """
 
     async def pack(self, path: str) -> bytes | None:
         """Return a file or folder as a tar archive; None if it does not exist.
@@ -197,7 +201,7 @@ class _SandboxMachine:
         )
 
     async def end(self) -> None:
-        _require_ok((await self._session.call("end", timeout_s=CALL_TIMEOUT_S)).execution)
+        await self._transfer("end")
 
     async def pack(self, path: str) -> bytes | None:
         if (real_path := self._workspace_path(path)) is None:
@@ -229,7 +233,7 @@ class _SandboxMachine:
         if result.execution.status == "sandbox_error":
             _require_ok(result.execution)
         if result.execution.status != "ok":
-            raise TransferError(f"{arguments[0]}: {_failure_reason(result.execution)}")
+            raise TransferError(f"{(*arguments, function)[0]}: {_failure_reason(result.execution)}")
         return result.value
 
     def _workspace_path(self, path: str) -> str | None:

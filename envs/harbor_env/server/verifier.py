@@ -6,8 +6,8 @@ plain files. The tests are added afterwards.
 
 import io
 import json
-import math
 import posixpath
+import sys
 import tarfile
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -113,7 +113,7 @@ def read_rewards(data: bytes, path: str) -> dict[str, float]:
     except (ValueError, RecursionError):
         rewards = None
     if not isinstance(rewards, dict) or not all(
-        isinstance(value, int | float) and math.isfinite(value) for value in rewards.values()
+        isinstance(value, int | float) and abs(value) <= sys.float_info.max for value in rewards.values()
     ):
         raise UnscoredError(f"expected finite numbers in {path}, got {data[:80]!r}")
     return {str(name): float(value) for name, value in rewards.items()}
@@ -141,7 +141,7 @@ def make_plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes
     Raises:
         TransferError: The content is too large, or `data` is not a tar archive.
     """
-    buffer, links = io.BytesIO(), set[str]()
+    buffer, links, files = io.BytesIO(), set[str](), dict[str, tarfile.TarInfo]()
     try:
         with (
             tarfile.open(fileobj=io.BytesIO(data)) as source,
@@ -163,8 +163,11 @@ def make_plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes
                 elif member.issym() and path != name and _points_below(member.linkname):
                     links.add(path)
                     entry.type, entry.linkname = tarfile.SYMTYPE, member.linkname
-                elif (member.isreg() or member.islnk()) and (file := source.extractfile(member)) is not None:
-                    # A hard link becomes a copy of the file.
+                elif member.isreg() or (member.islnk() and posixpath.normpath(member.linkname) in files):
+                    # A hard link becomes a copy of the file; one to a link is left out.
+                    files[path] = member if member.isreg() else files[posixpath.normpath(member.linkname)]
+                    file = source.extractfile(files[path])
+                    assert file is not None
                     content = io.BytesIO(file.read(ARCHIVE_BYTES - buffer.tell() + 1))
                     entry.size = len(content.getbuffer())
                     if buffer.tell() + entry.size > ARCHIVE_BYTES:

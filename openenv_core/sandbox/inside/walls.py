@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -210,7 +211,8 @@ def become_interpreter(
             # Forks replace the process that runs requests; this one stays, and is the one that the zygote waits for.
             libc.become_subreaper()
             if interpreter := os.fork():
-                _die_with(parent)
+                signal.signal(signal.SIGTERM, lambda *_: _end_group(interpreter))
+                _die_with(parent, signal.SIGTERM)
                 _wait_for(interpreter, successors=True)
             os.setpgid(0, 0)  # paused together with the code's processes, but not with the one that stays
     shares_user = spec.uid is None and not prepared.has_init
@@ -257,8 +259,15 @@ def _wait_for(interpreter: int, *, successors: bool) -> NoReturn:
             os._exit(code)
 
 
-def _die_with(parent: int) -> None:
-    libc.die_with_parent()
+def _end_group(group: int) -> NoReturn:
+    """Kill the interpreter's group, which a signal to this process's own does not reach, and exit."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    os._exit(1)
+
+
+def _die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    libc.die_with_parent(number)
     if os.getppid() != parent:
         os._exit(1)
 

@@ -233,9 +233,11 @@ class Forks:
 
     def _kill_all(self) -> None:
         for process in self._numbers:
+            # Without an init process, the first one of a session with snapshots ends the others.
+            ends_others = process in self._firsts and not self._prepared.has_init
             for kill in (os.killpg, os.kill):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    kill(process, signal.SIGKILL)
+                    kill(process, signal.SIGTERM if ends_others else signal.SIGKILL)
 
     def _reap(self) -> None:
         while True:

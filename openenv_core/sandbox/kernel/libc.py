@@ -72,13 +72,13 @@ def no_new_privileges() -> None:
     prctl(_PR_SET_NO_NEW_PRIVS, 1, step="no_new_privs")
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that created it ends.
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when the thread that created it ends.
 
     Call it after changing user and capabilities, which clears the setting. A parent that has already ended is not
     noticed, so check os.getppid() afterwards.
     """
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, step="parent-death signal")
+    prctl(_PR_SET_PDEATHSIG, number, step="parent-death signal")
 
 
 def set_dumpable(dumpable: bool) -> None:

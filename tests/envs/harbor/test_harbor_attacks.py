@@ -3,6 +3,7 @@
 import io
 import tarfile
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from harbor_player import Player
@@ -62,6 +63,18 @@ def rob(player: Player, task: str, command: str, answer: str) -> None:
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_attack_in_a_sandbox_earns_nothing(player: Player, attack: str) -> None:
     rob(player, "ropewalk/count-lines", ATTACKS[attack], "count.txt")
+
+
+def test_sandbox_that_ends_after_the_last_command_earns_nothing(player: Player) -> None:
+    player.reset("ropewalk/count-lines")
+    machine: Any = player.env._machine
+
+    async def kill() -> None:  # as a process that a command has left behind can
+        machine._session._worker.processes.kill_all()
+
+    player.thread.run(kill)
+    seen = player.submit()
+    assert (seen.reward, seen.done, seen.infrastructure_error) == (0.0, True, None), seen
 
 
 @pytest.mark.docker
@@ -139,6 +152,8 @@ def test_only_plain_files_inside_the_folder_are_copied() -> None:
         ("app/good", tarfile.REGTYPE, "good"),
         ("app/same", tarfile.LNKTYPE, "app/good"),
         ("app/down", tarfile.SYMTYPE, "good"),
+        ("app/round", tarfile.SYMTYPE, "round"),
+        ("app/again", tarfile.LNKTYPE, "app/round"),
         ("app/down/below", tarfile.REGTYPE, "below a link"),
         ("app/up", tarfile.SYMTYPE, "x/../../tests"),
         ("app/away", tarfile.SYMTYPE, "/tests"),
@@ -159,6 +174,7 @@ def test_only_plain_files_inside_the_folder_are_copied() -> None:
         "app/good": (plain, 0o755),
         "app/same": (plain, 0o755),
         "app/down": (link, 0o755),
+        "app/round": (link, 0o755),
     }
     assert make_plain_archive(pack(("app", tarfile.SYMTYPE, "tests")), "app").strip(b"\0") == b""
     file_instead = pack(("app", tarfile.REGTYPE, "a file"))
@@ -181,6 +197,7 @@ def test_reward_files_are_numbers_by_name() -> None:
         (b"1", "reward.json"),
         (b'{"reward": "1"}', "reward.json"),
         (b'{"reward": 1e999}', "reward.json"),
+        (b'{"reward": 1' + b"0" * 400 + b"}", "reward.json"),
         (b"[" * 100_000, "reward.json"),
     ):
         with pytest.raises(UnscoredError):

@@ -22,6 +22,7 @@ class Guess(Action):
 class Hint(Observation):
     """Where the hidden number lies, as seen from the last guess."""
 
+    episode: str | None
     hint: Literal["start", "low", "high", "right"]
     left: int = Field(ge=0, le=7)
     guesses: list[int]

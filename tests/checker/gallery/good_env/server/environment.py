@@ -59,6 +59,7 @@ class GuessEnvironment(Environment[Guess, Hint, GuessState]):
         return Hint(
             done=self._state.done,
             reward=reward,
+            episode=self._state.episode_id,
             hint=word,
             left=GUESSES - len(self._guesses),
             guesses=list(self._guesses),
