@@ -34,6 +34,7 @@ from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, error_data
 from servers.routes.http import report_error
 from servers.routes.link_request import LinkRequest, read_frame, read_request_id
+from servers.routes.sent_frames import SentFrames
 from servers.routes.websocket import (
     GOING_AWAY,
     NORMAL_CLOSURE,
@@ -62,10 +63,6 @@ OPEN_TIMEOUT_S: Final = 60.0
 MAX_LEASE_S: Final = 600.0
 """Longest lease: seconds that sessions outlive a broken connection."""
 
-MAX_RETAINED_BYTES: Final = 64 * 1024 * 1024
-MAX_RETAINED_FRAMES: Final = 2048
-"""Limits on the replies retained for a client that may reconnect."""
-
 
 class Link:
     """One client's sessions, running requests and unread replies, independent of its current socket.
@@ -80,7 +77,7 @@ class Link:
         secret: The secret that a resume has to present with the id.
         lease_s: Seconds that it outlives its connection.
         last_id: The highest request id received.
-        frame_count: Frames sent so far, including discarded ones.
+        frames: The frames sent, kept until they are sent or, with a lease, until the client has read them.
         running: Requests that have not been answered.
         conversation: The attached socket, if any.
         closed: Whether it has ended.
@@ -91,7 +88,7 @@ class Link:
         self.id = self.secret = ""
         self.lease_s = 0.0
         self.last_id = -1
-        self.frame_count = 0
+        self.frames = SentFrames(links.registered)
         self.running: set[LinkRequest] = set()
         self.conversation: LinkConversation | None = None
         self.closed = False
@@ -104,8 +101,7 @@ class Link:
         self._frame_dialect = links.frame_dialect
         self._session_id = session_id
         self._attachment = AsyncExitStack()
-        self._retained_frames: deque[str | bytes] = deque()
-        self._retained_bytes = self._opening_count = 0  # of frames, and sessions
+        self._opening_count = 0  # sessions
         self._deferred_requests: deque[LinkRequest] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._progress: asyncio.Future[None] | None = None  # done when a request is answered
@@ -117,42 +113,18 @@ class Link:
         return sum(not member.session.ended for member in self.batch.members.values())
 
     def send(self, frame: str | bytes) -> None:
-        """Send a frame, and retain it until it is sent or, with a lease, until the client has read it."""
+        """Send a frame."""
         if self._metrics.enabled:  # `count_sent`, inlined for speed
             size_is_length = isinstance(frame, bytes) or frame.isascii()
             self._metrics.counts.sent_bytes += len(frame) if size_is_length else size_of(frame)
-        self.frame_count += 1
+        self.frames.count += 1
         socket = self.conversation
         if socket is not None and socket.sending is None and not socket.closed:
             if socket.fast_path is None or not socket.fast_path.send_frame(frame):
-                socket.send_remaining(self.frame_count - 1)
+                socket.send_remaining(self.frames.count - 1)
             elif not self.id:
                 return
-        retained = self._retained_frames
-        retained.append(frame)
-        self._retained_bytes += len(frame)
-        while len(retained) > 1 and (
-            self._retained_bytes > MAX_RETAINED_BYTES or len(retained) > MAX_RETAINED_FRAMES
-        ):
-            self._retained_bytes -= len(retained.popleft())
-
-    def get_frame(self, number: int) -> str | bytes | None:
-        """Return the frame with this number, counted from 0; None if it is no longer retained."""
-        index = number - self.frame_count + len(self._retained_frames)
-        return self._retained_frames[index] if index >= 0 else None
-
-    def discard_frames(self, read: int) -> None:
-        """Discard the first `read` frames of the connection."""
-        retained = self._retained_frames
-        if read == self.frame_count:  # all of them, as usual
-            retained.clear()
-            self._retained_bytes = 0
-        while retained and self.frame_count - len(retained) < read:
-            self._retained_bytes -= len(retained.popleft())
-
-    def can_resume(self, read: int) -> bool:
-        """Whether all frames after the first `read` are retained."""
-        return self.frame_count - len(self._retained_frames) <= read <= self.frame_count
+        self.frames.keep(frame)
 
     def attach(self, conversation: "LinkConversation") -> None:
         """Attach a socket, and abort the previous one, whose break may not have been detected yet."""
@@ -235,7 +207,7 @@ class Link:
                 )
             self.last_id = max(self.last_id, head.id)
             if head.read is not None:
-                self.discard_frames(head.read)
+                self.frames.discard(head.read)
             if isinstance(head, wire.CancelRequest):
                 self._cancel(head)
                 return
@@ -284,7 +256,7 @@ class Link:
             return False
         self.last_id = head.id
         if head.read is not None:
-            self.discard_frames(head.read)
+            self.frames.discard(head.read)
         if received_at:  # `count_received`, inlined for speed
             self._metrics.counts.received_bytes += len(frame) if frame.isascii() else size_of(frame)
         if (
@@ -609,6 +581,7 @@ class Links:
         decoder: Decodes single requests: frames of the released dialect with an id.
         frame_dialect: Answers single requests.
         batch_dialect: Decodes and encodes batched requests.
+        registered: The links that can be resumed, by id.
     """
 
     def __init__(
@@ -627,7 +600,7 @@ class Links:
         self.batch_dialect = batch_dialect
         self._operations = wire.PRODUCTION_OPERATIONS if production else wire.OPERATIONS
         self._send_timeout_s = send_timeout_s
-        self._links: dict[str, Link] = {}
+        self.registered: dict[str, Link] = {}
 
     def __call__(
         self, scope: Message, receive: Receive, send: Send, session_id: str | None
@@ -665,11 +638,11 @@ class Links:
     def add(self, link: Link, lease_s: float) -> None:
         """Register a link, so that it can be resumed."""
         link.id, link.secret, link.lease_s = self.sessions.new_id(), secrets.token_urlsafe(16), lease_s
-        self._links[link.id] = link
+        self.registered[link.id] = link
 
     def remove(self, link: Link) -> None:
         """Unregister a link, if it is registered."""
-        self._links.pop(link.id, None)
+        self.registered.pop(link.id, None)
 
     def find(self, owner: str, request: wire.ResumeRequest) -> Link:
         """Return the link that a client resumes.
@@ -677,17 +650,24 @@ class Links:
         Raises:
             RefusalError: It does not exist, has another owner or secret, or lacks the frames; always the same error.
         """
-        link = self._links.get(request.session)
+        link = self.registered.get(request.session)
         secret = "" if link is None else link.secret
         authorized = hmac.compare_digest(secret.encode(), request.secret.encode(errors="replace"))
-        if link is None or not authorized or link.owner != owner or not link.can_resume(request.read):
+        if (
+            link is None
+            or not authorized
+            or link.owner != owner
+            or not link.frames.has_all_after(request.read)
+        ):
             text = "no session of yours with this id is open or within its lease; open a new one"
             raise RefusalError(SESSION_ERROR, text)
         return link
 
     async def close(self) -> None:
         """Close all links without a socket, at shutdown."""
-        await asyncio.gather(*(link.close() for link in self._links.values() if link.conversation is None))
+        await asyncio.gather(
+            *(link.close() for link in self.registered.values() if link.conversation is None)
+        )
 
 
 class LinkConversation(Conversation):
@@ -742,7 +722,7 @@ class LinkConversation(Conversation):
         fields = {"id": request.id, "taken": link.last_id, "lease_s": link.lease_s, "last": True}
         self._link = link
         link.attach(self)
-        link.discard_frames(request.read)
+        link.frames.discard(request.read)
         self._set_frame_handler()
         self.send_remaining(request.read, dumps(fields).decode())
 
@@ -782,8 +762,8 @@ class LinkConversation(Conversation):
         """Send all frames after the first `sent_count`; before them `preamble`, which is not counted as a frame."""
         link = self._link
         try:
-            while not self.closed and (preamble is not None or sent_count < link.frame_count):
-                frame = link.get_frame(sent_count) if preamble is None else preamble
+            while not self.closed and (preamble is not None or sent_count < link.frames.count):
+                frame = link.frames.get(sent_count) if preamble is None else preamble
                 if frame is None:
                     self._drop_client()  # it reads so slowly that its next frame is no longer retained
                     return
@@ -797,7 +777,7 @@ class LinkConversation(Conversation):
                     continue
                 sent_count += 1
                 if not link.id:
-                    link.discard_frames(sent_count)
+                    link.frames.discard(sent_count)
         except OSError:
             pass  # the reading side learns of the end too, and whether it was in order
         finally:

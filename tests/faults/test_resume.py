@@ -72,8 +72,8 @@ async def test_session_outlives_its_connection(env: type[Counter], how: str) -> 
                 assert (observation.total, observation.extra) == (5 + number, number)
             assert proxy.connections > 1
             assert app.sessions.active == 1
-            (link,) = app._ensure_built().links._links.values()
-            assert (link.frame_count, len(link._retained_frames)) == (5, 1)  # frames that were read are gone
+            (link,) = app._ensure_built().links.registered.values()
+            assert (link.frames.count, len(link.frames._kept)) == (5, 1)  # frames that were read are gone
         await eventually(lambda: app.sessions.active == 0)  # a close in order ends the lease too
 
 
@@ -266,9 +266,9 @@ async def test_expired_lease_cannot_be_resumed() -> None:
     app = app_of(Tally)
     async with serving(app) as address, faulty_proxy(address) as proxy, CounterEnv(proxy.url) as client:
         await client.reset()
-        (one,) = app._ensure_built().links._links.values()
+        (one,) = app._ensure_built().links.registered.values()
         one._expire()
-        assert not app._ensure_built().links._links
+        assert not app._ensure_built().links.registered
 
 
 async def test_link_without_sessions_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,9 +281,9 @@ async def test_link_without_sessions_is_closed(monkeypatch: pytest.MonkeyPatch) 
             await silent.wait_closed()
             assert silent.close_code == 1000
             await ask(first, id=2, op="close", members=[0])
-            assert app._ensure_built().links._links
+            assert app._ensure_built().links.registered
             first.transport.abort()
-        await eventually(lambda: not app._ensure_built().links._links)
+        await eventually(lambda: not app._ensure_built().links.registered)
 
 
 async def test_link_that_waited_in_vain_for_a_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +376,7 @@ async def test_queued_request_is_answered_over_the_next_connection() -> None:
             opened_reply = await ask(first, id=1, op="open", lease_s=20)
             await standing._acquire()  # as a caller over HTTP
             await first.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
-            (link,) = app._ensure_built().links._links.values()
+            (link,) = app._ensure_built().links.registered.values()
             await eventually(lambda: link.last_id == 2)
             known = {"session": opened_reply["session"], "secret": opened_reply["secret"], "read": 1}
             async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as second:
@@ -392,7 +392,7 @@ async def test_close_that_is_under_way_when_the_connection_breaks_ends_the_sessi
         v1 = [Subprotocol("ropewalk.v1")]
         async with socket_to(address, "?session_id=own", subprotocols=v1) as connection:
             await ask(connection, id=1, op="open", lease_s=600)
-            (link,) = app._ensure_built().links._links.values()
+            (link,) = app._ensure_built().links.registered.values()
             await standing._acquire()  # as a caller over HTTP
             await connection.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             await connection.send(json.dumps({"id": 3, "type": "close"}))
@@ -417,7 +417,7 @@ async def test_close_before_a_break_ends_the_session_although_a_reply_is_unread(
         async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")], max_size=None) as connection:
             await ask(connection, id=1, op="open", lease_s=600)
             connection.transport.pause_reading()
-            (link,) = app._ensure_built().links._links.values()
+            (link,) = app._ensure_built().links.registered.values()
             assert link.conversation is not None
             for number in (2, 3):
                 await connection.send(json.dumps({"id": number, "type": "step", "data": {"amount": 1}}))
@@ -436,7 +436,7 @@ async def test_close_that_the_server_has_not_read_when_it_writes_to_a_reset_conn
     async with serving(app) as address:
         async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as connection:
             await ask(connection, id=1, op="open", lease_s=600)
-            (link,) = app._ensure_built().links._links.values()
+            (link,) = app._ensure_built().links.registered.values()
             conversation: Any = link.conversation
             conversation.fast_path.transport.pause_reading()
             if closes:
@@ -467,7 +467,7 @@ async def test_dead_client_does_not_block_its_standing_session(subprotocol: Any)
             step = {"type": "step", "data": {"amount": 1}}
             assert (await ask(first, id=2, **step))["type"] == "observation"
             first.transport.abort()
-        (one,) = app._ensure_built().links._links.values()
+        (one,) = app._ensure_built().links.registered.values()
         await eventually(lambda: one.conversation is None)
         offered = [subprotocol] if subprotocol else None
         async with socket_to(address, "?session_id=own", subprotocols=offered) as second:
@@ -491,7 +491,7 @@ async def test_session_that_stands_is_closed_although_its_broken_socket_may_come
         async with socket_to(address, "?session_id=own", subprotocols=v1) as connection:
             await ask(connection, id=1, op="open", lease_s=600)
             connection.transport.abort()
-        (link,) = app._ensure_built().links._links.values()
+        (link,) = app._ensure_built().links.registered.values()
         await eventually(lambda: link.conversation is None)
         assert await app.sessions.close(session)
         assert (app.sessions.active, link.closed) == (0, True)
@@ -529,7 +529,7 @@ async def test_timed_out_request_is_not_executed_and_keeps_the_order() -> None:
         for _ in range(2):
             with pytest.raises(RequestTimeoutError):
                 await client.step(Add(amount=99))
-        (link,) = app._ensure_built().links._links.values()
+        (link,) = app._ensure_built().links.registered.values()
         await eventually(lambda: len(link.running) == 1)
         client._conversation._timeout_s = 60  # type: ignore[union-attr]
         env.release.set()

@@ -32,6 +32,7 @@ from websockets.typing import Subprotocol
 from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode_frame
 from servers.routes import link
 from servers.routes.link import MAX_REQUESTS, Link
+from servers.routes.sent_frames import MAX_ALL_KEPT_BYTES, SentFrames
 
 pytestmark = pytest.mark.usefixtures("validated_frames")
 V1 = Subprotocol("ropewalk.v1")
@@ -697,6 +698,19 @@ async def test_draining_server_answers_running_requests_first(
         await draining
 
 
+@pytest.mark.parametrize(("clients", "kept"), [(1, 3), (1024, 1)])
+def test_frames_kept_for_many_clients_share_memory(clients: int, kept: int) -> None:
+    frames = SentFrames(range(clients))
+    for number in range(3):
+        frames.count += 1
+        frames.keep(bytes([number]) * (MAX_ALL_KEPT_BYTES // 1024))
+    assert [frames.get(number) is not None for number in range(3)] == [
+        number >= 3 - kept for number in range(3)
+    ]
+    assert frames.has_all_after(2)
+    assert frames.has_all_after(0) is (kept == 3)
+
+
 async def test_batch_does_not_overtake_a_request_that_waits_for_its_member() -> None:
     app = app_of(BlockingCounter)
     async with app.running():
@@ -710,7 +724,7 @@ async def test_batch_does_not_overtake_a_request_that_waits_for_its_member() -> 
         await one.receive(json.dumps({"id": 3, "op": "step", "actions": add(1)}))
         lock.release()
         await eventually(lambda: not one.running)
-        replies = {reply["id"]: reply for reply in (decode_frame(frame)[0] for frame in one._retained_frames)}
+        replies = {reply["id"]: reply for reply in (decode_frame(frame)[0] for frame in one.frames._kept)}
         assert (replies[2]["type"], list(replies[3]["errors"])) == ("observation", ["0"])
         await one.close()
 
@@ -733,5 +747,5 @@ async def test_request_that_waits_for_another_when_its_socket_is_replaced_is_ans
         second.cancel()  # as the task of a socket is that another replaces
         await asyncio.wait([first, second])
         await eventually(lambda: not one.running)
-        assert [decode_frame(frame)[0]["id"] for frame in one._retained_frames] == [1, 2, 3]
+        assert [decode_frame(frame)[0]["id"] for frame in one.frames._kept] == [1, 2, 3]
         await one.close()

@@ -1,0 +1,56 @@
+"""The frames sent to one client, of which some are kept in case it has to read them again."""
+
+from collections import deque
+from collections.abc import Sized
+from typing import Final
+
+MAX_KEPT_FRAMES: Final = 2048
+MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
+MAX_ALL_KEPT_BYTES: Final = 1024 * 1024 * 1024
+"""Limits on the frames kept for one client, and for all clients, which share it equally. The latest is always kept."""
+
+
+class SentFrames:
+    """Frames in the order of sending, numbered from 0.
+
+    Args:
+        clients: The clients that share the memory for kept frames.
+
+    Attributes:
+        count: Frames sent so far, including those that are not kept.
+    """
+
+    def __init__(self, clients: Sized) -> None:
+        self.count = 0
+        self._clients = clients
+        self._kept: deque[str | bytes] = deque()  # the latest ones, without a gap
+        self._kept_bytes = 0
+
+    def keep(self, frame: str | bytes) -> None:
+        """Keep the frame that was counted last; drop the oldest ones beyond the limits."""
+        kept = self._kept
+        kept.append(frame)
+        self._kept_bytes += len(frame)
+        while len(kept) > 1 and (len(kept) > MAX_KEPT_FRAMES or self._kept_bytes > self._max_bytes()):
+            self._kept_bytes -= len(kept.popleft())
+
+    def _max_bytes(self) -> int:
+        return min(MAX_KEPT_BYTES, MAX_ALL_KEPT_BYTES // max(1, len(self._clients)))
+
+    def get(self, number: int) -> str | bytes | None:
+        """Return the frame with this number; None if it is no longer kept."""
+        index = number - self.count + len(self._kept)
+        return self._kept[index] if index >= 0 else None
+
+    def discard(self, read: int) -> None:
+        """Discard the first `read` frames."""
+        kept = self._kept
+        if read == self.count:  # all of them, as usual
+            kept.clear()
+            self._kept_bytes = 0
+        while kept and self.count - len(kept) < read:
+            self._kept_bytes -= len(kept.popleft())
+
+    def has_all_after(self, read: int) -> bool:
+        """Whether all frames after the first `read` are kept."""
+        return self.count - len(self._kept) <= read <= self.count
