@@ -15,6 +15,7 @@ import errno
 import gc
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -43,13 +44,14 @@ _COLLECT_TIMEOUT_S = 5.0
 
 _OF_ADDRESSES = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 _OF_NAMES = frozenset({"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
+_LOOPBACK = re.compile(r"(::ffff:)?127(\.\d+){1,3}")
 _LOCAL = frozenset({"", "localhost", "localhost.localdomain", "ip6-localhost", "0.0.0.0", "::", "::1"})
 
 
 def is_local(host: str) -> bool:
     """Return whether a name or an address is this machine's own."""
     host = host.lower().rstrip(".").partition("%")[0]
-    return host in _LOCAL or host.startswith(("127.", "::ffff:127.")) or host == socket.gethostname().lower()
+    return host in _LOCAL or _LOOPBACK.fullmatch(host) is not None or host == socket.gethostname().lower()
 
 
 def is_allowed(host: str, allowed: list[str]) -> bool:

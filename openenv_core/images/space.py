@@ -116,6 +116,8 @@ def _copy(folder: Path, destination: Path, required: set[str]) -> dict[str, str]
         shutil.copyfile(folder / entry.path, target)
     for name in required:
         if (folder / name).is_file() and not (destination / name).is_file():
+            if secret_in(folder / name):
+                secrets.append(name)
             (destination / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / name, destination / name)
     if secrets:

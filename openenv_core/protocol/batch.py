@@ -420,6 +420,11 @@ def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
         ):
             raise ValueError(f"expected values of {layout.dtype} {layout.shape}, got {array.dtype} {shape}")
     data = [np.ascontiguousarray(array, dtype) for array in parts]
+    if dtype.kind in "iu" and any(
+        array.dtype != dtype and not np.array_equal(array, one)
+        for array, one in zip(parts, data, strict=True)
+    ):
+        raise ValueError(f"expected values that {layout.dtype} can hold, got larger or smaller ones")
     arrays.append(Array(layout.dtype, (len(batch), *layout.shape), data))
     return len(arrays) - 1
 

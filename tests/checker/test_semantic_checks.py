@@ -100,9 +100,18 @@ UDP = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"
 
 
 def test_local_and_allowed_hosts() -> None:
-    for host in ("127.0.0.1", "127.1.2.3", "localhost", "::1", "", "0.0.0.0", "LOCALHOST."):
+    for host in (
+        "127.0.0.1",
+        "127.1.2.3",
+        "::ffff:127.0.0.1",
+        "localhost",
+        "::1",
+        "",
+        "0.0.0.0",
+        "LOCALHOST.",
+    ):
         assert inside.is_local(host), host
-    for host in ("192.0.2.7", "example.org", "1.127.0.0", "2001:db8::1"):
+    for host in ("192.0.2.7", "example.org", "1.127.0.0", "127.example.org", "2001:db8::1"):
         assert not inside.is_local(host), host
     assert inside.is_allowed("API.example.org", ["api.example.org"])
     assert inside.is_allowed("a.b.example.org", ["*.example.org"])

@@ -203,3 +203,11 @@ def test_values_outside_the_space_are_refused(values: list[Any]) -> None:
     with pytest.raises((ValueError, TypeError, OverflowError)):
         columns_of(batch.Leaf("int64", ()), values, arrays)
     assert arrays == []
+
+
+def test_integers_that_the_dtype_cannot_hold_are_refused_in_place_of_wrapped() -> None:
+    leaf, arrays = batch.Leaf("int8", ()), list[Array]()
+    columns_of(leaf, [127, -128], arrays)
+    assert arrays[0].data[0].tolist() == [127, -128]
+    with pytest.raises(ValueError, match="that int8 can hold"):
+        columns_of(leaf, [300, 1], arrays)
