@@ -262,6 +262,18 @@ async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> Non
     assert stage.parts.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
 
 
+async def test_trainer_that_is_lost_in_the_same_step_every_time_ends_the_run(tmp_path: Path) -> None:
+    async def killed() -> None:
+        if stage.parts.trained == 3:  # which the run reaches every time
+            is_killed()
+
+    stage = Stage(tmp_path, iterations=6, checkpoint_interval=1000)
+    stage.parts.failing["train_step"] = killed
+    with pytest.raises(ReplicaLostError, match="killed"):
+        await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
+    assert stage.parts.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
+
+
 async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Path) -> None:
     def gone() -> None:
         # The generator learns of it first, and the fleet a moment later.
