@@ -19,6 +19,7 @@ from rl_bridge.errors import (
     ReplicaLostError,
     WeightsError,
 )
+from rl_bridge.loops.grpo import train
 from rl_bridge.loops.recovery import rewind, train_with_recovery
 from rl_bridge.loops.run import Run
 from rl_bridge.records import read_lines
@@ -249,6 +250,18 @@ async def test_checkpoint_is_waited_for_only_while_there_is_a_trainer_that_write
     stage.parts.failing["wait_for_checkpoint"] = killed
     await stage.train(work=fail)
     assert stage.parts.calls.count("wait_for_checkpoint") == 1
+
+
+async def test_checkpoint_that_was_lost_with_its_trainer_does_not_count_as_begun(tmp_path: Path) -> None:
+    async def fail(run: Run) -> None:
+        with pytest.raises(ReplicaLostError):
+            await train(run)
+        assert run.checkpoint_begun == 4
+        assert await rewind(run) == run.checkpoint_begun == 2
+
+    stage = Stage(tmp_path, iterations=5, checkpoint_interval=2)
+    stage.parts.failing["save_checkpoint"] = nth(2, is_killed)
+    await stage.train(work=fail)
 
 
 async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:
