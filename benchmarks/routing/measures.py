@@ -128,7 +128,7 @@ async def _assign_to_passes(lengths: list[float], callers: int, send: Send) -> t
 
 
 async def _calls(plan: Plan, workers: "Service", measurements: Measurements) -> None:
-    bare = workers.roster.targets[0].ranks[0].nothing.call_one  # type: ignore[attr-defined]
+    bare = workers.roster.targets[0].ranks[0].nothing.choose  # type: ignore[attr-defined]
     ways: dict[str, Callable[[], Awaitable[None]]] = {ROUTED: workers.nothing.route, BARE: bare}
     for _ in range(plan.rounds):
         for name, call in ways.items():

@@ -165,9 +165,11 @@ class EvaluationFolder:
             raise ConfigurationError(f"cannot write to {str(self.path)!r}: {error.strerror}") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except (BlockingIOError, PermissionError):
             file.close()
             raise ConfigurationError(f"another process writes to {str(self.path)!r}; wait for it") from None
+        except OSError:
+            pass  # a file system without locks, such as Lustre without `-o flock`
         self._file = file
         self.read()
         file.truncate(self._complete_bytes)  # removes a line left incomplete by a kill

@@ -80,12 +80,19 @@ def find_live_address(arguments: argparse.Namespace) -> str:
     if arguments.addr is not None:
         return str(arguments.addr)
     if arguments.run is not None:
-        if (address := read_served_address(Path(arguments.run))) is not None:
-            return address
-        raise StatusError(
-            f"expected a live run in {arguments.run!r}, found no {ADDRESS_FILE} there; it is over, or has not "
-            "begun to serve"
-        )
+        folder = Path(arguments.run)
+        if (address := read_served_address(folder)) is None:
+            raise StatusError(
+                f"expected a live run in {arguments.run!r}, found no {ADDRESS_FILE} there; it is over, or has not "
+                "begun to serve"
+            )
+        answering = request_snapshot(address)
+        if folder.resolve().name not in (answering.name, Path(answering.folder).name):
+            raise StatusError(
+                f"expected the run in {arguments.run!r} at {address}, {answering.name!r} answers there; the former was "
+                "killed, and left its address behind"
+            )
+        return address
     runs = Path(RUNS)
     for file in sorted(runs.glob(f"*/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True):
         if (address := read_served_address(file.parent)) is not None:

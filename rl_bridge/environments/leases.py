@@ -438,6 +438,8 @@ class SessionLeases:
             except TimeoutError:
                 if not timeout.expired():
                     raise
+                if server is not None:  # a session was being opened there
+                    server.failed(clock())
                 if self._waits_for_room and clock() < deadline:
                     continue  # the time passed in a pause, or while this process was suspended
                 servers = ", ".join(self._servers) or "no server"

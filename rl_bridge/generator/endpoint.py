@@ -397,7 +397,8 @@ class EndpointEngine(Engine):
         with _convert_errors(index):
             answer = await self._http.request("POST", "/completions", body)
         for deadline in self._deadlines:  # a server that answers is not late, however many prompts are queued
-            deadline.reschedule(asyncio.get_running_loop().time() + self._rollout.generate_timeout_s)
+            if not deadline.expired():
+                deadline.reschedule(asyncio.get_running_loop().time() + self._rollout.generate_timeout_s)
         return parse_response(answer)
 
     @asynccontextmanager

@@ -65,14 +65,14 @@ async def train_with_recovery(run: Run) -> bool:
 
 
 async def _train(run: Run) -> None:
-    consecutive_losses, last_version = 0, run.version
+    losses, furthest = 0, run.version
     needs_rewind = False
     while True:
         try:
             if needs_rewind:
                 needs_rewind = False
-                last_version = await rewind(run)
-                run.console.print(f"going on after iteration {last_version}", highlight=False, soft_wrap=True)
+                version = await rewind(run)
+                run.console.print(f"going on after iteration {version}", highlight=False, soft_wrap=True)
             await train(run)
             async with run.deadline("the export of the trained policy"), run.lend_gpus_to_trainer():
                 await run.trainer.export.route(str(_make_policy_folder(run)), run.version)
@@ -81,10 +81,11 @@ async def _train(run: Run) -> None:
         except (ReplicaLostError, TrainerWentBackError, WeightsError) as lost:
             if isinstance(lost, WeightsError) and not await _trainer_is_gone(run):
                 raise
-            # The trainer's restart budget bounds real losses; this bounds errors that only look like one.
-            consecutive_losses = 1 if run.version > last_version else consecutive_losses + 1
-            last_version = run.version
-            if consecutive_losses > run.config.monarch.restarts.budget + 1:
+            # The trainer's restart budget bounds losses in quick succession. This bounds those without a new iteration
+            # in between: of a trainer that the same step always ends, and errors that only look like a loss.
+            losses = 1 if run.version > furthest else losses + 1
+            furthest = max(furthest, run.version)
+            if losses > run.config.monarch.restarts.budget + 1:
                 raise
             run.console.print(f"{lost}; going back to the newest checkpoint", highlight=False, soft_wrap=True)
             needs_rewind = True

@@ -372,7 +372,7 @@ class Run:
 
         BridgeError if the files cannot be set back.
         """
-        self.version = self._first_version = version
+        self.version = self._first_version = self.checkpoint_begun = version
         with convert_write_errors(self.folder, f"the metrics up to iteration {version}"):
             self.metrics.rewind(version)
             self.history.rewind(version, fates)

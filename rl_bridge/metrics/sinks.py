@@ -128,8 +128,12 @@ class TensorBoardSink:
         self._writer = self._make_writer(self._folder, purge_step=iteration + 1)
 
     def close(self, *, failed: bool = False) -> None:
-        """Flush and close."""
-        self._writer.close()
+        """Flush and close; if the run failed, an error of that does not hide the run's."""
+        try:
+            self._writer.close()
+        except OSError:
+            if not failed:
+                raise
 
 
 class MetricsLog:

@@ -191,14 +191,35 @@ class ReplicaSupervisor:
 
 
 async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
-    """Mark the start as lost when one of its processes is gone or silent, by means of a call that never returns.
+    """Mark the start as lost when one of its processes is gone, silent or blocked.
 
-    Monarch's own reports of deaths tell no more, and an unreachable host shows only in pending calls.
+    A call that never returns shows the first two: Monarch's own reports of deaths tell no more, and an unreachable host
+    shows only in pending calls. A process whose event loop is blocked is alive to Monarch.
     """
     try:
-        await target.call("_wait_forever", (), {})
+        await asyncio.gather(target.call("_wait_forever", (), {}), _require_answers(target))
     except (TargetGoneError, BridgeError) as error:
         incarnation.lose(str(error))
+
+
+PING_INTERVAL_S = 10.0
+PING_TIMEOUT_S = 30.0
+MAX_MISSED_PINGS = 20
+"""Pings in a row without an answer after which a replica counts as blocked for good: ten minutes."""
+
+
+async def _require_answers(target: MeshTarget) -> None:
+    """Ping a replica; raises TargetGoneError if it does not answer for long."""
+    missed = 0
+    while missed < MAX_MISSED_PINGS:
+        try:
+            async with asyncio.timeout(PING_TIMEOUT_S):
+                await target.call("_locate", (), {})
+            missed = 0
+            await asyncio.sleep(PING_INTERVAL_S)
+        except TimeoutError:  # a single one means nothing: this process may have been suspended
+            missed += 1
+    raise TargetGoneError(f"it is blocked: {missed} pings in a row got no answer in {PING_TIMEOUT_S:g} s")
 
 
 HEALTH_TIMEOUT_S = 30.0

@@ -1,5 +1,7 @@
 """`ropewalk eval` on real servers: random and callable policies, models, kills, resumption, comparison."""
 
+import errno
+import fcntl
 import json
 import resource
 import signal
@@ -225,6 +227,18 @@ def test_a_disk_that_is_full_cuts_no_record(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         folder.write(record.model_copy(update={"group": 2}))
     assert list(EvaluationFolder(tmp_path).read().records) == [("e", 0, 0), ("e", 2, 0)]
+
+
+def test_file_system_without_locks_takes_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    with EvaluationFolder(tmp_path) as folder:
+        folder.write(
+            EpisodeRecord(environment="e", group=0, sibling=0, seed=0, ending="completed", reward=1.0)
+        )
+    assert list(EvaluationFolder(tmp_path).read().records) == [("e", 0, 0)]
 
 
 def test_lost_episode_is_counted_apart_and_played_again(

@@ -72,6 +72,15 @@ def test_newest_run_that_lives_is_asked(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is the run under way" in capsys.readouterr().err
 
 
+def test_run_that_has_the_address_of_a_killed_one_is_not_taken_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(lambda: snapshot(name="other")) as address:
+        (tmp_path / ADDRESS_FILE).write_text(json.dumps({"address": address}))
+        assert status("--run", str(tmp_path)) == 1
+    assert f"at {address}, 'other' answers there" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("wanted", "code"), [("2", 0), ("3", 1)])
 def test_hosts_that_are_missing_show_in_the_exit_status(
     wanted: str, code: int, capsys: pytest.CaptureFixture[str]

@@ -217,6 +217,24 @@ async def test_end_of_a_server_costs_one_attempt_however_many_sessions_were_idle
     assert held.discarded == 1
 
 
+async def test_server_that_lets_nobody_in_is_left_for_another() -> None:
+    world = World(0)
+    world.calm = True
+    silent: Any = Client(world, URLS[0])
+    silent.connect = asyncio.Event().wait
+    held = SessionLeases(
+        lambda url: silent if url == URLS[0] else world.client(url),
+        sessions=1,
+        deadlines=SessionDeadlines(connect_s=0.02),
+        urls=URLS[:2],
+    )
+    with pytest.raises(SessionUnavailableError):
+        await reset_once(held)
+    await asyncio.sleep(0.01)  # then nothing of it counts as held any more
+    await reset_once(held)
+    await held.close()
+
+
 def test_a_server_may_be_down_for_hours() -> None:
     server, now = ServerRecord(URLS[0]), 0.0
     for _ in range(2000):

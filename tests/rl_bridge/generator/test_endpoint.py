@@ -113,6 +113,20 @@ def make_late(monkeypatch: pytest.MonkeyPatch) -> Callable[[EndpointEngine], Non
     return late
 
 
+def test_answer_counts_while_another_call_that_is_late_is_ended(engine: EndpointEngine) -> None:
+    async def be_late() -> None:
+        async with engine._limit_time("an answer"):
+            (deadline,) = engine._deadlines
+            deadline.reschedule(0.0)
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.create_task(engine._generate([[1]], WARM, [0]))
+
+    with pytest.raises(GeneratorError, match="expected an answer from"):
+        engine._submit(be_late()).result(WAIT_S)
+
+
 def test_deadline_error_names_the_last_trouble(
     server: StandIn, engine: EndpointEngine, make_late: Callable[[EndpointEngine], None]
 ) -> None:

@@ -19,6 +19,7 @@ from rl_bridge.errors import (
     ReplicaLostError,
     WeightsError,
 )
+from rl_bridge.loops.grpo import train
 from rl_bridge.loops.recovery import rewind, train_with_recovery
 from rl_bridge.loops.run import Run
 from rl_bridge.records import read_lines
@@ -251,12 +252,36 @@ async def test_checkpoint_is_waited_for_only_while_there_is_a_trainer_that_write
     assert stage.parts.calls.count("wait_for_checkpoint") == 1
 
 
+async def test_checkpoint_that_was_lost_with_its_trainer_does_not_count_as_begun(tmp_path: Path) -> None:
+    async def fail(run: Run) -> None:
+        with pytest.raises(ReplicaLostError):
+            await train(run)
+        assert run.checkpoint_begun == 4
+        assert await rewind(run) == run.checkpoint_begun == 2
+
+    stage = Stage(tmp_path, iterations=5, checkpoint_interval=2)
+    stage.parts.failing["save_checkpoint"] = nth(2, is_killed)
+    await stage.train(work=fail)
+
+
 async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:
     async def killed() -> None:
         is_killed()
 
     stage = Stage(tmp_path)
     stage.parts.failing["push_weights"] = killed
+    with pytest.raises(ReplicaLostError, match="killed"):
+        await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
+    assert stage.parts.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
+
+
+async def test_trainer_that_is_lost_in_the_same_step_every_time_ends_the_run(tmp_path: Path) -> None:
+    async def killed() -> None:
+        if stage.parts.trained == 3:  # which the run reaches every time
+            is_killed()
+
+    stage = Stage(tmp_path, iterations=6, checkpoint_interval=1000)
+    stage.parts.failing["train_step"] = killed
     with pytest.raises(ReplicaLostError, match="killed"):
         await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
     assert stage.parts.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1

@@ -2,10 +2,12 @@
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
+from rl_bridge.errors import CheckpointError
 from rl_bridge.metrics.sinks import JsonlSink, MetricsLog, TensorBoardSink, last_row, rewind
 
 
@@ -68,3 +70,21 @@ def test_sinks_drop_rows_that_are_trained_again(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 1.0), (2, 20.0)]
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(row["iteration"], row["reward/mean"]) for row in rows] == [(1, 1.0), (2, 20.0)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_full_disk_hides_no_error_that_has_ended_the_run(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fail() -> None:
+        with MetricsLog([TensorBoardSink(tmp_path)]) as log:
+            (events,) = tmp_path.iterdir()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size, before[1]))
+            log.write(1, {"reward/mean": 1.0})  # by a thread of TensorBoard's
+            raise CheckpointError("there is no room")
+
+    try:
+        with pytest.raises(CheckpointError, match="there is no room"):
+            fail()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

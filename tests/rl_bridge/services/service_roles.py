@@ -5,6 +5,7 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from monarch.actor import concurrent_endpoint, context, endpoint
@@ -76,6 +77,11 @@ class Policy(ServiceActor):
     async def once(self, wait: float | Path = 0.0) -> int:
         await pause(wait)
         return os.getpid()
+
+    @concurrent_endpoint
+    async def block(self) -> None:
+        """Block the event loop, as a task may that parses an answer."""
+        time.sleep(600)  # noqa: ASYNC251
 
     @concurrent_endpoint
     async def fail(self, ours: bool) -> None:

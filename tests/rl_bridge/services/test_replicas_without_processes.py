@@ -36,7 +36,7 @@ class Processes:
 
         return (
             SimpleNamespace(
-                _locate=SimpleNamespace(call_one=place), _wait_forever=SimpleNamespace(call_one=wait_forever)
+                _locate=SimpleNamespace(choose=place), _wait_forever=SimpleNamespace(choose=wait_forever)
             ),
         )
 

@@ -323,6 +323,25 @@ async def test_hanging_replica_is_replaced(roles: ModuleType, tmp_path: Path) ->
         assert (await policy.generate.route())[0] != stopped
 
 
+async def test_replica_whose_event_loop_is_blocked_is_replaced(
+    roles: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.services import service
+    from rl_bridge.services.fleet import Fleet
+
+    for name, value in {"PING_INTERVAL_S": 0.1, "PING_TIMEOUT_S": 0.5, "MAX_MISSED_PINGS": 4}.items():
+        monkeypatch.setattr(service, name, value)
+    async with Fleet(tmp_path, heartbeat_s=0.2):
+        policy = await roles.Policy.as_service()
+        blocked = pids_of(policy)[0]
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(ReplicaLostError, match="it is blocked: 4 pings in a row"):
+                await policy.block.route()
+            await until(lambda: all_serve(policy))
+        await until_gone([blocked])
+        assert (await policy.generate.route())[0] != blocked
+
+
 @pytest.mark.parametrize("sick", [True, False])
 async def test_a_replica_whose_calls_all_fail_is_asked_for_its_health(
     roles: ModuleType, tmp_path: Path, sick: bool

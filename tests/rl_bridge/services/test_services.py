@@ -5,6 +5,7 @@ from pathlib import Path
 from threading import Lock
 from types import ModuleType
 
+import psutil
 import pytest
 from service_waits import WAIT_S, descendants, kill, until, until_gone
 
@@ -44,6 +45,19 @@ async def test_services_end_side_by_side_and_all_of_them_though_the_run_is_told_
         await running
     assert names(tmp_path, "left-*") == {f"left-{pid}" for pid in pids}
     await until_gone(started)
+
+
+async def test_calls_leave_nothing_in_the_memory_of_their_caller(roles: ModuleType, tmp_path: Path) -> None:
+    from rl_bridge.services.fleet import Fleet
+
+    async with Fleet(tmp_path):
+        policy = await roles.Policy.as_service()
+        sizes = []
+        for _ in range(2):
+            for _ in range(3000):
+                await policy.once.route()
+            sizes.append(psutil.Process().memory_info().rss)
+        assert sizes[1] - sizes[0] < 1 << 21  # a week has hundreds of millions
 
 
 async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
