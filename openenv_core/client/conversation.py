@@ -36,8 +36,8 @@ from openenv_core.protocol.replies import data_of, server_error
 from openenv_core.protocol.requests import encode_request
 from openenv_core.tracing import current_traceparent, tracer
 
-MAX_PENDING: Final = 32
-"""Requests awaiting replies on one connection, as many as a server accepts at once."""
+MAX_PENDING: Final = 64
+"""Requests awaiting replies on one connection, abandoned ones too. A server has half as many in progress at most."""
 
 MAX_REFUSED_CONNECTS: Final = 4
 """Refused connects in a row after which a server counts as gone, if another one can take over the episode."""
