@@ -496,12 +496,12 @@ class LLMJudge(Rubric):
     def _parse_score(self, response: str) -> float:
         match = self._score_pattern.search(response)
         try:
-            score = float(match[1 if match.lastindex else 0]) if match else self.default_score
-        except ValueError:  # the match is not a number
-            score = self.default_score
-        if score is None:
-            raise LLMError(f"expected a score in the judge's answer, got {response[:200]!r}")
-        return min(max(score, 0.0), 1.0) if match and self.normalize else score
+            score = float(match[1 if match.lastindex else 0] if match else "")
+        except (TypeError, ValueError):  # no match, its first group is not in it, or it is not a number
+            if self.default_score is None:
+                raise LLMError(f"expected a score in the judge's answer, got {response[:200]!r}") from None
+            return self.default_score
+        return min(max(score, 0.0), 1.0) if self.normalize else score
 
     def state_dict(self) -> dict[str, Any]:
         """See `Rubric.state_dict`."""

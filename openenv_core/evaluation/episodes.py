@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -51,6 +52,8 @@ ATTEMPTS: Final = 4
 """Attempts at an episode that fails although the server answers, before it counts as lost."""
 
 REASON_CHARS: Final = 1000
+SEED_BITS: Final = 30
+"""Bits of the seed of a chat's first answer; later answers count up from it, and servers take 31 bits at least."""
 
 
 class EvaluationStoppedError(OpenEnvError):
@@ -238,6 +241,10 @@ class _Player:
             reward=None,
         )
 
+    def _key(self, episode: PlannedEpisode) -> str:
+        """Return the seed of the policy's random numbers: no two episodes of an evaluation share one."""
+        return f"{self._arena.settings.seed}/{self._arena.environment}/{episode.seed}/{episode.sibling}"
+
     def _end(self, record: EpisodeRecord, result: StepResult[Any]) -> bool:
         """Record a result; return whether it ends the episode."""
         if (failure := result.infrastructure_error) is not None:
@@ -283,11 +290,9 @@ class ActionPlayer(_Player):
         if is_of_tools(self._schema):
             listed = (await self._client.step({"type": "list_tools"})).observation.get("tools")
             tools = [tool for tool in listed or () if isinstance(tool, dict)]
-        settings = self._arena.settings
-        key = f"{settings.seed}/{record.environment}/{episode.seed}/{episode.sibling}"
-        act = self._policy.begin(key, self._schema, tools)
+        act = self._policy.begin(self._key(episode), self._schema, tools)
         while not self._end(record, result):
-            if len(record.turns) == settings.max_turns:
+            if len(record.turns) == self._arena.settings.max_turns:
                 record.ending = "truncated_turns"
                 return
             action = await _ask_action(act, result.observation)
@@ -363,9 +368,8 @@ class ChatPlayer(_Player):
         system = "\n\n".join(filter(None, [settings.system, game.instructions if is_text_mode else None]))
         messages: list[Json] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": observation})
-        chat = self._model.begin(
-            messages, [] if is_text_mode else game.tools, settings.seed + episode.sibling
-        )
+        seed = random.Random(self._key(episode)).getrandbits(SEED_BITS)
+        chat = self._model.begin(messages, [] if is_text_mode else game.tools, seed)
         record.ending = "completed"
         while not game.over:
             if len(record.turns) == settings.max_turns:

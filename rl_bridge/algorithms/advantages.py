@@ -30,6 +30,7 @@ def group_advantages(rewards: Sequence[float], *, normalize_std: bool) -> list[f
     # Divided by a power of two, which changes no digit: the squares of rewards from 1e154 on would overflow.
     exponent = max(0, int(np.frexp(np.abs(values).max())[1]))
     values = np.ldexp(values, -exponent)
+    values -= values[0]  # equal rewards become 0; the mean of seven times 1e9 + 0.1 is not one of them
     centred = values - values.mean()
     if normalize_std:
         centred = centred / (values.std() + math.ldexp(STD_EPSILON, -exponent))

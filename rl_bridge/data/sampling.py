@@ -79,7 +79,7 @@ class TaskSampler:
                 task, signal = self._results.pop(ended_group)
                 previous = self._expected_signals()[task]
                 self._signal[task] = previous + LATEST_WEIGHT * (signal - previous)
-                (self._dull.discard if signal else self._dull.add)(task)
+                self._mark_dull(task, signal)
             self._task_by_group[group] = task = self._next_task()
             self._task_counts[self._draws[task]] -= 1
             self._draws[task] += 1
@@ -111,8 +111,15 @@ class TaskSampler:
             signal: The share of siblings that earned less than the best of them; None if unknown.
         """
         task = self._task_by_group.pop(group, None)
-        if self._by_signal and task is not None and signal is not None:
+        if task is None or signal is None:
+            return
+        if self._by_signal:
             self._results[group] = task, signal
+        else:
+            self._mark_dull(task, signal)
+
+    def _mark_dull(self, task: int, signal: float) -> None:
+        (self._dull.discard if signal else self._dull.add)(task)
 
     def metrics(self) -> dict[str, float]:
         """Return how often tasks were drawn since the beginning, and the share whose last group had no variance."""

@@ -368,6 +368,19 @@ def test_model_plays_by_calls(table: str, tmp_path: Path, model: tuple[str, list
     assert record["turns"][1]["context"].startswith("[user] error: there is no call")
 
 
+def test_every_episode_is_sampled_with_a_seed_of_its_own(
+    table: str, tmp_path: Path, model: tuple[str, list[Any], list[Any]]
+) -> None:
+    url, requests, answers = model
+    answers.append(call("act", '{"action": "stand"}'))
+    words = (table, "--policy", url, "--episodes", "3", "--repetitions", "2", "--temperature", "1")
+    for name in ("first", "second"):
+        assert evaluate(*words, "--out", str(tmp_path / name)) == 0
+    first, second = ({request["seed"] for request in half} for half in (requests[:6], requests[6:]))
+    assert len(first) == 6
+    assert first == second
+
+
 @pytest.mark.slow
 def test_server_with_room_for_one_is_waited_for(
     tmp_path: Path, model: tuple[str, list[Any], list[Any]]

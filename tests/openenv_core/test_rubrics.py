@@ -227,7 +227,8 @@ async def test_late_or_broken_judge_fails_and_leaves_nothing_running() -> None:
         ("8 of 10", {"normalize": False}, 8.0),
         ("none", {"default_score": -1.0}, -1.0),
         ("[7/10] 3", {"score_pattern": r"\[(\d+)/10\]", "normalize": False}, 7.0),
-        ("good", {"score_pattern": "good", "default_score": 0.5}, 0.5),
+        ("good", {"score_pattern": "good", "default_score": -1.0}, -1.0),
+        ("4 of 5", {"score_pattern": r"score (\d)|(\d) of 5", "default_score": 0.5}, 0.5),
     ],
 )
 def test_scores_are_read_by_pattern(answer: str, options: dict[str, Any], score: float) -> None:

@@ -36,6 +36,12 @@ def test_rewards_of_any_finite_size_have_advantages(size: float) -> None:
     ]
 
 
+@pytest.mark.parametrize("reward", [0.1, -1e6 - 0.3, 1e9 + 0.1])
+def test_equal_rewards_of_any_size_have_no_advantages(reward: float) -> None:
+    assert group_advantages([reward] * 7, normalize_std=True) == [0.0] * 7
+    assert group_advantages([reward] * 7, normalize_std=False) == [0.0] * 7
+
+
 def test_an_empty_group_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one reward"):
         group_advantages([], normalize_std=True)
