@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import errno
+import io
 import os
 import select
 import sys
@@ -38,6 +39,10 @@ def run(command: Command, argv: Sequence[str]) -> int:
 
 
 def _run_to_status(command: Callable[[], int]) -> int:
+    for stream in (sys.stdin, sys.stdout):
+        # As standard error does, they escape what the encoding does not have: an environment's text may be any.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = command()
         sys.stdout.flush()
