@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 import openenv_core
 from openenv_core import compat
-from openenv_core.cli.command import Command
+from openenv_core.cli.command import Command, sanitize
 from openenv_core.errors import ConfigurationError, OpenEnvError
 
 GROUP: Final = "ropewalk.commands"
@@ -47,7 +47,7 @@ def _run_to_status(command: Callable[[], int]) -> int:
         status = command()
         sys.stdout.flush()
     except OpenEnvError as error:
-        print(f"ropewalk: {error}", file=sys.stderr)
+        print(f"ropewalk: {sanitize(str(error))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from openenv_core.cli import Command
+from openenv_core.cli.command import sanitize
 from openenv_core.errors import ConfigurationError, installed_with
 from openenv_core.protocol.http import redact_url
 
@@ -65,7 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
         while True:
             time.sleep(arguments.interval)
             before, scrapes = scrapes, list(pool.map(scrape, clients, urls))
-            rows = [row for pair in zip(before, scrapes, strict=True) for row in rows_of(*pair)]
+            rows = [
+                {heading: sanitize(value).replace("\n", " ") for heading, value in row.items()}
+                for pair in zip(before, scrapes, strict=True)
+                for row in rows_of(*pair)
+            ]
             if live is not None:
                 live.update(Group(time.strftime("%H:%M:%S"), *_tables(rows)), refresh=True)
             else:

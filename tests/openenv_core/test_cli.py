@@ -22,7 +22,7 @@ from servers.cli.serve import COMMAND as SERVE
 
 
 def _fail(_: argparse.Namespace) -> int:
-    raise OpenEnvError("expected this, got that")
+    raise OpenEnvError("expected this, got \x1b[2Jthat")
 
 
 def _interrupt(_: argparse.Namespace) -> int:

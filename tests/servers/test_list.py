@@ -100,6 +100,21 @@ def test_empty_list_suggests_init(here: Path, capsys: pytest.CaptureFixture[str]
     assert "expected a folder" in capsys.readouterr().err
 
 
+def test_text_of_an_environment_cannot_control_the_terminal(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(here / "dice_env", description=r'"\e]0;title\aThrows\e[2J dice."', version=r'"\e[2J1"')
+    assert main(["list", "."]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "dice_env",
+        "1",
+        "./dice_env",
+        "./dice_env",
+        "Throws",
+        "dice.",
+    ]
+
+
 @pytest.mark.slow
 def test_environment_of_a_server_is_listed(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
