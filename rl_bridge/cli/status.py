@@ -80,7 +80,7 @@ def find_live_address(arguments: argparse.Namespace) -> str:
     if arguments.addr is not None:
         return str(arguments.addr)
     if arguments.run is not None:
-        if (address := read_served_address(Path(arguments.run))) is not None:
+        if (address := _find_address(Path(arguments.run))) is not None:
             return address
         raise StatusError(
             f"expected a live run in {arguments.run!r}, found no {ADDRESS_FILE} there; it is over, or has not "
@@ -88,14 +88,26 @@ def find_live_address(arguments: argparse.Namespace) -> str:
         )
     runs = Path(RUNS)
     for file in sorted(runs.glob(f"*/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True):
-        if (address := read_served_address(file.parent)) is not None:
-            with contextlib.suppress(StatusError):  # a killed run leaves its address file behind
-                request_snapshot(address)
+        with contextlib.suppress(StatusError):  # a killed run leaves its address file behind
+            if (address := _find_address(file.parent)) is not None:
                 return address
     raise StatusError(
         f"expected a live run in {str(runs.absolute())!r}, found none; "
         "name one by --addr HOST:PORT or --run FOLDER, or start one by ropewalk train"
     )
+
+
+def _find_address(folder: Path) -> str | None:
+    """Return the address where a folder's run serves its status; None if none is noted, StatusError if it is gone."""
+    if (served := read_served_address(folder)) is None:
+        return None
+    address, pid = served
+    if (found := request_snapshot(address)).pid != pid:
+        raise StatusError(
+            f"expected the run in {str(folder)!r} at {address}, where {found.name!r} is now; it was killed, and goes "
+            f"on by ropewalk train --resume {folder}"
+        )
+    return address
 
 
 def request_snapshot(address: str) -> StatusSnapshot:
