@@ -1,6 +1,7 @@
 """`ropewalk build`: container images of environments, and their base image."""
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -64,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: The arguments are invalid; nothing was built.
         EngineUnavailableError: The engine does not respond.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends docker too, like Ctrl-C
     plans = _plans(arguments)
     from openenv_core.images.engine import engine
 

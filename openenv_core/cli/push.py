@@ -1,6 +1,7 @@
 """`ropewalk push`: pushes images to a registry, or a folder to a Hugging Face Space."""
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -46,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: The arguments are invalid; nothing was pushed.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends docker too, like Ctrl-C
     if arguments.space is not None:
         return _push_space(arguments)
     for name in ("private", "dry_run", "base_image"):
