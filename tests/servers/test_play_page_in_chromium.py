@@ -180,6 +180,9 @@ def test_observation_contents_are_shown_and_never_executed(browser: Browser, gal
         steps(tab, 4)
         tab.wait_for("document.querySelector('#observation img').naturalWidth === 40")
         assert text(tab, "#total") == "+2"
+        choose(tab, "numbers")
+        steps(tab, 5)
+        assert "200,000 numbers from 0 to 199999" in text(tab, "#observation")
         choose(tab, "fault")
         tab.wait_for("document.querySelector('#form .wrong[role=alert]').innerText")
         assert HOSTILE in text(tab, "#form .wrong[role=alert]")
