@@ -39,6 +39,9 @@ def run(command: Command, argv: Sequence[str]) -> int:
 
 
 def _run_to_status(command: Callable[[], int]) -> int:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started this process
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open
     for stream in (sys.stdin, sys.stdout):
         # As standard error does, they escape what the encoding does not have: an environment's text may be any.
         if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":

@@ -137,6 +137,11 @@ def test_text_that_the_encoding_does_not_have_is_escaped(encoding: str, expected
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, expected, b"")
 
 
+def test_closed_streams_are_empty() -> None:
+    ended = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, SAYS_TEXT])
+    assert ended.returncode == 0
+
+
 def test_broken_pipe_of_the_command_itself_is_raised() -> None:
     def of_another(_: argparse.Namespace) -> int:
         raise BrokenPipeError("a connection")
