@@ -1,6 +1,7 @@
 """`ropewalk build`: container images of environments, and their base image."""
 
 import argparse
+import os
 import signal
 import sys
 import time
@@ -126,7 +127,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
 def _folder(target: str) -> Path:
     from openenv_core.targets import TargetKind, target_of
 
-    path = Path(target).expanduser()
+    path = Path(os.path.expanduser(target))
     if path.is_dir():
         return path.resolve()
     resolved = target_of(target)

@@ -135,7 +135,7 @@ def _shorten_address(where: str) -> str:
         return where
     if path == Path.cwd():
         return "."
-    for folder, sign in ((Path.cwd(), "."), (Path.home(), "~")):
+    for folder, sign in ((Path.cwd(), "."), (Path(os.path.expanduser("~")), "~")):
         if path.is_relative_to(folder):
             return f"{sign}/{path.relative_to(folder)}"
     return where
