@@ -40,8 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     address, console = find_live_address(arguments), Console()
     snapshot = request_snapshot(address)
-    is_watching = arguments.watch is not None and not arguments.json
-    with Live(console=console, auto_refresh=False) if is_watching else contextlib.nullcontext() as live:
+    # Without a terminal that can move its cursor, Live would print the last refresh alone.
+    is_live = console.is_terminal and not console.is_dumb_terminal and not arguments.json
+    is_live = is_live and arguments.watch is not None
+    with Live(console=console, auto_refresh=False) if is_live else contextlib.nullcontext() as live:
         while True:
             if arguments.json:
                 print(snapshot.model_dump_json(), flush=True)

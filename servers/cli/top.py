@@ -24,6 +24,8 @@ MAX_BYTES: Final = 8 * 1024 * 1024
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 DEFAULT_INTERVAL_S: Final = 2.0
 _FAILED: Final = 1
+_DUMB: Final = ("dumb", "unknown")
+"""Values of TERM for terminals without a cursor to move, on which a table that is updated would show nothing."""
 
 Row = dict[str, str]
 """The cells of one server, worker or run, by heading."""
@@ -57,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         clients = [stack.enter_context(client_for(url, token)) for url in urls]
         pool = stack.enter_context(ThreadPoolExecutor(len(urls)))
         live = None
-        if sys.stdout.isatty() and not arguments.once:
+        if sys.stdout.isatty() and os.environ.get("TERM") not in _DUMB and not arguments.once:
             with installed_with("author", "rich for a table", "rich"):
                 from rich.console import Group
                 from rich.live import Live

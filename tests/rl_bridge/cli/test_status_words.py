@@ -109,6 +109,7 @@ def test_watching_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
         assert status("--addr", address, "--watch", "0.25") == 0
     captured = capsys.readouterr()
     assert f"the run at {address} no longer answers" in captured.err
+    assert "version 1 of 150" in captured.out  # without a terminal each refresh is printed
     assert "version 2 of 150" in captured.out
 
 
