@@ -1,6 +1,7 @@
 """Resolves the target of a command: an environment's name, a folder, a module, a running server or an image."""
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -261,9 +262,9 @@ def _is_path(text: str) -> bool:
 
 def split_path(text: str) -> tuple[Path, str]:
     """Split `FILE:ATTRIBUTE` into path and attribute; the attribute is "" if there is none."""
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     file_part, colon, attribute = text.rpartition(":")
-    file = Path(file_part).expanduser()
+    file = Path(os.path.expanduser(file_part))
     return (file, attribute) if colon and not path.exists() and file.is_file() else (path, "")
 
 

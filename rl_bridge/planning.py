@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -458,7 +459,7 @@ class RunPlan:
                 kind = choose_checkpointing(bytes_by_checkpointing(config, size), gpu_bytes)
                 config = with_checkpointing(config, kind)
             path = config.reward.model
-            reward_model = None if path is None else ModelSize.of_folder(Path(path).expanduser())
+            reward_model = None if path is None else ModelSize.of_folder(Path(os.path.expanduser(path)))
             roles = tuple(memory_of_roles(config, size, reward_model))
         trainer_bytes = TRAINER_BYTES * size.parameters
         if roles:

@@ -19,6 +19,8 @@ NAMES: Final[Extra] = {
         "HTTPEnvServer": "servers.released:HTTPEnvServer",
     },
     "openenv.core.env_server.web_interface": {
+        "ActionLog": "servers.page.manager:ActionLog",
+        "EpisodeState": "servers.page.manager:EpisodeState",
         "WebInterfaceManager": "servers.page.manager:WebInterfaceManager",
         "create_web_interface_app": "servers.released:create_web_interface_app",
     },

@@ -77,8 +77,8 @@ class Job:
     def status(self) -> StatusSnapshot | None:
         """Return the status of the run; None before its first and after its end."""
         try:
-            address = read_served_address(self.folder)
-            return None if address is None else asyncio.run(request_status(address))
+            served = read_served_address(self.folder)
+            return None if served is None else asyncio.run(request_status(served[0]))
         except (OSError, StatusError):
             return None
 

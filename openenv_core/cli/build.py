@@ -1,6 +1,8 @@
 """`ropewalk build`: container images of environments, and their base image."""
 
 import argparse
+import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -64,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: The arguments are invalid; nothing was built.
         EngineUnavailableError: The engine does not respond.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends docker too, like Ctrl-C
     plans = _plans(arguments)
     from openenv_core.images.engine import engine
 
@@ -124,7 +127,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
 def _folder(target: str) -> Path:
     from openenv_core.targets import TargetKind, target_of
 
-    path = Path(target).expanduser()
+    path = Path(os.path.expanduser(target))
     if path.is_dir():
         return path.resolve()
     resolved = target_of(target)

@@ -2,9 +2,10 @@
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,3 +61,24 @@ def read_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
     return value
+
+
+_CONTROL: Final = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # moves, colours
+    r"|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links, the clipboard
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
+"""Control sequences of terminals."""
+
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def sanitize(text: str, *, colours: bool = False) -> str:
+    """Return a text without control sequences; newlines and tabs stay."""
+
+    def replacement(match: re.Match[str]) -> str:
+        return match[0] if colours and _COLOUR.fullmatch(match[0]) else ""
+
+    return _CONTROL.sub(replacement, text.replace("\r\n", "\n").replace("\r", "\n")) + (
+        "\x1b[0m" if colours and "\x1b[" in text else ""
+    )

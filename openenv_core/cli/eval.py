@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from openenv_core.cli.command import Command, read_object
+from openenv_core.cli.command import Command, read_object, sanitize
 from openenv_core.errors import ConfigurationError, ConnectionFailedError, OpenEnvError, ProviderError
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ def _with_interval(value: float | None, interval: Sequence[float] | None) -> str
 
 
 def _print_status(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(sanitize(text), file=sys.stderr)
 
 
 COMMAND = Command(

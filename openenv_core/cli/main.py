@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import errno
+import io
 import os
 import select
 import sys
@@ -12,7 +13,7 @@ from typing import Final, NoReturn
 
 import openenv_core
 from openenv_core import compat
-from openenv_core.cli.command import Command
+from openenv_core.cli.command import Command, sanitize
 from openenv_core.errors import ConfigurationError, OpenEnvError
 
 GROUP: Final = "ropewalk.commands"
@@ -38,11 +39,18 @@ def run(command: Command, argv: Sequence[str]) -> int:
 
 
 def _run_to_status(command: Callable[[], int]) -> int:
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by whoever started this process
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open
+    for stream in (sys.stdin, sys.stdout):
+        # As standard error does, they escape what the encoding does not have: an environment's text may be any.
+        if isinstance(stream, io.TextIOWrapper) and stream.errors != "backslashreplace":
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = command()
         sys.stdout.flush()
     except OpenEnvError as error:
-        print(f"ropewalk: {error}", file=sys.stderr)
+        print(f"ropewalk: {sanitize(str(error))}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.cli.command import Command, read_count, read_object, read_seconds
+from openenv_core.cli.command import Command, read_count, read_object, read_seconds, sanitize
 from openenv_core.errors import ConfigurationError, ExecutionError, OpenEnvError
 
 if TYPE_CHECKING:
@@ -152,7 +152,6 @@ def _sample_actions(
 
 def _show_traceback(provider: Any, error: BaseException) -> None:
     """Print the environment's traceback from the output of a server that this command started."""
-    from openenv_core.play.reporters import sanitize
     from openenv_core.providers.process import LocalProcessProvider, last_traceback
 
     if not isinstance(error, ExecutionError) or not isinstance(provider, LocalProcessProvider):

@@ -1,6 +1,8 @@
 """`ropewalk push`: pushes images to a registry, or a folder to a Hugging Face Space."""
 
 import argparse
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -46,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: The arguments are invalid; nothing was pushed.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends docker too, like Ctrl-C
     if arguments.space is not None:
         return _push_space(arguments)
     for name in ("private", "dry_run", "base_image"):
@@ -80,7 +83,7 @@ def _image_of(target: str) -> str:
     """Return the image of a target; for a folder, the one that `ropewalk build` makes."""
     from openenv_core.images.build import complete_tags, default_tag, name_of
 
-    path = Path(target).expanduser()
+    path = Path(os.path.expanduser(target))
     if path.is_dir() and (target.startswith((".", "/", "~")) or (path / MANIFEST).is_file()):
         return default_tag(name_of(path.resolve()))
     return complete_tags([target], "")[0]
@@ -97,7 +100,7 @@ def _push_space(arguments: argparse.Namespace) -> int:
     if len(arguments.targets) != 1:
         raise ConfigurationError(f"expected one folder for a Space, got {len(arguments.targets)}")
     check_name(arguments.space)
-    folder = Path(arguments.targets[0]).expanduser().resolve()
+    folder = Path(os.path.expanduser(arguments.targets[0])).resolve()
     with TemporaryDirectory(prefix="ropewalk-space-") as temporary:
         staged = stage(folder, Path(temporary), base_image=arguments.base_image)
         _print_upload(staged, arguments)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -171,7 +172,7 @@ async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
 
 
 def _is_folder(policy: str) -> bool:
-    return Path(policy).expanduser().is_dir()
+    return Path(os.path.expanduser(policy)).is_dir()
 
 
 def load_provided(name: str, expected: str) -> Any:

@@ -61,9 +61,14 @@ def stage(folder: Path, destination: Path, *, base_image: str | None = None) -> 
     if path is None or not (folder / MANIFEST).is_file():
         missing = MANIFEST if path is not None else " or ".join(PLACES)
         raise ConfigurationError(f"expected an environment's folder with {missing}, got {folder}")
-    left_out = _copy(folder, destination, {path, "README.md", MANIFEST})
-    text = (folder / path).read_text(encoding="utf-8")
     dockerfile = Dockerfile.read(folder / path)
+    text = (folder / path).read_text(encoding="utf-8")
+    try:
+        left_out = _copy(folder, destination, {path, "README.md", MANIFEST})
+    except PermissionError as error:
+        raise ConfigurationError(
+            f"expected files that this user can read in {folder}, got: {error}"
+        ) from error
     port = _port(folder)
     notes: list[str] = []
     if base_image is not None:
@@ -170,12 +175,15 @@ def _write_readme(folder: Path, destination: Path, port: int) -> None:
     import yaml
 
     path = destination / "README.md"
-    text = path.read_text(encoding="utf-8") if path.is_file() else f"# {name_of(folder)}\n"
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else f"# {name_of(folder)}\n"
+    except ValueError as error:
+        raise ConfigurationError(f"expected README.md in UTF-8, got: {error}") from error
     front_matter: dict[str, Any] = {}
     if (match := _FRONT.match(text)) is not None:
         try:
             front_matter = yaml.safe_load(match["yaml"]) or {}
-        except yaml.YAMLError as error:
+        except (ValueError, yaml.YAMLError) as error:
             raise ConfigurationError(f"expected YAML between the --- of README.md, got: {error}") from error
         if not isinstance(front_matter, dict):
             raise ConfigurationError(

@@ -234,7 +234,7 @@ def play_at_random(game: Game, actions: Iterable[Json], options: Json) -> None:
     for action in actions:
         if game.over:
             seed = options.get("seed")
-            game.reset({**options, **({} if seed is None else {"seed": seed + game.episodes})})
+            game.reset({**options, **({"seed": seed + game.episodes} if isinstance(seed, int) else {})})
             if game.over:  # the episode ended with its reset
                 continue
         game.step(action)

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from openenv_core.cli.command import sanitize
 from openenv_core.play.form import ABSENT, Form, FormField, Json, as_text, forms_of, value_of
-from openenv_core.play.reporters import Terminal, sanitize
+from openenv_core.play.reporters import Terminal
 
 COMMANDS: Final[Mapping[str, str]] = {
     ":reset [SEED|JSON]": "begin another episode, with this seed, or with these options of reset",
@@ -42,7 +43,7 @@ class Prompts:
     def line(self, prompt: str, choices: Sequence[str] = ()) -> str:
         """Return an answer; CommandTypedError if it is a command, EOFError at the end of the input."""
         while True:
-            text = self.terminal.ask(prompt, (*choices, *NAMES))
+            text = self.terminal.ask(sanitize(prompt), (*choices, *NAMES))
             if not text.startswith(":"):
                 return text
             name, _, rest = text.partition(" ")
@@ -57,7 +58,7 @@ class Prompts:
     def refuse(self, reason: str) -> None:
         """Report an invalid answer."""
         self.refused += 1
-        self.terminal.say(reason)
+        self.terminal.say(sanitize(reason))
 
     def action(self) -> Json:
         """Return the next action; CommandTypedError if a command was typed, EOFError at the end of the input."""
@@ -134,7 +135,7 @@ class Prompts:
         elif not field.required:
             default = " [none]"
         options = [as_text(choice) for choice in field.choices]
-        return self.line(f"{sanitize(field.name)} ({sanitize(field.label + default)}): ", options)
+        return self.line(f"{field.name} ({field.label}{default}): ", options)
 
     def _set_field(self, field: FormField, text: str, values: Json) -> bool:
         if not text:

@@ -2,11 +2,11 @@
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO, TypeAlias
 
+from openenv_core.cli.command import sanitize
 from openenv_core.play.form import Json
 from openenv_core.types import StepResult
 
@@ -16,14 +16,6 @@ LONGEST: Final = 2_000
 """Characters shown of one field; of the rest only the count is shown."""
 
 _WIDTH: Final = 100
-_CONTROL: Final = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]"  # moves, colours
-    r"|\x1b[\]P^_X][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links, the clipboard
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-)
-"""Control sequences of terminals."""
-
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) -> Iterator[str]:
@@ -47,17 +39,6 @@ def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) 
         else:
             yield f"  {sanitize(name)}:"
             yield from (f"    {line}" for line in lines)
-
-
-def sanitize(text: str, *, colours: bool = False) -> str:
-    """Return a text without control sequences; newlines and tabs stay."""
-
-    def replacement(match: re.Match[str]) -> str:
-        return match[0] if colours and _COLOUR.fullmatch(match[0]) else ""
-
-    return _CONTROL.sub(replacement, text.replace("\r\n", "\n").replace("\r", "\n")) + (
-        "\x1b[0m" if colours and "\x1b[" in text else ""
-    )
 
 
 def format_number(value: Any) -> str:

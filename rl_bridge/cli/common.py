@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from openenv_core.cli.command import sanitize
 from openenv_core.errors import ConfigurationError
 from rl_bridge.errors import BridgeError, ConfigError, MissingDependencyError
 
@@ -82,7 +83,7 @@ def exit_status(command: str, work: Callable[[], int]) -> int:
         except ModuleNotFoundError as error:
             raise MissingDependencyError(str(error.name)) from error
     except BridgeError as error:
-        print(f"ropewalk {command}: {error}", file=sys.stderr)
+        print(f"ropewalk {command}: {sanitize(str(error))}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError) else FAILED
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,7 +122,7 @@ def _read_size(arguments: argparse.Namespace, config: "Config | None", *, needed
         raise ConfigError(
             "expected --parameters N, or --config FILE with model.path, to know how large the policy is; got neither"
         )
-    return None if path is None else ModelSize.of_folder(Path(path).expanduser())
+    return None if path is None else ModelSize.of_folder(Path(os.path.expanduser(path)))
 
 
 def _read_fleet(

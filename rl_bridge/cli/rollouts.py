@@ -68,13 +68,14 @@ def _find_folder(name: str | None) -> Path:
 def _write(folder: Path, out: Path) -> None:
     from rl_bridge.rollouts_page.server import make_standalone_page
 
-    if not out.name or out.is_dir():
-        raise ConfigError(f"expected --out with the name of a file, got the folder {str(out)!r}")
-    partial = out.with_name(f"{out.name}.partial")
+    target = out.resolve()  # a link stays one
+    if not target.name or (target.exists() and not target.is_file()):  # such as a folder, or /dev/null
+        raise ConfigError(f"expected --out with the name of a file, got {str(out)!r}, which is none")
+    partial = target.with_name(f"{target.name}.partial")
     try:
         with partial.open("wb") as file:
             file.writelines(make_standalone_page(folder, _read_records(folder)))
-        partial.replace(out)
+        partial.replace(target)
     except OSError as error:
         raise ConfigError(f"cannot write {str(out)!r}: {error.strerror}") from error
     finally:

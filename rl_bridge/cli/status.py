@@ -40,8 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     address, console = find_live_address(arguments), Console()
     snapshot = request_snapshot(address)
-    is_watching = arguments.watch is not None and not arguments.json
-    with Live(console=console, auto_refresh=False) if is_watching else contextlib.nullcontext() as live:
+    # Without a terminal that can move its cursor, Live would print the last refresh alone.
+    is_live = console.is_terminal and not console.is_dumb_terminal and not arguments.json
+    is_live = is_live and arguments.watch is not None
+    with Live(console=console, auto_refresh=False) if is_live else contextlib.nullcontext() as live:
         while True:
             if arguments.json:
                 print(snapshot.model_dump_json(), flush=True)
@@ -80,29 +82,34 @@ def find_live_address(arguments: argparse.Namespace) -> str:
     if arguments.addr is not None:
         return str(arguments.addr)
     if arguments.run is not None:
-        folder = Path(arguments.run)
-        if (address := read_served_address(folder)) is None:
-            raise StatusError(
-                f"expected a live run in {arguments.run!r}, found no {ADDRESS_FILE} there; it is over, or has not "
-                "begun to serve"
-            )
-        answering = request_snapshot(address)
-        if folder.resolve().name not in (answering.name, Path(answering.folder).name):
-            raise StatusError(
-                f"expected the run in {arguments.run!r} at {address}, {answering.name!r} answers there; the former was "
-                "killed, and left its address behind"
-            )
-        return address
+        if (address := _find_address(Path(arguments.run))) is not None:
+            return address
+        raise StatusError(
+            f"expected a live run in {arguments.run!r}, found no {ADDRESS_FILE} there; it is over, or has not "
+            "begun to serve"
+        )
     runs = Path(RUNS)
     for file in sorted(runs.glob(f"*/{ADDRESS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True):
-        if (address := read_served_address(file.parent)) is not None:
-            with contextlib.suppress(StatusError):  # a killed run leaves its address file behind
-                request_snapshot(address)
+        with contextlib.suppress(StatusError):  # a killed run leaves its address file behind
+            if (address := _find_address(file.parent)) is not None:
                 return address
     raise StatusError(
         f"expected a live run in {str(runs.absolute())!r}, found none; "
         "name one by --addr HOST:PORT or --run FOLDER, or start one by ropewalk train"
     )
+
+
+def _find_address(folder: Path) -> str | None:
+    """Return the address where a folder's run serves its status; None if none is noted, StatusError if it is gone."""
+    if (served := read_served_address(folder)) is None:
+        return None
+    address, pid = served
+    if (found := request_snapshot(address)).pid != pid:
+        raise StatusError(
+            f"expected the run in {str(folder)!r} at {address}, where {found.name!r} is now; it was killed, and goes "
+            f"on by ropewalk train --resume {folder}"
+        )
+    return address
 
 
 def request_snapshot(address: str) -> StatusSnapshot:

@@ -23,6 +23,8 @@ from rl_bridge.files import PARTIAL_SUFFIX, replace_file
 SectionT = TypeVar("SectionT", bound=Section)
 _MERGE = "tag:yaml.org,2002:merge"
 """The tag of the key `<<`, which may occur more than once."""
+_YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)
+"""A date that does not exist is a ValueError, and so is text that is not UTF-8."""
 
 CONFIG_FILE = "config.yaml"
 """The configuration in a run's folder, with every key and override, from which the run can be resumed."""
@@ -161,7 +163,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"cannot read the configuration {str(path)!r}: {error.strerror}") from error
     try:
         data = yaml.load(content.decode("utf-8"), Loader=_UniqueKeyLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except _YAML_ERRORS as error:
         raise ConfigError(f"{str(path)!r} is not valid YAML: {error}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"expected a mapping of sections in {str(path)!r}, got {type(data).__name__}")
@@ -175,7 +177,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         raise ConfigError(f"expected an override as section.key=value, got {override!r}")
     try:
         value = yaml.load(text, Loader=_UniqueKeyLoader)
-    except yaml.YAMLError as error:
+    except _YAML_ERRORS as error:
         raise ConfigError(f"the value of the override {override!r} is not valid YAML: {error}") from error
     if _is_algorithm_name(override) and isinstance(data.get("algorithm"), dict) and isinstance(value, str):
         data["algorithm"] = _drop_preset_values(data["algorithm"]) | {"name": value}

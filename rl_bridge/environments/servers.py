@@ -13,8 +13,8 @@ from typing import Any, Final, NoReturn, Protocol, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from openenv_core import LocalProcessProvider
+from openenv_core.cli.command import sanitize
 from openenv_core.errors import ProviderError
-from openenv_core.play.reporters import sanitize
 from openenv_core.providers import DockerPool
 from openenv_core.providers.base import Provider, WatchedProvider, status_of
 from openenv_core.providers.process import last_traceback

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +27,7 @@ class CheckpointModel:
     """A `ChatModel` (`openenv_core.evaluation.policies`); prompt and answer have at most `max_length` tokens."""
 
     def __init__(self, settings: EvaluationSettings, engine: Engine, max_length: int) -> None:
-        self.tokenizer = ChatTokenizer(Path(settings.policy).expanduser())
+        self.tokenizer = ChatTokenizer(Path(os.path.expanduser(settings.policy)))
         self.engine = engine
         self.max_prompt_length = max_length - settings.max_tokens
         self.sampling = SamplingSettings(
@@ -109,7 +110,7 @@ class CheckpointChat:
 
 def _make_engine(settings: EvaluationSettings) -> tuple[Engine, int]:
     """Make an engine of a checkpoint; returns it and its greatest length of prompt and answer, in tokens."""
-    folder = Path(settings.policy).expanduser().absolute()
+    folder = Path(os.path.expanduser(settings.policy)).absolute()
     try:
         hf_config = json.loads((folder / "config.json").read_bytes())
         max_length = min(int(hf_config.get("max_position_embeddings", MAX_LENGTH)), MAX_LENGTH)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -516,7 +517,7 @@ def _make_sinks(config: Config, folder: Path, tasks: Mapping[str, Task]) -> Iter
 
 def _find_model_path(config: Config, tasks: Mapping[str, Task]) -> Path:
     if config.model.path is not None:
-        return Path(config.model.path).expanduser().absolute()
+        return Path(os.path.expanduser(config.model.path)).absolute()
     for task in tasks.values():
         with contextlib.suppress(NotImplementedError):
             return task.make_policy().absolute()

@@ -1,6 +1,7 @@
 """Evaluation on held-out episodes, played greedily."""
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,7 +130,7 @@ def require_policy_folder(config: Config) -> Path:
             "expected model.path, the checkpoint to evaluate in the Hugging Face layout; where a server has it "
             "(generator.url), a folder with its tokenizer, since chats are made into tokens here"
         )
-    path = Path(config.model.path).expanduser().absolute()
+    path = Path(os.path.expanduser(config.model.path)).absolute()
     if not path.is_dir():
         raise ConfigError(
             f"expected model.path to be a folder of this machine, there is none at {str(path)!r}"

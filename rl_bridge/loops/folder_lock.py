@@ -32,10 +32,8 @@ def is_unused(folder: Path) -> bool:
     """Whether a new run may use the folder: it does not exist, or holds only files in `_LEFTOVER_FILES`."""
     try:
         return {entry.name for entry in folder.iterdir()} <= _LEFTOVER_FILES
-    except FileNotFoundError:
-        return True
-    except OSError:  # not a folder, or not readable
-        return False
+    except OSError:  # there is none, or none that is a folder and readable
+        return not os.path.lexists(folder)
 
 
 @contextmanager

@@ -378,9 +378,10 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def read_served_address(folder: Path) -> str | None:
-    """Return the address in a run's folder where its status is served; None if there is none."""
+def read_served_address(folder: Path) -> tuple[str, int] | None:
+    """Return the address in a run's folder where its status is served, and its controller's pid; None if absent."""
     try:
-        return str(json.loads((folder / ADDRESS_FILE).read_text())["address"])
+        served = json.loads((folder / ADDRESS_FILE).read_text())
+        return str(served["address"]), int(served["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,6 +1,7 @@
 """Checks a run's model, environment and task before anything heavy is loaded."""
 
 import asyncio
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -57,9 +58,9 @@ def _check_environment(config: Config, app_key: str) -> None:
 
 
 def _require_model(model_path: str | None) -> None:
-    if model_path is None or (Path(model_path).expanduser() / "config.json").is_file():
+    if model_path is None or (Path(os.path.expanduser(model_path)) / "config.json").is_file():
         return
-    folder = Path(model_path).expanduser()
+    folder = Path(os.path.expanduser(model_path))
     remedy = ""
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model_path) and not folder.exists():
         remedy = f"; for a model of that name: hf download {model_path} --local-dir {folder.name}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.cli import Command
+from openenv_core.cli.command import sanitize
 from openenv_core.errors import AuthenticationError, ConnectionFailedError, ProtocolError
 
 if TYPE_CHECKING:
@@ -101,12 +102,15 @@ def _data(reply: Any) -> Any:
 
 def _print_table(listed: "Sequence[ListedEnvironment]") -> None:
     rows = [
-        (
-            environment.name,
-            environment.version or "-",
-            environment.target,
-            _shorten_address(environment.where),
-            environment.description,
+        tuple(
+            sanitize(str(cell)).replace("\n", " ")
+            for cell in (
+                environment.name,
+                environment.version or "-",
+                environment.target,
+                _shorten_address(environment.where),
+                environment.description,
+            )
         )
         for environment in listed
     ]
@@ -117,7 +121,7 @@ def _print_table(listed: "Sequence[ListedEnvironment]") -> None:
         cells = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=False))
         print(_shorten(f"{cells}  {row[-1]}".rstrip(), width))
         if environment is not None and environment.error is not None:
-            print(f"  broken: {environment.error}")
+            print(f"  broken: {sanitize(environment.error)}")
 
 
 def _shorten(line: str, width: int | None) -> str:
@@ -131,7 +135,7 @@ def _shorten_address(where: str) -> str:
         return where
     if path == Path.cwd():
         return "."
-    for folder, sign in ((Path.cwd(), "."), (Path.home(), "~")):
+    for folder, sign in ((Path.cwd(), "."), (Path(os.path.expanduser("~")), "~")):
         if path.is_relative_to(folder):
             return f"{sign}/{path.relative_to(folder)}"
     return where

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from openenv_core.cli import Command
+from openenv_core.cli.command import sanitize
 from openenv_core.errors import ConfigurationError, installed_with
 from openenv_core.protocol.http import redact_url
 
@@ -23,6 +24,8 @@ MAX_BYTES: Final = 8 * 1024 * 1024
 DEFAULT_URL: Final = "http://127.0.0.1:8000"
 DEFAULT_INTERVAL_S: Final = 2.0
 _FAILED: Final = 1
+_DUMB: Final = ("dumb", "unknown")
+"""Values of TERM for terminals without a cursor to move, on which a table that is updated would show nothing."""
 
 Row = dict[str, str]
 """The cells of one server, worker or run, by heading."""
@@ -56,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         clients = [stack.enter_context(client_for(url, token)) for url in urls]
         pool = stack.enter_context(ThreadPoolExecutor(len(urls)))
         live = None
-        if sys.stdout.isatty() and not arguments.once:
+        if sys.stdout.isatty() and os.environ.get("TERM") not in _DUMB and not arguments.once:
             with installed_with("author", "rich for a table", "rich"):
                 from rich.console import Group
                 from rich.live import Live
@@ -65,7 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
         while True:
             time.sleep(arguments.interval)
             before, scrapes = scrapes, list(pool.map(scrape, clients, urls))
-            rows = [row for pair in zip(before, scrapes, strict=True) for row in rows_of(*pair)]
+            rows = [
+                {heading: sanitize(value).replace("\n", " ") for heading, value in row.items()}
+                for pair in zip(before, scrapes, strict=True)
+                for row in rows_of(*pair)
+            ]
             if live is not None:
                 live.update(Group(time.strftime("%H:%M:%S"), *_tables(rows)), refresh=True)
             else:

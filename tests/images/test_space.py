@@ -80,10 +80,13 @@ def test_metadata_of_the_author_stay_and_unreadable_ones_are_refused(tmp_path: P
     _, into = staged(source, tmp_path)
     metadata = card(into)
     assert (metadata["title"], metadata["sdk"], metadata["license"]) == ("Mine", "docker", "mit")
-    for top in ("a: [", "- a\n- b"):
+    for top in ("a: [", "- a\n- b", "date: 2026-02-30"):
         (source / "README.md").write_text(f"---\n{top}\n---\n")
         with pytest.raises(ConfigurationError, match=r"between the --- of README\.md"):
             stage(source, into)
+    (source / "README.md").write_bytes("Würfel".encode("latin-1"))
+    with pytest.raises(ConfigurationError, match=r"README\.md in UTF-8"):
+        stage(source, into)
 
 
 def test_public_base_replaces_the_default(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from servers.cli.serve import COMMAND as SERVE
 
 
 def _fail(_: argparse.Namespace) -> int:
-    raise OpenEnvError("expected this, got that")
+    raise OpenEnvError("expected this, got \x1b[2Jthat")
 
 
 def _interrupt(_: argparse.Namespace) -> int:
@@ -89,13 +89,13 @@ def test_failing_commands_report_a_message_and_status(
     assert text in capsys.readouterr().err
 
 
-READ_BY_NOBODY = """
+SAYS_TEXT = """
 import sys
 from openenv_core.cli import Command
 from openenv_core.cli.main import run
 
 def say(_):
-    print("text")
+    print("text", sys.stdin.readline().rstrip(), "\\u2660 \\ud83d")
     return 0
 
 sys.exit(run(Command(name="x", help="", configure=lambda parser: None, run=say), []))
@@ -111,13 +111,35 @@ def test_unwritable_output_prints_no_traceback(full: bool, status: int, expected
     os.close(read)
     with os.fdopen(write) as unread, Path("/dev/full").open("w") as of_full_disk:
         ended = subprocess.run(
-            [sys.executable, "-c", READ_BY_NOBODY],
+            [sys.executable, "-c", SAYS_TEXT],
             stdin=subprocess.DEVNULL,
             stdout=of_full_disk if full else unread,
             stderr=subprocess.PIPE,
             text=True,
         )
     assert (ended.returncode, ended.stderr) == (status, expected)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [
+        ("ascii:strict", b"text \\xff \\u2660 \\ud83d\n"),
+        ("utf-8:surrogateescape", "text \\xff ♠ \\ud83d\n".encode()),
+    ],
+)
+def test_text_that_the_encoding_does_not_have_is_escaped(encoding: str, expected: bytes) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SAYS_TEXT],
+        input=b"\xff\n",
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, expected, b"")
+
+
+def test_closed_streams_are_empty() -> None:
+    ended = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, SAYS_TEXT])
+    assert ended.returncode == 0
 
 
 def test_broken_pipe_of_the_command_itself_is_raised() -> None:

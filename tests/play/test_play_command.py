@@ -106,6 +106,10 @@ def test_invalid_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None
         (("blackjack", "--random", "0"), "--random"),
         (("blackjack", "--timeout", "soon"), "--timeout"),
         (("blackjack", "--token", "t"), "expected --token with a URL"),
+        (
+            ("blackjack", "--reset", '{"seed": "one"}', "--random", "1"),
+            "seed: Input should be a valid integer",
+        ),
         (("http://localhost:80a0",), "expected an OpenEnv server at ws://localhost:80a0/ws"),
     ):
         assert main(["play", *words]) == 2

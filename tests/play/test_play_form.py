@@ -1,5 +1,6 @@
 """Actions read from schemas, typed text turned into values, observations made harmless. No process, no socket."""
 
+import io
 import json
 from enum import Enum
 from typing import Annotated, Any, Literal
@@ -7,8 +8,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
+from openenv_core.cli.command import sanitize
 from openenv_core.play.form import ABSENT, Form, FormField, forms_of, value_of
-from openenv_core.play.reporters import LONGEST, format_number, observation_lines, sanitize
+from openenv_core.play.prompts import Prompts
+from openenv_core.play.reporters import LONGEST, Terminal, format_number, observation_lines
 from openenv_core.tools import CallToolAction, ListToolsAction
 
 
@@ -137,6 +140,16 @@ def test_text_of_an_environment_does_not_move_the_terminal() -> None:
     nasty = "a\x1b[2J\x1b]0;title\x07b\x1b[31mred\x1b[0m\x9b\x00\u202e\r\n\tc\x1b"
     assert sanitize(nasty) == "abred\n\tc"
     assert sanitize(nasty, colours=True) == "ab\x1b[31mred\x1b[0m\n\tc\x1b[0m"
+    screen = io.StringIO()
+    tool = {"name": f"to{nasty}", "input_schema": {}}
+    prompts = Prompts(
+        Terminal(io.StringIO("x\n"), screen), forms_of(CallToolAction.model_json_schema()), [tool]
+    )
+    with pytest.raises(EOFError):
+        prompts.action()
+    assert "tool (toabred" in screen.getvalue()
+    assert "expected one of toabred" in screen.getvalue()
+    assert "\x1b" not in screen.getvalue()
 
 
 def test_observation_shows_its_text_first() -> None:

@@ -100,6 +100,33 @@ def test_empty_list_suggests_init(here: Path, capsys: pytest.CaptureFixture[str]
     assert "expected a folder" in capsys.readouterr().err
 
 
+def test_user_without_a_home_sees_absolute_folders(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(here / "inner" / "dice_env")
+    (here / "other").mkdir()
+    monkeypatch.chdir(here / "other")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 2**31)  # as in a container of a user whom it does not know
+    assert main(["list", "../inner"]) == 0
+    assert str(here / "inner" / "dice_env") in capsys.readouterr().out
+
+
+def test_text_of_an_environment_cannot_control_the_terminal(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(here / "dice_env", description=r'"\e]0;title\aThrows\e[2J dice."', version=r'"\e[2J1"')
+    assert main(["list", "."]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == [
+        "dice_env",
+        "1",
+        "./dice_env",
+        "./dice_env",
+        "Throws",
+        "dice.",
+    ]
+
+
 @pytest.mark.slow
 def test_environment_of_a_server_is_listed(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -180,6 +180,9 @@ def test_observation_contents_are_shown_and_never_executed(browser: Browser, gal
         steps(tab, 4)
         tab.wait_for("document.querySelector('#observation img').naturalWidth === 40")
         assert text(tab, "#total") == "+2"
+        choose(tab, "numbers")
+        steps(tab, 5)
+        assert "200,000 numbers from 0 to 199999" in text(tab, "#observation")
         choose(tab, "fault")
         tab.wait_for("document.querySelector('#form .wrong[role=alert]').innerText")
         assert HOSTILE in text(tab, "#form .wrong[role=alert]")
@@ -228,7 +231,7 @@ def test_token_is_asked_for_and_not_stored(browser: Browser) -> None:
         tab.press("Enter")
         tab.wait_for("!document.querySelector('#token-wrong').hidden")
         tab.evaluate("document.querySelector('#token-input').value = ''")
-        fill(tab, "#token-input", token)
+        fill(tab, "#token-input", f"\N{ZERO WIDTH SPACE}{token}")
         tab.press("Enter")
         start_episode(tab)
         assert tab.evaluate("[localStorage.length, document.cookie]") == [0, ""]

@@ -225,6 +225,7 @@ def test_same_folder_loads_twice_but_not_another_of_its_name(tmp_path: Path) -> 
         ("later:app", r"got HTTPEnvClient, which it does not: it belongs to release 0.1"),
         ("tried:app", r"got HTTPEnvClient, which it does not: it belongs to release 0.1"),
         ("./nowhere", r"there is no folder or file at \./nowhere"),
+        ("~nobody-of-this-name/x", r"there is no folder or file at ~nobody-of-this-name/x"),
         ("nowhere.py", r"no folder or file at nowhere.py"),
         (
             "./empty",

@@ -64,7 +64,8 @@ async def test_without_a_terminal_lines_and_a_status_are_printed(
         status = main.run(COMMAND, [*words, "--once", "--interval", "0.01"])
         return status, [line[9:] for line in capsys.readouterr().out.splitlines()]
 
-    with served(snapshot, tmp_path) as run:
+    # Whoever answers may say anything.
+    with served(lambda: snapshot(name="se\x1b[2Jven"), tmp_path) as run:
         async with serving(app_of(Counter, tokens=(TOKEN,))) as address:
             status, lines = await asyncio.to_thread(
                 top, f"http://{address}", f"http://{run}", "--token", TOKEN
@@ -80,6 +81,20 @@ async def test_without_a_terminal_lines_and_a_status_are_printed(
         status, lines = await asyncio.to_thread(top, f"http://{address}")
         assert (status, "refused" in lines[0]) == (1, True)
     assert main.run(COMMAND, ["--interval", "0"]) == main.run(COMMAND, ["nowhere"]) == 2
+
+
+@pytest.mark.slow
+def test_dumb_terminal_gets_lines() -> None:
+    with (
+        serve() as server,
+        in_terminal(
+            f"http://{server.address}", "--interval", "0.1", program=PROGRAM, TERM="dumb"
+        ) as terminal,
+    ):
+        terminal.until("slots 0/")
+        terminal.interrupt()
+        assert terminal.ended() == 130
+        assert "\x1b" not in terminal.raw
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def png(width: int, height: int) -> str:
 
 
 class Show(Action):
-    kind: Literal["hostile", "table", "picture", "pixels", "fault"]
+    kind: Literal["hostile", "table", "picture", "pixels", "numbers", "fault"]
     amount: int = 1
     where: tuple[int, ...] = ()
 
@@ -55,6 +55,7 @@ class Gallery(Environment[Show, Shown, State]):
             "hostile": {HOSTILE: [HOSTILE, {"html": HOSTILE, "svg": "data:image/svg+xml;base64,PHN2Zz4="}]},
             "table": [{"name": "a", "size": 1}, {"name": HOSTILE, "size": 2}],
             "picture": {"text/plain": "no", "image/png": png(40, 20)},
+            "numbers": [*range(200_000)],
             "pixels": [[[x, y, 9] for x in range(16)] for y in range(12)],
         }
         if action.kind == "fault":

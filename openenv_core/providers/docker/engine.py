@@ -62,7 +62,7 @@ def _check_address(address: EngineAddress, source: str) -> EngineAddress:
 
 
 def _config_folder() -> Path:
-    return Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    return Path(os.environ.get("DOCKER_CONFIG") or Path(os.path.expanduser("~")) / ".docker")
 
 
 def _read_docker_config() -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _usual_socket() -> str:
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
         places.append(f"{runtime}/docker.sock")
     if sys.platform == "darwin":
-        places.append(str(Path.home() / ".docker" / "run" / "docker.sock"))
+        places.append(str(Path(os.path.expanduser("~")) / ".docker" / "run" / "docker.sock"))
     return next((place for place in places if os.path.exists(place)), DEFAULT_SOCKET)
 
 

@@ -271,7 +271,8 @@ function start() {
 
 byId("token").oncancel = (event) => event.preventDefault();
 byId("token-form").onsubmit = () => {
-  storedValue(TOKEN, byId("token-input").value.trim());
+  // What comes along when it is pasted, such as a zero-width space: no header can have it.
+  storedValue(TOKEN, byId("token-input").value.replace(/[^\x21-\x7e]/g, ""));
   start();
 };
 start();

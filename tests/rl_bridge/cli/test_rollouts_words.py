@@ -32,12 +32,13 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_one_file_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keep(tmp_path / "seven", conversation())
-    assert rollouts("seven", "--out", "seven.html") == 0
+    (tmp_path / "link.html").symlink_to("seven.html")
+    assert rollouts("seven", "--out", "link.html") == 0
     text = (tmp_path / "seven.html").read_text()
     assert text.count('"iteration":5') == 4
     assert "<title>seven" in text
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["seven", "seven.html"]
-    assert "seven.html: 0.1 MB" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.html", "seven", "seven.html"]
+    assert "link.html: 0.1 MB" in capsys.readouterr().out
 
 
 def test_an_evaluation_is_read_without_the_packages_of_training(tmp_path: Path) -> None:
@@ -60,6 +61,12 @@ def test_an_evaluation_is_read_without_the_packages_of_training(tmp_path: Path) 
         (("empty",), 1, "records.groups=0"),
         (("seven", "--port", "70000"), 2, "expected --port from 0 to 65535, got 70000"),
         (("seven", "--out", "taken/out.html"), 2, "cannot write 'taken/out.html': Not a directory"),
+        (("seven", "--out", "pipe"), 2, "expected --out with the name of a file, got 'pipe', which is none"),
+        (
+            ("seven", "--out", "empty"),
+            2,
+            "expected --out with the name of a file, got 'empty', which is none",
+        ),
     ],
 )
 def test_impossible_requests_are_errors(
@@ -67,12 +74,13 @@ def test_impossible_requests_are_errors(
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").touch()
+    os.mkfifo(tmp_path / "pipe")
     keep(tmp_path / "seven", conversation())
     assert rollouts(*arguments) == status
     error = capsys.readouterr().err
     assert error.startswith("ropewalk rollouts: ")
     assert message in error
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "seven", "taken"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "pipe", "seven", "taken"]
 
 
 def test_it_serves_until_ctrl_c(tmp_path: Path) -> None:

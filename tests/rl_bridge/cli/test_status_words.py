@@ -24,7 +24,7 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_mesh_replicas_versions_and_leases_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with served(snapshot) as address:
+    with served(lambda: snapshot(pid=4711)) as address:
         assert status("--addr", address) == 0
     rows = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
     head = [row[0] for row in rows]
@@ -60,7 +60,7 @@ def test_newest_run_that_lives_is_asked(tmp_path: Path, capsys: pytest.CaptureFi
         os.utime(folders["old"] / ADDRESS_FILE, (1, 1))
         with served(lambda: snapshot(name="new"), folders["new"]):
             os.utime(folders["new"] / ADDRESS_FILE, (2, 2))
-            (folders["killed"] / ADDRESS_FILE).write_text('{"address": "127.0.0.1:1"}')
+            (folders["killed"] / ADDRESS_FILE).write_text('{"address": "127.0.0.1:1", "pid": 1}')
             (folders["odd"] / ADDRESS_FILE).write_text("not json")
             assert status("--json") == 0
             assert json.loads(capsys.readouterr().out)["name"] == "new"
@@ -72,13 +72,17 @@ def test_newest_run_that_lives_is_asked(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is the run under way" in capsys.readouterr().err
 
 
-def test_run_that_has_the_address_of_a_killed_one_is_not_taken_for_it(
+def test_killed_run_is_not_taken_for_the_one_that_has_its_address_now(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with served(lambda: snapshot(name="other")) as address:
-        (tmp_path / ADDRESS_FILE).write_text(json.dumps({"address": address}))
-        assert status("--run", str(tmp_path)) == 1
-    assert f"at {address}, 'other' answers there" in capsys.readouterr().err
+    killed = tmp_path / "runs" / "killed"
+    killed.mkdir(parents=True)
+    with served(snapshot) as address:
+        (killed / ADDRESS_FILE).write_text(json.dumps({"address": address, "pid": os.getpid() + 1}))
+        assert status("--run", str(killed)) == status() == 1
+    captured = capsys.readouterr()
+    assert f"at {address}, where 'seven' is now; it was killed" in captured.err
+    assert captured.out == ""
 
 
 @pytest.mark.parametrize(("wanted", "code"), [("2", 0), ("3", 1)])
@@ -105,6 +109,7 @@ def test_watching_ends_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
         assert status("--addr", address, "--watch", "0.25") == 0
     captured = capsys.readouterr()
     assert f"the run at {address} no longer answers" in captured.err
+    assert "version 1 of 150" in captured.out  # without a terminal each refresh is printed
     assert "version 2 of 150" in captured.out
 
 

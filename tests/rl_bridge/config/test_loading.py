@@ -160,7 +160,7 @@ def test_values_that_make_no_sense_are_refused(file: Path, override: str) -> Non
 
 @pytest.mark.parametrize(
     "override",
-    ["seed", ".seed=1", "seed.deeper=1", "seed=[1"],
+    ["seed", ".seed=1", "seed.deeper=1", "seed=[1", "name=2026-02-30"],
 )
 def test_malformed_override_is_refused(file: Path, override: str) -> None:
     if override == "seed.deeper=1":
@@ -173,11 +173,13 @@ def test_malformed_override_is_refused(file: Path, override: str) -> None:
     [
         (b"env: [1, 2\n", "not valid YAML"),
         (b"a: !!python/object:os.system {}\n", "not valid YAML"),
+        (b"name: 2026-02-30\n", "not valid YAML: day is out of range for month"),
+        (b"[" * 5000, "not valid YAML"),
         (b"", "expected a mapping of sections"),
         (b"rollout: {}\ntrainer: {iterations: 5}\nrollout: {}\n", "the key 'rollout' is there twice"),
         (b"rollout: {num_turns: 3, num_turns: 4}\n", "the key 'num_turns' is there twice"),
     ],
-    ids=["unclosed", "object", "empty", "twice", "twice within"],
+    ids=["unclosed", "object", "no such day", "deep", "empty", "twice", "twice within"],
 )
 def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "run.yaml"

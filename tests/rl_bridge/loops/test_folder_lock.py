@@ -35,6 +35,7 @@ def test_folder_is_unused_until_a_run_has_left_what_can_be_gone_on_with(
     for name in left:
         (tmp_path / name).touch()
         assert not is_unused(tmp_path / name)  # a file is no folder
+        assert is_unused(tmp_path / name / "absent")  # making it tells why it cannot be used
     assert is_unused(tmp_path) == unused
 
 

@@ -1,6 +1,7 @@
 """A run's status, served from a thread as a controller serves it from its loop."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,9 @@ from rl_bridge.metrics.spans import SpanTotals
 from rl_bridge.metrics.status import EventRow, LeaseRow, ReplicaRow, ServiceRow, StatusServer, StatusSnapshot
 
 
-def snapshot(*, name: str = "seven", wall_s: float = 100.0, version: int = 12) -> StatusSnapshot:
+def snapshot(
+    *, name: str = "seven", pid: int | None = None, wall_s: float = 100.0, version: int = 12
+) -> StatusSnapshot:
     seconds: dict[tuple[str, str | None], float] = {
         ("train", None): 0.5 * wall_s,
         ("rest", "batches"): 0.49 * wall_s,
@@ -19,7 +22,7 @@ def snapshot(*, name: str = "seven", wall_s: float = 100.0, version: int = 12) -
         name=name,
         folder=f"runs/{name}",
         host="head",
-        pid=4711,
+        pid=pid or os.getpid(),
         began=1000.0,
         taken=1000.0 + 3725.0,
         iterations=150,
