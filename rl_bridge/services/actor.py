@@ -50,8 +50,8 @@ class ServiceActor(Actor):
     """An actor that can be a service: replicas, routing, restarts.
 
     All endpoints are `async def`. While an `@endpoint` runs, the actor answers no other call, not even of a
-    `@concurrent_endpoint`; after ten minutes without an answer its replica counts as lost. The constructor only stores
-    its arguments: anything slow or fallible belongs in `setup`.
+    `@concurrent_endpoint`; after ten minutes without an answer a serving replica counts as lost. The constructor only
+    stores its arguments: anything slow or fallible belongs in `setup`.
 
     A call is sent to each process of a replica separately: a process's rank is
     `monarch.actor.context().actor_instance.rank`, not `current_rank()`, which is the message's.

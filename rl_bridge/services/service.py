@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavailableError
@@ -88,16 +88,19 @@ class ReplicaSupervisor:
         except BridgeError as error:
             return self._handle_start_error(error)
         target: MeshTarget | None = None
-        watcher: asyncio.Task[None] | None = None
+        watchers = list[asyncio.Task[None]]()
         try:
             ranks = incarnation.spawn(self._owner.actor, self._owner.args)
             target = MeshTarget(self.replica, self._start_number, ranks)
-            watcher = asyncio.ensure_future(_watch(incarnation, target))
+            # A call that never returns: Monarch's own reports of deaths tell no more, and an unreachable host shows
+            # only in pending calls.
+            watchers.append(asyncio.create_task(_watch(incarnation, target.call, "_wait_forever", (), {})))
             reason = await self._wait_ready(incarnation, target)
             if reason is not None or self._stop_requested.is_set():
                 return reason
             self.state = ReplicaState.SERVING
             self._owner.record(self.replica, "serving")
+            watchers.append(asyncio.create_task(_watch(incarnation, _require_answers, target)))
             if not self.ready.done():
                 self.ready.set_result(None)
             await self._wait_for_any(incarnation.lost)
@@ -111,7 +114,7 @@ class ReplicaSupervisor:
                 self._owner.end_start(target, incarnation.lost.result() if incarnation.lost.done() else None)
             if incarnation.lost.done():
                 self._mark_lost()
-            if watcher is not None:
+            for watcher in watchers:
                 watcher.cancel()
             await incarnation.stop()
             self.processes = ()
@@ -190,14 +193,10 @@ class ReplicaSupervisor:
         self._owner.mark_failed(failure)
 
 
-async def _watch(incarnation: Incarnation, target: MeshTarget) -> None:
-    """Mark the start as lost when one of its processes is gone, silent or blocked.
-
-    A call that never returns shows the first two: Monarch's own reports of deaths tell no more, and an unreachable host
-    shows only in pending calls. A process whose event loop is blocked is alive to Monarch.
-    """
+async def _watch(incarnation: Incarnation, call: Callable[..., Awaitable[object]], *args: object) -> None:
+    """Mark the start as lost when a call to its processes fails."""
     try:
-        await asyncio.gather(target.call("_wait_forever", (), {}), _require_answers(target))
+        await call(*args)
     except (TargetGoneError, BridgeError) as error:
         incarnation.lose(str(error))
 
@@ -209,7 +208,10 @@ MAX_MISSED_PINGS = 20
 
 
 async def _require_answers(target: MeshTarget) -> None:
-    """Ping a replica; raises TargetGoneError if it does not answer for long."""
+    """Ping a serving replica; raises TargetGoneError if it does not answer for long.
+
+    A process whose event loop is blocked is alive to Monarch. Until it serves, it may be: a start has its own timeout.
+    """
     missed = 0
     while missed < MAX_MISSED_PINGS:
         try:

@@ -103,6 +103,25 @@ async def test_a_lost_replica_is_on_no_host_until_it_has_started_again(noticed_b
     assert (supervisor.state, supervisor.processes) == (ReplicaState.STOPPED, ())
 
 
+async def test_start_that_blocks_its_process_has_its_own_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_bridge.services import service
+    from rl_bridge.services.actor import ServiceActor
+
+    monkeypatch.setattr(service, "PING_TIMEOUT_S", 0.0)
+    processes = Processes("one")
+    supervisor = service.ReplicaSupervisor(0, service_of(ServiceActor, [processes]))
+    running = asyncio.ensure_future(supervisor.run())
+    for _ in range(20 * service.MAX_MISSED_PINGS):
+        await asyncio.sleep(0)
+    assert not processes.lost.done()
+    async with asyncio.timeout(WAIT_S):
+        processes.tells.set()
+        await asyncio.shield(supervisor.ready)
+        supervisor.request_stop()
+        processes.ends.set()
+        await running
+
+
 HANG_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 
