@@ -144,7 +144,8 @@ class Run:
         version: Iterations trained so far.
         seconds_before: Training time, in seconds, up to the checkpoint that a resumed run started from.
         latest_metrics: The metrics of the last iteration.
-        checkpoint_begun: The version of the last checkpoint that the trainer was asked for; 0 before the first.
+        checkpoint_begun: The version of the last checkpoint that the trainer was asked for; 0 before the first, and if
+            the trainer is lost.
         trainer_lost: Set when a process of the trainer has died, until the run goes back to a checkpoint.
     """
 
@@ -360,6 +361,7 @@ class Run:
     def mark_trainer_lost(self) -> None:
         """Fail the waiters for rollouts, which may depend on weights that were lost with the trainer."""
         self.trainer_lost.set()
+        self.checkpoint_begun = 0  # nobody writes it any more
         self.buffer.fail(ReplicaLostError(_TRAINER_GONE))
 
     def require_trainer(self) -> None:

@@ -258,6 +258,8 @@ async def test_checkpoint_that_was_lost_with_its_trainer_does_not_count_as_begun
             await train(run)
         assert run.checkpoint_begun == 4
         assert await rewind(run) == run.checkpoint_begun == 2
+        run.mark_trainer_lost()
+        assert run.checkpoint_begun == 0
 
     stage = Stage(tmp_path, iterations=5, checkpoint_interval=2)
     stage.parts.failing["save_checkpoint"] = nth(2, is_killed)
