@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,8 +69,8 @@ def _find_folder(name: str | None) -> Path:
 def _write(folder: Path, out: Path) -> None:
     from rl_bridge.rollouts_page.server import make_standalone_page
 
-    target = out.resolve()  # a link stays one
-    if not target.name or (target.exists() and not target.is_file()):  # such as a folder, or /dev/null
+    target = Path(os.path.realpath(out))  # a link stays one
+    if not target.name or (os.path.exists(target) and not target.is_file()):  # such as a folder, or /dev/null
         raise ConfigError(f"expected --out with the name of a file, got {str(out)!r}, which is none")
     partial = target.with_name(f"{target.name}.partial")
     try:

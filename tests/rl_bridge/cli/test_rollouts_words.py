@@ -61,6 +61,7 @@ def test_an_evaluation_is_read_without_the_packages_of_training(tmp_path: Path) 
         (("empty",), 1, "records.groups=0"),
         (("seven", "--port", "70000"), 2, "expected --port from 0 to 65535, got 70000"),
         (("seven", "--out", "taken/out.html"), 2, "cannot write 'taken/out.html': Not a directory"),
+        (("seven", "--out", 300 * "x"), 2, "xxx': File name too long"),
         (("seven", "--out", "pipe"), 2, "expected --out with the name of a file, got 'pipe', which is none"),
         (
             ("seven", "--out", "empty"),
