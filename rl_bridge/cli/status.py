@@ -103,8 +103,8 @@ def _find_address(folder: Path) -> str | None:
     """Return the address where a folder's run serves its status; None if none is noted, StatusError if it is gone."""
     if (served := read_served_address(folder)) is None:
         return None
-    address, pid = served
-    if (found := request_snapshot(address)).pid != pid:
+    address, began = served
+    if (found := request_snapshot(address)).began != began:
         raise StatusError(
             f"expected the run in {str(folder)!r} at {address}, where {found.name!r} is now; it was killed, and goes "
             f"on by ropewalk train --resume {folder}"

@@ -25,7 +25,7 @@ from rl_bridge.loops.observation import RunObserver, server_row, service_rows
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, format_iteration, rewind
 from rl_bridge.metrics.spans import span
-from rl_bridge.metrics.status import EventRow, LeaseRow, StatusSnapshot
+from rl_bridge.metrics.status import PROCESS_STARTED_AT, EventRow, LeaseRow, StatusSnapshot
 from rl_bridge.metrics.throughput import ELAPSED, TRAINED_STATE
 from rl_bridge.records import RolloutRecords
 from rl_bridge.rollout.dispatcher import Dispatcher
@@ -397,8 +397,6 @@ def environment_role(name: str) -> str:
     return f"environment-{name}" if name else "environment"
 
 
-PROCESS_STARTED_AT = time.time()
-"""Unix time at which this process was started, approximately."""
 MAX_STATUS_EVENTS = 50
 
 

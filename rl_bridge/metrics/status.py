@@ -6,7 +6,6 @@ import ipaddress
 import json
 import logging
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -119,6 +118,9 @@ class StatusSnapshot(Row):
 
 logger = logging.getLogger(__name__)
 
+PROCESS_STARTED_AT: Final = time.time()
+"""Unix time at which this process was started, approximately. It tells runs apart; in containers pids do not."""
+
 ADDRESS_FILE: Final = "status.json"
 """In the folder of a live run: the address where its status is served."""
 LOOPBACK: Final = "127.0.0.1"
@@ -172,7 +174,7 @@ class StatusServer:
         self.address = format_address(*self._server.sockets[0].getsockname()[:2])
         if self._file is not None:
             partial = self._file.with_suffix(".partial")
-            partial.write_text(json.dumps({"address": self.address, "pid": os.getpid()}) + "\n")
+            partial.write_text(json.dumps({"address": self.address, "began": PROCESS_STARTED_AT}) + "\n")
             partial.replace(self._file)
         return self
 
@@ -378,10 +380,10 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def read_served_address(folder: Path) -> tuple[str, int] | None:
-    """Return the address in a run's folder where its status is served, and its controller's pid; None if absent."""
+def read_served_address(folder: Path) -> tuple[str, float] | None:
+    """Return where a run's status is served, as its folder says, and when its controller began; None if absent."""
     try:
         served = json.loads((folder / ADDRESS_FILE).read_text())
-        return str(served["address"]), int(served["pid"])
+        return str(served["address"]), float(served["began"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

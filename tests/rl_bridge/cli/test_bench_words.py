@@ -66,7 +66,7 @@ def test_run_that_is_over_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_run_that_was_killed_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log(tmp_path)
-    (tmp_path / "status.json").write_text('{"address": "127.0.0.1:1", "pid": 1}')
+    (tmp_path / "status.json").write_text('{"address": "127.0.0.1:1", "began": 1}')
     assert bench("--run", str(tmp_path), "--json") == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 2
 

@@ -24,7 +24,7 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_mesh_replicas_versions_and_leases_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    with served(lambda: snapshot(pid=4711)) as address:
+    with served(snapshot) as address:
         assert status("--addr", address) == 0
     rows = [[cell.strip() for cell in line.split("│")] for line in capsys.readouterr().out.splitlines()]
     head = [row[0] for row in rows]
@@ -60,7 +60,7 @@ def test_newest_run_that_lives_is_asked(tmp_path: Path, capsys: pytest.CaptureFi
         os.utime(folders["old"] / ADDRESS_FILE, (1, 1))
         with served(lambda: snapshot(name="new"), folders["new"]):
             os.utime(folders["new"] / ADDRESS_FILE, (2, 2))
-            (folders["killed"] / ADDRESS_FILE).write_text('{"address": "127.0.0.1:1", "pid": 1}')
+            (folders["killed"] / ADDRESS_FILE).write_text('{"address": "127.0.0.1:1", "began": 1}')
             (folders["odd"] / ADDRESS_FILE).write_text("not json")
             assert status("--json") == 0
             assert json.loads(capsys.readouterr().out)["name"] == "new"
@@ -78,7 +78,7 @@ def test_killed_run_is_not_taken_for_the_one_that_has_its_address_now(
     killed = tmp_path / "runs" / "killed"
     killed.mkdir(parents=True)
     with served(snapshot) as address:
-        (killed / ADDRESS_FILE).write_text(json.dumps({"address": address, "pid": os.getpid() + 1}))
+        (killed / ADDRESS_FILE).write_text(json.dumps({"address": address, "began": 1.0}))
         assert status("--run", str(killed)) == status() == 1
     captured = capsys.readouterr()
     assert f"at {address}, where 'seven' is now; it was killed" in captured.err

@@ -1,19 +1,24 @@
 """A run's status, served from a thread as a controller serves it from its loop."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rl_bridge.metrics.spans import SpanTotals
-from rl_bridge.metrics.status import EventRow, LeaseRow, ReplicaRow, ServiceRow, StatusServer, StatusSnapshot
+from rl_bridge.metrics.status import (
+    PROCESS_STARTED_AT,
+    EventRow,
+    LeaseRow,
+    ReplicaRow,
+    ServiceRow,
+    StatusServer,
+    StatusSnapshot,
+)
 
 
-def snapshot(
-    *, name: str = "seven", pid: int | None = None, wall_s: float = 100.0, version: int = 12
-) -> StatusSnapshot:
+def snapshot(*, name: str = "seven", wall_s: float = 100.0, version: int = 12) -> StatusSnapshot:
     seconds: dict[tuple[str, str | None], float] = {
         ("train", None): 0.5 * wall_s,
         ("rest", "batches"): 0.49 * wall_s,
@@ -22,9 +27,9 @@ def snapshot(
         name=name,
         folder=f"runs/{name}",
         host="head",
-        pid=pid or os.getpid(),
-        began=1000.0,
-        taken=1000.0 + 3725.0,
+        pid=4711,
+        began=PROCESS_STARTED_AT,
+        taken=PROCESS_STARTED_AT + 3725.0,
         iterations=150,
         version=version,
         served=11,
