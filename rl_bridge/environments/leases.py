@@ -438,9 +438,10 @@ class SessionLeases:
             except TimeoutError:
                 if not timeout.expired():
                     raise
+                is_waiting = self._waits_for_room and clock() < deadline
                 if server is not None:  # a session was being opened there
                     server.failed(clock())
-                if self._waits_for_room and clock() < deadline:
+                if is_waiting:
                     continue  # the time passed in a pause, or while this process was suspended
                 servers = ", ".join(self._servers) or "no server"
                 raise SessionUnavailableError(

@@ -237,6 +237,28 @@ async def test_server_that_lets_nobody_in_is_left_for_another(monkeypatch: pytes
     await held.close()
 
 
+async def test_full_server_that_once_does_not_answer_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if this process had been suspended while it asked again."""
+    monkeypatch.setattr(leases, "BACKOFF_S", 0.0)
+    client: Any = Client(World(0), URLS[0])
+    attempts = iter(("full", "silent", "open"))
+
+    async def connect() -> None:
+        attempt = next(attempts)
+        if attempt == "full":
+            raise CapacityError("full", data={"retry_after_s": 0.0})
+        if attempt == "silent":
+            await asyncio.Event().wait()
+
+    client.connect = connect
+    held = SessionLeases(
+        lambda url: client, sessions=1, deadlines=SessionDeadlines(connect_s=0.02), urls=URLS[:1]
+    )
+    async with held.lease():
+        assert held.opened == 1
+    await held.close()
+
+
 def test_a_server_may_be_down_for_hours() -> None:
     server, now = ServerRecord(URLS[0]), 0.0
     for _ in range(2000):
