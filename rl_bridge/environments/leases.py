@@ -126,6 +126,7 @@ class ServerRecord:
 
     def refused(self, now: float, retry_after_s: float | None) -> None:
         """Record that it refused a session for lack of room; the session is still counted in `held`."""
+        self._failures = 0
         self._capacity = self.held - 1 + len(self.idle)
         self._retry_full_at = now + (
             FULL_SERVER_BACKOFF_S if retry_after_s is None else min(retry_after_s, MAX_BACKOFF_S)

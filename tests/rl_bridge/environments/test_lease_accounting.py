@@ -259,6 +259,15 @@ async def test_full_server_that_once_does_not_answer_is_waited_for(monkeypatch: 
     await held.close()
 
 
+def test_server_that_answers_again_that_it_is_full_is_waited_for() -> None:
+    server = ServerRecord(URLS[0])
+    server.failed(0.0)
+    server.begin_opening(1.0)
+    server.refused(1.0, 4.0)
+    server.held = server.opening = 0
+    assert (server.is_full, server.is_usable(2.0), server.usable_at()) == (True, False, 5.0)
+
+
 def test_a_server_may_be_down_for_hours() -> None:
     server, now = ServerRecord(URLS[0]), 0.0
     for _ in range(2000):
