@@ -141,7 +141,10 @@ class UnixPeers:
                     extensions={"timeout": {"connect": self._connect_s}},
                 ) as response,
             ):
-                headers_kept = _without(response.headers, _HOP_BY_HOP)
+                dropped = _HOP_BY_HOP
+                if any(name.lower() == b"transfer-encoding" for name, _ in response.headers):
+                    dropped |= {b"content-length"}  # beside it a length is void (RFC 9112)
+                headers_kept = _without(response.headers, dropped)
                 kind = dict(headers_kept).get(b"content-type", b"")
                 started, is_event_stream = True, kind.startswith(b"text/event-stream")
                 await send(
