@@ -65,7 +65,8 @@ class UnixPeers:
 
     Args:
         path: Returns the path of a worker's socket.
-        reply_s: Seconds that a worker may take to reply, beside a wait for a slot; None: no limit.
+        reply_s: Seconds that a worker may take to reply, beside a wait for a slot, or between two pieces of a response;
+            None: no limit.
         connect_s: Seconds to connect to a worker, which may still be starting.
     """
 
@@ -140,16 +141,21 @@ class UnixPeers:
                     extensions={"timeout": {"connect": self._connect_s}},
                 ) as response,
             ):
-                headers_kept = _without(response.headers, _HOP_BY_HOP)
+                dropped = _HOP_BY_HOP
+                if any(name.lower() == b"transfer-encoding" for name, _ in response.headers):
+                    dropped |= {b"content-length"}  # beside it a length is void (RFC 9112)
+                headers_kept = _without(response.headers, dropped)
                 kind = dict(headers_kept).get(b"content-type", b"")
                 started, is_event_stream = True, kind.startswith(b"text/event-stream")
                 await send(
                     {"type": "http.response.start", "status": response.status, "headers": headers_kept}
                 )
                 async for chunk in response.aiter_stream():
-                    if is_event_stream and self._reply_s is not None:
-                        deadline.reschedule(asyncio.get_running_loop().time() + _STREAM_SILENCE_TIMEOUT_S)
+                    deadline.reschedule(None)  # the client may read slowly
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    if self._reply_s is not None:
+                        silence_s = _STREAM_SILENCE_TIMEOUT_S if is_event_stream else self._reply_s
+                        deadline.reschedule(asyncio.get_running_loop().time() + silence_s)
         except (OSError, TimeoutError, httpcore.NetworkError, httpcore.ProtocolError) as error:
             reason = str(error) or type(error).__name__
             logger.warning("worker %d did not answer: %s", worker, reason)

@@ -642,6 +642,41 @@ async def test_response_is_passed_on_as_it_comes_and_not_completed_if_it_breaks(
     assert pieces[-1].get("more_body", False) is breaks
 
 
+async def test_length_of_a_chunked_response_is_not_passed_on(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n")
+        writer.write(b"2\r\nhi\r\n0\r\n\r\n")
+        writer.close()
+
+    path = str(tmp_path / "worker.sock")
+    async with await asyncio.start_unix_server(answer, path):
+        head, *pieces = await ask_peer(UnixPeers(lambda _: path, 20.0))
+    assert head["headers"] == []
+    assert b"".join(piece["body"] for piece in pieces) == b"hi"
+
+
+async def test_client_may_read_a_response_slowly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, now, is_read = asyncio.get_running_loop(), asyncio.get_running_loop().time, asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nha")
+        await is_read.wait()
+        writer.write(b"ha")
+        writer.close()
+
+    def read_for_an_hour() -> None:
+        monkeypatch.setattr(loop, "time", lambda: now() + 3600.0)
+        is_read.set()
+
+    path = str(tmp_path / "worker.sock")
+    async with await asyncio.start_unix_server(answer, path):
+        messages = await ask_peer(UnixPeers(lambda _: path, 20.0), on_body=read_for_an_hour)
+    assert b"".join(message["body"] for message in messages[1:]) == b"haha"
+    assert not messages[-1].get("more_body")
+
+
 async def test_worker_may_let_a_request_wait_for_a_slot_as_long_as_it_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
