@@ -1,13 +1,20 @@
 """The frames sent to one client, of which some are kept in case it has to read them again."""
 
 from collections import deque
-from collections.abc import Sized
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 MAX_KEPT_FRAMES: Final = 2048
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 MAX_ALL_KEPT_BYTES: Final = 1024 * 1024 * 1024
-"""Limits on the frames kept for one client, and for all clients, which share it equally. The latest is always kept."""
+"""Limits on the frames kept for one client, and for all together: where these keep more, none keeps more than its share.
+
+A client's latest frame is always kept.
+"""
+
+
+class _Client(Protocol):
+    frames: "SentFrames"
 
 
 class SentFrames:
@@ -20,7 +27,7 @@ class SentFrames:
         count: Frames sent so far, including those that are not kept.
     """
 
-    def __init__(self, clients: Sized) -> None:
+    def __init__(self, clients: Mapping[str, _Client]) -> None:
         self.count = 0
         self._clients = clients
         self._kept: deque[str | bytes] = deque()  # the latest ones, without a gap
@@ -31,11 +38,15 @@ class SentFrames:
         kept = self._kept
         kept.append(frame)
         self._kept_bytes += len(frame)
-        while len(kept) > 1 and (len(kept) > MAX_KEPT_FRAMES or self._kept_bytes > self._max_bytes()):
+        while len(kept) > 1 and (len(kept) > MAX_KEPT_FRAMES or self._exceeds_bytes()):
             self._kept_bytes -= len(kept.popleft())
 
-    def _max_bytes(self) -> int:
-        return min(MAX_KEPT_BYTES, MAX_ALL_KEPT_BYTES // max(1, len(self._clients)))
+    def _exceeds_bytes(self) -> bool:
+        if self._kept_bytes > MAX_KEPT_BYTES:
+            return True
+        if self._kept_bytes * len(self._clients) <= MAX_ALL_KEPT_BYTES:
+            return False
+        return sum(client.frames._kept_bytes for client in self._clients.values()) > MAX_ALL_KEPT_BYTES
 
     def get(self, number: int) -> str | bytes | None:
         """Return the frame with this number; None if it is no longer kept."""

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,9 +31,9 @@ from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode_frame
-from servers.routes import link
+from servers.routes import link, sent_frames
 from servers.routes.link import MAX_REQUESTS, Link
-from servers.routes.sent_frames import MAX_ALL_KEPT_BYTES, SentFrames
+from servers.routes.sent_frames import SentFrames
 
 pytestmark = pytest.mark.usefixtures("validated_frames")
 V1 = Subprotocol("ropewalk.v1")
@@ -698,16 +699,24 @@ async def test_draining_server_answers_running_requests_first(
         await draining
 
 
-@pytest.mark.parametrize(("clients", "kept"), [(1, 3), (1024, 1)])
-def test_frames_kept_for_many_clients_share_memory(clients: int, kept: int) -> None:
-    frames = SentFrames(range(clients))
+@pytest.mark.parametrize(("others_keep", "kept"), [(0, 3), (1, 1)])
+def test_clients_share_the_memory_for_kept_frames(
+    others_keep: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sent_frames, "MAX_ALL_KEPT_BYTES", 3000)
+    clients: dict[str, Any] = {}
+    clients |= {str(number): SimpleNamespace(frames=SentFrames(clients)) for number in range(3)}
+    for number, size in (("1", 1000 * others_keep), ("2", 1000 * others_keep)):
+        clients[number].frames.count += 1
+        clients[number].frames.keep(bytes(size))
+    frames = clients["0"].frames
     for number in range(3):
         frames.count += 1
-        frames.keep(bytes([number]) * (MAX_ALL_KEPT_BYTES // 1024))
+        frames.keep(bytes(900))
     assert [frames.get(number) is not None for number in range(3)] == [
         number >= 3 - kept for number in range(3)
     ]
-    assert frames.has_all_after(2)
+    assert frames.has_all_after(3 - kept)
     assert frames.has_all_after(0) is (kept == 3)
 
 
