@@ -227,6 +227,17 @@ async def test_a_server_without_handshake_is_spoken_to_without(protocol: str) ->
     assert house.modes == ({"site": "auto"} if protocol == "auto" else {})
 
 
+async def test_a_server_that_changes_its_protocol_is_spoken_to_in_the_new_one() -> None:
+    site = Site()
+    async with serving(site.app) as address:  # type: ignore[arg-type]
+        house = house_of({"site": site_at(address)})
+        for handshake, mode in ((True, "legacy"), (False, "auto"), (True, "auto")):
+            site.handshake = handshake
+            async with playing(house) as env:
+                assert kind(await call(env, "count")) is None
+            assert house.modes == {"site": mode}
+
+
 @pytest.mark.soak
 async def test_a_server_that_refuses_to_be_connected_to_says_why() -> None:
     site = Site()
