@@ -173,7 +173,7 @@ class OpenAIClient(_HostedClient):
         """See `LLMClient.complete`."""
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         body = self._request_body([*system, {"role": "user", "content": prompt}], kwargs)
-        return (await self._message(body)).content or ""
+        return _text(await self._message(body))
 
     async def complete_with_tools(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **kwargs: Any
@@ -185,9 +185,9 @@ class OpenAIClient(_HostedClient):
             read = [
                 ToolCall(call.id, call.function.name, json.loads(call.function.arguments)) for call in calls
             ]
-        except ValueError as error:
+        except (AttributeError, TypeError, ValueError, RecursionError) as error:
             raise LLMError(f"expected arguments of tools in JSON, got {error}") from error
-        return LLMResponse(message.content or "", read)
+        return LLMResponse(_text(message), read)
 
     async def _message(self, body: dict[str, Any]) -> Any:
         answer = await self._client.chat.completions.create(**body)
@@ -304,10 +304,15 @@ class AsyncOpenAI:
             raise LLMError(str(error)) from error
 
 
+def _text(message: Any) -> str:
+    """Return a message's text; some servers leave out `content` beside tool calls, instead of null."""
+    return getattr(message, "content", None) or ""
+
+
 def _read(text: bytes, key: str) -> Any:
     try:
         return json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         got = _redact(text.decode(errors="replace"), key)
         raise LLMError(f"expected a chat completion, got {got!r}") from error
 

@@ -85,7 +85,7 @@ class SharedCounts:
     def create(workers: int) -> int:
         """Return a descriptor of a new unnamed file filled with zeros."""
         with tempfile.TemporaryFile() as file:
-            file.truncate(workers * SIZE * _NUMBER_BYTES)
+            file.write(bytes(workers * SIZE * _NUMBER_BYTES))  # so that no access needs disk space later
             return os.dup(file.fileno())
 
     def read_own_row(self) -> list[float]:

@@ -143,8 +143,12 @@ class DaytonaProvider(ContainerProvider):
             kwargs: `cmd`, the shell command that starts the server; others are passed to `Daytona.create`.
 
         Raises:
-            ConfigurationError: The port is another, or nothing names the app to serve.
+            ConfigurationError: The port is another, nothing names the app to serve, or a sandbox is already running.
         """
+        if self._sandbox is not None:
+            raise ConfigurationError(
+                "the provider has started a sandbox already; call stop_container() first"
+            )
         if port not in (None, PORT):
             raise ConfigurationError(f"Daytona's provider only supports port {PORT}, got {port}")
         cmd, built = kwargs.pop("cmd", None) or self._cmd, None
@@ -184,10 +188,10 @@ class DaytonaProvider(ContainerProvider):
         return self._preview_url
 
     def stop_container(self) -> None:
-        """Delete the sandbox. Idempotent."""
-        sandbox, self._sandbox, self._preview_url = self._sandbox, None, None
-        if sandbox is not None:
-            self._daytona.delete(sandbox)
+        """Delete the sandbox. Idempotent; call it again if it fails."""
+        if self._sandbox is not None:
+            self._daytona.delete(self._sandbox)
+            self._sandbox = self._preview_url = None
 
     def wait_for_ready(self, base_url: str, timeout_s: float = 120.0) -> None:
         """Return when the server is healthy.

@@ -104,8 +104,10 @@ class HostedSandbox(ABC):
                     self.kill()
 
     def _renew_lease(self) -> None:
-        expires = time.monotonic() + self._lease_s
-        while not self.ended.wait(self._lease_s / RENEWALS):
+        requested_at = time.monotonic()
+        expires = requested_at + self._lease_s
+        # The interval is from one request to the next, because one without an answer takes that long itself.
+        while not self.ended.wait(max(0.0, requested_at + self._lease_s / RENEWALS - time.monotonic())):
             requested_at = time.monotonic()
             try:
                 if not self.paused:

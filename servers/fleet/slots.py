@@ -85,7 +85,7 @@ class SlotTable:
     def create(cls, workers: int, columns: int, queue_size: int) -> int:
         """Return a file descriptor of a new unnamed file for a table of this size."""
         with tempfile.TemporaryFile() as file:
-            file.truncate(cls.size(workers, columns, queue_size))
+            file.write(bytes(cls.size(workers, columns, queue_size)))  # no access needs disk space later
             return os.dup(file.fileno())
 
     @contextmanager

@@ -19,7 +19,7 @@ class Machine:
     """A sandbox: what is run in it, and what that prints."""
 
     def __init__(self, params: Any) -> None:
-        self.params, self.ran, self.deleted = params, list[str](), False
+        self.params, self.ran, self.deleted, self.busy = params, list[str](), False, False
         self.prints: dict[str, str] = {}
         self.process = self
 
@@ -50,6 +50,8 @@ def machines(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Machine]]:
                 return created[-1]
 
             def delete(self, machine: Machine) -> None:
+                if machine.busy:
+                    raise OSError("the service is busy")
                 machine.deleted = True
 
         sdk = ModuleType("daytona")
@@ -77,9 +79,15 @@ def test_sandbox_serves_the_app_of_its_manifest_and_is_deleted(machines: Any) ->
     assert "cd /app/env && python -m uvicorn server.app:app" in machine.ran[-1]
     with pytest.raises(RuntimeError, match=r"process died; its log:\nno app"):
         provider.wait_for_ready("http://127.0.0.1:9", timeout_s=30)
+    with pytest.raises(ConfigurationError, match=r"call stop_container\(\) first"):
+        provider.start_container("echo:latest")
+    machine.busy = True
+    with pytest.raises(OSError, match="busy"):
+        provider.stop_container()
+    machine.busy = False
     provider.stop_container()
     provider.stop_container()
-    assert machine.deleted
+    assert (machine.deleted, len(created)) == (True, 1)
     created = machines()
     with pytest.raises(ConfigurationError, match=r"Could not find openenv\.yaml"):
         DaytonaProvider().start_container("snapshot:mine")

@@ -22,15 +22,16 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_prompts_and_tool_chats_are_sent_and_parsed() -> None:
     called = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "home"}'}}
-    with chat_server("four", {"content": None, "tool_calls": [called]}) as server:
+    with chat_server("four", {"content": None, "tool_calls": [called]}, {"tool_calls": [called]}) as server:
         client = OpenAIClient("http://127.0.0.1", server.port, "m", api_key="k", system_prompt="Be brief.")
         assert await client.complete("2 + 2?", temperature=0.5) == "four"
         answer = await client.complete_with_tools(CHAT, [TOOL])
+        assert await client.complete_with_tools(CHAT, [TOOL]) == answer
     assert answer == LLMResponse("", [ToolCall("c1", "look", {"at": "home"})])
     assert answer.to_message_dict()["tool_calls"][0]["function"] == called["function"] | {
         "arguments": json.dumps({"at": "home"})
     }
-    first, second = server.requests
+    first, second, _ = server.requests
     assert (first["path"], server.keys[0]) == ("/v1/chat/completions", "Bearer k")
     assert [m["role"] for m in first["messages"]] == ["system", "user"]
     assert (first["temperature"], first["max_tokens"], first["model"]) == (0.5, 256, "m")
@@ -58,13 +59,21 @@ async def test_only_busy_servers_are_retried(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_unreadable_responses_are_errors() -> None:
-    broken = {"id": "c", "function": {"name": "look", "arguments": "{"}}
-    with chat_server({"content": "", "tool_calls": [broken]}, b"{}", b"<html>") as server:
+    broken = [
+        {"content": "", "tool_calls": [call]}
+        for call in (
+            {"id": "c", "function": {"name": "look", "arguments": "{"}},
+            {"id": "c", "function": {"name": "look", "arguments": {"at": "home"}}},
+            {"id": "c"},
+        )
+    ]
+    with chat_server(*broken, b"{}", b"<html>", b"[" * 100_000) as server:
         client = OpenAIClient("http://127.0.0.1", server.port, "m")
         for expected in (
-            "expected arguments of tools in JSON",
+            *(["expected arguments of tools in JSON"] * len(broken)),
             "expected a chat completion of",
             "got '<html>'",
+            r"got '\[",
         ):
             with pytest.raises(LLMError, match=expected):
                 await client.complete_with_tools(CHAT, [])

@@ -5,6 +5,7 @@ import json
 import sys
 from dataclasses import is_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, create_autospec
 
@@ -82,6 +83,29 @@ def test_missing_client_library_is_named_with_its_extra(name: str, monkeypatch: 
 def test_unknown_option_is_refused(name: str) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'leese_s'"):
         KINDS[name]("slim", command=["x"], leese_s=3)
+
+
+def test_lost_renewal_is_followed_by_another_within_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of the test's own, as leases are long."""
+    now, asked = 0.0, list[float]()
+
+    def wait(seconds: float) -> bool:
+        nonlocal now
+        now += seconds
+        return now >= 100
+
+    def renew(lease_s: float, timeout_s: float) -> None:
+        asked.append(now)
+        if len(asked) == 1:
+            wait(timeout_s)
+            raise TimeoutError
+
+    sandbox = remote._E2BSandbox(MagicMock(sandbox_id="1"), 600, None)
+    sandbox.end()
+    monkeypatch.setattr(remote, "time", SimpleNamespace(monotonic=lambda: now))
+    vars(sandbox).update(ended=SimpleNamespace(wait=wait), renew=renew, _lease_s=60)
+    sandbox._renew_lease()
+    assert (asked, sandbox.lost) == ([20, 40, 60, 80], None)
 
 
 @pytest.mark.interop

@@ -10,6 +10,7 @@ import pytest
 from openenv_core import ConfigurationError
 from openenv_core.protocol.errors import RefusalError
 from servers.fleet.slots import SharedSlots, SlotTable
+from servers.metrics import SharedCounts
 from servers.sessions import SlotQueue
 from servers.settings import ServerSettings
 
@@ -89,6 +90,13 @@ def test_slots_are_counted_over_all_workers() -> None:
     one.acquire("b")
     SlotTable(fd, 2, 2, 4).clear(0)
     assert other.active == 1
+
+
+def test_mapped_files_are_allocated_so_that_a_full_disk_later_kills_no_worker() -> None:
+    for fd in (SlotTable.create(2, 2, 4096), SharedCounts.create(2)):
+        with os.fdopen(fd) as file:
+            status = os.fstat(file.fileno())
+            assert 0 < status.st_size <= status.st_blocks * 512
 
 
 def test_full_worker_finds_one_with_a_free_slot() -> None:

@@ -168,7 +168,7 @@ def make_plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes
                     files[path] = member if member.isreg() else files[posixpath.normpath(member.linkname)]
                     file = source.extractfile(files[path])
                     assert file is not None
-                    content = io.BytesIO(file.read(ARCHIVE_BYTES - buffer.tell() + 1))
+                    content = io.BytesIO(file.read(max(0, ARCHIVE_BYTES - buffer.tell() + 1)))
                     entry.size = len(content.getbuffer())
                     if buffer.tell() + entry.size > ARCHIVE_BYTES:
                         raise TransferError(f"{name} has more than {ARCHIVE_BYTES >> 20} MiB")

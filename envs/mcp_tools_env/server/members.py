@@ -218,8 +218,9 @@ class EpisodeServer:
         return await open_stdio(*_process_arguments(spec, self.folder), self.folder)
 
     def _modes(self) -> tuple[str, ...]:
-        known = self._known_modes.get(self.name) if self.policy.protocol == "auto" else None
-        return (known,) if known is not None else _MODES[self.policy.protocol]
+        # The mode that was accepted last comes first; the server may have been replaced by another version since.
+        known = self._known_modes.get(self.name)
+        return tuple(sorted(_MODES[self.policy.protocol], key=lambda mode: mode != known))
 
 
 def matches_any(name: str, patterns: Sequence[str]) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from harbor_player import Player
 from harbor_tasks import TASKS
 
+from envs.harbor_env.server import verifier
 from envs.harbor_env.server.machines import ARCHIVE_BYTES, CommandResult, Machine, Machines, TransferError
 from envs.harbor_env.server.verifier import UnscoredError, make_plain_archive, read_rewards, verify
 from envs.harbor_env.tasks import HarborTask
@@ -184,6 +185,14 @@ def test_only_plain_files_inside_the_folder_are_copied() -> None:
     half = "x" * (ARCHIVE_BYTES // 2)
     with pytest.raises(TransferError):
         make_plain_archive(pack(*((f"app/{n}", tarfile.REGTYPE, half) for n in "abc")), "app")
+
+
+def test_small_files_may_exceed_the_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their headers and padding count, which the last one that fits may carry over the limit."""
+    monkeypatch.setattr(verifier, "ARCHIVE_BYTES", 8192)
+    files = ((f"app/{n}", tarfile.REGTYPE, "x") for n in range(20))
+    with pytest.raises(TransferError, match="has more than"):
+        make_plain_archive(pack(("app", tarfile.DIRTYPE, ""), *files), "app")
 
 
 def test_reward_files_are_numbers_by_name() -> None:

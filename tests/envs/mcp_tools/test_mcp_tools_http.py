@@ -186,6 +186,19 @@ async def test_unusable_answer_is_the_servers_fault_and_the_session_lives() -> N
     assert not site.seen["POST /elsewhere"]
 
 
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])  # the second is what servers on Python's SDK write
+async def test_values_are_counted_for_each_event_of_a_stream(end: bytes) -> None:
+    async def events() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b"data: [" + b"0," * (MAX_VALUES // 2) + b"0]" + end
+
+    stream: Any = events()
+    fault = FirstFailure()
+    bounded = http._BoundedStream(stream, fault, http._PendingPost(), lambda: None, events=True)
+    assert [event[-len(end) :] async for event in bounded] == [end] * 3
+    assert fault.take() is None
+
+
 @pytest.mark.soak
 async def test_a_session_that_the_server_has_forgotten_is_begun_anew() -> None:
     site = Site()
@@ -212,6 +225,17 @@ async def test_a_server_without_handshake_is_spoken_to_without(protocol: str) ->
                 assert kind(await call(env, "count")) is None
                 assert env.state.servers[0].protocol == "2026-07-28"
     assert house.modes == ({"site": "auto"} if protocol == "auto" else {})
+
+
+async def test_a_server_that_changes_its_protocol_is_spoken_to_in_the_new_one() -> None:
+    site = Site()
+    async with serving(site.app) as address:  # type: ignore[arg-type]
+        house = house_of({"site": site_at(address)})
+        for handshake, mode in ((True, "legacy"), (False, "auto"), (True, "auto")):
+            site.handshake = handshake
+            async with playing(house) as env:
+                assert kind(await call(env, "count")) is None
+            assert house.modes == {"site": mode}
 
 
 @pytest.mark.soak

@@ -530,7 +530,9 @@ def make_http_client(url: str, headers: Mapping[str, str]) -> httpx.AsyncClient:
         ConfigurationError: The proxy set in the environment variables is invalid.
     """
     verify = tls_context() if url.startswith("https://") else False
-    transport = httpx.AsyncHTTPTransport(verify=verify, proxy=proxy_for(url))
+    # The sessions are limited already, and the time limit of code must not include a wait for a connection.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+    transport = httpx.AsyncHTTPTransport(verify=verify, proxy=proxy_for(url), limits=limits)
     headers = {"Accept-Encoding": "identity", **headers}
     return httpx.AsyncClient(transport=transport, headers=headers, follow_redirects=False, trust_env=False)
 

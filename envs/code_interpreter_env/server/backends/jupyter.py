@@ -366,12 +366,13 @@ class _JupyterInterpreter(HostedInterpreter):
     async def _begin(self) -> None:
         await self._release_kernel()
         try:
-            self._kernel = await self._gateway.create()
+            await self._create_kernel()
         except _NoRoomError:
             if not self._deletions:
                 raise
             await asyncio.wait(self._deletions)  # the previous kernel may still occupy the place
-            self._kernel = await self._gateway.create()
+            await self._create_kernel()
+        assert self._kernel is not None
         self._channel = await self._connect(self._kernel)
         request = await self._channel.request("kernel_info_request", {})
         if not await self._wait(self._channel, request, START_TIMEOUT_S):
@@ -500,20 +501,32 @@ class _JupyterInterpreter(HostedInterpreter):
         max_bytes = max(2 * (limits.output_hard_bytes + limits.outputs_bytes), 2 * MAX_REPLY_BYTES)
         return await _Channel.open(self._settings, kernel, max_bytes)
 
+    async def _create_kernel(self) -> None:
+        """Start a kernel. If this is cancelled, the gateway starts it all the same, and then it is deleted."""
+        creation = asyncio.create_task(self._gateway.create())
+        try:
+            self._kernel = await asyncio.shield(creation)
+        except asyncio.CancelledError:
+            self._delete_later(creation)
+            raise
+
     async def _release_kernel(self) -> None:
         """Close the channel, and delete the kernel in the background: an unresponsive one takes the gateway seconds."""
         channel, self._channel = self._channel, None
         kernel, self._kernel = self._kernel, None
         if kernel is not None:
-            task = asyncio.create_task(self._delete(kernel))
-            self._deletions.add(task)
-            task.add_done_callback(self._deletions.discard)
+            self._delete_later(kernel)
         if channel is not None:
             await channel.close()
 
-    async def _delete(self, kernel: str) -> None:
+    def _delete_later(self, kernel: "str | asyncio.Task[str]") -> None:
+        task = asyncio.create_task(self._delete(kernel))
+        self._deletions.add(task)
+        task.add_done_callback(self._deletions.discard)
+
+    async def _delete(self, kernel: "str | asyncio.Task[str]") -> None:
         try:
-            await self._gateway.delete(kernel)
+            await self._gateway.delete(kernel if isinstance(kernel, str) else await kernel)
         except HostFailureError as failure:
             logger.warning("a kernel is left to its gateway: %s", failure)
 

@@ -256,7 +256,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
             length += len(chunk)
             if self._events:
                 await throttle.wait(chunk.count(b"data:"))
-                complete, separator, part_of_next = chunk.rpartition(b"\n\n")
+                complete, separator, part_of_next = chunk.replace(b"\r\n", b"\n").rpartition(b"\n\n")
                 if separator:
                     self._require(counter.add(complete), f"{MAX_VALUES} values")
                     counter = ValueCounter()

@@ -202,6 +202,26 @@ async def test_kernels_are_given_back(backend: JupyterBackend) -> None:
         await session.execute("1")
 
 
+async def test_kernel_of_a_cancelled_start_is_given_back(
+    backend: JupyterBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create, requested, made = backend.create, asyncio.Event(), list[str]()
+
+    async def create_recorded() -> str:
+        requested.set()
+        made.append(await create())
+        return made[0]
+
+    monkeypatch.setattr(backend, "create", create_recorded)
+    opening = asyncio.create_task(backend.open(LIMITS))
+    await requested.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    (kernel,) = made
+    assert not await kernels(backend, kernel)
+
+
 @pytest.mark.soak
 async def test_unsupported_requests_are_refused(backend: JupyterBackend, gateway: str) -> None:
     with pytest.raises(ConfigurationError, match="snapshot"):

@@ -273,3 +273,28 @@ def test_settings_come_from_the_environment() -> None:
     ):
         with pytest.raises(ConfigurationError):
             backend_from_environment(environ)
+
+
+async def test_code_of_many_sessions_runs_at_once() -> None:
+    waiting: list[asyncio.StreamWriter] = []
+
+    async def answer_when_all_ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        waiting.append(writer)
+        if len(waiting) == 120:
+            body = b'{"data": {"session_id": "s", "outputs": []}}'
+            for each in waiting:
+                each.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+                each.close()
+
+    async with await asyncio.start_server(answer_when_all_ask, "127.0.0.1", 0) as service:
+        url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}"
+        backend = TogetherBackend(TogetherSettings(token=TOKEN, base_url=url))
+        async with asyncio.timeout(60):
+            await asyncio.gather(
+                *(
+                    backend.execute("1", None, timeout_s=9.0, max_bytes=1000, repeatable=False)
+                    for _ in range(120)
+                )
+            )
+        await backend.close()
