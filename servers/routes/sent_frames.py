@@ -7,9 +7,9 @@ from typing import Final, Protocol
 MAX_KEPT_FRAMES: Final = 2048
 MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
 MAX_ALL_KEPT_BYTES: Final = 1024 * 1024 * 1024
-"""Limits on the frames kept for one client, and for all together: where these keep more, none keeps more than its share.
+"""Limits on the frames kept for one client, and for all together.
 
-A client's latest frame is always kept.
+Where all together keep more, none keeps more than an equal share. A client's latest frame is always kept.
 """
 
 

@@ -710,7 +710,7 @@ def test_clients_share_the_memory_for_kept_frames(
         clients[number].frames.count += 1
         clients[number].frames.keep(bytes(size))
     frames = clients["0"].frames
-    for number in range(3):
+    for _ in range(3):
         frames.count += 1
         frames.keep(bytes(900))
     assert [frames.get(number) is not None for number in range(3)] == [
