@@ -266,11 +266,12 @@ async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIter
         def kill() -> None:
             nonlocal killed
             killed = True
+            del guest.deadlines[output.stream]
             guest.notify("signal", stream=output.stream, signal=9)
 
-        loop = asyncio.get_running_loop()
         # Before the start, during which the client may leave.
-        timer = None if timeout_s is None else loop.call_later(timeout_s, kill)
+        if timeout_s is not None:
+            guest.deadlines[output.stream] = asyncio.get_running_loop().call_later(timeout_s, kill)
         header, _ = await guest.ask(
             "start",
             stream=output.stream,
@@ -281,9 +282,7 @@ async def _start(guest: Guest, body: Json, timeout_s: float | None) -> AsyncIter
             stdin=bool(body.get("stdin")),
         )
         async for event in _process_events(int(header["pid"]), output, timeout_s, END_TIMEOUT_S):
-            if timer is not None and "end" in event["event"]:
-                timer.cancel()
-            # It may have ended before the deadline, and that be read late.
+            # It may have ended otherwise, just before the signal.
             if killed and event["event"].get("end", {}).get("status") == _KILLED:
                 raise _timeout_error(timeout_s)
             yield event

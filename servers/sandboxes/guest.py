@@ -126,6 +126,7 @@ class Guest:
 
     Attributes:
         gone: Resolves with the reason when the agent has ended.
+        deadlines: Timers by stream, cancelled at the stream's end.
     """
 
     def __init__(self, reader: Reader, writer: asyncio.StreamWriter) -> None:
@@ -133,6 +134,7 @@ class Guest:
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[tuple[dict[str, Any], bytes]]] = {}
         self._streams: dict[str, list[Subscription]] = {}
+        self.deadlines: dict[str, asyncio.TimerHandle] = {}
         self.home = ""
         self.user = ""
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -234,6 +236,8 @@ class Guest:
     def _on_frame(self, header: dict[str, Any], blob: bytes, size: int) -> None:
         if "stream" in header:
             stream = str(header["stream"])
+            if "end" in header and (deadline := self.deadlines.pop(stream, None)) is not None:
+                deadline.cancel()
             readers = self._streams.get(stream, ())
             for each in readers:
                 each.put(header, blob, size)
@@ -249,6 +253,9 @@ class Guest:
         if self.gone.done():
             return
         self.gone.set_result(reason)
+        for deadline in self.deadlines.values():
+            deadline.cancel()
+        self.deadlines.clear()
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(GuestError("unavailable", f"the sandbox was not found: {reason}"))

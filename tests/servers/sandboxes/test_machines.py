@@ -176,7 +176,8 @@ async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late(
             assert (await next_one)["event"]["end"]["status"] == status
 
 
-async def test_nothing_of_an_ended_command_is_kept_until_its_deadline() -> None:
+@pytest.mark.parametrize("ended_by", ["read", "unread", "gone"])
+async def test_nothing_of_an_ended_command_is_kept_until_its_deadline(ended_by: str) -> None:
     loop = asyncio.get_running_loop()
     async with guest_with_fake_agent() as (guest, agent):
         events = envd._start(guest, {"process": {"cmd": "true"}}, 86_400.0)
@@ -185,8 +186,18 @@ async def test_nothing_of_an_ended_command_is_kept_until_its_deadline() -> None:
         await loop.sock_sendall(agent, pack({"id": start["id"], "pid": 7}))
         await first
         output = weakref.ref(guest._streams[start["stream"]][0])
+        if ended_by != "read":
+            await events.aclose()  # the client leaves
+        if ended_by == "gone":
+            await guest.close()
         await loop.sock_sendall(agent, pack({"stream": start["stream"], "end": 0, "status": ""}))
-        assert ["end" in event["event"] async for event in events] == [True]
+        if ended_by == "read":
+            assert ["end" in event["event"] async for event in events] == [True]
+        elif ended_by == "unread":
+            stat = asyncio.create_task(guest.ask("stat", path="x"))
+            await loop.sock_sendall(agent, pack({"id": (await request(agent, "stat"))["id"]}))
+            await stat  # all before that has been read
+            del stat
         del first, events
         gc.collect()
         assert output() is None
