@@ -140,6 +140,7 @@ class LocalProcessProvider(OwnedServerProvider):
                 guard.wait(seconds)
             except subprocess.TimeoutExpired:
                 return
+            output.join(KILL_MARGIN_S)  # its last words, which a thread reads that may lack a core
             raise ServerStartError(
                 f"expected {self.app!r} to start, but its process ended with status {guard.returncode}; "
                 "the output tells why",
