@@ -86,7 +86,9 @@ class ServedEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
         result = _require_valid(self._client.reset(**reset_options))
-        return self._observation.read(result.observation), _make_info(result)
+        return self._observation.read(result.observation), make_info(
+            result.metadata, result.observation.get("info")
+        )
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take an action; see `gymnasium.Env.step`.
@@ -97,7 +99,7 @@ class ServedEnv(gymnasium.Env[Any, Any]):
                 the episode.
         """
         result = _require_valid(self._client.step(self._action.write(action)))
-        info = _make_info(result)
+        info = make_info(result.metadata, result.observation.get("info"))
         return (
             self._observation.read(result.observation),
             float(result.reward or 0.0),
@@ -263,6 +265,6 @@ def _require_valid(result: StepResult[Any]) -> StepResult[Any]:
     return result
 
 
-def _make_info(result: StepResult[Any]) -> dict[str, Any]:
-    info = result.observation.get("info")
-    return {**(result.metadata or {}), **(info if isinstance(info, dict) else {})}
+def make_info(metadata: Mapping[str, Any] | None, info: Any) -> dict[str, Any]:
+    """Return the info of a step; a field named `info` need not be an object, and is left out then."""
+    return {**(metadata or {}), **(info if isinstance(info, dict) else {})}

@@ -20,7 +20,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from openenv_core.adapters.episode import fetch_schema
-from openenv_core.adapters.gymnasium import Fields, find_picture
+from openenv_core.adapters.gymnasium import Fields, find_picture, make_info
 from openenv_core.client import GenericEnvClient
 from openenv_core.client.conversation import BatchReply
 from openenv_core.client.vector import VectorClient
@@ -376,6 +376,5 @@ def _to_numpy(array: Array) -> "NDArray[Any]":
 
 
 def _make_info(row: Mapping[str, Any]) -> dict[str, Any]:
-    info = row.get("info")
-    merged = {**(row.get("metadata") or {}), **(info if isinstance(info, dict) else {})}
-    return {name: value for name, value in merged.items() if name not in (TERMINATED, TRUNCATED)}
+    info = make_info(row.get("metadata"), row.get("info"))
+    return {name: value for name, value in info.items() if name not in (TERMINATED, TRUNCATED)}
