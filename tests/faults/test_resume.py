@@ -6,6 +6,7 @@ import random
 import socket
 import struct
 import threading
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +60,20 @@ def app_of(env: type[Counter], cap: int = 4) -> EnvironmentApp:
     return create_app(env, Add, Count, max_concurrent_envs=cap)
 
 
+def v1_socket(address: str, query: str = "", **options: Any) -> AbstractAsyncContextManager[ClientConnection]:
+    return socket_to(address, query, subprotocols=[Subprotocol("ropewalk.v1")], **options)
+
+
+async def ask(connection: ClientConnection, **fields: Any) -> Any:
+    await connection.send(json.dumps(fields))
+    return json.loads(await asyncio.wait_for(connection.recv(), 20))
+
+
+def only_link(app: EnvironmentApp) -> server_link.Link:
+    (link,) = app._ensure_built().links.registered.values()
+    return link
+
+
 @pytest.mark.parametrize("env", [Tally, BlockingTally])
 @pytest.mark.parametrize("how", ["cut", "half_close"])
 async def test_session_outlives_its_connection(env: type[Counter], how: str) -> None:
@@ -72,7 +87,7 @@ async def test_session_outlives_its_connection(env: type[Counter], how: str) -> 
                 assert (observation.total, observation.extra) == (5 + number, number)
             assert proxy.connections > 1
             assert app.sessions.active == 1
-            (link,) = app._ensure_built().links.registered.values()
+            link = only_link(app)
             assert (link.frames.count, len(link.frames._kept)) == (5, 1)  # frames that were read are gone
         await eventually(lambda: app.sessions.active == 0)  # a close in order ends the lease too
 
@@ -104,7 +119,7 @@ def has_unsent_calls(conversation: Any) -> bool:
     return any(not call.sent for call in conversation._pending.values())
 
 
-async def test_request_waiting_for_buffer_space_is_sent_over_the_next_connection() -> None:
+async def test_request_waiting_for_buffer_space_is_sent_over_the_next_connection_unless_cancelled() -> None:
     async with (
         serving(app_of(Tally)) as address,
         faulty_proxy(address) as proxy,
@@ -122,11 +137,6 @@ async def test_request_waiting_for_buffer_space_is_sent_over_the_next_connection
         while client._conversation._resume_task is None:  # type: ignore[attr-defined] # noqa: ASYNC110 - over in an instant
             await asyncio.sleep(0)
         assert (await asyncio.wait_for(client.step(Add(amount=1)), 20)).observation.extra == 2
-
-
-async def test_cancelled_request_waiting_for_buffer_space_is_never_sent() -> None:
-    async with serving(app_of(Tally)) as address, CounterEnv(f"http://{address}") as client:
-        await client.reset()
         conversation: Any = client._conversation
         conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
@@ -135,7 +145,7 @@ async def test_cancelled_request_waiting_for_buffer_space_is_never_sent() -> Non
         await asyncio.wait([step])
         assert not conversation._pending
         conversation.carrier.resume_writing()
-        assert (await client.step(Add(amount=1))).observation.extra == 1
+        assert (await client.step(Add(amount=1))).observation.extra == 3
 
 
 async def test_half_open_connection_is_replaced() -> None:
@@ -154,13 +164,13 @@ async def test_half_open_connection_is_replaced() -> None:
         await eventually(lambda: len(app._ensure_built().sockets._conversations) == 1)
 
 
-THINKS = [
-    pytest.param(0, marks=pytest.mark.slow),
-    pytest.param(240, marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
-]
-
-
-@pytest.mark.parametrize("think_s", THINKS)
+@pytest.mark.parametrize(
+    "think_s",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        pytest.param(240, marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+    ],
+)
 async def test_idle_client_keeps_its_session_and_a_half_open_one_is_detected(think_s: int) -> None:
     app = app_of(Tally)
     pings = {} if think_s else {"ws_ping_interval": 0.05, "ws_ping_timeout": 2.0}
@@ -241,60 +251,34 @@ async def test_restarting_ingress_is_waited_for(monkeypatch: pytest.MonkeyPatch)
             await client.close()
 
 
-async def test_lease_is_limited_by_the_server() -> None:
-    options: Any = {"subprotocols": ["ropewalk.v1"]}
-    async with serving(app_of(Tally)) as address, socket_to(address, **options) as connection:
-        reply = await ask(connection, id=1, op="open", lease_s=1e9)
-        assert reply["lease_s"] == server_link.MAX_LEASE_S
-
-
 @pytest.mark.parametrize("code", [1000, 1001, 1011])
 async def test_sessions_outlive_a_close_only_if_its_code_means_a_break(code: int) -> None:
     """1011 is what websocket libraries send if the server does not answer their ping."""
     app = app_of(Tally)
-    options: Any = {"subprotocols": ["ropewalk.v1"]}
     async with serving(app) as address:
-        async with socket_to(address, **options) as first:
+        async with v1_socket(address) as first:
             reply = await ask(first, id=1, op="open", lease_s=20)
             await first.close(code)
         resume_fields = {"session": reply["session"], "secret": reply["secret"], "read": 1}
-        async with socket_to(address, **options) as second:
+        async with v1_socket(address) as second:
             assert ("taken" in await ask(second, id=0, op="resume", **resume_fields)) == (code == 1011)
 
 
-async def test_expired_lease_cannot_be_resumed() -> None:
-    app = app_of(Tally)
-    async with serving(app) as address, faulty_proxy(address) as proxy, CounterEnv(proxy.url) as client:
-        await client.reset()
-        (one,) = app._ensure_built().links.registered.values()
-        one._expire()
-        assert not app._ensure_built().links.registered
-
-
 async def test_link_without_sessions_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = app_of(Tally)
+    app = app_of(Tally, cap=1)
     monkeypatch.setattr(server_link, "OPEN_TIMEOUT_S", 0.1)
-    v1 = Subprotocol("ropewalk.v1")
-    async with serving(app) as address, socket_to(address, subprotocols=[v1]) as silent:
-        async with socket_to(address, subprotocols=[v1]) as first:
-            await ask(first, id=1, op="open", lease_s=600)
-            await silent.wait_closed()
-            assert silent.close_code == 1000
+    async with serving(app) as address, v1_socket(address) as silent:
+        async with v1_socket(address) as first, v1_socket(address) as in_vain:
+            reply = await ask(first, id=1, op="open", lease_s=1e9)
+            assert reply["lease_s"] == server_link.MAX_LEASE_S
+            await in_vain.send(json.dumps({"id": 1, "op": "open", "wait_s": 0.3}))
+            for idle in (silent, in_vain):
+                await asyncio.wait_for(idle.wait_closed(), 20)
+                assert idle.close_code == 1000
             await ask(first, id=2, op="close", members=[0])
             assert app._ensure_built().links.registered
             first.transport.abort()
         await eventually(lambda: not app._ensure_built().links.registered)
-
-
-async def test_link_that_waited_in_vain_for_a_session_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_link, "OPEN_TIMEOUT_S", 0.1)
-    v1 = Subprotocol("ropewalk.v1")
-    async with serving(app_of(Tally, cap=1)) as address, socket_to(address, subprotocols=[v1]) as first:
-        await ask(first, id=1, op="open")
-        async with socket_to(address, subprotocols=[v1]) as second:
-            await second.send(json.dumps({"id": 1, "op": "open", "wait_s": 0.3}))
-            await asyncio.wait_for(second.wait_closed(), 20)
-            assert second.close_code == 1000
 
 
 async def test_vector_is_resumed_with_its_running_requests() -> None:
@@ -328,18 +312,12 @@ async def test_vector_is_resumed_with_its_running_requests() -> None:
         await eventually(lambda: app.sessions.active == 1)  # the client's own
 
 
-async def ask(connection: ClientConnection, **fields: Any) -> Any:
-    await connection.send(json.dumps(fields))
-    return json.loads(await asyncio.wait_for(connection.recv(), 20))
-
-
 async def test_resuming_needs_the_secret_and_the_owning_token() -> None:
     app = app_of(Tally)
     app.configure(replace(app.settings, tokens=("one-token-of-good-length", "another-token-of-such")))
     mine, other = ({"Authorization": f"Bearer {token}"} for token in app.settings.tokens)
-    options: Any = {"subprotocols": ["ropewalk.v1"]}
     async with serving(app) as address:
-        async with socket_to(address, additional_headers=mine, **options) as first:
+        async with v1_socket(address, additional_headers=mine) as first:
             reply = await ask(first, id=1, op="open", lease_s=20)
             assert (reply["members"], reply["lease_s"]) == ([0], 20)
             await ask(first, id=2, type="reset", data={"seed": 4}, read=1)
@@ -354,12 +332,12 @@ async def test_resuming_needs_the_secret_and_the_owning_token() -> None:
             (mine, {"read": 0}),  # which the server has been told to forget
             (mine, {"read": 3}),
         ):
-            async with socket_to(address, additional_headers=headers, **options) as second:
+            async with v1_socket(address, additional_headers=headers) as second:
                 resume_fields = {"read": 1, **known, **change}
                 refusals.append((await ask(second, id=0, op="resume", **resume_fields))["error"])
         assert [refusal["code"] for refusal in refusals] == ["SESSION_ERROR"] * 6
         assert len({refusal["message"] for refusal in refusals}) == 1
-        async with socket_to(address, additional_headers=mine, **options) as third:
+        async with v1_socket(address, additional_headers=mine) as third:
             reply = await ask(third, id=0, op="resume", read=1, **known)
             assert (reply["taken"], reply["last"]) == (2, True)
             assert json.loads(await third.recv())["data"]["observation"]["total"] == 4
@@ -372,14 +350,14 @@ async def test_queued_request_is_answered_over_the_next_connection() -> None:
     app = app_of(Tally)
     async with serving(app) as address:
         standing = await app.sessions.open("", "own")
-        async with socket_to(address, "?session_id=own", subprotocols=[Subprotocol("ropewalk.v1")]) as first:
+        async with v1_socket(address, "?session_id=own") as first:
             opened_reply = await ask(first, id=1, op="open", lease_s=20)
             await standing._acquire()  # as a caller over HTTP
             await first.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
-            (link,) = app._ensure_built().links.registered.values()
+            link = only_link(app)
             await eventually(lambda: link.last_id == 2)
             known = {"session": opened_reply["session"], "secret": opened_reply["secret"], "read": 1}
-            async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as second:
+            async with v1_socket(address) as second:
                 assert (await ask(second, id=0, op="resume", **known))["taken"] == 2
                 standing._release_lock()
                 assert json.loads(await asyncio.wait_for(second.recv(), 20))["type"] == "observation"
@@ -389,10 +367,9 @@ async def test_close_that_is_under_way_when_the_connection_breaks_ends_the_sessi
     app = app_of(Tally)
     async with serving(app) as address:
         standing = await app.sessions.open("", "own")
-        v1 = [Subprotocol("ropewalk.v1")]
-        async with socket_to(address, "?session_id=own", subprotocols=v1) as connection:
+        async with v1_socket(address, "?session_id=own") as connection:
             await ask(connection, id=1, op="open", lease_s=600)
-            (link,) = app._ensure_built().links.registered.values()
+            link = only_link(app)
             await standing._acquire()  # as a caller over HTTP
             await connection.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             await connection.send(json.dumps({"id": 3, "type": "close"}))
@@ -414,10 +391,10 @@ class Long(Tally):
 async def test_close_before_a_break_ends_the_session_although_a_reply_is_unread() -> None:
     app = app_of(Long)
     async with serving(app) as address:
-        async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")], max_size=None) as connection:
+        async with v1_socket(address, max_size=None) as connection:
             await ask(connection, id=1, op="open", lease_s=600)
             connection.transport.pause_reading()
-            (link,) = app._ensure_built().links.registered.values()
+            link = only_link(app)
             assert link.conversation is not None
             for number in (2, 3):
                 await connection.send(json.dumps({"id": number, "type": "step", "data": {"amount": 1}}))
@@ -434,9 +411,9 @@ async def test_close_that_the_server_has_not_read_when_it_writes_to_a_reset_conn
 ) -> None:
     app = app_of(Tally)
     async with serving(app) as address:
-        async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as connection:
+        async with v1_socket(address) as connection:
             await ask(connection, id=1, op="open", lease_s=600)
-            (link,) = app._ensure_built().links.registered.values()
+            link = only_link(app)
             conversation: Any = link.conversation
             conversation.fast_path.transport.pause_reading()
             if closes:
@@ -462,12 +439,12 @@ async def test_dead_client_does_not_block_its_standing_session(subprotocol: Any)
     app = app_of(Tally)
     async with serving(app) as address:
         session = await app.sessions.open("", "own")
-        async with socket_to(address, "?session_id=own", subprotocols=[Subprotocol("ropewalk.v1")]) as first:
+        async with v1_socket(address, "?session_id=own") as first:
             known = await ask(first, id=1, op="open", lease_s=600)
             step = {"type": "step", "data": {"amount": 1}}
             assert (await ask(first, id=2, **step))["type"] == "observation"
             first.transport.abort()
-        (one,) = app._ensure_built().links.registered.values()
+        one = only_link(app)
         await eventually(lambda: one.conversation is None)
         offered = [subprotocol] if subprotocol else None
         async with socket_to(address, "?session_id=own", subprotocols=offered) as second:
@@ -478,7 +455,7 @@ async def test_dead_client_does_not_block_its_standing_session(subprotocol: Any)
             ]
             assert observation["total"] == 2
             assert session.attached
-            async with socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as third:
+            async with v1_socket(address) as third:
                 resume_fields = {"session": known["session"], "secret": known["secret"], "read": 1}
                 assert "error" in await ask(third, id=0, op="resume", **resume_fields)
 
@@ -487,11 +464,10 @@ async def test_session_that_stands_is_closed_although_its_broken_socket_may_come
     app = app_of(Tally)
     async with serving(app) as address:
         session = await app.sessions.open("", "own")
-        v1 = [Subprotocol("ropewalk.v1")]
-        async with socket_to(address, "?session_id=own", subprotocols=v1) as connection:
+        async with v1_socket(address, "?session_id=own") as connection:
             await ask(connection, id=1, op="open", lease_s=600)
             connection.transport.abort()
-        (link,) = app._ensure_built().links.registered.values()
+        link = only_link(app)
         await eventually(lambda: link.conversation is None)
         assert await app.sessions.close(session)
         assert (app.sessions.active, link.closed) == (0, True)
@@ -502,7 +478,7 @@ async def test_late_or_cancelled_request_is_not_executed() -> None:
     app = app_of(env)
     async with (
         serving(app) as address,
-        socket_to(address, subprotocols=[Subprotocol("ropewalk.v1")]) as connection,
+        v1_socket(address) as connection,
     ):
         await ask(connection, id=1, op="open")
         step = {"type": "step", "data": {"amount": 99}}
@@ -529,7 +505,7 @@ async def test_timed_out_request_is_not_executed_and_keeps_the_order() -> None:
         for _ in range(2):
             with pytest.raises(RequestTimeoutError):
                 await client.step(Add(amount=99))
-        (link,) = app._ensure_built().links.registered.values()
+        link = only_link(app)
         await eventually(lambda: len(link.running) == 1)
         client._conversation._timeout_s = 60  # type: ignore[union-attr]
         env.release.set()

@@ -87,15 +87,12 @@ def test_rubric_gives_the_reward_and_is_reset_per_episode() -> None:
     assert rubric.told == 1
 
 
-async def test_sync_and_async_rubrics_can_be_awaited() -> None:
+async def test_sync_and_async_rubrics_can_be_awaited_and_async_ones_must_be() -> None:
     for rubric, worth, resets in ((Rubric(), 0.5, 1), (AsyncRubric(), 1.5, 100), (None, 0.0, 0)):
         environment = Bare(rubric=rubric)
         await environment._reset_rubric_async()
         assert await environment._apply_rubric_async(ACTION, Observation()) == worth
         assert getattr(rubric, "told", 0) == resets
-
-
-def test_async_rubric_in_a_sync_step_is_refused() -> None:
     with pytest.raises(TypeError, match=r"got an awaitable; .*_apply_rubric_async"):
         Bare(rubric=AsyncRubric()).step(ACTION)
 
@@ -138,12 +135,9 @@ def play_slowly() -> None:
     assert environment.calls == ["reset {'seed': 1}", "step", "close"]
 
 
-def test_coroutines_run_to_completion_without_an_event_loop() -> None:
+async def test_coroutines_run_to_completion_with_and_without_an_event_loop() -> None:
     play_slowly()
-
-
-async def test_coroutines_run_to_completion_inside_an_event_loop() -> None:
-    play_slowly()
+    await asyncio.to_thread(play_slowly)
 
 
 def test_async_step_under_the_sync_name_is_refused() -> None:

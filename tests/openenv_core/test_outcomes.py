@@ -145,35 +145,23 @@ def sent(observation: Observation) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("fields", "terminated", "truncated", "infrastructure", "unscored", "metadata"),
+    ("fields", "expected"),
     [
-        ({}, False, False, None, None, {}),
-        ({"done": True}, True, False, None, None, {}),
-        ({"done": True, "truncated": True}, False, True, None, None, {"truncated": True}),
-        (
-            {"done": True, "truncated": True, "terminated": True},
-            True,
-            True,
-            None,
-            None,
-            {"truncated": True, "terminated": True},
-        ),
-        ({"infrastructure_error": "no disk"}, False, False, "no disk", None, {"infrastructure_error": "no disk"}),
-        ({"done": True, "unscored": "no judge"}, True, False, None, "no judge", {"unscored": "no judge"}),
+        ({}, (False, False, None, None)),
+        ({"done": True}, (True, False, None, None)),
+        ({"done": True, "truncated": True}, (False, True, None, None)),
+        ({"done": True, "truncated": True, "terminated": True}, (True, True, None, None)),
+        ({"infrastructure_error": "no disk"}, (False, False, "no disk", None)),
+        ({"done": True, "unscored": "no judge"}, (True, False, None, "no judge")),
         # Text that was cut off in an episode that goes on, or how much of it.
-        ({"metadata": {"truncated": True}}, False, False, None, None, {"truncated": True}),
-        ({"done": True, "metadata": {"truncated": {"bytes": 3}}}, True, False, None, None, {"truncated": {"bytes": 3}}),
+        ({"metadata": {"truncated": True}}, (False, False, None, None)),
+        ({"done": True, "metadata": {"truncated": {"bytes": 3}}}, (True, False, None, None)),
     ],
-)  # fmt: skip
+)
 def test_outcome_fields_cross_the_wire_in_the_metadata_only(
-    fields: dict[str, Any],
-    terminated: bool,
-    truncated: bool,
-    infrastructure: str | None,
-    unscored: str | None,
-    metadata: dict[str, Any],
+    fields: dict[str, Any], expected: tuple[bool, bool, str | None, str | None]
 ) -> None:
-    expected = (terminated, truncated, infrastructure, unscored)
+    metadata = fields.get("metadata") or {name: said for name, said in fields.items() if name != "done"}
     here = Observation(**fields)
     frame = sent(here)
     # Released clients refuse any field of an observation that they do not know.

@@ -21,7 +21,6 @@ from openenv_core import (
     ClientClosedError,
     ConfigurationError,
     ConnectionFailedError,
-    GenericEnvClient,
     SyncEnvClient,
     ValidationFailedError,
 )
@@ -36,30 +35,20 @@ class DoublingEnv(CounterEnv):
         return (await self.reset(seed=2)).observation.total
 
 
-@pytest.mark.slow
-def test_episode_with_a_server_of_its_own() -> None:
+async def test_server_of_its_own_is_played_sync_or_awaited_and_ends_with_the_client() -> None:
     env = CounterEnv.from_process(cwd=SUPPORT)
     assert isinstance(env, SyncEnvClient)
-    try:
-        assert env.reset(seed=2).observation.total == 2
-        assert env._base_url == env.base_url
-        assert env.step(Add(amount=3)).reward == 1
-        assert env.state().step_count == 1
-    finally:
-        env.close()
-    with pytest.raises(ConnectionFailedError):
-        CounterEnv(env._client.base_url).sync().connect()
-
-
-async def test_awaiting_gives_the_async_client() -> None:
-    async with CounterEnv.from_process(cwd=SUPPORT) as env:
-        assert isinstance(env, CounterEnv)
-        assert (await env.reset(seed=2)).observation.total == 2
-        again = await CounterEnv(env.base_url).sync()
-        assert isinstance(again, CounterEnv)
-        await again.close()
+    assert (await asyncio.to_thread(env.reset, seed=2)).observation.total == 2
+    assert (await asyncio.to_thread(env.step, Add(amount=3))).reward == 1
+    assert (await asyncio.to_thread(env.state)).step_count == 1
+    async with await CounterEnv(env.base_url).sync() as other:
+        assert isinstance(other, CounterEnv)
+        assert (await other.reset(seed=2)).observation.total == 2
+    await asyncio.to_thread(env.close)
     with pytest.raises(ConnectionFailedError):
         await CounterEnv(env.base_url).connect()
+    async with CounterEnv.from_process(cwd=SUPPORT) as awaited:
+        assert (await awaited.reset(seed=2)).observation.total == 2
 
 
 def test_errors_and_extra_methods_pass_through(counter_url: str) -> None:
@@ -75,16 +64,6 @@ def test_errors_and_extra_methods_pass_through(counter_url: str) -> None:
             env.tripple_reset()
         with pytest.raises(AttributeError):
             env._private  # noqa: B018
-
-
-def test_closing_is_final_and_idempotent(counter_url: str) -> None:
-    env = GenericEnvClient(counter_url).sync()
-    env.reset()
-    env.close()
-    env.close()
-    with pytest.raises(ClientClosedError, match="this client is closed"):
-        env.reset()
-    GenericEnvClient(counter_url).sync().close()
 
 
 async def test_sync_or_async_is_chosen_before_use(counter_url: str) -> None:

@@ -143,8 +143,9 @@ async def test_every_server_is_tried_before_capacity_error() -> None:
         async with second:
             assert (await second.reset(seed=3)).observation.total == 3
             async with CounterEnv(urls, queue_timeout_s=0) as third:
-                with pytest.raises(CapacityError, match="1 of 1 in use; try again later"):
+                with pytest.raises(CapacityError, match="1 of 1 in use; try again later") as refused:
                     await third.reset()
+                assert (refused.value.active_sessions, refused.value.max_sessions) == (1, 1)
 
 
 async def test_vector_waits_until_all_its_sessions_are_free() -> None:
@@ -199,13 +200,18 @@ async def test_client_closed_between_two_attempts(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(waiting, "MIN_BACKOFF_S", 600.0)
     monkeypatch.setattr(waiting, "MAX_BACKOFF_S", 600.0)
 
+    attempts = []
+
     async def handler(ws: ServerConnection) -> None:
+        attempts.append(ws)
         await ws.send(json.dumps({"type": "error", "data": FULL}))
 
     async with scripted(handler) as url:
         env = CounterEnv(url)
         waits = asyncio.create_task(env.reset())
         await eventually(lambda: env._aborted is not None)
+        await asyncio.wait([waits], timeout=0.2)
+        assert len(attempts) == 1  # the next is ten minutes away
         await env.close()
         with pytest.raises(CapacityError, match="no room"):
             await waits
