@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from counter import Add, Count, Counter
+from counter import Add, Count, Counter, Unscored
 from gym_worlds import MIXED
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
@@ -24,12 +24,7 @@ from envs.gymnasium_env.server.environment import QuickGymnasiumEnvironment
 from openenv_core.adapters.gymnasium import Fields, ServedEnv
 from openenv_core.adapters.spaces import describe_space, read_space, read_value, write_value
 from openenv_core.adapters.vector import ServedVectorEnv
-from openenv_core.errors import (
-    ConfigurationError,
-    EnvironmentFailureError,
-    EpisodeOverError,
-    ExecutionError,
-)
+from openenv_core.errors import ConfigurationError, EnvironmentFailureError, EpisodeOverError, ExecutionError
 from servers import create_app
 
 ALL = [
@@ -137,21 +132,18 @@ async def test_field_info_that_is_text_is_no_info_of_gymnasium() -> None:
 
 
 async def test_episode_that_failed_or_has_no_score_does_not_count() -> None:
-    class Failing(Counter):
+    class FailsTwice(Unscored):
         def reset(self, *, mark: str = "", **options: Any) -> Count:
-            return Count(metadata={mark: "a disk is full"})
-
-        def step(self, action: Add) -> Count:
-            return Count(metadata={"unscored": "a disk is full"}, done=True)
+            return Count(metadata={mark: "the disk is full"})
 
     def use(env: ServedEnv) -> None:
-        with pytest.raises(EnvironmentFailureError, match="does not count: a disk is full"):
+        with pytest.raises(EnvironmentFailureError, match="does not count: the disk is full"):
             env.reset(options={"mark": "infrastructure_error"})
         env.reset()
-        with pytest.raises(EnvironmentFailureError, match="does not count: a disk is full"):
+        with pytest.raises(EnvironmentFailureError, match="does not count: the disk is full"):
             env.step(np.int64(1))
 
-    await with_env(create_app(Failing, Add, Count), use)
+    await with_env(create_app(FailsTwice, Add, Count), use)
 
 
 @pytest.mark.heavy

@@ -4,7 +4,7 @@ import socket
 from typing import Any
 
 import pytest
-from counter import Add, Count, Counter, SlowAsync
+from counter import Add, Count, Counter, Failing, SlowAsync, Unscored
 from serving import serving
 
 from envs.blackjack_env.server.app import app as blackjack
@@ -12,7 +12,6 @@ from envs.shop_env.server.app import app as shop
 from openenv_core import Action
 from openenv_core.adapters.episode import TextEpisode, fetch_schema, read_call
 from openenv_core.errors import ConnectionFailedError, ProtocolError
-from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
 from servers import create_app
 
 
@@ -63,13 +62,9 @@ async def test_tools_are_the_environments_own_and_what_a_tool_says_reaches_the_p
         await episode.close()
 
 
-@pytest.mark.parametrize("key", [INFRASTRUCTURE_ERROR, UNSCORED])
-async def test_unscored_episode_has_no_reward(key: str) -> None:
-    class Failing(Counter):
-        def step(self, action: Add) -> Count:
-            return Count(metadata={key: "a disk is full"}, done=True)
-
-    async with serving(create_app(Failing, Add, Count)) as address:
+@pytest.mark.parametrize("environment", [Failing, Unscored])
+async def test_unscored_episode_has_no_reward(environment: type[Counter]) -> None:
+    async with serving(create_app(environment, Add, Count)) as address:
         episode = TextEpisode(f"http://{address}", unfinished_reward=-1)
         await episode.reset()
         await episode.call("act", {"amount": 1})

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from counter import Add, Count, Counter, Failing, Unscored
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from pydantic import Field
@@ -17,7 +18,7 @@ from websockets.asyncio.server import ServerConnection
 
 from envs.blackjack_env.server.app import app as blackjack
 from envs.gymnasium_env.server.app import gymnasium_app
-from openenv_core import Action, Environment, GenericEnvClient, Observation, State
+from openenv_core import GenericEnvClient, Observation
 from openenv_core.adapters.spaces import write_value
 from openenv_core.adapters.vector import MembersFailedError, ServedVectorEnv
 from openenv_core.errors import (
@@ -160,7 +161,7 @@ async def test_steps_are_sent_and_received_apart() -> None:
     await with_vector(gymnasium_app("CartPole-v1"), use, 4)
 
 
-async def test_an_environment_of_ours_and_its_infrastructure() -> None:
+async def test_an_environment_of_ours_has_text_and_numbers_of_each() -> None:
     def use(envs: ServedVectorEnv) -> None:
         assert envs.single_action_space == spaces.Discrete(2)
         seen, _ = envs.reset(seed=1)
@@ -174,46 +175,18 @@ async def test_an_environment_of_ours_and_its_infrastructure() -> None:
     await with_vector(blackjack, use, 2)
 
 
-class Number(Observation):
-    number: int = 1
-    info: str = "of the environment's own"
-
-
-class Numbered(Environment[Any, Any, Any]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    MARK = "infrastructure_error"
-
-    def reset(self, **_: Any) -> Observation:
-        return Number()
-
-    def step(self, action: Any) -> Observation:
-        return Number(metadata={self.MARK: "the disk is full"}, done=True)
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
-class Press(Action):
-    button: int = Field(ge=0, le=1)
-
-
-class Unscored(Numbered):
-    MARK = "unscored"
-
-
-@pytest.mark.parametrize("environment", [Numbered, Unscored])
+@pytest.mark.parametrize("environment", [Failing, Unscored])
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 async def test_episode_of_a_member_that_failed_or_has_no_score_does_not_count(
-    mode: str, environment: type[Numbered]
+    mode: str, environment: type[Counter]
 ) -> None:
     def use(envs: ServedVectorEnv) -> None:
         envs.reset()
         with pytest.raises(MembersFailedError, match="does not count: the disk is full") as caught:
-            envs.step(np.array([0]))
+            envs.step(np.array([1]))
         assert isinstance(caught.value.errors[0], EnvironmentFailureError)
 
-    app = create_app(environment, Press, Number, max_concurrent_envs=2)
+    app = create_app(environment, Add, Count, max_concurrent_envs=2)
     await with_vector(app, use, 1, autoreset_mode=mode)
 
 
@@ -223,7 +196,7 @@ class Tree(Observation):
 
 async def test_a_vector_that_has_no_spaces_takes_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     slot_requests = []
-    app = create_app(Numbered, Press, Tree, max_concurrent_envs=2)
+    app = create_app(Counter, Add, Tree, max_concurrent_envs=2)
     take = app.sessions.slots.acquire
     monkeypatch.setattr(
         app.sessions.slots, "acquire", lambda *args: slot_requests.append(args) or take(*args)

@@ -6,7 +6,8 @@ import random
 import socket
 import struct
 import threading
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +70,16 @@ async def ask(connection: ClientConnection, **fields: Any) -> Any:
     return json.loads(await asyncio.wait_for(connection.recv(), 20))
 
 
+@asynccontextmanager
+async def through_proxy(app: EnvironmentApp, **options: Any) -> AsyncIterator[tuple[FaultyProxy, CounterEnv]]:
+    async with (
+        serving(app) as address,
+        faulty_proxy(address) as proxy,
+        CounterEnv(proxy.url, **options) as client,
+    ):
+        yield proxy, client
+
+
 def only_link(app: EnvironmentApp) -> server_link.Link:
     (link,) = app._ensure_built().links.registered.values()
     return link
@@ -96,11 +107,7 @@ async def test_session_outlives_its_connection(env: type[Counter], how: str) -> 
 async def test_executed_step_is_answered_after_a_break_and_not_repeated(ends: str) -> None:
     env = SlowBlocking.fresh()
     app = app_of(env)
-    async with (
-        serving(app) as address,
-        faulty_proxy(address) as proxy,
-        CounterEnv(proxy.url) as client,
-    ):
+    async with through_proxy(app) as (proxy, client):
         await client.reset()
         step = asyncio.create_task(client.step(Add(amount=1)))
         await asyncio.to_thread(env.entered.wait, 20)
@@ -120,11 +127,7 @@ def has_unsent_calls(conversation: Any) -> bool:
 
 
 async def test_request_waiting_for_buffer_space_is_sent_over_the_next_connection_unless_cancelled() -> None:
-    async with (
-        serving(app_of(Tally)) as address,
-        faulty_proxy(address) as proxy,
-        CounterEnv(proxy.url) as client,
-    ):
+    async with through_proxy(app_of(Tally)) as (proxy, client):
         await client.reset()
         assert client._conversation is not None
         client._conversation.carrier.write_paused = True
@@ -151,11 +154,7 @@ async def test_request_waiting_for_buffer_space_is_sent_over_the_next_connection
 async def test_half_open_connection_is_replaced() -> None:
     options = {"websocket_ping_interval_s": 0.1, "websocket_ping_timeout_s": 1.5}
     app = app_of(Tally)
-    async with (
-        serving(app) as address,
-        faulty_proxy(address) as proxy,
-        CounterEnv(proxy.url, **options) as client,
-    ):
+    async with through_proxy(app, **options) as (proxy, client):
         await client.reset(seed=5)
         proxy.hold()  # the server hears of nothing, and would keep the old connection
         assert (await client.step(Add(amount=1))).observation.extra == 1
@@ -231,11 +230,7 @@ async def test_stopping_or_missing_server_is_not_waited_for(stops: str) -> None:
 
 async def test_restarting_ingress_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversing, "MAX_REFUSED_CONNECTS", 1)
-    async with (
-        serving(app_of(Tally)) as address,
-        faulty_proxy(address) as proxy,
-        CounterEnv(proxy.url) as client,
-    ):
+    async with through_proxy(app_of(Tally)) as (proxy, client):
         await client.reset()
         connect, attempts = conversing.open_socket, []
 
@@ -284,11 +279,7 @@ async def test_link_without_sessions_is_closed(monkeypatch: pytest.MonkeyPatch) 
 async def test_vector_is_resumed_with_its_running_requests() -> None:
     env = Patient.fresh()
     app = app_of(env)
-    async with (
-        serving(app) as address,
-        faulty_proxy(address) as proxy,
-        CounterEnv(proxy.url) as client,
-    ):
+    async with through_proxy(app) as (proxy, client):
         vector = await client.vector(3)
         await vector.ask("reset", seeds=[1, 2, 3])
         await vector.send("step", members=[0, 1], actions=[{"amount": 1}, {"amount": 99}], at_least=1)
@@ -476,10 +467,7 @@ async def test_session_that_stands_is_closed_although_its_broken_socket_may_come
 async def test_late_or_cancelled_request_is_not_executed() -> None:
     env = Patient.fresh()
     app = app_of(env)
-    async with (
-        serving(app) as address,
-        v1_socket(address) as connection,
-    ):
+    async with serving(app) as address, v1_socket(address) as connection:
         await ask(connection, id=1, op="open")
         step = {"type": "step", "data": {"amount": 99}}
         await connection.send(json.dumps({"id": 2, **step}))

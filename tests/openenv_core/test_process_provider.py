@@ -11,7 +11,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,40 +32,35 @@ SUPPORT = str(Path(__file__).parents[1] / "support")
 WAIT_TIMEOUT_S = 60
 
 OWNER = """
-import multiprocessing, os, sys, time
+import os, sys, time
 from openenv_core import LocalProcessProvider
 
+how = sys.argv[2]
 # A fork that holds up a stop does so for all of this time: long, since a busy machine is slow as well.
-stop_timeout_s = 60 if sys.argv[2] == "stop beside a fork" else 5
-provider = LocalProcessProvider("counter:app", cwd=sys.argv[1], stop_timeout_s=stop_timeout_s)
+provider = LocalProcessProvider("counter:app", cwd=sys.argv[1], stop_timeout_s=60 if how == "stop beside a fork" else 5)
 print(provider.start(), flush=True)
-if sys.argv[2] == "fork":
-    pid = os.fork()
-    if pid == 0:
+if "fork" in how:
+    fork = os.fork()
+    if fork == 0 and how == "a fork ends":
+        provider.stop()
+        sys.exit(0)
+    if fork == 0:
         time.sleep(600)
         os._exit(0)
-    print(pid, flush=True)
-if sys.argv[2] == "stop beside a fork":
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(600)
-        os._exit(0)
+if how == "fork":
+    print(fork, flush=True)
+if how == "stop beside a fork":
     begin = time.monotonic()
     provider.stop()
     print(time.monotonic() - begin, flush=True)
-    os.kill(pid, 9)
-if sys.argv[2] == "a fork ends":
-    pid = os.fork()
-    if pid == 0:
-        provider.stop()
-        sys.exit(0)
-    os.waitpid(pid, 0)
+    os.kill(fork, 9)
+if how == "a fork ends":
+    os.waitpid(fork, 0)
     print("ended", flush=True)
-if sys.argv[2] == "raise":
+if how == "raise":
     raise RuntimeError("on purpose")
-if sys.argv[2] == "end":
-    sys.exit(0)
-time.sleep(600)
+if how != "end":
+    time.sleep(600)
 """
 
 
@@ -202,32 +197,22 @@ TOKEN, OTHER = "a-token-of-good-length", "another-token-of-good-length"
 
 
 @pytest.mark.slow
-def test_tokens_of_the_shell_are_not_inherited(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text(f"{OTHER}\n")
+def test_tokens_of_the_shell_are_not_inherited_and_the_client_uses_the_first_of_its_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tokens").write_text(f"# mine\n\n{TOKEN}\n{OTHER}\n")
     monkeypatch.setenv("ROPEWALK_TOKENS", TOKEN)
     monkeypatch.setenv("ROPEWALK_TOKEN_FILE", str(tmp_path / "tokens"))
-    with GenericEnvClient.from_process("counter:app", cwd=SUPPORT) as env:
-        assert env.reset(seed=1).observation["total"] == 1
-
-
-@pytest.mark.slow
-def test_client_uses_the_first_token_of_its_server() -> None:
-    variables = {"ROPEWALK_TOKENS": f" {TOKEN}, {OTHER}"}
-    with GenericEnvClient.from_process("counter:app", cwd=SUPPORT, env_vars=variables) as env:
-        assert env.reset(seed=1).observation["total"] == 1
-        with pytest.raises(AuthenticationError):
-            GenericEnvClient(env.base_url).sync().connect()
-
-
-@pytest.mark.slow
-def test_header_of_the_caller_outranks_the_first_token(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text(f"# mine\n\n{TOKEN}\n{OTHER}\n")
-    variables = {"ROPEWALK_TOKEN_FILE": str(tmp_path / "tokens")}
-    headers = {"authorization": f"Bearer {OTHER}"}
-    with GenericEnvClient.from_process(
-        "counter:app", cwd=SUPPORT, env_vars=variables, headers=headers
-    ) as env:
-        assert env.reset(seed=1).observation["total"] == 1
+    of_file = {"ROPEWALK_TOKEN_FILE": str(tmp_path / "tokens")}
+    for variables, options in (
+        ({}, {}),
+        ({"ROPEWALK_TOKENS": f" {TOKEN}, {OTHER}"}, {}),
+        (of_file, {"headers": {"authorization": f"Bearer {OTHER}"}}),  # the caller's header goes first
+    ):
+        with GenericEnvClient.from_process("counter:app", cwd=SUPPORT, env_vars=variables, **options) as env:
+            assert env.reset(seed=1).observation["total"] == 1
+            with pytest.raises(AuthenticationError) if variables else nullcontext():
+                GenericEnvClient(env.base_url).sync().connect()
 
 
 def test_unreadable_token_file_gives_no_token(tmp_path: Path) -> None:
@@ -274,15 +259,12 @@ def test_last_output_of_the_server_is_in_the_error() -> None:
     assert len(failed.value.output) < 10**5
 
 
-def test_silent_server_fails_at_the_start_timeout() -> None:
+def test_silent_server_fails_at_the_start_timeout_and_a_missing_directory_at_once() -> None:
     before = children()
     silent = (sys.executable, "-c", "import time; time.sleep(600)")
     with pytest.raises(ServerStartError, match="raise start_timeout_s"):
         LocalProcessProvider("silent", command=silent, start_timeout_s=0.3).start()
     assert children() <= before
-
-
-def test_missing_directory_is_reported() -> None:
     with pytest.raises(ProviderError, match="expected to start"):
         LocalProcessProvider("counter:app", cwd="/no/such/directory").start()
 

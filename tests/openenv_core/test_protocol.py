@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from openenv_core import (
-    Action,
-    ConcurrencyConfig,
-    Observation,
-    OpenEnvError,
-    State,
-    errors,
-)
+from openenv_core import Action, ConcurrencyConfig, Observation, OpenEnvError, State, errors
 from openenv_core.protocol.jsonio import dumps, reader
 from openenv_core.protocol.requests import Close, ReadState, RequestDecoder, Reset, encode_request
 from openenv_core.tools import (

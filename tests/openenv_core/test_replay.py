@@ -82,7 +82,7 @@ class Deep(Counter):
 
 
 class Servers:
-    """Servers of one app each, that can be ended one by one."""
+    """Servers of one app each that can be ended one by one."""
 
     def __init__(self) -> None:
         self._stacks: dict[str, AsyncExitStack] = {}
@@ -103,13 +103,11 @@ class Servers:
             await self.end(url)
 
 
-@asynccontextmanager
-async def several() -> AsyncIterator[Servers]:
+@pytest.fixture
+async def servers() -> AsyncIterator[Servers]:
     servers = Servers()
-    try:
-        yield servers
-    finally:
-        await servers.end_all()
+    yield servers
+    await servers.end_all()
 
 
 @asynccontextmanager
@@ -124,131 +122,120 @@ async def telling(handler: Callable[[ServerConnection], Awaitable[None]]) -> Asy
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
-async def test_episode_continues_on_another_server(transport: str) -> None:
-    async with several() as servers:
-        urls = [await servers.start(Deep), await servers.start(Deep)]
-        async with CounterEnv(urls, transport=transport) as env:
-            total = (await env.reset(start=1)).observation.total
-            before = await env.state()
-            for amount in (-2, -3):
-                total += amount
-                assert (await env.step(Add(amount=amount))).observation.total == total
-            first = env.base_url
-            await servers.end(first)
-            assert (await env.step(Add(amount=-1))).observation.total == total - 1
-            assert env.base_url != first
-            after = await env.state()
-            assert (after.episode_id, after.step_count) == (before.episode_id, 3)
-            assert (await env.reset(seed=3)).observation.total == -3
+async def test_episode_continues_on_another_server(servers: Servers, transport: str) -> None:
+    urls = [await servers.start(Deep), await servers.start(Deep)]
+    async with CounterEnv(urls, transport=transport) as env:
+        total = (await env.reset(start=1)).observation.total
+        before = await env.state()
+        for amount in (-2, -3):
+            total += amount
+            assert (await env.step(Add(amount=amount))).observation.total == total
+        first = env.base_url
+        await servers.end(first)
+        assert (await env.step(Add(amount=-1))).observation.total == total - 1
+        assert env.base_url != first
+        after = await env.state()
+        assert (after.episode_id, after.step_count) == (before.episode_id, 3)
+        assert (await env.reset(seed=3)).observation.total == -3
 
 
-def test_sync_client_continues_on_another_server() -> None:
-    async def play() -> None:
-        async with several() as servers:
-            urls = [await servers.start(), await servers.start()]
-            env = make(urls, client=CounterEnv)
-            with await asyncio.to_thread(env.__enter__):
-                assert (await asyncio.to_thread(env.reset, seed=2)).observation.total == 2
-                await servers.end(env.base_url)
-                assert (await asyncio.to_thread(env.step, Add(amount=1))).observation.total == 3
-                await asyncio.to_thread(env.close)
-
-    asyncio.run(play())
+async def test_sync_client_continues_on_another_server(servers: Servers) -> None:
+    env = make([await servers.start(), await servers.start()], client=CounterEnv)
+    assert (await asyncio.to_thread(env.reset, seed=2)).observation.total == 2
+    await servers.end(env.base_url)
+    assert (await asyncio.to_thread(env.step, Add(amount=1))).observation.total == 3
+    await asyncio.to_thread(env.close)
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
-async def test_nondeterministic_environment_loses_its_episode(transport: str) -> None:
-    async with several() as servers:
-        urls = [await servers.start(Fickle), await servers.start(Fickle)]
-        async with CounterEnv(urls, transport=transport) as env:
-            assert (await env.reset()).observation.total == 0  # no seed was drawn
-            await env.step(Add(amount=1))
-            await servers.end(env.base_url)
-            for _ in range(2):
-                with pytest.raises(EpisodeLostError, match="DETERMINISTIC"):
-                    await env.step(Add(amount=1))
-            with pytest.raises(ConnectionLostError):
-                await env.state()
-            assert (await env.reset(seed=1)).observation.total == 1
+async def test_nondeterministic_environment_loses_its_episode(servers: Servers, transport: str) -> None:
+    urls = [await servers.start(Fickle), await servers.start(Fickle)]
+    async with CounterEnv(urls, transport=transport) as env:
+        assert (await env.reset()).observation.total == 0  # no seed was drawn
+        await env.step(Add(amount=1))
+        await servers.end(env.base_url)
+        for _ in range(2):
+            with pytest.raises(EpisodeLostError, match="DETERMINISTIC"):
+                await env.step(Add(amount=1))
+        with pytest.raises(ConnectionLostError):
+            await env.state()
+        assert (await env.reset(seed=1)).observation.total == 1
 
 
-async def test_replay_that_differs_names_the_step() -> None:
-    async with several() as servers:
-        urls = [await servers.start(Drifting), await servers.start(Drifting)]
-        async with CounterEnv(urls) as env:
-            await env.reset(seed=1)
-            for _ in range(4):
-                await env.step(Add(amount=2))
-            await servers.end(env.base_url)
-            with pytest.raises(
-                EpisodeLostError, match=r"step 2 of the episode .*\"total\": 5.*ropewalk validate"
-            ):
-                await env.step(Add(amount=2))
-            with pytest.raises(EpisodeLostError, match="step 2"):
-                await env.state()
-            assert (await env.reset(seed=1)).observation.total == 1
+async def test_replay_that_differs_names_the_step(servers: Servers) -> None:
+    urls = [await servers.start(Drifting), await servers.start(Drifting)]
+    async with CounterEnv(urls) as env:
+        await env.reset(seed=1)
+        for _ in range(4):
+            await env.step(Add(amount=2))
+        await servers.end(env.base_url)
+        with pytest.raises(
+            EpisodeLostError, match=r"step 2 of the episode .*\"total\": 5.*ropewalk validate"
+        ):
+            await env.step(Add(amount=2))
+        with pytest.raises(EpisodeLostError, match="step 2"):
+            await env.state()
+        assert (await env.reset(seed=1)).observation.total == 1
 
 
 @pytest.mark.parametrize("first", [0, 1])
-async def test_both_servers_must_declare_determinism(first: int) -> None:
-    async with several() as servers:
-        urls = [await servers.start(), await servers.start(Fickle)]
-        async with next(env for _ in range(99) if (env := CounterEnv(urls)).base_url == urls[first]) as env:
-            await env.reset(seed=1)
-            await servers.end(urls[first])
-            with pytest.raises(EpisodeLostError, match="server does not say"):
-                await env.step(Add(amount=1))
-
-
-async def test_metadata_and_texts_of_errors_may_differ() -> None:
-    async with several() as servers:
-        urls = [await servers.start(Stamped), await servers.start(Stamped)]
-        async with CounterEnv(urls) as env:
-            await env.reset(seed=1)
+async def test_both_servers_must_declare_determinism(servers: Servers, first: int) -> None:
+    urls = [await servers.start(), await servers.start(Fickle)]
+    async with next(env for _ in range(99) if (env := CounterEnv(urls)).base_url == urls[first]) as env:
+        await env.reset(seed=1)
+        await servers.end(urls[first])
+        with pytest.raises(EpisodeLostError, match="server does not say"):
             await env.step(Add(amount=1))
-            with pytest.raises(ExecutionError):
-                await env.step(Add(amount=0))
-            await servers.end(env.base_url)
-            assert (await env.step(Add(amount=1))).observation.total == 3
 
 
-async def test_refused_reset_keeps_the_episode_replayable() -> None:
-    async with several() as servers:
-        urls = [await servers.start(), await servers.start()]
-        async with CounterEnv(urls) as env:
-            await env.reset(seed=9)
-            await env.reset(seed=1)
+async def test_metadata_and_texts_of_errors_may_differ(servers: Servers) -> None:
+    urls = [await servers.start(Stamped), await servers.start(Stamped)]
+    async with CounterEnv(urls) as env:
+        await env.reset(seed=1)
+        await env.step(Add(amount=1))
+        with pytest.raises(ExecutionError):
+            await env.step(Add(amount=0))
+        await servers.end(env.base_url)
+        assert (await env.step(Add(amount=1))).observation.total == 3
+
+
+async def test_refused_reset_keeps_the_episode_replayable(servers: Servers) -> None:
+    urls = [await servers.start(), await servers.start()]
+    async with CounterEnv(urls) as env:
+        await env.reset(seed=9)
+        await env.reset(seed=1)
+        await env.step(Add(amount=1))
+        with pytest.raises(ExecutionError):
+            await env.reset(start="x")
+        await servers.end(env.base_url)
+        assert (await env.step(Add(amount=1))).observation.total == 3
+        await servers.end_all()
+        env._options = replace(env._options, connect_timeout_s=0.1)
+        with pytest.raises(EpisodeLostError, match=r"no server was found .* within 0.1 s"):
             await env.step(Add(amount=1))
-            with pytest.raises(ExecutionError):
-                await env.reset(start="x")
-            await servers.end(env.base_url)
-            assert (await env.step(Add(amount=1))).observation.total == 3
-            await servers.end_all()
-            env._options = replace(env._options, connect_timeout_s=0.1)
-            with pytest.raises(EpisodeLostError, match=r"no server was found .* within 0.1 s"):
-                await env.step(Add(amount=1))
-            with pytest.raises(ConnectionFailedError):
-                await env.reset()
+        with pytest.raises(ConnectionFailedError):
+            await env.reset()
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-async def test_full_surviving_server_is_waited_for(fresh: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_surviving_server_is_waited_for(
+    servers: Servers, fresh: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(waiting, "SEVERAL_QUEUE_S", 0.05)
-    async with several() as servers:
-        urls = [await servers.start(), await servers.start(sessions=1)]
-        async with CounterEnv(urls[1]) as holder, CounterEnv(urls) as env:
-            env._options = replace(env._options, connect_timeout_s=0.8)
-            while env.base_url != urls[0]:
-                env._use_next_server()
-            await env.disconnect()
-            await env.reset(seed=1)
-            await holder.reset()
-            await servers.end(urls[0])
-            going_on = asyncio.create_task(env.reset(seed=1) if fresh else env.step(Add(amount=1)))
-            await asyncio.wait([going_on], timeout=1)
-            assert not going_on.done()
-            await holder.disconnect()
-            assert (await going_on).observation.total == (1 if fresh else 2)
+    urls = [await servers.start(), await servers.start(sessions=1)]
+    async with CounterEnv(urls[1]) as holder, CounterEnv(urls) as env:
+        env._options = replace(env._options, connect_timeout_s=0.8)
+        while env.base_url != urls[0]:
+            env._use_next_server()
+        await env.disconnect()
+        await env.reset(seed=1)
+        await holder.reset()
+        await servers.end(urls[0])
+        going_on = asyncio.create_task(env.reset(seed=1) if fresh else env.step(Add(amount=1)))
+        await asyncio.wait([going_on], timeout=1)
+        assert not going_on.done()
+        await holder.disconnect()
+        assert (await going_on).observation.total == (1 if fresh else 2)
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
@@ -326,17 +313,16 @@ async def test_request_that_kills_servers_is_retried_a_bounded_number_of_times()
 
 
 @pytest.mark.parametrize("how", ["close", "disconnect"])
-async def test_closing_ends_the_search_for_another_server(how: str) -> None:
-    async with several() as servers:
-        env = CounterEnv(await servers.start())
-        await env.reset(seed=1)
-        await servers.end(env.base_url)
-        under_way = asyncio.create_task(env.step(Add(amount=1)))
-        await eventually(lambda: not env.connected)
-        await getattr(env, how)()
-        with pytest.raises(ConnectionLostError):
-            await under_way
-        await env.close()
+async def test_closing_ends_the_search_for_another_server(servers: Servers, how: str) -> None:
+    env = CounterEnv(await servers.start())
+    await env.reset(seed=1)
+    await servers.end(env.base_url)
+    under_way = asyncio.create_task(env.step(Add(amount=1)))
+    await eventually(lambda: not env.connected)
+    await getattr(env, how)()
+    with pytest.raises(ConnectionLostError):
+        await under_way
+    await env.close()
 
 
 async def test_cancelled_search_restarts_with_the_next_request() -> None:
@@ -351,57 +337,54 @@ async def test_cancelled_search_restarts_with_the_next_request() -> None:
             assert (await env.step(Add(amount=2))).observation.total == 3
 
 
-async def test_attached_session_is_not_replayed() -> None:
-    async with several() as servers:
-        urls = [await servers.start()]
-        session = await open_session(urls[0].removeprefix("http://"))
-        async with CounterEnv(urls[0], session_id=session) as env:
-            await env.reset(seed=1)
-            await servers.end(urls[0])
-            for _ in range(2):
-                with pytest.raises(ConnectionLostError) as lost:
-                    await env.step(Add(amount=1))
-                assert type(lost.value) is ConnectionLostError
+async def test_attached_session_is_not_replayed(servers: Servers) -> None:
+    urls = [await servers.start()]
+    session = await open_session(urls[0].removeprefix("http://"))
+    async with CounterEnv(urls[0], session_id=session) as env:
+        await env.reset(seed=1)
+        await servers.end(urls[0])
+        for _ in range(2):
+            with pytest.raises(ConnectionLostError) as lost:
+                await env.step(Add(amount=1))
+            assert type(lost.value) is ConnectionLostError
 
 
-async def test_fork_is_made_on_the_server_of_the_episode() -> None:
-    async with several() as servers:
-        urls = [await servers.start(Forking) for _ in range(4)]
-        async with CounterEnv(urls) as env:
-            await env.reset(seed=1)
-            await servers.end(env.base_url)
-            children = await env.fork(3)
-            for child in children:
-                assert child.base_url == env.base_url
-                assert (await child.step(Add(amount=2))).observation.total == 3
-            await servers.end(env.base_url)
-            with pytest.raises(EpisodeLostError, match="no reset has begun it"):
-                await children[0].step(Add(amount=1))
-            assert (await env.step(Add(amount=1))).observation.total == 2
+async def test_fork_is_made_on_the_server_of_the_episode(servers: Servers) -> None:
+    urls = [await servers.start(Forking) for _ in range(4)]
+    async with CounterEnv(urls) as env:
+        await env.reset(seed=1)
+        await servers.end(env.base_url)
+        children = await env.fork(3)
+        for child in children:
+            assert child.base_url == env.base_url
+            assert (await child.step(Add(amount=2))).observation.total == 3
+        await servers.end(env.base_url)
+        with pytest.raises(EpisodeLostError, match="no reset has begun it"):
+            await children[0].step(Add(amount=1))
+        assert (await env.step(Add(amount=1))).observation.total == 2
 
 
 # Several URLs
 
 
 @pytest.mark.slow
-async def test_clients_spread_over_servers_and_skip_dead_ones() -> None:
-    async with several() as servers:
-        urls = [await servers.start(sessions=2), DEAD, await servers.start(sessions=2)]
-        first = CounterEnv(urls)
-        clients = [first, *[await first.new_session() for _ in range(3)]]
-        for client in clients:
-            await client.reset()
-        assert sorted(str(client.base_url) for client in clients) == sorted([urls[0], urls[2]] * 2)
-        with pytest.raises(CapacityError):
-            await CounterEnv([urls[0], urls[2]], queue_timeout_s=0).reset()
-        await first.close()
-        assert {CounterEnv(urls).base_url for _ in range(60)} == set(urls)
-        with pytest.raises(ConnectionFailedError):
-            await CounterEnv([DEAD, DEAD]).connect()
-        with pytest.raises(ConfigurationError, match="empty"):
-            CounterEnv([])
-        with pytest.raises(ConfigurationError, match="starts with"):
-            CounterEnv([DEAD, "ftp://h"])
+async def test_clients_spread_over_servers_and_skip_dead_ones(servers: Servers) -> None:
+    urls = [await servers.start(sessions=2), DEAD, await servers.start(sessions=2)]
+    first = CounterEnv(urls)
+    clients = [first, *[await first.new_session() for _ in range(3)]]
+    for client in clients:
+        await client.reset()
+    assert sorted(str(client.base_url) for client in clients) == sorted([urls[0], urls[2]] * 2)
+    with pytest.raises(CapacityError):
+        await CounterEnv([urls[0], urls[2]], queue_timeout_s=0).reset()
+    await first.close()
+    assert {CounterEnv(urls).base_url for _ in range(60)} == set(urls)
+    with pytest.raises(ConnectionFailedError):
+        await CounterEnv([DEAD, DEAD]).connect()
+    with pytest.raises(ConfigurationError, match="empty"):
+        CounterEnv([])
+    with pytest.raises(ConfigurationError, match="starts with"):
+        CounterEnv([DEAD, "ftp://h"])
 
 
 # Seeds
@@ -425,41 +408,32 @@ def test_missing_seeds_are_drawn_from_the_last_given_one() -> None:
 # Bounds
 
 
-async def test_long_episode_is_compared_by_digests_and_a_too_long_one_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_long_episode_is_compared_by_digests_and_a_too_long_one_is_not_kept(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replaying, "MAX_BYTES", 1500)
-    async with several() as servers:
-        urls = [await servers.start(Drifting) for _ in range(4)]
-        async with CounterEnv(urls) as env:
-            await env.reset(seed=1)
-            for _ in range(9):
-                await env.step(Add(amount=0))
-            assert env._journal._bytes <= 1500
-            await servers.end(env.base_url)
-            assert (await env.step(Add(amount=0))).observation.total == 1
-            await env.step(Add(amount=4))
-            for _ in range(4):
-                await env.step(Add(amount=-1))
-            await servers.end(env.base_url)
-            with pytest.raises(EpisodeLostError, match=r"step 11 of the episode .* with another reply"):
-                await env.step(Add(amount=0))
-            await env.reset(seed=1)
-            for _ in range(30):
-                await env.step(Add(amount=0))
-            await servers.end(env.base_url)
-            with pytest.raises(EpisodeLostError, match="longer than"):
-                await env.step(Add(amount=0))
-
-
-async def test_episode_with_too_many_requests_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaying, "MAX_REQUESTS", 4)
-    async with several() as servers, CounterEnv(await servers.start()) as env:
+    urls = [await servers.start(Drifting) for _ in range(4)]
+    async with CounterEnv(urls) as env:
         await env.reset(seed=1)
-        for _ in range(3):
+        for _ in range(9):
             await env.step(Add(amount=0))
-        assert env._journal.obstacle is None
-        await env.step(Add(amount=0))
+        assert env._journal._bytes <= 1500
+        await servers.end(env.base_url)
+        assert (await env.step(Add(amount=0))).observation.total == 1
+        await env.step(Add(amount=4))
+        for _ in range(4):
+            await env.step(Add(amount=-1))
+        await servers.end(env.base_url)
+        with pytest.raises(EpisodeLostError, match=r"step 11 of the episode .* with another reply"):
+            await env.step(Add(amount=0))
+        await env.reset(seed=1)
+        for _ in range(30):
+            await env.step(Add(amount=0))
         await servers.end(env.base_url)
         with pytest.raises(EpisodeLostError, match="longer than"):
             await env.step(Add(amount=0))
+        monkeypatch.setattr(replaying, "MAX_REQUESTS", 4)
+        await env.reset(seed=1)
+        for obstacle in (None, None, None, replaying._TOO_LONG):
+            await env.step(Add(amount=0))
+            assert env._journal.obstacle == obstacle

@@ -45,9 +45,7 @@ async def test_clients_wait_for_a_slot_without_retry_code(transport: str) -> Non
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_server_without_a_queue_is_retried_until_it_has_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_server_without_a_queue_is_retried_until_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "MIN_BACKOFF_S", 0.005)
     attempts = 0
 

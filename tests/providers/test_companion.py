@@ -118,9 +118,7 @@ def test_companion_that_died_before_the_end_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-def test_exec_removes_only_the_containers_of_the_first_program(
-    tmp_path: Path,
-) -> None:
+def test_exec_removes_only_the_containers_of_the_first_program(tmp_path: Path) -> None:
     then = BEGIN + 'NAME = "second"\n' + MAKE + "sys.stdin.read(1)"
     with (
         fake_engine(tmp_path) as engine,

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import field_validator
 
 from openenv_core import Action, Environment, EpisodeOverError, Observation, State
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
 from servers import create_app
 
 LIMIT = 10
@@ -199,6 +200,19 @@ class Fragile(Counter):
         if action.amount == 7:
             return Count(infrastructure_error="no disk", reward=7)
         return Count(total=action.amount, reward=action.amount, done=True)
+
+
+class Failing(Counter):
+    """Each step ends the episode, which does not count: MARK says in the metadata why."""
+
+    MARK = INFRASTRUCTURE_ERROR
+
+    def step(self, action: Add) -> Count:
+        return Count(metadata={self.MARK: "the disk is full"}, done=True)
+
+
+class Unscored(Failing):
+    MARK = UNSCORED
 
 
 class Unbuildable(Counter):
