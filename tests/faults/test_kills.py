@@ -21,13 +21,12 @@ END_TIMEOUT_S = 300.0
 SMALLER = ("rollout.batch_size=128", "env.sessions=32", "evaluation.episodes=16", "rollout.num_workers=1")
 
 
-@pytest.mark.parametrize("max_staleness", [1])
-def test_each_kind_of_process_survives_a_kill(tmp_path: Path, max_staleness: int) -> None:
+def test_each_kind_of_process_survives_a_kill(tmp_path: Path) -> None:
     job = Job(
         ROOT,
         tmp_path / "run",
         "trainer.iterations=5000",  # it may not end before the last one is back, and is interrupted then
-        f"rollout.max_staleness={max_staleness}",
+        "rollout.max_staleness=1",
         "reward.function=benchmarks.faults.rewards.compute_reward",
     )
     try:
@@ -57,17 +56,16 @@ def test_each_kind_of_process_survives_a_kill(tmp_path: Path, max_staleness: int
     assert all(kill.noticed_s is not None and kill.serving_s is not None for kill in killer.kills)
 
 
-@pytest.mark.parametrize("ranks", [2])
-def test_deterministic_run_resumes_to_the_same_bits(tmp_path: Path, ranks: int) -> None:
+def test_deterministic_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     arguments = (
         *SMALLER,
         "deterministic=true",
-        f"monarch.roles.trainer.procs={ranks}",
+        "monarch.roles.trainer.procs=2",
         "monarch.roles.policy.replicas=1",
     )
     iterations = 6 * CHECKPOINT_INTERVAL
     calm = run_undisturbed(ROOT, tmp_path / "calm", iterations, *arguments)
-    back = run_killed(ROOT, tmp_path / "killed", iterations, ranks, *arguments)
+    back = run_killed(ROOT, tmp_path / "killed", iterations, 2, *arguments)
     assert len(calm.metrics) == iterations
     assert back.metrics == calm.metrics
     assert back.weights == calm.weights

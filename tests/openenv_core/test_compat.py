@@ -124,17 +124,6 @@ def test_names_exist_only_between_install_and_uninstall() -> None:
         importlib.import_module("openenv.core")
 
 
-def test_server_names_come_from_the_server_package() -> None:
-    compat.install()
-    scope: dict[str, object] = {}
-    exec("from openenv.core.env_server.http_server import create_app", scope)
-    assert scope["create_app"] is resolve("servers:create_app")
-    exec("from openenv.core.env_server.web_interface import create_web_interface_app", scope)
-    assert scope["create_web_interface_app"] is resolve("servers.released:create_web_interface_app")
-    with pytest.raises(compat.NotProvidedError, match="GetEndpointConfig"):
-        exec("from openenv.core.env_server.route_config import GetEndpointConfig", {})
-
-
 @pytest.mark.slow
 def test_compat_command_provides_the_names_in_all_child_processes(tmp_path: Path) -> None:
     (tmp_path / "envs" / "elsewhere_env").mkdir(parents=True)

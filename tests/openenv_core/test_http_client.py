@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,40 +38,28 @@ Answer = tuple[int, dict[str, str], Any]
 async def answering(handler: Callable[[str, str, bytes], Awaitable[Answer]]) -> AsyncIterator[str]:
     """A server that answers plain HTTP as a test says: (method, path, body) to (status, headers, body)."""
 
-    answered: set[asyncio.Task[Any]] = set()
+    connections: set[asyncio.Task[Any]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        answered.add(task)
-        task.add_done_callback(answered.discard)
-        try:
-            while line := await reader.readline():
-                method, path, _ = line.decode().split(" ")
-                length = 0
-                while (field := await reader.readline()).strip():
-                    name, _, value = field.decode().partition(":")
-                    if name.lower() == "content-length":
-                        length = int(value)
+        connections.add(asyncio.current_task())  # type: ignore[arg-type]
+        with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                method, path, _ = head.split(" ", 2)
+                length = int(head.partition("content-length:")[2].partition("\r\n")[0] or 0)
                 status, headers, answer = await handler(method, path, await reader.readexactly(length))
                 body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                head = {**headers, "Content-Length": str(len(body))}
-                lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+                fields = {**headers, "Content-Length": len(body)}
+                lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
                 writer.write(f"HTTP/1.1 {status} So\r\n{lines}\r\n".encode() + body)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.close()
+        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield url_of(server)
-    finally:
-        server.close()
-        for task in answered:  # newer Pythons wait for the last one before a server counts as closed
-            task.cancel()
-        if answered:
-            await asyncio.wait(answered)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        try:
+            yield url_of(server)
+        finally:
+            for connection in connections:
+                connection.cancel()
 
 
 def result(total: int) -> dict[str, Any]:
@@ -140,29 +128,6 @@ async def test_failed_session_is_closed_before_the_next_opens() -> None:
                 await env.state()
             assert (await env.reset(seed=2)).observation.total == 2
         assert app.sessions.active == 0
-
-
-async def test_server_of_0_1_shares_one_environment() -> None:
-    requests: list[tuple[str, str, bytes]] = []
-
-    async def handler(method: str, path: str, body: bytes) -> Answer:
-        requests.append((method, path, body))
-        match path:
-            case "/reset" | "/step":
-                return 200, {}, result(len(requests))
-            case "/state":
-                return 200, {}, {"episode_id": "shared", "step_count": 1}
-            case "/health":
-                return 200, {}, {"status": "healthy"}
-        return 404, {}, {"detail": "Not Found"}
-
-    async with answering(handler) as url, CounterEnv(url, transport="http") as env:
-        await env.reset(seed=1)
-        await env.step(Add(amount=2))
-        assert (await env.state()).episode_id == "shared"
-    assert [path for _, path, _ in requests] == ["/health", "/reset", "/schema", "/step", "/state", "/mcp"]
-    assert json.loads(requests[1][2]) == {"seed": 1}
-    assert json.loads(requests[3][2]) == {"action": {"metadata": {}, "amount": 2}}
 
 
 async def test_stateless_server_is_refused() -> None:

@@ -144,21 +144,7 @@ async def test_server_without_tools_is_reported(monkeypatch: pytest.MonkeyPatch)
                 assert (await env.step({"amount": 3})).observation.total == 3  # type: ignore[attr-defined]
 
 
-async def test_get_tool_and_openai_tools_describe_the_tools(client: MCPToolClient) -> None:
-    tool = await client.get_tool("add")
-    assert tool is not None
-    assert (tool.name, tool.description) == ("add", "Add to the total, and return it.")
-    assert await client.get_tool("nope") is None
-    assert await client.has_tool("add")
-    assert not await client.has_tool("reset")
-    described = await client.openai_tools()
-    assert [one["function"]["name"] for one in described] == NAMES
-    assert described[0]["function"]["parameters"]["required"] == ["amount"]
-    with pytest.raises(TypeError, match="expected the name of a tool"):
-        await client.call_tool(amount=1)
-
-
-async def test_tool_list_is_cached_per_episode(
+async def test_tools_are_described_and_their_list_is_cached_per_episode(
     client: MCPToolClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     methods: list[str] = []
@@ -169,14 +155,23 @@ async def test_tool_list_is_cached_per_episode(
         return await ask(method, params)
 
     monkeypatch.setattr(client, "_call_rpc", counted_call)
-    first = await client.list_tools()
-    first.clear()  # the caller's own list
-    assert len(await client.list_tools()) == len(NAMES)
+    (await client.list_tools()).clear()  # the caller's own list
+    tool = await client.get_tool("add")
+    assert tool is not None
+    assert (tool.name, tool.description) == ("add", "Add to the total, and return it.")
+    assert await client.get_tool("nope") is None
+    assert await client.has_tool("add")
+    assert not await client.has_tool("reset")
+    described = await client.openai_tools()
+    assert [one["function"]["name"] for one in described] == NAMES
+    assert described[0]["function"]["parameters"]["required"] == ["amount"]
     assert len(methods) == 1
     await client.list_tools(use_cache=False)
     await client.reset()
     await client.list_tools()
     assert len(methods) == 3
+    with pytest.raises(TypeError, match="expected the name of a tool"):
+        await client.call_tool(amount=1)
 
 
 async def test_tools_work_over_plain_http() -> None:

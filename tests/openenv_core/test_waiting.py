@@ -146,19 +146,6 @@ async def test_every_server_is_tried_before_capacity_error() -> None:
                 assert (refused.value.active_sessions, refused.value.max_sessions) == (1, 1)
 
 
-async def test_vector_waits_until_all_its_sessions_are_free() -> None:
-    app = app_of(2)
-    async with serving(app) as address, CounterEnv(f"http://{address}") as first:
-        await first.reset()
-        making = asyncio.create_task(GenericEnvClient(f"http://{address}").vector(2))
-        await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 1)
-        await first.disconnect()
-        vector = await making
-        assert app.sessions.active == 2
-        await vector.close()
-        await eventually(lambda: app.sessions.active == 0)
-
-
 @pytest.mark.slow
 async def test_waiting_for_a_slot_does_not_count_against_the_request_timeout() -> None:
     app = app_of(1)

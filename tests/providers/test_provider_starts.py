@@ -44,24 +44,30 @@ class Slow:
 
 
 @pytest.mark.parametrize(
-    "client",
+    ("client", "closes"),
     [
-        lambda slow: GenericEnvClient(provider=slow).sync(),
-        lambda slow: GenericEnvClient.from_docker_image("some:image", provider=slow),
+        (lambda slow: GenericEnvClient(provider=slow).sync(), False),
+        (lambda slow: GenericEnvClient.from_docker_image("some:image", provider=slow), False),
+        (lambda slow: GenericEnvClient(provider=slow), True),
     ],
-    ids=["by itself", "told the image"],
+    ids=["by itself", "told the image", "closed meanwhile"],
 )
-async def test_cancelled_start_stops_its_container(client: Callable[[Slow], Any]) -> None:
+async def test_start_that_is_cancelled_or_closed_does_not_wait_and_its_container_is_stopped(
+    client: Callable[[Slow], Any], closes: bool
+) -> None:
     slow = Slow()
     env = client(slow)
 
     async def use() -> None:
-        await env
+        await (env.reset() if closes else env)
 
     using = asyncio.create_task(use())
     assert await asyncio.to_thread(slow.begun.wait, WAIT_TIMEOUT_S)
-    using.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    if closes:
+        await env.close()
+    else:
+        using.cancel()
+    with pytest.raises(ClientClosedError if closes else asyncio.CancelledError):
         await using
     assert slow.calls == ["stopped"]  # by the client's end: there was nothing to stop
     slow.go.set()
@@ -88,18 +94,6 @@ def test_a_stop_that_was_interrupted_is_done_by_the_next() -> None:
     provider.stop()
     provider.stop()
     assert calls == ["end", "end"]
-
-
-async def test_client_closed_during_the_start_does_not_wait() -> None:
-    slow = Slow()
-    env = GenericEnvClient(provider=slow)
-    using = asyncio.create_task(env.reset())
-    assert await asyncio.to_thread(slow.begun.wait, WAIT_TIMEOUT_S)
-    await env.close()
-    with pytest.raises(ClientClosedError, match="closed meanwhile"):
-        await using
-    slow.go.set()
-    await eventually(lambda: slow.calls == ["stopped", "made", "stopped"])
 
 
 def test_client_of_a_closed_loop_can_be_closed_on_another() -> None:
