@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from byte_pairs import save_byte_pairs
 from serve_process import serve
 
 from openenv_core.adapters.trl import TRLEnvironments, environment_reward
@@ -29,24 +30,17 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def policy() -> tuple[Any, Any]:
+def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     """A model that knows three answers, each a token: hit, stand, and nothing."""
     import torch
     import trl
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    letters = [*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    words = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(letters)}, merges=[]))
-    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    words.decoder = decoders.ByteLevel()
-    words.add_special_tokens(specials)
-    words.add_tokens([AddedToken(answer, normalized=False) for answer in ANSWERS])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=words, eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
-    tokenizer.chat_template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    folder = tmp_path_factory.mktemp("tokenizer")
+    template = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text()
+    specials = ["<|im_end|>", "<|im_start|>", "<|endoftext|>"]
+    save_byte_pairs(folder, template, special=specials, plain=ANSWERS)
+    tokenizer = AutoTokenizer.from_pretrained(folder, pad_token="<|endoftext|>")
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -84,21 +78,6 @@ def config(folder: Path, **options: Any) -> Any:
     )
 
 
-def trainer_of(policy: tuple[Any, Any], environments: TRLEnvironments, folder: Path, **options: Any) -> Any:
-    from trl import GRPOTrainer
-
-    model, tokenizer = policy
-    return GRPOTrainer(
-        model=model,
-        processing_class=tokenizer,
-        train_dataset=environments.train_dataset,
-        environment_factory=environments.environment_factory,
-        reward_funcs=options.pop("reward_funcs", environments.reward_funcs),
-        args=config(folder, max_steps=3, num_generations=4),
-        **options,
-    )
-
-
 def test_the_page_example_trains_and_leaves_nothing_running(
     policy: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +110,7 @@ def test_the_page_example_trains_and_leaves_nothing_running(
 
 def test_server_killed_amid_hands_gives_no_reward(policy: tuple[Any, Any], tmp_path: Path) -> None:
     from transformers import TrainerCallback
+    from trl import GRPOTrainer
 
     order = tmp_path / "order"
     rewards: list[tuple[float | None, bool]] = []
@@ -149,8 +129,14 @@ def test_server_killed_amid_hands_gives_no_reward(policy: tuple[Any, Any], tmp_p
 
     with serve("--workers", "2", app="mortal:app", MORTAL_ORDER=str(order)) as server:
         environments = TRLEnvironments(f"http://{server.address}", prompt="Play.", unfinished_reward=-1)
-        trainer = trainer_of(
-            policy, environments, tmp_path, reward_funcs=[watched], callbacks=[KillInTheSecondStep()]
+        trainer = GRPOTrainer(
+            model=policy[0],
+            processing_class=policy[1],
+            train_dataset=environments.train_dataset,
+            environment_factory=environments.environment_factory,
+            reward_funcs=[watched],
+            args=config(tmp_path, max_steps=3, num_generations=4),
+            callbacks=[KillInTheSecondStep()],
         )
         trainer.train()
         environments.close()

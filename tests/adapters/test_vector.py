@@ -12,19 +12,16 @@ from counter import Add, Count, Counter, Failing, Unscored
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from pydantic import Field
-from scripted import scripted
 from serving import eventually, serving
-from websockets.asyncio.server import ServerConnection
 
 from envs.blackjack_env.server.app import app as blackjack
 from envs.gymnasium_env.server.app import gymnasium_app
-from openenv_core import GenericEnvClient, Observation
+from openenv_core import Observation
 from openenv_core.adapters.spaces import write_value
 from openenv_core.adapters.vector import MembersFailedError, ServedVectorEnv
 from openenv_core.errors import (
     CapacityError,
     ConfigurationError,
-    ConnectionFailedError,
     EnvironmentFailureError,
     ExecutionError,
 )
@@ -236,9 +233,3 @@ async def test_dropped_vector_ends_its_sessions() -> None:
         await asyncio.to_thread(lambda: ServedVectorEnv(f"http://{address}", 3).reset())
         gc.collect()
         await eventually(lambda: app.sessions.active == 0)
-
-
-async def test_server_without_the_dialect_is_reported() -> None:
-    async with scripted(ServerConnection.wait_closed) as url, GenericEnvClient(url) as client:
-        with pytest.raises(ConnectionFailedError, match=r"to speak ropewalk\.v1"):
-            await client.vector(1)

@@ -3,7 +3,7 @@
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -41,17 +41,13 @@ def run(package: str, folder: Path, *words: str) -> dict[str, Outcome]:
     done = finished(
         *script(package), *words, "--output-dir", str(folder), env=environ(), timeout_s=DEADLINE_S
     )
-    outcomes = read(folder)
+    outcomes = {}
+    for checks in sorted(folder.glob("**/checks.json")):
+        scenario = _FOLDER.fullmatch(str(checks.parent.relative_to(folder)))
+        assert scenario, f"expected the folder of a scenario, got {checks.parent}"
+        outcomes[scenario[1]] = _outcome(json.loads(checks.read_text(encoding="utf-8")))
     assert outcomes, f"expected checks, got none:\n{done.stdout[-4000:]}{done.stderr[-4000:]}"
     return outcomes
-
-
-def read(folder: Path) -> dict[str, Outcome]:
-    """Return what a run has written to a folder."""
-    return {
-        _scenario(checks.parent.relative_to(folder)): _outcome(json.loads(checks.read_text(encoding="utf-8")))
-        for checks in sorted(folder.glob("**/checks.json"))
-    }
 
 
 def list_scenarios(package: str, *options: str) -> set[str]:
@@ -79,17 +75,7 @@ def differences(outcomes: Outcomes, expected: Mapping[str, Verdict]) -> list[str
         f"{scenario}: expected {expected.get(scenario, 'passed')}, got {outcomes[scenario].verdict}\n"
         f"{outcomes[scenario].complaints}"
         for scenario in find_differing(outcomes, expected)
-    ] + [f"{scenario}: expected to be run, it was not" for scenario in _absent(expected, outcomes)]
-
-
-def _absent(wanted: Iterable[str], outcomes: Outcomes) -> list[str]:
-    return [scenario for scenario in wanted if scenario not in outcomes]
-
-
-def _scenario(folder: Path) -> str:
-    match = _FOLDER.fullmatch(str(folder))
-    assert match is not None, f"expected the folder of a scenario, got {folder}"
-    return match[1]
+    ] + [f"{scenario}: expected to be run, it was not" for scenario in expected if scenario not in outcomes]
 
 
 def _outcome(checks: list[Mapping[str, str]]) -> Outcome:

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,51 +31,42 @@ RUNS_ALONE = 3
 """At most. Some scenarios measure fractions of a second, and the machine may have other things to do."""
 
 
-class Suites:
-    """Outcomes of the suites run so far; each suite runs once."""
-
-    def __init__(self, command: str, folder: Path) -> None:
-        self._words = ("client", "--command", command, "--timeout", "60000")
-        self._folder = folder
-        self.outcomes = cache(self._run)
-
-    def _run(self, suite: str) -> Outcomes:
-        package, folder = PACKAGES[suite], self._folder / suite
-        outcomes = run(package, folder, *self._words, "--suite", "all")
-        # A suite starts all its scenarios at once, and some measure time: what came out otherwise is run alone.
-        expected = expected_of(suite)
-        for number, scenario in enumerate(find_differing(outcomes, expected)):
-            for again in range(RUNS_ALONE):
-                if scenario in find_differing(outcomes, expected):
-                    place = folder / f"alone-{number}-{again}"
-                    outcomes |= run(package, place, *self._words, "--scenario", scenario)
-        return outcomes
-
-
 def expected_of(suite: str) -> dict[str, Verdict]:
     return {scenario: verdict for scenario, (verdict, _) in CLIENT[suite].items()}
 
 
+def run_suite(command: str, folder: Path, suite: str) -> Outcomes:
+    package, words = PACKAGES[suite], ("client", "--command", command, "--timeout", "60000")
+    outcomes = run(package, folder, *words, "--suite", "all")
+    # A suite starts all its scenarios at once, and some measure time: what came out otherwise is run alone.
+    expected = expected_of(suite)
+    for number, scenario in enumerate(find_differing(outcomes, expected)):
+        for again in range(RUNS_ALONE):
+            if scenario in find_differing(outcomes, expected):
+                alone = folder / f"alone-{number}-{again}"
+                outcomes |= run(package, alone, *words, "--scenario", scenario)
+    return outcomes
+
+
 @pytest.fixture(scope="module")
-def suites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suites]:
+def command() -> Iterator[str]:
+    """What starts the client under test."""
     warm = [sys.executable, str(HERE / "conformance_warm.py")]
     with tempfile.TemporaryDirectory(prefix="ropewalk-") as folder:  # the path of a socket may not be long
         path = str(Path(folder) / "client")
         environ = {**os.environ, "PYTHONPATH": str(HERE.parents[1])}
         server = subprocess.Popen([*warm, path], stdout=subprocess.PIPE, text=True, env=environ)
         try:
-            assert server.stdout is not None
             assert server.stdout.readline() == "ready\n"
-            command = " ".join([sys.executable, "-I", "-S", warm[1], path])
-            yield Suites(command, tmp_path_factory.mktemp("conformance"))
+            yield " ".join([sys.executable, "-I", "-S", warm[1], path])
         finally:
             server.kill()
             server.communicate(timeout=WAIT_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("suite", CLIENT)
-def test_client_passes(suites: Suites, suite: str) -> None:
-    outcomes = suites.outcomes(suite)
+def test_client_passes(command: str, suite: str, tmp_path: Path) -> None:
+    outcomes = run_suite(command, tmp_path, suite)
     differing = differences(outcomes, expected_of(suite))
     assert not differing, "\n" + "\n".join(differing)
     assert set(outcomes) == list_scenarios(PACKAGES[suite], "--client")

@@ -111,7 +111,6 @@ async def test_executed_step_is_answered_after_a_break_and_not_repeated(ends: st
         await client.reset()
         step = asyncio.create_task(client.step(Add(amount=1)))
         await asyncio.to_thread(env.entered.wait, 20)
-        assert client._conversation is not None
         broken = client._conversation.carrier
         proxy.cut()
         if ends == "afterwards":  # what the server has taken, and has not answered, is not sent again
@@ -129,7 +128,6 @@ def has_unsent_calls(conversation: Any) -> bool:
 async def test_request_waiting_for_buffer_space_is_sent_over_the_next_connection_unless_cancelled() -> None:
     async with through_proxy(app_of(Tally)) as (proxy, client):
         await client.reset()
-        assert client._conversation is not None
         client._conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
         await eventually(lambda: has_unsent_calls(client._conversation))
@@ -188,6 +186,20 @@ async def test_idle_client_keeps_its_session_and_a_half_open_one_is_detected(thi
         if not think_s:
             proxy.hold()  # the client does not look for so long; the server does
             await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_client_in_the_queue_waits_on_over_another_connection() -> None:
+    async with serving(app_of(Tally, cap=1)) as address, faulty_proxy(address) as proxy:
+        second = CounterEnv(proxy.url, lease_s=1.0)
+        async with CounterEnv(f"http://{address}"):
+            waits = asyncio.create_task(second.reset(seed=3))
+            await eventually(lambda: second._conversation and second._conversation._frames_read)
+            proxy.cut()
+            await eventually(lambda: proxy.connections == 2)
+        assert (await waits).observation.total == 3
+        proxy.cut()
+        assert (await second.step(Add(amount=1))).observation.total == 4
+        await second.close()
 
 
 async def test_expired_lease_frees_its_slots_and_is_reported() -> None:
@@ -386,7 +398,6 @@ async def test_close_before_a_break_ends_the_session_although_a_reply_is_unread(
             await ask(connection, id=1, op="open", lease_s=600)
             connection.transport.pause_reading()
             link = only_link(app)
-            assert link.conversation is not None
             for number in (2, 3):
                 await connection.send(json.dumps({"id": number, "type": "step", "data": {"amount": 1}}))
             await eventually(lambda: link.conversation and link.conversation.sending)

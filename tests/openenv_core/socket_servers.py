@@ -15,6 +15,12 @@ def frame(total: int, filler: str = "") -> str:
     return json.dumps({"type": "observation", "data": data})
 
 
+async def reply_seven(ws: ServerConnection) -> None:
+    """Handle a connection: each request is answered with a total of 7."""
+    async for _ in ws:
+        await ws.send(frame(7))
+
+
 @asynccontextmanager
 async def silent_server(shakes_hands: bool = True) -> AsyncIterator[str]:
     """Yield the URL of a server that answers the handshake, unless told not to, and reads nothing else."""

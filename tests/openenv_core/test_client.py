@@ -17,7 +17,7 @@ from serve_process import SUPPORT
 from serving import eventually, open_session, serving
 from simulated_time import simulate
 from socket_servers import frame, silent_server
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request
 
 from openenv_core import (
@@ -188,22 +188,6 @@ async def reset_when_there_is_room(env: CounterEnv, seed: int) -> int:
                 await asyncio.sleep(0.01)
 
 
-async def test_lost_connection_is_reported_until_a_reset() -> None:
-    async def handler(ws: ServerConnection) -> None:
-        await ws.recv()
-        await ws.send(frame(1))
-        await ws.recv()
-        ws.transport.abort()
-
-    async with scripted(handler) as url, CounterEnv(url) as env:
-        await env.reset()
-        with pytest.raises(ConnectionLostError):
-            await env.step(Add(amount=1))
-        with pytest.raises(ConnectionLostError):
-            await env.state()
-        assert (await env.reset()).observation.total == 1  # in a session of its own
-
-
 async def test_invalid_replies_are_protocol_errors() -> None:
     unread = '{"type":"observation","data":{"observation":{"no":1}}}'
     replies: list[str | bytes] = ["{", "[]", "{}", '{"type":"state","data":{}}', unread, b"\xff"]
@@ -268,13 +252,8 @@ async def test_closing_ends_a_request_whose_connection_is_being_made(how: str) -
         asked.set()
         await admitted.wait()
 
-    async def be_full(ws: ServerConnection) -> None:
-        await ws.wait_closed()
-
-    async with serve(be_full, "127.0.0.1", 0, process_request=shake_hands) as server:
-        env = CounterEnv(
-            f"http://127.0.0.1:{next(iter(server.sockets)).getsockname()[1]}", message_timeout_s=None
-        )
+    async with scripted(ServerConnection.wait_closed, process_request=shake_hands) as url:
+        env = CounterEnv(url, message_timeout_s=None)
         request = asyncio.create_task(env.reset())
         await asked.wait()
         closing = asyncio.create_task(getattr(env, how)())

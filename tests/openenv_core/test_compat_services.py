@@ -12,8 +12,6 @@ from openenv_core import ConfigurationError, compat
 from openenv_core.compat.daytona import DaytonaProvider
 from openenv_core.compat.evals import EvalConfig, EvalResult, InspectAIHarness
 
-YAML = "/app/env/openenv.yaml"
-
 
 class Machine:
     """A sandbox: what is run in it, and what that prints."""

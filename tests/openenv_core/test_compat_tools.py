@@ -173,7 +173,6 @@ def test_steps_list_and_call_and_failures_are_typed(abacus: Abacus) -> None:
         (call("nope"), "tool_not_found", "nope"),
     ):
         error = stepped(abacus, action).error
-        assert error is not None
         assert (error.error_type, text in error.message) == (kind, True)
 
 
@@ -197,7 +196,6 @@ async def test_tool_that_exits_ends_no_other(abacus: Abacus, how: str, why: str)
         if how == "exit":
             raise SystemExit(3)
         task = asyncio.current_task()
-        assert task is not None
         task.cancel()
 
     abacus.reset()
@@ -205,7 +203,6 @@ async def test_tool_that_exits_ends_no_other(abacus: Abacus, how: str, why: str)
     for asynchronous in (False, True):
         answer = await abacus.step_async(left) if asynchronous else abacus.step(left)
         assert isinstance(answer, CallToolObservation)
-        assert answer.error is not None
         assert (answer.error.error_type, why in answer.error.message) == ("execution_error", True)
         abacus.step(add)
     assert abacus.total == 2
@@ -329,7 +326,6 @@ def test_tools_can_be_limited_to_one_mode(abacus: Abacus) -> None:
 
     assert stepped(abacus, call("everywhere")).result.data == "everywhere"
     error = stepped(abacus, call("where", far=1)).error
-    assert error is not None
     assert error.error_type == "tool_not_found"
     abacus._mode = "production"
     listed = abacus.step(ListToolsAction()).tools  # type: ignore[attr-defined]

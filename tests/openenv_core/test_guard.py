@@ -28,8 +28,6 @@ def test_command_gets_its_grace_period(tmp_path: Path) -> None:
     file = tmp_path / "ended"
     command = guard_command([sys.executable, "-c", ORDERLY, str(file)], grace_s=WAIT_TIMEOUT_S)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
-        assert guard.stdin is not None
-        assert guard.stdout is not None
         assert guard.stdout.readline() == b"ready\n"
         guard.stdin.close()
         assert guard.wait(WAIT_TIMEOUT_S) == 7

@@ -85,7 +85,6 @@ def owner(how: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        assert process.stdout is not None
         try:
             yield process, process.stdout.readline().strip()
         finally:
@@ -122,7 +121,6 @@ def test_owner_that_exits_without_stop_leaves_nothing_behind(how: str) -> None:
 @pytest.mark.slow
 def test_fork_that_outlives_the_owner_does_not_keep_the_server_running() -> None:
     with owner("fork") as (process, url):
-        assert process.stdout is not None
         fork = psutil.Process(int(process.stdout.readline()))
         try:
             process.kill()
@@ -136,7 +134,6 @@ def test_fork_that_outlives_the_owner_does_not_keep_the_server_running() -> None
 @pytest.mark.slow
 def test_fork_does_not_delay_stopping() -> None:
     with owner("stop beside a fork") as (process, url):
-        assert process.stdout is not None
         assert float(process.stdout.readline()) < 30
         assert port_is_free(url)
 
@@ -144,7 +141,6 @@ def test_fork_does_not_delay_stopping() -> None:
 @pytest.mark.slow
 def test_ended_fork_keeps_the_server_running() -> None:
     with owner("a fork ends") as (process, url):
-        assert process.stdout is not None
         assert process.stdout.readline() == "ended\n"
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/health") as reply:
             assert reply.status == 200

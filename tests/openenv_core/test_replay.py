@@ -5,17 +5,17 @@ import json
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from counter import Add, Count, Counter
 from counter_client import CounterEnv
-from scripted import url_of
+from scripted import scripted
 from serving import eventually, open_session, rpc, serving
 from socket_servers import frame
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
 from openenv_core import (
@@ -63,16 +63,6 @@ class Stamped(Counter):
         return super().step(action).model_copy(update={"metadata": {"at": random.random()}})
 
 
-class Forking(Counter):
-    """Can be forked."""
-
-    def snapshot(self) -> Any:
-        return self._state.model_copy()
-
-    def restore(self, state: Any) -> None:
-        self._state = state.model_copy()
-
-
 class Deep(Counter):
     """Begins where the seed says, far below the limit; without one anywhere."""
 
@@ -110,15 +100,13 @@ async def servers() -> AsyncIterator[Servers]:
     await servers.end_all()
 
 
-@asynccontextmanager
-async def telling(handler: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
+def telling(handler: Callable[[ServerConnection], Awaitable[None]]) -> AbstractAsyncContextManager[str]:
     """A server that says of its environment that it is deterministic, and answers as a test says."""
 
     async def tell(_: ServerConnection, __: Request, response: Response) -> None:
         response.headers[DETERMINISTIC_HEADER] = "true"
 
-    async with serve(handler, "127.0.0.1", 0, compression=None, process_response=tell) as server:
-        yield url_of(server)
+    return scripted(handler, process_response=tell)
 
 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
@@ -350,7 +338,7 @@ async def test_attached_session_is_not_replayed(servers: Servers) -> None:
 
 
 async def test_fork_is_made_on_the_server_of_the_episode(servers: Servers) -> None:
-    urls = [await servers.start(Forking) for _ in range(4)]
+    urls = [await servers.start() for _ in range(4)]
     async with CounterEnv(urls) as env:
         await env.reset(seed=1)
         await servers.end(env.base_url)

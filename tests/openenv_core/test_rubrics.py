@@ -193,7 +193,6 @@ async def test_judge_scores_over_http_and_an_unreachable_one_gives_no_score() ->
                 results.append(await env.step({"metadata": {"text": "Once"}}))
     judged, unread, refused = results
     assert (judged.reward, judged.infrastructure_error) == (pytest.approx(0.9), None)
-    assert judged.metadata is not None
     assert judged.metadata[SCORES]["rubric_1.rubric_0"] == 0.8
     assert server.requests[0]["messages"] == [{"role": "user", "content": "Once? True"}]
     for result, expected in (

@@ -15,8 +15,8 @@ import pytest
 from counter import Add, Count, Counter
 from scripted import scripted, url_of
 from serving import eventually, serving
-from socket_servers import frame, silent_server
-from websockets.asyncio.server import Request, Response, ServerConnection, serve
+from socket_servers import frame, reply_seven, silent_server
+from websockets.asyncio.server import Request, Response, ServerConnection
 from websockets.datastructures import Headers
 
 from openenv_core import (
@@ -30,11 +30,6 @@ from openenv_core import (
 )
 from openenv_core.proxies import proxy_for
 from servers import create_app
-
-
-async def echo_large_frames(ws: ServerConnection) -> None:
-    async for _ in ws:
-        await ws.send(frame(2, "s" * 100_000))
 
 
 def refusing(status: int, **headers: str) -> Callable[[ServerConnection, Request], Response]:
@@ -61,8 +56,7 @@ async def test_refused_handshake_raises_by_status() -> None:
         (503, CapacityError, "why"),
         (429, CapacityError, "why"),
     ]
-    async with serve(echo_large_frames, "127.0.0.1", 0, process_request=process) as server:
-        url = url_of(server)
+    async with scripted(reply_seven, process_request=process) as url:
         for status, error, expected_text in expected:  # noqa: B007 - read by the server
             with pytest.raises(error, match=expected_text) as raised:
                 await GenericEnvClient(url, queue_timeout_s=0).connect()
@@ -75,10 +69,8 @@ async def test_headers_and_tokens_are_sent() -> None:
     requests: list[Any] = []
 
     async def handler(ws: ServerConnection) -> None:
-        assert ws.request is not None
         requests.append((ws.request.path, dict(ws.request.headers.raw_items())))
-        async for _ in ws:
-            await ws.send(frame(1))
+        await reply_seven(ws)
 
     async with scripted(handler) as url:
         async with GenericEnvClient(url, headers={"X-Where": "here"}, token="t0") as env:
@@ -130,10 +122,9 @@ async def test_redirects_stay_on_the_host() -> None:
         place = places.get(request.path)
         return place and refusing(307, Location=place)(connection, request)  # type: ignore[return-value]
 
-    async with serve(echo_large_frames, "127.0.0.1", 0, process_request=process) as server:
-        url = url_of(server)
+    async with scripted(reply_seven, process_request=process) as url:
         async with GenericEnvClient(f"{url}/here") as env:
-            assert (await env.reset()).observation["total"] == 2
+            assert (await env.reset()).observation["total"] == 7
         for path, expected_text in (
             ("away", r"redirect to http://127\.0\.0\.2:1"),
             ("round", "more than 5 redirects"),
@@ -174,8 +165,13 @@ async def test_tls_certificates_are_verified(tmp_path: Path, monkeypatch: pytest
     await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-    async with serve(echo_large_frames, "127.0.0.1", 0, ssl=context) as server:
-        url = url_of(server).replace("http://127.0.0.1", "https://localhost")
+
+    async def reply_at_length(ws: ServerConnection) -> None:
+        async for _ in ws:
+            await ws.send(frame(7, "s" * 100_000))
+
+    async with scripted(reply_at_length, ssl=context) as url:
+        url = url.replace("http://127.0.0.1", "https://localhost")
         with pytest.raises(ConnectionFailedError, match="certificate"):
             await GenericEnvClient(url).connect()
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -261,7 +257,7 @@ async def test_silent_address_does_not_hide_another(monkeypatch: pytest.MonkeyPa
     for filler in fillers:  # a full queue answers nobody
         filler.setblocking(False)
         filler.connect_ex(deaf.getsockname())
-    async with scripted(echo_large_frames) as url:
+    async with scripted(reply_seven) as url:
         here = ("127.0.0.1", int(url.rpartition(":")[2]))
         places = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", at) for at in (deaf.getsockname(), here)]
 

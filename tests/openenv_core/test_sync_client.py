@@ -86,7 +86,6 @@ def test_sessions_outlive_a_dropped_parent_but_not_its_close(counter_url: str) -
     other.close()
     other.close()
     assert child.state().total == 1
-    assert child._parent is not None
     child._parent.close()
     child.close()
     with pytest.raises(ClientClosedError):
@@ -161,11 +160,8 @@ def test_end_of_the_background_thread_is_detected(counter_url: str, monkeypatch:
     env = CounterEnv(counter_url).sync()
     env.reset()
     thread = env._thread
-    assert thread is not None
 
     async def end_the_loop() -> None:
-        assert thread._end is not None
-        assert env._client._conversation is not None
         env._client._conversation.carrier.abort()
         await asyncio.sleep(0.05)
         thread._end.set()

@@ -157,7 +157,6 @@ async def test_tools_are_described_and_their_list_is_cached_per_episode(
     monkeypatch.setattr(client, "_call_rpc", counted_call)
     (await client.list_tools()).clear()  # the caller's own list
     tool = await client.get_tool("add")
-    assert tool is not None
     assert (tool.name, tool.description) == ("add", "Add to the total, and return it.")
     assert await client.get_tool("nope") is None
     assert await client.has_tool("add")
@@ -231,7 +230,6 @@ def test_unknown_errors_and_fields_are_accepted() -> None:
     fields = {"tool_name": "t", "error": {"error_type": "brand_new", "message": "m"}, "more": 1}
     step = read_result({"observation": fields, "reward": 1, "done": True, "metadata": {"a": 1}})
     assert isinstance(step.observation, CallToolObservation)
-    assert step.observation.error is not None
     assert step.observation.error.error_type == ToolErrorType.EXECUTION_ERROR
     assert (step.reward, step.done, step.metadata, step.observation.done) == (1, True, {"a": 1}, True)
     assert step.observation.more == 1  # type: ignore[attr-defined]

@@ -6,10 +6,10 @@ import json
 import pytest
 from counter import Add, Count, Counter, CountState
 from counter_client import CounterEnv
-from scripted import scripted, url_of
+from scripted import scripted
 from serving import eventually, serving
-from socket_servers import frame
-from websockets.asyncio.server import ServerConnection, serve
+from socket_servers import reply_seven
+from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
 from openenv_core import (
@@ -54,9 +54,8 @@ async def test_server_without_a_queue_is_retried_until_it_has_room(monkeypatch: 
         attempts += 1
         if attempts < 5:
             await ws.send(json.dumps({"type": "error", "data": FULL}))
-            return
-        async for _ in ws:
-            await ws.send(frame(7))
+        else:
+            await reply_seven(ws)
 
     async with scripted(handler) as url, CounterEnv(url) as env:
         assert (await env.reset()).observation.total == 7
@@ -74,12 +73,7 @@ async def test_refused_handshake_is_retried(first: str, status: int, monkeypatch
         attempts += 1
         return ws.respond(status, "no room") if attempts < 4 else None
 
-    async def handler(ws: ServerConnection) -> None:
-        async for _ in ws:
-            await ws.send(frame(7))
-
-    async with serve(handler, "127.0.0.1", 0, process_request=refuse) as server:
-        url = url_of(server)
+    async with scripted(reply_seven, process_request=refuse) as url:
         with pytest.raises(CapacityError, match="no room"):
             await CounterEnv(url, queue_timeout_s=0).connect()
         env = CounterEnv(url)

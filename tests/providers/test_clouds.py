@@ -79,12 +79,6 @@ def test_missing_client_library_is_named_with_its_extra(name: str, monkeypatch: 
         KINDS[name]("slim", command=["x"])
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_unknown_option_is_refused(name: str) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'leese_s'"):
-        KINDS[name]("slim", command=["x"], leese_s=3)
-
-
 def test_lost_renewal_is_followed_by_another_within_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of the test's own, as leases are long."""
     now, asked = 0.0, list[float]()

@@ -94,7 +94,6 @@ def test_container_being_created_at_the_program_end_is_removed(tmp_path: Path) -
         engine.may_create.clear()
         with program(STARTING, engine.host) as process:
             assert engine.request_received.wait(WAIT_TIMEOUT_S)
-            assert process.stdin is not None
             process.stdin.close()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(1)  # it is at its end, and should not come to it
@@ -124,7 +123,6 @@ def test_exec_removes_only_the_containers_of_the_first_program(tmp_path: Path) -
         fake_engine(tmp_path) as engine,
         program(BECOMES_ANOTHER.format(make=MAKE, then=then), engine.host) as process,
     ):
-        assert process.stdout is not None
         first = int(process.stdout.readline())
         assert process.stdout.readline()
         eventually(lambda: engine.removed == ["first"])

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 
@@ -13,6 +14,9 @@ def url_of(server: asyncio.Server | Server) -> str:
 
 
 @asynccontextmanager
-async def scripted(handler: Callable[[ServerConnection], Awaitable[None]]) -> AsyncIterator[str]:
-    async with serve(handler, "127.0.0.1", 0, compression=None) as server:
+async def scripted(
+    handler: Callable[[ServerConnection], Awaitable[None]], **options: Any
+) -> AsyncIterator[str]:
+    """Yield the server's URL. The options are those of `websockets.serve`."""
+    async with serve(handler, "127.0.0.1", 0, compression=None, **options) as server:
         yield url_of(server)
