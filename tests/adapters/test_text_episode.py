@@ -137,15 +137,11 @@ async def test_errors_show_no_password() -> None:
             assert "hush" not in str(raised.value)
 
 
-def test_the_last_call_of_an_answer_counts() -> None:
+def test_the_last_call_of_an_answer_counts_and_one_without_gets_the_expected_form() -> None:
     call = '<tool_call>{"name": "act", "arguments": {"n": 1}}</tool_call>'
     assert read_call(f"I think {call} no, {call.replace('1', '2')} it is") == ("act", {"n": 2})
     assert read_call(json.dumps({"name": "look"})) == ("look", {})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+    for text in (
         "hit me",
         "[1]",
         "<tool_call>{</tool_call>",
@@ -154,8 +150,6 @@ def test_the_last_call_of_an_answer_counts() -> None:
         "[" * 5000,
         '{"name": "a", "arguments": {"b": "\\ud800"}}',
         '{"name": "a", "arguments": {"b": %s}}' % ("[" * 400 + "]" * 400),
-    ],
-)
-def test_answer_without_a_call_is_answered_with_the_expected_form(text: str) -> None:
-    with pytest.raises(ValueError, match="<tool_call>"):
-        read_call(text)
+    ):
+        with pytest.raises(ValueError, match="<tool_call>"):
+            read_call(text)

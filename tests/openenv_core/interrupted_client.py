@@ -23,17 +23,11 @@ def interrupt() -> None:
 def waiting(env: SyncEnvClient) -> str:
     """Interrupt a call that waits for ever."""
     env.reset(seed=1)
-    begun = threading.Event()
 
     async def forever() -> None:
-        begun.set()
+        interrupt()
         await asyncio.sleep(3600)
 
-    def interrupt_once() -> None:
-        begun.wait()
-        interrupt()
-
-    threading.Thread(target=interrupt_once).start()
     try:
         env._run(forever)
     except KeyboardInterrupt:

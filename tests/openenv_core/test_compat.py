@@ -100,15 +100,10 @@ def test_every_import_form_works() -> None:
     assert scope["Chat"](messages=[message]).messages == [message]
 
 
-def test_no_module_of_the_package_is_hidden() -> None:
-    ours = {path.stem for path in (ROOT / "openenv_core").iterdir()}
-    assert not ours & set(FORMER_ROOTS)
-    assert module_for("openenv_core.types") is None
-    assert module_for("openenv_core") is None
-    assert module_for("openenvironment") is None
-
-
-def test_names_exist_only_between_install_and_uninstall() -> None:
+def test_names_exist_only_between_install_and_uninstall_and_hide_no_module_of_ours() -> None:
+    assert not {path.stem for path in (ROOT / "openenv_core").iterdir()} & set(FORMER_ROOTS)
+    for name in ("openenv_core.types", "openenv_core", "openenvironment"):
+        assert module_for(name) is None
     assert compat.installed() is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("openenv.core")

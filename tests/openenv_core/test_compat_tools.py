@@ -345,18 +345,15 @@ def test_tools_can_be_limited_to_one_mode(abacus: Abacus) -> None:
         abacus.tool()(reset)
 
 
-def test_running_code_in_the_server_is_refused(abacus: Abacus) -> None:
-    assert not abacus.supports_code_mode
-    with pytest.raises(ConfigurationError, match="code_interpreter_env"):
-        abacus.execute_code("result = 1")
-
-
 class Around(Abacus):
     def __init__(self, server: Any) -> None:
         MCPEnvironment.__init__(self, server)
 
 
-def test_object_that_is_not_an_mcp_server_is_refused() -> None:
+def test_object_that_is_not_an_mcp_server_and_code_in_the_server_are_refused(abacus: Abacus) -> None:
+    assert not abacus.supports_code_mode
+    with pytest.raises(ConfigurationError, match="code_interpreter_env"):
+        abacus.execute_code("result = 1")
     with pytest.raises(ConfigurationError, match="expected an MCP server object"):
         Around(object())
     server = mcpserver.MCPServer("odd")

@@ -60,20 +60,18 @@ class AsyncRubric(Rubric):
 ACTION = Action(metadata={"worth": 0.5})
 
 
-def test_without_transform_or_rubric_observations_are_unchanged() -> None:
-    for environment in (Bare(), Bare(None, None), Bare(transform=NullTransform())):
+class Own(Bare):
+    def __init__(self) -> None:
+        """Skip the constructor of the base."""
+
+
+def test_transforms_apply_in_order_and_without_any_observations_are_unchanged() -> None:
+    for environment in (Bare(), Bare(None, None), Bare(transform=NullTransform()), Own()):
+        environment.reset()
         assert environment.step(ACTION) == Observation(reward=0.0, metadata={"of": {"worth": 0.5}})
-
-
-def test_subclass_may_skip_the_base_constructor() -> None:
-    class Own(Bare):
-        def __init__(self) -> None:
-            self.mine = 1
-
-    environment = Own()
-    environment.reset()
-    assert (environment.transform, environment.rubric) == (None, None)
-    assert environment.step(ACTION).reward == 0.0
+    assert (Own().transform, Own().rubric) == (None, None)
+    environment = Bare(CompositeTransform([Mark("a"), NullTransform(), Mark("b")]))
+    assert environment.reset().metadata == {"marks": ["a", "b"]}
 
 
 def test_rubric_gives_the_reward_and_is_reset_per_episode() -> None:
@@ -95,11 +93,6 @@ async def test_sync_and_async_rubrics_can_be_awaited_and_async_ones_must_be() ->
         assert getattr(rubric, "told", 0) == resets
     with pytest.raises(TypeError, match=r"got an awaitable; .*_apply_rubric_async"):
         Bare(rubric=AsyncRubric()).step(ACTION)
-
-
-def test_transforms_apply_in_order() -> None:
-    environment = Bare(CompositeTransform([Mark("a"), NullTransform(), Mark("b")]))
-    assert environment.reset().metadata == {"marks": ["a", "b"]}
 
 
 # Methods that are coroutines, for callers who do not await

@@ -1,7 +1,6 @@
 """Declarations of tools, prompts and resources, and the descriptions that clients get."""
 
 import functools
-import time
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
@@ -177,20 +176,10 @@ def plain() -> Callable[[Any], None]:
 
 
 def step(self: Any) -> None: ...
-
-
 def untyped(self: Any, x) -> None: ...  # type: ignore[no-untyped-def]
-
-
 def rest(self: Any, *x: int) -> None: ...
-
-
 def opaque(self: Any, x: Base) -> None: ...
-
-
 def valued(self: Any, b: str) -> None: ...
-
-
 def unknown(self: Any, x: "NoSuchType") -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
 
@@ -204,10 +193,7 @@ def unknown(self: Any, x: "NoSuchType") -> None: ...  # type: ignore[name-define
         ("a name of 1 to 128 characters", {"a": tool(name="x" * 129)(plain())}),
         ("got 'one' twice", {"a": tool(name="one")(plain()), "b": tool(name="one")(plain())}),
         ("asynchronous tool for timeout_s", {"plain": tool(timeout_s=1.0)(plain())}),
-        (
-            "expected valued to take the values in 'x://{a}', a, got b",
-            {"valued": resource("x://{a}")(valued)},
-        ),
+        ("valued to take the values in 'x://{a}', a, got b", {"valued": resource("x://{a}")(valued)}),
         ("one resource at each address", {"a": resource("x://a")(plain()), "b": resource("x://a")(plain())}),
         ("prompts with names of their own", {"a": prompt(name="p")(plain()), "b": prompt(name="p")(plain())}),
         ("types that can be found", {"unknown": tool(unknown)}),
@@ -231,11 +217,7 @@ def complete() -> Callable[[Any], str]:
 
 
 def fielded(self: Any, x: int = Field(3, ge=0)) -> int: ...
-
-
 def broken(self: Any, x: "1 +") -> int: ...  # type: ignore[valid-type]  # noqa: F722
-
-
 async def before_call(self: Any, name: str, arguments: Mapping[str, Any]) -> None: ...
 
 
@@ -309,15 +291,9 @@ def test_uri_matches_template_or_not(form: str, uri: str, values: dict[str, str]
     assert UriTemplate(form).match(uri) == values
 
 
-def test_ambiguous_uri_is_matched_in_linear_time() -> None:
+def test_ambiguous_uri_is_matched_in_linear_time_and_unsupported_templates_are_refused() -> None:
     # A backtracking expression takes the fourth power of the length: years.
-    form = UriTemplate("x://{+a}/{+b}/{+c}/{+d}z")
-    start_s = time.process_time()
-    assert form.match("x://" + "/" * 8000) is None
-    assert time.process_time() - start_s < 10
-
-
-@pytest.mark.parametrize("uri", ["x://{a}/{a}", "x://{?q}", "x://{a,b}", "x://{1}", "x://{a", "x://{}"])
-def test_unsupported_template_is_refused(uri: str) -> None:
-    with pytest.raises(ConfigurationError, match="expected values"):
-        UriTemplate(uri)
+    assert UriTemplate("x://{+a}/{+b}/{+c}/{+d}z").match("x://" + "/" * 8000) is None
+    for uri in ("x://{a}/{a}", "x://{?q}", "x://{a,b}", "x://{1}", "x://{a", "x://{}"):
+        with pytest.raises(ConfigurationError, match="expected values"):
+            UriTemplate(uri)
