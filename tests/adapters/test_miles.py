@@ -1,13 +1,14 @@
 """The agent function of Miles plays a served environment, with an endpoint in the place of its session server."""
 
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from chat_server import chat_server
 from counter import fragile_app
-from fastapi import FastAPI, Request
 from serving import serving
 
 from openenv_core.errors import ConnectionFailedError
@@ -16,19 +17,11 @@ pytestmark = pytest.mark.heavy
 
 
 @asynccontextmanager
-async def policy(*answers: str) -> Any:
+async def policy(*answers: str) -> AsyncIterator[tuple[str, list[dict[str, Any]]]]:
     """An endpoint that gives these answers, one after the other; yields its address and the chats that it saw."""
-    app, chats, left = FastAPI(), [], iter(answers)
-
-    @app.post("/session/1/v1/chat/completions")
-    async def complete(request: Request) -> dict[str, Any]:
-        chats.append(await request.json())
-        message = {"role": "assistant", "content": next(left), "reasoning_content": "Hm."}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        return {"id": "1", "object": "chat.completion", "created": 1, "model": "model", "choices": [choice]}
-
-    async with serving(app) as address:
-        yield f"http://{address}/session/1", chats
+    messages = [{"content": answer, "reasoning_content": "Hm."} for answer in answers]
+    with chat_server(*messages) as server:
+        yield f"http://127.0.0.1:{server.port}/session/1", server.requests
 
 
 def act(amount: int) -> str:
