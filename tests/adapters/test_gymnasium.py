@@ -1,9 +1,9 @@
 """Environments of Gymnasium's, served and taken back: the same spaces and trajectories, and its own checks."""
 
-import asyncio
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from gym_worlds import MIXED
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from missing import missing
-from serving import serving
+from serving import served
 
 from envs.blackjack_env.server.app import app as blackjack
 from envs.gymnasium_env.models import GymnasiumAction
@@ -39,15 +39,10 @@ ALL = [
 ]
 
 
-async def with_env(app: Any, use: Callable[[ServedEnv], None], **options: Any) -> None:
-    """Serve an app here, and use a client of it in a thread."""
-
-    def played(url: str) -> None:
-        with ServedEnv(url, **options) as env:
-            use(env)
-
-    async with serving(app) as address:
-        await asyncio.to_thread(played, f"http://{address}")
+@contextmanager
+def served_env(app: Any, **options: Any) -> Iterator[ServedEnv]:
+    with served(app) as address, ServedEnv(f"http://{address}", **options) as env:
+        yield env
 
 
 def assert_same(here: Any, there: Any, env: ServedEnv) -> None:
@@ -58,8 +53,8 @@ def assert_same(here: Any, there: Any, env: ServedEnv) -> None:
 
 @pytest.mark.parametrize("env_id", ALL)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of bounds that are its own
-async def test_an_environment_comes_back_as_it_was(env_id: str) -> None:
-    def use(env: ServedEnv) -> None:
+def test_an_environment_comes_back_as_it_was(env_id: str) -> None:
+    with served_env(gymnasium_app(env_id)) as env:
         check_env(env, skip_render_check=True, skip_close_check=True)
         local = gymnasium.make(env_id)
         assert env.observation_space == local.observation_space
@@ -76,12 +71,10 @@ async def test_an_environment_comes_back_as_it_was(env_id: str) -> None:
                     break
         local.close()
 
-    await with_env(gymnasium_app(env_id), use)
-
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-async def test_an_environment_of_ours_has_spaces_by_its_schema() -> None:
-    def use(env: ServedEnv) -> None:
+def test_an_environment_of_ours_has_spaces_by_its_schema() -> None:
+    with served_env(blackjack) as env:
         assert env.action_space == spaces.Discrete(2)
         assert env.observation_space["dealer_card"] == spaces.Discrete(10, start=1)
         check_env(env, skip_render_check=True, skip_close_check=True)
@@ -91,20 +84,16 @@ async def test_an_environment_of_ours_has_spaces_by_its_schema() -> None:
         assert (terminated, truncated) == (True, False)
         assert reward in (-1, 0, 1)
 
-    await with_env(blackjack, use)
 
-
-async def test_options_pictures_infos_and_truncation_cross_the_wire() -> None:
-    def use(env: ServedEnv) -> None:
+def test_options_pictures_infos_and_truncation_cross_the_wire() -> None:
+    app = gymnasium_app("gym_worlds:Mixed-v0", render_mode="rgb_array")
+    with served_env(app, render_mode="rgb_array") as env:
         env.reset(seed=1, options={"steps": 2})
         action = {"move": 1, "force": np.array([0.5, 0.25], np.float32)}
         _, reward, terminated, truncated, info = env.step(action)
         assert (reward, terminated, truncated, info) == (0.75, False, False, {"left": 1})
         assert env.render().tolist() == np.full((4, 6, 3), 1).tolist()
         assert env.step(action)[2:4] == (False, True)
-
-    app = gymnasium_app("gym_worlds:Mixed-v0", render_mode="rgb_array")
-    await with_env(app, use, render_mode="rgb_array")
 
 
 @pytest.mark.slow
@@ -116,7 +105,7 @@ def test_server_may_have_tokens() -> None:
         ServedVectorEnv(url, 2, headers={"Authorization": f"Bearer {token}"}).close()
 
 
-async def test_field_info_that_is_text_is_no_info_of_gymnasium() -> None:
+def test_field_info_that_is_text_is_no_info_of_gymnasium() -> None:
     class Told(Count):
         info: str = "it begins"
 
@@ -124,26 +113,22 @@ async def test_field_info_that_is_text_is_no_info_of_gymnasium() -> None:
         def reset(self, **options: Any) -> Count:
             return Told()
 
-    def use(env: ServedEnv) -> None:
+    with served_env(create_app(Telling, Add, Told)) as env:
         observation, info = env.reset()
         assert (observation["info"], info) == ("it begins", {})
 
-    await with_env(create_app(Telling, Add, Told), use)
 
-
-async def test_episode_that_failed_or_has_no_score_does_not_count() -> None:
+def test_episode_that_failed_or_has_no_score_does_not_count() -> None:
     class FailsTwice(Unscored):
         def reset(self, *, mark: str = "", **options: Any) -> Count:
             return Count(metadata={mark: "the disk is full"})
 
-    def use(env: ServedEnv) -> None:
+    with served_env(create_app(FailsTwice, Add, Count)) as env:
         with pytest.raises(EnvironmentFailureError, match="does not count: the disk is full"):
             env.reset(options={"mark": "infrastructure_error"})
         env.reset()
         with pytest.raises(EnvironmentFailureError, match="does not count: the disk is full"):
             env.step(np.int64(1))
-
-    await with_env(create_app(FailsTwice, Add, Count), use)
 
 
 @pytest.mark.heavy
@@ -182,24 +167,20 @@ def test_quick_environment_refuses_what_gymnasium_refuses(env_id: str) -> None:
     served.close()
 
 
-async def test_an_action_outside_of_the_space_is_refused_and_the_episode_goes_on() -> None:
-    def use(env: ServedEnv) -> None:
+def test_an_action_outside_of_the_space_is_refused_and_the_episode_goes_on() -> None:
+    with served_env(gymnasium_app("CartPole-v1")) as env:
         env.reset(seed=1)
         for wrong in (2, -1, 1.5, True, "left", [1], None):
             with pytest.raises(ExecutionError, match="no action of Discrete"):
                 env._client.step({"action": wrong})
         env.step(1)
 
-    await with_env(gymnasium_app("CartPole-v1"), use)
 
-
-async def test_first_wrapper_is_the_innermost() -> None:
-    def use(env: ServedEnv) -> None:
+def test_first_wrapper_is_the_innermost() -> None:
+    limits = [lambda env, steps=steps: gymnasium.wrappers.TimeLimit(env, steps) for steps in (2, 3)]
+    with served_env(gymnasium_app("CartPole-v1", limits)) as env:
         env.reset(seed=1)
         assert [env.step(1)[3] for _ in range(2)] == [False, True]
-
-    limits = [lambda env, steps=steps: gymnasium.wrappers.TimeLimit(env, steps) for steps in (2, 3)]
-    await with_env(gymnasium_app("CartPole-v1", limits), use)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 import asyncio
 import json
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,9 +17,16 @@ from openenv_core.errors import ConnectionFailedError, ProtocolError
 from servers import create_app
 
 
+@asynccontextmanager
+async def playing(app: Any, **options: Any) -> AsyncIterator[TextEpisode]:
+    async with serving(app) as address:
+        episode = TextEpisode(f"http://{address}", **options)
+        yield episode
+        await episode.close()
+
+
 async def test_a_game_is_played_by_one_tool_with_the_fields_of_its_action() -> None:
-    async with serving(blackjack) as address:
-        episode = TextEpisode(f"http://{address}", unfinished_reward=-1)
+    async with playing(blackjack, unfinished_reward=-1) as episode:
         table = await episode.reset(seed=1)
         assert table.startswith("You hold ")
         assert [tool["function"]["name"] for tool in episode.tools] == ["act"]
@@ -32,26 +41,22 @@ async def test_a_game_is_played_by_one_tool_with_the_fields_of_its_action() -> N
         assert "The dealer holds" in end
         assert await episode.call("act", {"action": "stand"}) == "error: the episode is over"
         assert await episode.reset(seed=1) == table
-        await episode.close()
 
 
 async def test_game_with_a_union_of_actions_offers_each() -> None:
     class Subtract(Action):
         less: int
 
-    async with serving(create_app(Counter, Add | Subtract, Count)) as address:
-        episode = TextEpisode(f"http://{address}")
+    async with playing(create_app(Counter, Add | Subtract, Count)) as episode:
         await episode.open()
         (tool,) = episode.tools
         parameters = tool["function"]["parameters"]
         names = [option["$ref"].rpartition("/")[2] for option in parameters["anyOf"]]
         assert [list(parameters["$defs"][name]["required"]) for name in names] == [["amount"], ["less"]]
-        await episode.close()
 
 
 async def test_tools_are_the_environments_own_and_what_a_tool_says_reaches_the_policy() -> None:
-    async with serving(shop) as address:
-        episode = TextEpisode(f"http://{address}")
+    async with playing(shop) as episode:
         await episode.reset(seed=3)
         names = {tool["function"]["name"] for tool in episode.tools}
         assert "act" not in names
@@ -59,29 +64,24 @@ async def test_tools_are_the_environments_own_and_what_a_tool_says_reaches_the_p
         assert (await episode.call("no_such_tool", {})).startswith("error: ")
         assert episode.failure is None
         assert all(name in episode.instructions for name in names)
-        await episode.close()
 
 
 @pytest.mark.parametrize("environment", [Failing, Unscored])
 async def test_unscored_episode_has_no_reward(environment: type[Counter]) -> None:
-    async with serving(create_app(environment, Add, Count)) as address:
-        episode = TextEpisode(f"http://{address}", unfinished_reward=-1)
+    async with playing(create_app(environment, Add, Count), unfinished_reward=-1) as episode:
         await episode.reset()
         await episode.call("act", {"amount": 1})
         assert episode.done
         assert episode.reward is None
-        await episode.close()
 
 
 async def test_step_that_hangs_does_not_hold_up_the_next_episode() -> None:
     app = create_app(SlowAsync.fresh(), Add, Count, max_concurrent_envs=2)
-    async with serving(app) as address:
-        episode = TextEpisode(f"http://{address}", step_timeout_s=0.3, reset_timeout_s=30.0)
+    async with playing(app, step_timeout_s=0.3, reset_timeout_s=30.0) as episode:
         await episode.reset()
         assert "has failed" in await episode.call("act", {"amount": 1})
         await episode.reset()
         assert episode.failure is None
-        await episode.close()
 
 
 async def test_first_reset_waits_for_a_server_that_is_away() -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,7 @@ from counter import Add, Count, Counter, Failing, Unscored
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from pydantic import Field
-from serving import eventually, serving
+from serving import eventually, served, serving
 
 from envs.blackjack_env.server.app import app as blackjack
 from envs.gymnasium_env.server.app import gymnasium_app
@@ -28,18 +29,10 @@ from openenv_core.errors import (
 from servers import create_app
 
 
-async def with_vector(app: Any, use: Callable[[ServedVectorEnv], None], count: int, **options: Any) -> None:
-    """Serve an app here, and use a vector of it in a thread."""
-
-    def played(url: str) -> None:
-        envs = ServedVectorEnv(url, count, **options)
-        try:
-            use(envs)
-        finally:
-            envs.close()
-
-    async with serving(app) as address:
-        await asyncio.to_thread(played, f"http://{address}")
+@contextmanager
+def served_vector(app: Any, count: int, **options: Any) -> Iterator[ServedVectorEnv]:
+    with served(app) as address, closing(ServedVectorEnv(f"http://{address}", count, **options)) as envs:
+        yield envs
 
 
 def plain(space: gymnasium.Space[Any], batch: Any, count: int) -> Any:
@@ -68,10 +61,10 @@ def assert_same_infos(here: dict[str, Any], there: dict[str, Any], space: Any) -
     "env_id", ["CartPole-v1", "Blackjack-v1", "gym_worlds:Mixed-v0", "gym_worlds:Picture-v0"]
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
-async def test_a_vector_is_what_gymnasium_makes_of_it(env_id: str, mode: str) -> None:
+def test_a_vector_is_what_gymnasium_makes_of_it(env_id: str, mode: str) -> None:
     count = 3
 
-    def use(envs: ServedVectorEnv) -> None:
+    with served_vector(gymnasium_app(env_id), count, autoreset_mode=mode) as envs:
         local = SyncVectorEnv([lambda: gymnasium.make(env_id)] * count, autoreset_mode=mode)
         assert envs.num_envs == count
         assert envs.observation_space == local.observation_space
@@ -96,11 +89,9 @@ async def test_a_vector_is_what_gymnasium_makes_of_it(env_id: str, mode: str) ->
             assert ends > 1
         local.close()
 
-    await with_vector(gymnasium_app(env_id), use, count, autoreset_mode=mode)
 
-
-async def test_partial_reset_repeats_the_last_observation_of_the_others() -> None:
-    def use(envs: ServedVectorEnv) -> None:
+def test_partial_reset_repeats_the_last_observation_of_the_others() -> None:
+    with served_vector(gymnasium_app("CartPole-v1"), 3) as envs:
         first, _ = envs.reset(seed=[1, 2, 3])
         mask = np.array([False, True, False])
         again, _ = envs.reset(seed=[7, 8, 9], options={"reset_mask": mask})
@@ -113,11 +104,9 @@ async def test_partial_reset_repeats_the_last_observation_of_the_others() -> Non
         with pytest.raises(ValueError, match="seed for each of 3"):
             envs.reset(seed=[1, 2])
 
-    await with_vector(gymnasium_app("CartPole-v1"), use, 3)
 
-
-async def test_failure_of_one_member_comes_with_the_steps_of_the_others() -> None:
-    def use(envs: ServedVectorEnv) -> None:
+def test_failure_of_one_member_comes_with_the_steps_of_the_others() -> None:
+    with served_vector(gymnasium_app("CartPole-v1"), 3) as envs:
         envs.reset(seed=1)
         with pytest.raises(MembersFailedError, match=r"environment 1 .* no action of Discrete") as caught:
             envs.step(np.array([1, 2, 0]))
@@ -135,11 +124,9 @@ async def test_failure_of_one_member_comes_with_the_steps_of_the_others() -> Non
         again, _ = envs.reset(options={"reset_mask": np.array([False, True, False])})
         assert again[[0, 2]].tolist() == caught.value.steps.observations[[0, 2]].tolist()
 
-    await with_vector(gymnasium_app("CartPole-v1"), use, 3)
 
-
-async def test_steps_are_sent_and_received_apart() -> None:
-    def use(envs: ServedVectorEnv) -> None:
+def test_steps_are_sent_and_received_apart() -> None:
+    with served_vector(gymnasium_app("CartPole-v1"), 4) as envs:
         observations, _ = envs.reset(seed=1)
         with pytest.raises(ConfigurationError, match="call send first"):
             envs.recv()
@@ -155,11 +142,9 @@ async def test_steps_are_sent_and_received_apart() -> None:
             assert local.reset(seed=1 + member)[0].tolist() == observations[member].tolist()
             assert local.step(action)[0].tolist() == seen[member].tolist()
 
-    await with_vector(gymnasium_app("CartPole-v1"), use, 4)
 
-
-async def test_an_environment_of_ours_has_text_and_numbers_of_each() -> None:
-    def use(envs: ServedVectorEnv) -> None:
+def test_an_environment_of_ours_has_text_and_numbers_of_each() -> None:
+    with served_vector(blackjack, 2) as envs:
         assert envs.single_action_space == spaces.Discrete(2)
         seen, _ = envs.reset(seed=1)
         assert len(seen["text"]) == 2
@@ -169,61 +154,53 @@ async def test_an_environment_of_ours_has_text_and_numbers_of_each() -> None:
         assert set(rewards.tolist()) <= {-1.0, 0.0, 1.0}
         assert envs.step(np.array([1, 1]))[2].tolist() == [False, False]
 
-    await with_vector(blackjack, use, 2)
-
 
 @pytest.mark.parametrize("environment", [Failing, Unscored])
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-async def test_episode_of_a_member_that_failed_or_has_no_score_does_not_count(
+def test_episode_of_a_member_that_failed_or_has_no_score_does_not_count(
     mode: str, environment: type[Counter]
 ) -> None:
-    def use(envs: ServedVectorEnv) -> None:
+    app = create_app(environment, Add, Count, max_concurrent_envs=2)
+    with served_vector(app, 1, autoreset_mode=mode) as envs:
         envs.reset()
         with pytest.raises(MembersFailedError, match="does not count: the disk is full") as caught:
             envs.step(np.array([1]))
         assert isinstance(caught.value.errors[0], EnvironmentFailureError)
-
-    app = create_app(environment, Add, Count, max_concurrent_envs=2)
-    await with_vector(app, use, 1, autoreset_mode=mode)
 
 
 class Tree(Observation):
     branches: "list[Tree]" = Field(default_factory=list)
 
 
-async def test_a_vector_that_has_no_spaces_takes_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vector_that_has_no_spaces_takes_no_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     slot_requests = []
     app = create_app(Counter, Add, Tree, max_concurrent_envs=2)
     take = app.sessions.slots.acquire
     monkeypatch.setattr(
         app.sessions.slots, "acquire", lambda *args: slot_requests.append(args) or take(*args)
     )
-    with pytest.raises(ConfigurationError):
-        await with_vector(app, lambda _: None, 1)
+    with pytest.raises(ConfigurationError), served_vector(app, 1):
+        pass
     assert not slot_requests
 
 
-async def test_pictures_are_those_of_each() -> None:
-    def use(envs: ServedVectorEnv) -> None:
+def test_pictures_are_those_of_each() -> None:
+    app = gymnasium_app("gym_worlds:Mixed-v0", render_mode="rgb_array")
+    with served_vector(app, 2, render_mode="rgb_array") as envs:
         envs.reset(seed=1, options={"steps": 2})
         pictures = envs.render()
         assert pictures is not None
         assert [one.tolist() for one in pictures] == [np.full((4, 6, 3), 2).tolist()] * 2
 
-    app = gymnasium_app("gym_worlds:Mixed-v0", render_mode="rgb_array")
-    await with_vector(app, use, 2, render_mode="rgb_array")
 
-
-async def test_too_large_vector_is_refused_and_closing_frees_all_slots() -> None:
+def test_too_large_vector_is_refused_and_closing_frees_all_slots() -> None:
     app = gymnasium_app("CartPole-v1", max_concurrent_envs=4)
 
-    def use(envs: ServedVectorEnv) -> None:
+    with served_vector(app, 3) as envs:
         assert app.sessions.active == 3
         with pytest.raises(CapacityError, match="no 2 free slots for a session: 3 of 4"):
             ServedVectorEnv(envs._server.base_url, 2, queue_timeout_s=0)
         assert app.sessions.active == 3
-
-    await with_vector(app, use, 3)
     assert app.sessions.active == 0
 
 

@@ -8,9 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -288,17 +288,9 @@ def test_a_ctrl_c_just_after_the_server_s_process_began_leaves_nothing(
 def test_stopping_ends_a_running_start() -> None:
     command = (sys.executable, "-c", "import time; time.sleep(600)")
     provider = LocalProcessProvider("silent", command=command, stop_timeout_s=0.5)
-    failures: list[BaseException] = []
-
-    def start() -> None:
-        try:
-            provider.start()
-        except ServerStartError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    eventually(lambda: provider._ending is not None)
-    provider.stop()
-    thread.join(WAIT_TIMEOUT_S)
-    assert len(failures) == 1
+    with ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(provider.start)
+        eventually(lambda: provider._ending is not None)
+        provider.stop()
+        with pytest.raises(ServerStartError):
+            starting.result(WAIT_TIMEOUT_S)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -293,21 +294,17 @@ def test_closing_ends_running_starts_and_leases(home: Home) -> None:
     home.gate.clear()
     pool.lease(WAIT_TIMEOUT_S).close()
     eventually(lambda: home.starting == 1)
-    waiting: list[BaseException] = []
 
     def wait() -> None:
-        try:
-            for _ in range(2):  # there is one
-                pool.lease(WAIT_TIMEOUT_S)
-        except PoolError as error:
-            waiting.append(error)
+        for _ in range(2):  # there is one
+            pool.lease(WAIT_TIMEOUT_S)
 
-    thread = threading.Thread(target=wait)
-    thread.start()
-    eventually(lambda: pool.state.ready == 0)
-    pool.close()
-    thread.join(WAIT_TIMEOUT_S)
-    assert [type(error) for error in waiting] == [PoolClosedError]
+    with ThreadPoolExecutor(1) as callers:
+        waiting = callers.submit(wait)
+        eventually(lambda: pool.state.ready == 0)
+        pool.close()
+        with pytest.raises(PoolClosedError):
+            waiting.result(WAIT_TIMEOUT_S)
     assert set(home.removed) == set(home.made)
     assert threads() == []
     lease.close()
@@ -401,25 +398,18 @@ def test_fork_gets_no_members_and_removes_none(home: Home) -> None:
 
 
 def test_stop_ends_a_waiting_start_in_another_thread(home: Home) -> None:
-    with ServerPool[Tiny](home.start, 1, 1) as pool, pool.lease(WAIT_TIMEOUT_S):
+    with (
+        ServerPool[Tiny](home.start, 1, 1) as pool,
+        pool.lease(WAIT_TIMEOUT_S),
+        ThreadPoolExecutor(2) as callers,
+    ):
         provider = pool.provider(3600.0)
-        errors: list[BaseException] = []
-
-        def start() -> None:
-            try:
-                provider.start()
-            except PoolError as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=start)
-        thread.start()
+        starting = callers.submit(provider.start)
         eventually(provider._lock.locked)
         time.sleep(0.05)
-        stop = threading.Thread(target=provider.stop, daemon=True)
-        stop.start()
-        stop.join(WAIT_TIMEOUT_S)
-        thread.join(WAIT_TIMEOUT_S)
-        assert "its taker was stopped meanwhile" in str(errors[0])
+        callers.submit(provider.stop).result(WAIT_TIMEOUT_S)
+        with pytest.raises(PoolError, match="its taker was stopped meanwhile"):
+            starting.result(WAIT_TIMEOUT_S)
 
 
 def test_impossible_settings_are_refused() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,27 +114,19 @@ def test_client_of_a_closed_loop_can_be_closed_on_another() -> None:
 def test_stop_during_the_wait_fails_the_start() -> None:
     waiting, go = threading.Event(), threading.Event()
     stops: list[str] = []
-    failures: list[BaseException] = []
 
     def wait(url: str) -> None:
         waiting.set()
         assert go.wait(WAIT_TIMEOUT_S)
 
     provider = CallableProvider(lambda: "http://h:1", wait, lambda: stops.append("stopped"))
-
-    def start() -> None:
-        try:
-            provider.start()
-        except ProviderError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    assert waiting.wait(WAIT_TIMEOUT_S)
-    provider.stop()
-    go.set()
-    thread.join(WAIT_TIMEOUT_S)
-    assert len(failures) == 1
+    with ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(provider.start)
+        assert waiting.wait(WAIT_TIMEOUT_S)
+        provider.stop()
+        go.set()
+        with pytest.raises(ProviderError):
+            starting.result(WAIT_TIMEOUT_S)
     assert stops == ["stopped", "stopped"]
     with pytest.raises(ProviderError, match="the client was closed"):
         provider.start()
@@ -155,23 +148,22 @@ def test_readiness_check_of_a_container_uses_its_token() -> None:
 def test_start_after_the_stop_signal_sees_it() -> None:
     stopping, lock, signalled = threading.Event(), threading.Lock(), threading.Event()
     lock.acquire()  # a start is under way
-    results: list[bool] = []
 
-    def start() -> None:
+    def start() -> bool:
         signalled.wait(WAIT_TIMEOUT_S)
         stopping.clear()  # as every start does
-        results.append(stopping.wait(WAIT_TIMEOUT_S))
+        was_stopped = stopping.wait(WAIT_TIMEOUT_S)
         lock.release()
+        return was_stopped
 
     def end() -> None:
         stopping.set()
         signalled.set()
 
-    thread = threading.Thread(target=start)
-    thread.start()
-    with hold_stopped(end, lock):
-        thread.join(WAIT_TIMEOUT_S)
-    assert results == [True]
+    with ThreadPoolExecutor(1) as threads:
+        starting = threads.submit(start)
+        with hold_stopped(end, lock):
+            assert starting.result(WAIT_TIMEOUT_S)
     assert not lock.locked()
 
 

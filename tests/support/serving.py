@@ -3,8 +3,10 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import httpx
@@ -45,6 +47,27 @@ async def serving(
         finally:
             server.stop.set()
             await task
+
+
+@contextmanager
+def served(app: EnvironmentApp) -> Iterator[str]:
+    """Serve an app in a thread of its own, for code without asyncio."""
+    started: SimpleQueue[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = SimpleQueue()
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        async with serving(app) as address:
+            started.put((address, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    address, loop, stop = started.get(timeout=WAIT_TIMEOUT_S)
+    try:
+        yield address
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
 
 
 @asynccontextmanager
