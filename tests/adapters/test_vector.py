@@ -20,12 +20,7 @@ from envs.gymnasium_env.server.app import gymnasium_app
 from openenv_core import Observation
 from openenv_core.adapters.spaces import write_value
 from openenv_core.adapters.vector import MembersFailedError, ServedVectorEnv
-from openenv_core.errors import (
-    CapacityError,
-    ConfigurationError,
-    EnvironmentFailureError,
-    ExecutionError,
-)
+from openenv_core.errors import CapacityError, ConfigurationError, EnvironmentFailureError, ExecutionError
 from servers import create_app
 
 

@@ -210,6 +210,7 @@ async def test_expired_lease_frees_its_slots_and_is_reported() -> None:
             proxy.cut_after = lambda: (10, 10)
             proxy.cut()
             await eventually(lambda: app.sessions.active == 0)
+            assert not app._ensure_built().links.registered
             with pytest.raises(
                 ConnectionLostError, match=r"could not be resumed: no connection within its lease"
             ):
@@ -531,8 +532,9 @@ async def test_late_answer_to_an_open_still_counts(fails: bool) -> None:
             client._timeout_s = client._conversation._timeout_s = 20  # type: ignore[union-attr]
             release.set()
             if fails:
-                with pytest.raises(FactoryError, match="no table is free"):
+                with pytest.raises(FactoryError, match="no table is free") as failed:
                     await client.reset()
+                assert failed.value.factory_name == "SlowToMake"
             await client.reset(seed=5)
             proxy.cut()
             assert (await client.step(Add(amount=1))).observation.total == 6

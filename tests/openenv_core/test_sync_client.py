@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 import pytest
-from counter import Add
 from counter_client import CounterEnv
 from serve_process import SUPPORT, eventually
 
@@ -35,20 +34,17 @@ class DoublingEnv(CounterEnv):
         return (await self.reset(seed=2)).observation.total
 
 
-async def test_server_of_its_own_is_played_sync_or_awaited_and_ends_with_the_client() -> None:
-    env = CounterEnv.from_process(cwd=SUPPORT)
-    assert isinstance(env, SyncEnvClient)
-    assert (await asyncio.to_thread(env.reset, seed=2)).observation.total == 2
-    assert (await asyncio.to_thread(env.step, Add(amount=3))).reward == 1
-    assert (await asyncio.to_thread(env.state)).step_count == 1
-    async with await CounterEnv(env.base_url).sync() as other:
-        assert isinstance(other, CounterEnv)
-        assert (await other.reset(seed=2)).observation.total == 2
-    await asyncio.to_thread(env.close)
+async def test_awaiting_gives_the_async_client_whose_server_ends_with_it() -> None:
+    starting = CounterEnv.from_process(cwd=SUPPORT)
+    assert isinstance(starting, SyncEnvClient)
+    async with starting as env:
+        assert isinstance(env, CounterEnv)
+        assert (await env.reset(seed=2)).observation.total == 2
+        again = await CounterEnv(env.base_url).sync()
+        assert isinstance(again, CounterEnv)
+        await again.close()
     with pytest.raises(ConnectionFailedError):
         await CounterEnv(env.base_url).connect()
-    async with CounterEnv.from_process(cwd=SUPPORT) as awaited:
-        assert (await awaited.reset(seed=2)).observation.total == 2
 
 
 def test_errors_and_extra_methods_pass_through(counter_url: str) -> None:
