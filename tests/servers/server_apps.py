@@ -1,10 +1,12 @@
 """Shared by the tests of the server: counters behind an app, and request frames."""
 
+import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, CountState
+from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, CountState, SlowAsync
 
 from servers import create_app
 from servers.app import EnvironmentApp
@@ -13,6 +15,17 @@ HEADER = "X-OpenEnv-Session"
 STATE = {"type": "state"}
 EVERY_WAY = pytest.mark.parametrize("env", [Counter, BlockingCounter, AsyncCounter], ids=lambda e: e.__name__)
 """On the loop, in a thread, async."""
+
+
+class Deaf(SlowAsync):
+    """Its steps ignore cancellation."""
+
+    async def step(self, action: Add) -> Count:
+        self.entered.set()
+        while not self.release.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        return Count()
 
 
 def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:

@@ -18,7 +18,7 @@ from counter import (
     SlowConstructor,
     SlowSolitary,
 )
-from server_apps import HEADER, STATE, action, step
+from server_apps import HEADER, STATE, Deaf, action, step
 from server_apps import app_of as app_with
 from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
 from toolbox import toolbox_app
@@ -30,19 +30,6 @@ STEP_TIMEOUT_S = 1.0
 """What a call may take: those that hang have to wait for it, and the others must keep within it."""
 HANG_TIMEOUT_S = 0.5
 """The same where all hang."""
-
-
-class Deaf(SlowAsync):
-    """Ignores cancellation."""
-
-    async def step(self, action: Add) -> Count:
-        self.entered.set()
-        while not self.release.is_set():
-            try:
-                await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                type(self).stepping += 1
-        return Count()
 
 
 class SlowReset(SlowBlocking):

@@ -1,6 +1,7 @@
 """Plain HTTP: single requests without a session, and several in one, named by a header or a cookie."""
 
 import asyncio
+import json
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +17,17 @@ from counter import (
     Unbuildable,
 )
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of
-from serving import WAIT_TIMEOUT_S, ask, eventually, http_client, request, serving, socket_to
+from serving import (
+    WAIT_TIMEOUT_S,
+    ask,
+    eventually,
+    http_client,
+    request,
+    rpc,
+    serving,
+    socket_to,
+    wait_close_code,
+)
 
 from servers.routes.http import while_connected
 from servers.sessions.table import MAX_WAITING
@@ -134,10 +145,17 @@ async def test_environment_errors_are_500_without_a_traceback() -> None:
 
 async def test_failed_opening_leaves_no_session() -> None:
     app = app_of(Unbuildable)
+    name = {"factory_name": "Unbuildable"}
+    fault = {"message": "no such counter", "code": "FACTORY_ERROR", **name}
     async with serving(app) as address:
         for headers in ({}, {HEADER: "a"}):
             reply = await request(address, "POST", "/reset", None, headers)
-            assert (reply.status_code, reply.json()["detail"]["code"]) == (500, "FACTORY_ERROR")
+            assert (reply.status_code, reply.json()["detail"]) == (500, fault)
+        error = (await rpc(address, "openenv/session/create"))["error"]
+        assert error == {"code": -32000, "message": "no such counter", "data": name}
+        async with socket_to(address) as ws:
+            assert json.loads(await ws.recv()) == {"type": "error", "data": fault}
+            assert await wait_close_code(ws) == 1000
         assert (await request(address, "POST", "/reset", {"seed": -1}, {HEADER: "a"})).status_code == 422
         assert app.sessions.active == 0
         assert not app.sessions._sessions

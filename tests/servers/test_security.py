@@ -223,6 +223,7 @@ async def test_every_route_requires_the_token() -> None:
             refused = await client.request(method, path)
             assert refused.status_code == 401, path
             assert refused.headers["www-authenticate"] == "Bearer"
+            assert refused.headers["content-type"] == "application/json"
             assert "Bearer TOKEN" in refused.json()["detail"]
             let_in = await client.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"})
             assert let_in.status_code != 401, path

@@ -18,7 +18,7 @@ from counter import (
     SlowBlocking,
     SlowConstructor,
 )
-from server_apps import HEADER, STATE, action, step
+from server_apps import HEADER, STATE, Deaf, action, step
 from server_apps import app_of as app_with
 from serving import WAIT_TIMEOUT_S, ask, eventually, open_session, request, rpc, serving, socket_to
 
@@ -139,21 +139,6 @@ async def test_options_may_have_any_name(kind: type[Counter]) -> None:
         assert (await request(address, "POST", "/step", {**action(), **options})).status_code == 200
 
 
-async def test_ambiguous_request_framing_is_refused() -> None:
-    async with serving(app_of(Counter)) as address:
-        host, _, port = address.partition(":")
-        for head in (
-            "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n",
-            f"Content-Length: 0\r\n{HEADER}: one\r\n{HEADER}: two\r\n\r\n",
-        ):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(f"POST /reset HTTP/1.1\r\nHost: localhost\r\n{head}".encode())
-            status = (await asyncio.wait_for(reader.readline(), 60)).split()[1]
-            assert status in (b"400", b"422")
-            writer.close()
-            await writer.wait_closed()
-
-
 @KINDS
 async def test_any_exception_of_constructor_or_close_frees_the_slot(kind: type[Counter]) -> None:
     env = raising(kind)
@@ -238,25 +223,12 @@ async def test_hanging_close_is_abandoned() -> None:
     executor.close()
 
 
-class DeafCounter(SlowAsync):
-    """Its step ignores cancellation."""
-
-    async def step(self, action: Add) -> Count:  # type: ignore[override]
-        self.entered.set()
-        while not self.release.is_set():
-            try:
-                await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                continue
-        return Count()
-
-
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("attached", [False, True])
 async def test_disconnect_from_a_step_that_ignores_cancellation_frees_the_slot_at_the_deadline(
     attached: bool,
 ) -> None:
-    env = DeafCounter.fresh()
+    env = Deaf.fresh()
     app = app_of(env, step_timeout_s=1.0)
     async with serving(app) as address:
         try:
