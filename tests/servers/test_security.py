@@ -1,6 +1,5 @@
 """Access control before anything else: Host, Origin, token; over HTTP and sockets, on every route."""
 
-import asyncio
 import json
 from typing import Any
 
@@ -271,16 +270,3 @@ async def test_refusal_without_the_response_extension_closes_before_accept() -> 
     scope = {"type": "websocket", "headers": [(b"host", b"localhost")], "server": ("127.0.0.1", 1)}
     await Guard(never, ServerSettings(tokens=(TOKEN,)))(scope, never, send)
     assert sent == [{"type": "websocket.close", "code": 1008}]
-
-
-async def test_lifespan_scope_passes_the_guard() -> None:
-    scopes: list[Scope] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scopes.append(scope)
-
-    async def nothing(*_: Any) -> Any:
-        await asyncio.sleep(0)
-
-    await Guard(app, ServerSettings(tokens=(TOKEN,)))({"type": "lifespan"}, nothing, nothing)
-    assert scopes == [{"type": "lifespan"}]

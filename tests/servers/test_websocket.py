@@ -213,6 +213,9 @@ async def test_values_without_json_form_are_encoded_or_refused() -> None:
             failure = await step_data(amount)
             assert failure["code"] == "EXECUTION_ERROR"
             assert text in failure["message"]
+            over_http = await request(address, "POST", "/step", action(amount))
+            assert (over_http.status_code, text in over_http.json()["detail"]) == (500, True)
+            assert "Traceback" not in over_http.text
         kept_reply = await step_data(8)
         assert kept_reply["metadata"] == kept_reply["observation"]["metadata"] == {"why": "because"}
 
