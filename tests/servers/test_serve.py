@@ -52,14 +52,17 @@ def test_served_routes_require_the_token_and_reveal_no_secret(tmp_path: Path) ->
     assert canary not in server.output
 
 
-def test_foreign_app_is_guarded_and_does_not_see_the_tokens() -> None:
-    with serve(app="tell_environ:app", ROPEWALK_TOKENS=f"{OTHER}, {TOKEN}") as server:
+@pytest.mark.parametrize("options", [(), pytest.param(("--reload",), marks=soak)])
+def test_foreign_app_is_guarded_and_does_not_see_the_tokens(options: tuple[str, ...]) -> None:
+    with serve(*options, app="tell_environ:app", ROPEWALK_TOKENS=f"{OTHER}, {TOKEN}") as server:
         assert server.get("/")[0] == 401
         assert server.get("/", Authorization=f"Bearer {TOKEN}", Host="rebound.example.com")[0] == 421
         status, environment_text = server.get("/", Authorization=f"Bearer {TOKEN}")
         assert status == 200
         assert TOKEN not in environment_text
+        assert "ROPEWALK_RELOAD" not in environment_text
         assert "PATH" in environment_text
+        assert TOKEN not in " ".join(word for process in server.family for word in process.cmdline())
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from counter_client import CounterEnv
 from faulty_proxy import faulty_proxy
 from serve_process import SUPPORT, ServeProcess, eventually, gone, run_refused_server, serve
 from server_apps import action, mcp
-from serving import ask, request, socket_to
+from serving import ask, request, socket_to, wait_close_code
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import ServerConnection, unix_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -314,47 +314,27 @@ async def test_killed_worker_is_replaced_and_frees_its_slots() -> None:
 
 @pytest.mark.soak
 async def test_socket_of_a_killed_worker_gets_a_session_error() -> None:
-    """Over HTTP and sockets, whether the client's connection is with that worker or with another."""
+    """So does a request that kills it, unless the caller's own connection was with that worker."""
     with serve("--workers", "2", app="solo:deadly") as server:
-        errors_seen = 0
-        for attempt in range(12):
+        told: set[str] = set()
+        for attempt in range(30):
             session = session_ids_of_workers(f"dies-{attempt}")[attempt % 2]
-            try:
-                assert reset(server, session) == 200
-                client = await connect(
-                    f"ws://{server.address}/ws?session_id={session}", compression=None, proxy=None
-                )
-                await client.send(json.dumps({"type": "step", "data": {"amount": 1}}))
-                reply = json.loads(await asyncio.wait_for(client.recv(), 60))
-            except (OSError, ConnectionClosed, InvalidStatus, AssertionError):
-                await asyncio.sleep(0.2)  # it was with that worker itself, or came while the next one starts
-                continue
-            assert reply["data"]["code"] == "SESSION_ERROR"
-            assert "gone" in reply["data"]["message"]
-            await asyncio.wait_for(client.wait_closed(), 60)
-            assert client.close_code == 1011
-            errors_seen += 1
-            if errors_seen == 2:
+            with suppress(OSError, ConnectionClosed, InvalidStatus):
+                if reset(server, session) != 200:
+                    await asyncio.sleep(0.2)  # the next worker is starting
+                    continue
+                async with socket_to(server.address, f"?session_id={session}") as client:
+                    with suppress(OSError):
+                        reply = server.request("POST", "/step", action(1), X_OpenEnv_Session=session)
+                        assert (reply[0], "sessions are gone" in reply[1]["detail"]) == (502, True)
+                        told.add("request")
+                    data = json.loads(await asyncio.wait_for(client.recv(), 60))["data"]
+                    assert (data["code"], "gone" in data["message"]) == ("SESSION_ERROR", True)
+                    assert await wait_close_code(client) == 1011
+                    told.add("socket")
+            if len(told) == 2:
                 break
-        assert errors_seen
-
-
-@pytest.mark.soak
-def test_request_to_a_dying_worker_gets_502() -> None:
-    with serve("--workers", "2", app="solo:deadly") as server:
-        statuses = set()
-        for attempt in range(20):
-            session = session_ids_of_workers(f"dies-{attempt}")[attempt % 2]
-            try:
-                reset(server, session)
-                status, response_body = server.request("POST", "/step", action(1), X_OpenEnv_Session=session)
-            except OSError:  # the caller's own connection was with that worker
-                continue
-            statuses.add(status)
-            if status == 502:
-                assert "sessions are gone" in response_body["detail"]
-                break
-        assert 502 in statuses
+        assert len(told) == 2
 
 
 @pytest.mark.slow
