@@ -1,12 +1,15 @@
 """Shared by the tests of the server: counters behind an app, and request frames."""
 
 import asyncio
+import json
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, CountState, SlowAsync
+from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, CountState, Slow, SlowAsync
+from serving import eventually
+from websockets.asyncio.client import ClientConnection
 
 from servers import create_app
 from servers.app import EnvironmentApp
@@ -38,6 +41,12 @@ def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
 def step(amount: int = 2) -> dict[str, Any]:
     """The frame of a step."""
     return {"type": "step", "data": {"amount": amount}}
+
+
+async def start_step(ws: ClientConnection, env: type[Slow]) -> None:
+    """Send a step that hangs, and wait until it is in the environment."""
+    await ws.send(json.dumps(step()))
+    await eventually(env.entered.is_set)
 
 
 def action(amount: int = 2) -> dict[str, Any]:

@@ -280,6 +280,7 @@ async def test_abandoned_or_failed_wave_frees_its_slots(leaves: bool) -> None:
             assert (await answer(connection))["error"]["code"] == "FACTORY_ERROR"
         await eventually(lambda: app.sessions.active == 0)
         await eventually(lambda: env.closed == env.built - {30})
+        assert app.sessions.executor.abandoned == 0
         assert len(env.built) == (17 if leaves else 33)
 
 

@@ -18,7 +18,7 @@ from counter import (
     SlowConstructor,
     SlowSolitary,
 )
-from server_apps import HEADER, STATE, Deaf, action, step
+from server_apps import HEADER, STATE, Deaf, action, start_step, step
 from server_apps import app_of as app_with
 from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
 from toolbox import toolbox_app
@@ -34,16 +34,13 @@ HANG_TIMEOUT_S = 0.5
 
 class SlowReset(SlowBlocking):
     def reset(self, **options: Any) -> Count:  # type: ignore[override]
-        self.entered.set()
-        self.release.wait(60)
-        return Count()
+        return self.step(Add(amount=1))
 
 
 class SlowState(SlowBlocking):
     @property
     def state(self) -> Any:
-        self.entered.set()
-        self.release.wait(60)
+        self.step(Add(amount=1))
         return Counter().state
 
 
@@ -241,8 +238,7 @@ async def test_exclusive_class_frees_its_slot_at_the_deadline_after_a_disconnect
     app = app_of(env)
     async with serving(app) as address:
         async with socket_to(address) as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
+            await start_step(ws, env)
             ws.transport.abort()
         await eventually(lambda: app.sessions.active == 0)
         assert (env.stepping, env.closed) == (1, 0)

@@ -4,8 +4,8 @@ import asyncio
 import os
 import socket
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import counter
@@ -42,6 +42,19 @@ def read_all(connection: socket.socket) -> bytes:
     except ConnectionError:
         pass
     return got
+
+
+@asynccontextmanager
+async def sent(
+    address: str, *data: bytes
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Send bytes over a connection."""
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    writer.writelines(data)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
 
 
 def test_large_body_is_refused_by_its_length_alone(server: ServeProcess) -> None:
@@ -81,22 +94,23 @@ def test_compressed_bodies_are_refused(server: ServeProcess) -> None:
 async def test_chunked_body_is_counted() -> None:
     async with serving(app_of(counter.Counter, max_body_bytes=1000)) as address:
         for pieces, status in ((9, 200), (11, 413)):
-            reader, writer = await asyncio.open_connection(*address.split(":"))
-            writer.write(b"POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
-            writer.write(b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
-            writer.write((b"64\r\n" + b" " * 100 + b"\r\n") * pieces + b"0\r\n\r\n")
-            line = await asyncio.wait_for(reader.readline(), 60)
-            assert line.split()[1] == str(status).encode(), pieces
-            writer.close()
+            async with sent(
+                address,
+                b"POST /reset HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n",
+                b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n",
+                (b"64\r\n" + b" " * 100 + b"\r\n") * pieces + b"0\r\n\r\n",
+            ) as (reader, _):
+                line = await asyncio.wait_for(reader.readline(), 60)
+                assert line.split()[1] == str(status).encode(), pieces
 
 
 async def test_body_must_arrive_in_time() -> None:
-    async with serving(app_of(counter.Counter, body_timeout_s=0.2)) as address:
-        host, port = address.split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{")
+    request = b"POST /step HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n{"
+    async with (
+        serving(app_of(counter.Counter, body_timeout_s=0.2)) as address,
+        sent(address, request) as (reader, _),
+    ):
         assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 408 ")
-        writer.close()
 
 
 class Hasty(HttpProtocol):
@@ -106,18 +120,13 @@ class Hasty(HttpProtocol):
 
 async def test_incomplete_or_trickling_headers_end_the_connection() -> None:
     async def half_sent(address: str, half: bytes) -> None:
-        host, port = address.split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(half)
-        await asyncio.wait_for(reader.read(), 60)  # which ends, because the connection does
-        writer.close()
+        async with sent(address, half) as (reader, _):
+            await asyncio.wait_for(reader.read(), 60)  # which ends, because the connection does
 
     async def trickling(address: str) -> None:
-        host, port = address.split(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        with pytest.raises(ConnectionError):
-            await trickle(writer, b"G")
-        writer.close()
+        async with sent(address) as (_, writer):
+            with pytest.raises(ConnectionError):
+                await trickle(writer, b"G")
 
     complete_request = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     halves = (
@@ -132,14 +141,14 @@ async def test_incomplete_or_trickling_headers_end_the_connection() -> None:
 
 @pytest.mark.slow
 async def test_body_trickling_after_its_refusal_ends_the_connection() -> None:
-    async with serving(app_of(counter.Counter, body_timeout_s=1), timeout_keep_alive=1) as address:
-        host, port = address.split(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        # Nobody reads a body on this route.
-        writer.write(b"POST /no/such/route HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+    # Nobody reads a body on this route.
+    request = b"POST /no/such/route HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n"
+    async with (
+        serving(app_of(counter.Counter, body_timeout_s=1), timeout_keep_alive=1) as address,
+        sent(address, request) as (_, writer),
+    ):
         with pytest.raises(ConnectionError):
             await trickle(writer, b"x")
-        writer.close()
 
 
 def test_endless_headers_are_refused(server: ServeProcess) -> None:

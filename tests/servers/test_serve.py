@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fuzzwire import HANDSHAKE
 from serve_process import SUPPORT, WAIT_TIMEOUT_S, eventually, gone, run_refused_server, serve
 from server_apps import mcp, step
 from serving import ask, socket_to
@@ -37,11 +38,8 @@ def test_served_routes_require_the_token_and_reveal_no_secret(tmp_path: Path) ->
         assert server.request("POST", "/mcp", {})[0] == 401
         assert server.get("/health", **bearer) == (200, {"status": "healthy"})
         with server.connect() as connection:
-            connection.sendall(
-                b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n"
-                b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
-            )
+            authorization = f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+            connection.sendall(HANDSHAKE.removesuffix(b"\r\n") % b"/ws" + authorization)
             assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
         for path in ("/metadata", "/schema", "/openapi.json", "/health", "/no/such/route"):
             assert canary not in json.dumps(server.get(path, **bearer)[1])

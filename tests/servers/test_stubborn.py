@@ -18,7 +18,7 @@ from counter import (
     SlowBlocking,
     SlowConstructor,
 )
-from server_apps import HEADER, STATE, Deaf, action, step
+from server_apps import HEADER, STATE, Deaf, action, start_step, step
 from server_apps import app_of as app_with
 from serving import WAIT_TIMEOUT_S, ask, eventually, open_session, request, rpc, serving, socket_to
 
@@ -234,8 +234,7 @@ async def test_disconnect_from_a_step_that_ignores_cancellation_frees_the_slot_a
         try:
             query = f"?session_id={await open_session(address)}" if attached else ""
             async with socket_to(address, query) as ws:
-                await ws.send(json.dumps(STEP))
-                await eventually(env.entered.is_set)
+                await start_step(ws, env)
             await eventually(lambda: app.sessions.active == 0)
         finally:
             env.release.set()

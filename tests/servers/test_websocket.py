@@ -21,7 +21,7 @@ from counter import (
     SlowConstructor,
 )
 from pydantic import BaseModel, Field, field_validator
-from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, step
+from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, start_step, step
 from serving import (
     WAIT_TIMEOUT_S,
     ask,
@@ -231,8 +231,7 @@ async def test_disconnect_during_a_step_frees_the_slot(kind: type[Slow]) -> None
     in_thread = kind is SlowBlocking
     async with serving(app) as address:
         async with socket_to(address) as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
+            await start_step(ws, env)
             assert app.sessions.active == 1
             ws.transport.abort()
         await eventually(lambda: app.sessions.active == 0)
@@ -274,28 +273,12 @@ async def test_abandoned_steps_hold_threads_up_to_a_limit() -> None:
     assert len(threads) <= executor.pool.size + 1
 
 
-async def test_disconnect_during_construction_frees_the_slot() -> None:
-    env = SlowConstructor.fresh()
-    app = app_of(env, cap=1)
-    table = app.sessions
-    async with serving(app) as address:
-        async with socket_to(address) as ws:
-            await eventually(env.entered.is_set)
-            ws.transport.abort()
-        await eventually(lambda: table.active == 0)
-        assert table.executor.abandoned == 1
-        env.release.set()
-        await eventually(lambda: env.closed == 1)
-        assert table.executor.abandoned == 0
-
-
 async def test_frames_sent_ahead_are_bounded_in_number_and_size() -> None:
     for frames in ([step()] * 63, [{**STATE, "padding": "x" * 9_000_000}] * 2):
         env = SlowAsync.fresh()
         app = app_of(env)
         async with serving(app) as address, socket_to(address) as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
+            await start_step(ws, env)
             for frame in frames:
                 await ws.send(json.dumps(frame))
             data = await first_of(ws)
@@ -311,8 +294,7 @@ async def test_frames_sent_during_a_step_in_a_thread_come_after_it(
     env = SlowBlocking.fresh()
     app = app_of(env, cap=1)
     async with serving(app) as address, socket_to(address) as ws:
-        await ws.send(json.dumps(step()))
-        await eventually(env.entered.is_set)
+        await start_step(ws, env)
         for frame in (STATE, RESET, step()):
             await ws.send(json.dumps(frame))
         if leaves:
@@ -336,8 +318,7 @@ async def test_frame_that_waits_for_a_step_is_answered_before_one_that_arrives_a
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address, socket_to(address) as ws:
-        await ws.send(json.dumps(step()))
-        await eventually(env.entered.is_set)
+        await start_step(ws, env)
         await ws.send(json.dumps(STATE))
         (conversation,) = app._ensure_built().sockets._conversations
         await eventually(lambda: conversation._reader is not None)
@@ -461,8 +442,7 @@ async def test_step_of_a_standing_session_continues_when_its_socket_breaks() -> 
     async with serving(app) as address:
         session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
+            await start_step(ws, env)
             ws.transport.abort()
         await eventually(lambda: not app.sessions.find("", session).attached)
         async with socket_to(address, f"?session_id={session}") as ws:
