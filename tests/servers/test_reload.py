@@ -180,26 +180,6 @@ def test_folder_of_the_target_is_watched(folder: Path, monkeypatch: pytest.Monke
             source_of(nothing)
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        (("--reload", "--fd", "3"), "expected --reload without --fd"),
-        (("--reload", "--workers", "2"), "expected --reload without --workers"),
-        (("--reload-dir", "."), "--reload-dir is given without --reload"),
-        (
-            ("--reload", "--reload-dir", "/no/such/folder", "--port", "0"),
-            "expected --reload-dir to name a folder",
-        ),
-        (("--reload", "--port", "0", "--host", "0.0.0.0"), "expected a token"),
-    ],
-)
-def test_incompatible_options_are_refused(
-    options: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["serve", "counter:app", *options]) == 2
-    assert why in capsys.readouterr().err
-
-
 def test_missing_library_is_named_with_its_extra(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

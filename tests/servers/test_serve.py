@@ -100,6 +100,11 @@ def test_public_addresses_require_a_token(capsys: pytest.CaptureFixture[str]) ->
         (("--max-sessions", "0"), "--max-sessions"),
         (("--step-timeout", "soon"), "--step-timeout"),
         (("--fd", "987"), "--fd"),
+        (("--reload", "--fd", "3"), "expected --reload without --fd"),
+        (("--reload", "--workers", "2"), "expected --reload without --workers"),
+        (("--reload", "--host", "0.0.0.0"), "expected a token"),
+        (("--reload", "--reload-dir", "/no/such/folder"), "expected --reload-dir to name a folder"),
+        (("--reload-dir", "."), "--reload-dir is given without --reload"),
     ],
 )
 def test_invalid_options_are_refused(
@@ -119,15 +124,16 @@ def test_invalid_options_are_refused(
     ("app", "options", "text"),
     [
         # It cannot heed them.
-        pytest.param("tell_environ:app", ("--max-sessions", "3"), "--max-sessions", marks=slow),
-        pytest.param("counter:app", ("--allowed-host", "https://example.org"), "allowed host", marks=soak),
-        pytest.param("counter:app", ("--allowed-origin", "example.org"), "allowed origin", marks=soak),
+        pytest.param("tell_environ:app", "--max-sessions 3", "--max-sessions", marks=slow),
+        pytest.param("counter:app", "--allowed-host https://example.org", "allowed host", marks=soak),
+        pytest.param("counter:app", "--allowed-origin example.org", "allowed origin", marks=soak),
+        pytest.param("solo:app", "--workers 2 --max-sessions 3", "SUPPORTS_CONCURRENT_SESSIONS", marks=soak),
+        pytest.param("tell_environ:app", "--workers 2", "create_app", marks=soak),
+        pytest.param("no_such_module:app", "--workers 2", "no_such_module", marks=soak),
     ],
 )
-def test_options_that_the_app_cannot_support_are_refused(
-    app: str, options: tuple[str, ...], text: str
-) -> None:
-    status, output = run_refused_server(*options, app=app)
+def test_options_that_the_app_cannot_support_are_refused(app: str, options: str, text: str) -> None:
+    status, output = run_refused_server(*options.split(), app=app)
     assert (status, text in output, "Traceback" in output) == (2, True, False)
 
 
