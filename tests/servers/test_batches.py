@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from counter import (
     Add,
-    AsyncCounter,
     Awkward,
     BlockingCounter,
     Count,
@@ -454,25 +453,8 @@ async def test_every_member_is_answered_once_for_any_at_least(env: Any) -> None:
             assert sorted(members) == list(range(12))
 
 
-class Waiting(AsyncCounter):
-    async def step(self, action: Add) -> Count:
-        await asyncio.sleep(3600)
-        raise AssertionError
-
-
-class Overlapping(SlowBlocking):
-    """Records the greatest number of concurrent steps."""
-
-    most = 0
-
-    def step(self, action: Add) -> Count:
-        cls = type(self)
-        cls.most = max(cls.most, cls.stepping + 1)
-        return super().step(action)
-
-
 async def test_batch_waits_for_its_turn_at_a_shared_session() -> None:
-    env = Overlapping.fresh()
+    env = SlowBlocking.fresh()
     async with serving(app_of(env)) as address:
         session = await open_session(address)
         async with batch_of(address, query=f"?session_id={session}") as connection:
@@ -483,10 +465,10 @@ async def test_batch_waits_for_its_turn_at_a_shared_session() -> None:
             await connection.send(json.dumps({"id": 1, "op": "step", "actions": add(1)}))
             assert (await request(connection, op="state"))["errors"]  # the step is under way
             await asyncio.sleep(0.05)  # what did not wait for its turn would have begun
+            assert env.stepping == 1
             env.release.set()
             assert (await answer(connection))["members"] == [0]
             assert (await other).status_code == 200
-    assert env.most == 1
 
 
 async def test_bytes_of_waiting_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -532,7 +514,7 @@ async def test_ended_member_gets_no_requests_and_is_garbage_collected() -> None:
 
 async def test_requests_over_the_limit_are_refused_by_id() -> None:
     size = MAX_REQUESTS + 1
-    async with serving(app_of(Waiting, cap=size)) as address, batch_of(address, size) as connection:
+    async with serving(app_of(SlowAsync.fresh(), cap=size)) as address, batch_of(address, size) as connection:
         for member in range(size):
             request_fields = {"id": member, "op": "step", "members": [member], "actions": add(1)}
             await connection.send(json.dumps(request_fields))

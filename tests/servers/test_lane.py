@@ -4,6 +4,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from fuzzwire import BINARY, CLOSE, HANDSHAKE, PING, PONG, TEXT, frame
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import WAIT_TIMEOUT_S, eventually, serving
+from serving import WAIT_TIMEOUT_S, eventually
+from serving import serving as served
 from uvicorn.protocols.utils import ClientDisconnected
 
 from servers import protocols as lane
@@ -34,12 +36,6 @@ class Echo:
         self.heard: list[str | None] = []
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            while True:
-                message = await receive()
-                await send({"type": f"{message['type']}.complete"})
-                if message["type"] == "lifespan.shutdown":
-                    return
         await receive()
         await send({"type": "websocket.accept"})
         self.protocol = scope["extensions"][FAST_PATH_EXTENSION]
@@ -48,8 +44,7 @@ class Echo:
             await send({**message, "type": "websocket.send"})
 
 
-def app() -> Any:
-    return Echo()
+serving: Any = partial(served, lifespan="off")
 
 
 @asynccontextmanager
@@ -77,7 +72,7 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 async def test_frames_of_any_size_are_echoed() -> None:
-    async with serving(app()) as address, opened(address) as (reader, writer):
+    async with serving(Echo()) as address, opened(address) as (reader, writer):
         for size in (0, 1, 125, 126, 127, 65_535, 65_536, 300_001):
             text = ("é" * size)[:size]
             for _ in range(2):
@@ -106,7 +101,7 @@ async def test_many_frames_in_one_read_yield_to_other_tasks() -> None:
 
 @pytest.mark.parametrize("kind", [PING, PONG])
 async def test_flood_of_control_frames_ends_the_connection(kind: int) -> None:
-    async with serving(app()) as address:
+    async with serving(Echo()) as address:
         async with opened(address) as (reader, writer):
             writer.write(frame(b"", kind) * lane.MAX_CONTROL_FRAMES + frame(b"still here"))
             while (reply := await read_frame(reader)) == (PONG, b""):
@@ -121,7 +116,7 @@ async def test_flood_of_control_frames_ends_the_connection(kind: int) -> None:
 
 async def test_only_the_latest_pong_is_kept_for_a_client_that_does_not_read() -> None:
     echo = Echo()
-    async with serving(echo) as address, opened(address) as (reader, writer):  # type: ignore[arg-type]
+    async with serving(echo) as address, opened(address) as (reader, writer):
         writer.write(frame(b"a"))
         assert await read_frame(reader) == (TEXT, b"a")
         echo.protocol.pause_writing()
@@ -175,7 +170,7 @@ async def _conversation(messages: list[tuple[str, bytes, int]], cuts: list[int],
         elif kind != "ping":
             expected.append((TEXT if kind == "text" else BINARY, payload[:120]))
     data = b"".join(piece for message in messages for piece in wire(*message))
-    async with serving(app()) as address, opened(address) as (reader, writer):
+    async with serving(Echo()) as address, opened(address) as (reader, writer):
         for cut in cuts:
             writer.write(data[:cut])
             data = data[cut:]
@@ -211,8 +206,7 @@ async def test_sending_on_a_closed_connection_raises_client_disconnected() -> No
         except Exception as error:
             raised.append(error)
 
-    settings: dict[str, Any] = {"ws": Recorded, "lifespan": "off"}
-    async with serving(late, **settings) as address, opened(address) as (reader, writer):  # type: ignore[arg-type]
+    async with serving(late, ws=Recorded) as address, opened(address) as (reader, writer):
         writer.write(frame(b"one"))
         await asyncio.sleep(PAUSE_S)
         writer.write(frame(b"reserved", 0x3))
@@ -227,7 +221,7 @@ async def test_invalid_text_before_a_close_logs_no_error(
 ) -> None:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-    async with serving(app()) as address, opened(address) as (reader, writer):
+    async with serving(Echo()) as address, opened(address) as (reader, writer):
         writer.write(frame(b"\xff") + frame(struct.pack("!H", 1000), CLOSE))
         assert (await read_frame(reader))[0] == CLOSE
         async with asyncio.timeout(WAIT_TIMEOUT_S):
@@ -237,7 +231,7 @@ async def test_invalid_text_before_a_close_logs_no_error(
 
 
 async def test_frames_after_a_close_are_ignored() -> None:
-    echo = app()
+    echo = Echo()
     async with serving(echo) as address, opened(address) as (reader, writer):
         writer.write(frame(struct.pack("!H", 1000), CLOSE) + frame(b"late"))
         await writer.drain()
@@ -250,7 +244,7 @@ async def test_frames_after_a_close_are_ignored() -> None:
 
 async def test_payload_that_looks_like_a_frame_is_payload() -> None:
     looks = frame(b"inner")
-    async with serving(app()) as address, opened(address) as (reader, writer):
+    async with serving(Echo()) as address, opened(address) as (reader, writer):
         # In the second the head is all that came before, so nothing of it waits in a buffer.
         for inner in (b"ab" + looks, looks):
             outer = struct.pack("!BBI", 0x82, 0x80 | len(inner), 0) + inner  # masked with zeros
@@ -272,14 +266,14 @@ async def test_without_required_internals_frames_take_the_general_path(
         "has no uvicorn's handle_elsewhere(), websockets' reader.no_more: frames take the slow path" in line
     )
     monkeypatch.setattr(SocketProtocol, "_read_whole_frame", lambda *_: pytest.fail("the lane is taken"))
-    async with serving(app()) as address, opened(address) as (reader, writer):
+    async with serving(Echo()) as address, opened(address) as (reader, writer):
         for text in (b"a", b"b" * 70_000):
             writer.write(frame(text))
             assert await read_frame(reader) == (TEXT, text)
 
 
 async def test_message_within_an_unfinished_one_ends_the_connection() -> None:
-    echo = app()
+    echo = Echo()
     async with serving(echo) as address:
         for unfinished in ([(TEXT, b"a")], [(TEXT, b"a"), (0, b"b")], [(TEXT, b""), (0, b"")]):
             async with opened(address) as (reader, writer):
@@ -294,7 +288,7 @@ async def test_message_within_an_unfinished_one_ends_the_connection() -> None:
 
 async def test_unread_replies_pause_the_reading() -> None:
     """Unread replies are bounded: the application's send waits, and so does reading."""
-    echo = app()
+    echo = Echo()
     async with serving(echo) as address, opened(address) as (reader, writer):
         payload = b"x" * 1_000_000
         sending = asyncio.create_task(_send(writer, frame(payload), times=64))
@@ -326,8 +320,7 @@ async def test_frames_answered_by_the_hook_do_not_reach_receive() -> None:
             received.append(message.get("text") or message.get("bytes"))
             await send({**message, "type": "websocket.send"})
 
-    settings: dict[str, Any] = {"lifespan": "off"}
-    async with serving(half, **settings) as address, opened(address) as (reader, writer):  # type: ignore[arg-type]
+    async with serving(half) as address, opened(address) as (reader, writer):
         for opcode, sent, back in (
             (TEXT, b"now", b"NOW"),
             (TEXT, b"later", b"later"),
