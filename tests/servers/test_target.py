@@ -20,21 +20,13 @@ ASGI = "async def app(scope, receive, send): ...\nthe_other = app\nnumber = 3\n"
 # An environment as it stands in a folder written for the released package; the released scaffold itself is
 # served in tests/interop.
 ENVIRONMENT = """
-from uuid import uuid4
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import State
 try:
     from ..models import Move, Seen
 except ImportError:
     from models import Move, Seen
 
 class Walk(Environment):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self):
-        super().__init__()
-        self._state = State(episode_id=str(uuid4()), step_count=0)
-
     def reset(self, seed=None, episode_id=None, **kwargs):
         return Seen(at=0)
 
@@ -43,7 +35,7 @@ class Walk(Environment):
 
     @property
     def state(self):
-        return self._state
+        return None
 """
 MODELS = """
 from openenv.core.env_server.types import Action, Observation
