@@ -21,15 +21,18 @@ WAIT_TIMEOUT_S = 60
 
 # Anything for an answer
 
+CODES = ("VALIDATION_ERROR", "CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR", "EXECUTION_ERROR", "?")
+NAMES = ("observation", "reward", "done", "metadata", "message", "errors", "max_sessions", "retry_after_s")
 VALUES: list[Any] = [None, True, 0, -1, 1e308, "", "x", [], [1], {}, {"a": 1}, [[{}]], "\u2028", 10**40]
 
 
 def answer(rng: random.Random) -> bytes:
     """Return a random payload of a reply, valid or not; test_protocol_any has more."""
-    kind, value = rng.choice(("observation", "state", "mcp", "error", 1, None)), rng.choice(VALUES)
-    data = dict.fromkeys(("observation", "reward", "done", "metadata", "code", "message", "errors"), value)
+    kind, value = rng.choice(("observation", "state", "mcp", "error", "error", 1, None)), rng.choice(VALUES)
+    data = {name: rng.choice(VALUES) for name in NAMES} | {"code": rng.choice((*CODES, value))}
     reply = json.dumps(rng.choice(({"type": kind, "data": data}, {"type": kind, "data": value}, value)))
-    return rng.choice((reply.encode(), rng.randbytes(rng.randrange(60)), b'{"type":"state","data":'))
+    endless = b'{"type":"state","data":' * rng.choice((1, 500))
+    return rng.choice((reply.encode(), reply.encode(), endless, rng.randbytes(rng.randrange(60))))
 
 
 def packet(rng: random.Random) -> bytes:

@@ -305,10 +305,14 @@ async def test_frames_sent_during_a_step_in_a_thread_come_after_it(
         if not leaves:
             kinds = [json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] for _ in range(4)]
             assert kinds == ["observation", "state", "observation", "observation"]
-            for _ in range(8):  # the limit is on frames that wait, not on all that ever came
-                for _ in range(2):
-                    await ws.send(json.dumps(step()) + 300 * " ")
-                for _ in range(2):
+            (conversation,) = app._ensure_built().sockets._conversations
+            for _ in range(3):  # the limit is on frames that wait, not on all that ever came
+                env.release.clear()
+                for _ in range(5):
+                    await ws.send(json.dumps(step()) + 100 * " ")
+                await eventually(lambda: len(conversation._frames_ahead or ()) >= 3)
+                env.release.set()
+                for _ in range(5):
                     assert json.loads(await ws.recv())["type"] == "observation"
             assert (await ask(ws, step()))["type"] == "observation"
     await eventually(lambda: (env.stepping, env.closed, app.sessions.executor.abandoned) == (0, 1, 0))
