@@ -180,6 +180,7 @@ def test_observation_round_trips(
     body = json.loads(replies.encode_http_result(sight))
     assert body["metadata"] == (metadata or None)
     assert body["reward"] == (None if expected_reward is None else float(expected_reward))
+    assert isinstance(body["reward"], float | None)
     # What plain HTTP carries is a frame again at the client.
     request = http_request(encode_request("step", {}), "s")
     frame = replies.reply_frame(request.kind, replies.encode_http_result(sight))

@@ -25,10 +25,8 @@ CASES: dict[str, tuple[bytes, set[int]]] = {
     "no host": (get(b"/health", host=b""), {400}),
     "HTTP/1.0": (get(b"/health", version=b"1.0"), {200}),
     "HTTP/0.9": (b"GET /health\r\n\r\n", {400}),
-    "a host with a path": (get(b"/health", host=b"Host: localhost/x\r\n"), {400}),
     "a host with a user": (get(b"/health", host=b"Host: a@localhost\r\n"), {400}),
     "a foreign host": (get(b"/health", host=b"Host: evil.example\r\n"), {421}),
-    "an address written as one number": (get(b"/health", host=b"Host: 2130706433\r\n"), {421}),
     "a forwarded host": (get(b"/health", b"X-Forwarded-Host: evil.example\r\n"), {200}),
     "a socket by a whole address": (get(b"http://localhost/ws", UPGRADE, KEY), {400, 403, 404}),
     "a tunnel": (b"CONNECT localhost:80 HTTP/1.1\r\n" + HOST + b"\r\n", {400, 404, 405}),
@@ -44,6 +42,11 @@ CASES: dict[str, tuple[bytes, set[int]]] = {
     "a socket with two keys": (get(b"/ws", UPGRADE, KEY, KEY), {400}),
     "a socket where none is": (get(b"/health", UPGRADE, KEY), {403, 404}),
     "a socket without the upgrade": (get(b"/ws"), {404, 426}),
+    "a socket with a body": (get(b"/ws", UPGRADE, KEY, b"Content-Length: 5\r\n") + b"xxxxx", {400}),
+    "a socket with a body in chunks": (
+        get(b"/ws", UPGRADE, KEY, b"Transfer-Encoding: chunked\r\n") + b"5\r\nabcde\r\n0\r\n\r\n",
+        {400},
+    ),
     "a socket with a name without end": (
         get(b"/ws?session_id=" + b"a" * 30_000, UPGRADE, KEY),
         {101, 414, 431},
@@ -52,7 +55,7 @@ CASES: dict[str, tuple[bytes, set[int]]] = {
     # Sessions
     "two sessions": (
         post(b"/reset", b"X-OpenEnv-Session: a\r\n", b"X-OpenEnv-Session: b\r\n"),
-        {200, 400, 422},
+        {422},
     ),
     "two sessions in one": (post(b"/reset", b"X-OpenEnv-Session: a, b\r\n"), {422}),
     "a session of bytes": (post(b"/reset", b"X-OpenEnv-Session: \xff\xfe\r\n"), {422}),
@@ -119,14 +122,3 @@ def test_odd_requests_get_their_status(server: ServeProcess) -> None:
         for leak in (b"Traceback", b".py", b"site-packages", b"root:"):
             assert leak not in answer, name
         assert server.get("/health") == (200, {"status": "healthy"}), name
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [b"Content-Length: 20\r\n\r\n" + b"x" * 20, b"Transfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n"],
-)
-def test_handshake_with_a_body_is_refused(server: ServeProcess, rest: bytes) -> None:
-    answer = answer_to(server, b"GET /ws HTTP/1.1\r\n" + HOST + UPGRADE + KEY + rest)
-    assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b"without a body" in answer
-    assert server.get("/health") == (200, {"status": "healthy"})

@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -95,29 +96,24 @@ class Caller:
         )
 
     async def run(self) -> None:
+        moves: list[Callable[[], Awaitable[Any]]] = [
+            *2 * [lambda: self._ask("POST", "/reset", {"mark": self.token})],
+            lambda: self._ask("POST", "/step", {"action": {"amount": self._amount()}}),
+            lambda: self._ask("GET", "/state", None),
+            lambda: self._rpc("openenv/session/close", {"session_id": self._rng.choice(IDS)}),
+            lambda: self._talk(""),
+            self._attach,
+        ]
         async with self._http:
             for _ in range(MOVES):
-                moves = (self.resets, self.steps, self.reads, self.closes, self.attaches, self.connects)
-                move = self._rng.choice((self.resets, *moves))
+                move = self._rng.choice(moves)
                 if self._rng.random() < 0.25:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(move(), self._rng.random() * 0.02)
                 else:
                     await move()
 
-    async def resets(self) -> None:
-        await self._ask("POST", "/reset", {"mark": self.token}, self._id())
-
-    async def steps(self) -> None:
-        await self._ask("POST", "/step", {"action": {"amount": self._amount()}}, self._id())
-
-    async def reads(self) -> None:
-        await self._ask("GET", "/state", None, self._id())
-
-    async def closes(self) -> None:
-        await self._rpc("openenv/session/close", {"session_id": self._rng.choice(IDS)})
-
-    async def attaches(self) -> None:
+    async def _attach(self) -> None:
         if self._rng.random() < 0.3:
             reply = await self._rpc("openenv/session/create", {})
             session_id = reply.get("result", {}).get("session_id", "nobody")
@@ -125,16 +121,11 @@ class Caller:
             session_id = self._rng.choice(IDS)
         await self._talk(f"?session_id={session_id}")
 
-    async def connects(self) -> None:
-        await self._talk("")
-
-    def _id(self) -> str | None:
-        return self._rng.choice((*IDS, None))
-
     def _amount(self) -> int:
         return 7 if self._rng.random() < 0.03 else 1
 
-    async def _ask(self, method: str, path: str, body: Any, session_id: str | None) -> None:
+    async def _ask(self, method: str, path: str, body: Any) -> None:
+        session_id = self._rng.choice((*IDS, None))
         headers = {} if session_id is None else {"X-OpenEnv-Session": session_id}
         reply = await self._http.request(method, path, json=body, headers=headers)
         assert reply.status_code in ANSWERS, reply.text

@@ -1,10 +1,15 @@
 """Shared by the tests of the server: counters behind an app, and request frames."""
 
+import asyncio
+import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, CountState
+from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, CountState, Slow, SlowAsync
+from serving import eventually
+from websockets.asyncio.client import ClientConnection
 
 from servers import create_app
 from servers.app import EnvironmentApp
@@ -13,6 +18,17 @@ HEADER = "X-OpenEnv-Session"
 STATE = {"type": "state"}
 EVERY_WAY = pytest.mark.parametrize("env", [Counter, BlockingCounter, AsyncCounter], ids=lambda e: e.__name__)
 """On the loop, in a thread, async."""
+
+
+class Deaf(SlowAsync):
+    """Its steps ignore cancellation."""
+
+    async def step(self, action: Add) -> Count:
+        self.entered.set()
+        while not self.release.is_set():
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        return Count()
 
 
 def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
@@ -25,6 +41,12 @@ def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
 def step(amount: int = 2) -> dict[str, Any]:
     """The frame of a step."""
     return {"type": "step", "data": {"amount": amount}}
+
+
+async def start_step(ws: ClientConnection, env: type[Slow]) -> None:
+    """Send a step that hangs, and wait until it is in the environment."""
+    await ws.send(json.dumps(step()))
+    await eventually(env.entered.is_set)
 
 
 def action(amount: int = 2) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from counter import (
     SlowConstructor,
     SlowSolitary,
 )
-from server_apps import HEADER, STATE, action, step
+from server_apps import HEADER, STATE, Deaf, action, start_step, step
 from server_apps import app_of as app_with
 from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
 from toolbox import toolbox_app
@@ -32,31 +30,15 @@ HANG_TIMEOUT_S = 0.5
 """The same where all hang."""
 
 
-class Deaf(SlowAsync):
-    """Ignores cancellation."""
-
-    async def step(self, action: Add) -> Count:
-        self.entered.set()
-        while not self.release.is_set():
-            try:
-                await asyncio.sleep(0.01)
-            except asyncio.CancelledError:
-                type(self).stepping += 1
-        return Count()
-
-
 class SlowReset(SlowBlocking):
     def reset(self, **options: Any) -> Count:  # type: ignore[override]
-        self.entered.set()
-        self.release.wait(60)
-        return Count()
+        return self.step(Add(amount=1))
 
 
 class SlowState(SlowBlocking):
     @property
     def state(self) -> Any:
-        self.entered.set()
-        self.release.wait(60)
+        self.step(Add(amount=1))
         return Counter().state
 
 
@@ -109,56 +91,38 @@ HANGING: list[tuple[type[Slow], Any]] = [
 ]
 
 
-@asynccontextmanager
-async def all_hanging() -> AsyncIterator[list[tuple[type[Slow], Any, EnvironmentApp, str]]]:
-    """Serve one app of each kind, so that all deadlines run at once; check that each was closed once."""
-    async with AsyncExitStack() as stack:
-        served = []
-        for kind, frame in HANGING:
-            env = kind.fresh()
-            app = app_of(env, step_timeout_s=HANG_TIMEOUT_S)
-            served.append((env, frame, app, await stack.enter_async_context(serving(app))))
-        try:
-            yield served
-        finally:
-            for env, *_ in served:
-                env.release.set()
-        for env, _, app, _ in served:
-            await eventually(lambda app=app: app.sessions.executor.abandoned == 0)
-            await eventually(lambda env=env: env.closed == 1)
-
-
 async def test_socket_gets_an_error_at_the_deadline_and_its_slot_is_free_at_once() -> None:
-    async def hang(frame: Any, app: EnvironmentApp, address: str) -> None:
-        async with socket_to(address) as ws:
-            if frame is not None:
-                await ws.send(json.dumps(frame))
-            data = json.loads(await ws.recv())["data"]
-            assert data["code"] == "SESSION_ERROR"
-            assert f"within {HANG_TIMEOUT_S:g} s" in data["message"]
-            # The environment hangs still, and its place is free.
-            assert app.sessions.active == 0
-            assert await wait_close_code(ws) == 1000
-        assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
+    """So does plain HTTP, with status 504. Each environment is closed once."""
 
-    async with all_hanging() as served:
-        await asyncio.gather(*(hang(frame, app, address) for _, frame, app, address in served))
+    async def hang(kind: type[Slow], frame: Any) -> None:
+        env = kind.fresh()
+        app = app_of(env, step_timeout_s=HANG_TIMEOUT_S)
+        async with serving(app) as address:
+            try:
+                async with socket_to(address) as ws:
+                    if frame is not None:
+                        await ws.send(json.dumps(frame))
+                    data = json.loads(await ws.recv())["data"]
+                    assert data["code"] == "SESSION_ERROR"
+                    assert f"within {HANG_TIMEOUT_S:g} s" in data["message"]
+                    # The environment hangs still, and its place is free.
+                    assert app.sessions.active == 0
+                    assert await wait_close_code(ws) == 1000
+                method, path, body = {
+                    "step": ("POST", "/step", action()),
+                    "state": ("GET", "/state", None),
+                    "reset": ("POST", "/reset", None),
+                }[(frame or {"type": "reset"})["type"]]
+                reply = await request(address, method, path, body)
+                assert (reply.status_code, reply.json()["detail"]["code"]) == (504, "SESSION_ERROR")
+                assert app.sessions.active == 0
+                assert (await request(address, "GET", "/health")).json() == {"status": "healthy"}
+            finally:
+                env.release.set()
+            await eventually(lambda: app.sessions.executor.abandoned == 0)
+            await eventually(lambda: env.closed == 2)
 
-
-async def test_plain_http_gets_504_at_the_deadline() -> None:
-    async def hang(frame: Any, app: EnvironmentApp, address: str) -> None:
-        method, path, body = {
-            "step": ("POST", "/step", action()),
-            "state": ("GET", "/state", None),
-            "reset": ("POST", "/reset", None),
-        }[(frame or {"type": "reset"})["type"]]
-        reply = await request(address, method, path, body)
-        assert reply.status_code == 504
-        assert reply.json()["detail"]["code"] == "SESSION_ERROR"
-        assert app.sessions.active == 0
-
-    async with all_hanging() as served:
-        await asyncio.gather(*(hang(frame, app, address) for _, frame, app, address in served))
+    await asyncio.gather(*(hang(*one) for one in HANGING))  # all deadlines run at once
 
 
 async def test_standing_session_ends_at_the_deadline() -> None:
@@ -254,8 +218,7 @@ async def test_exclusive_class_frees_its_slot_at_the_deadline_after_a_disconnect
     app = app_of(env)
     async with serving(app) as address:
         async with socket_to(address) as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
+            await start_step(ws, env)
             ws.transport.abort()
         await eventually(lambda: app.sessions.active == 0)
         assert (env.stepping, env.closed) == (1, 0)

@@ -1,12 +1,12 @@
 """Plain HTTP: single requests without a session, and several in one, named by a header or a cookie."""
 
 import asyncio
+import json
 from typing import Any
 from uuid import UUID
 
 from counter import (
     AsyncCounter,
-    Awkward,
     BlockingCounter,
     Count,
     Counter,
@@ -16,7 +16,17 @@ from counter import (
     Unbuildable,
 )
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of
-from serving import WAIT_TIMEOUT_S, ask, eventually, http_client, request, serving, socket_to
+from serving import (
+    WAIT_TIMEOUT_S,
+    ask,
+    eventually,
+    http_client,
+    request,
+    rpc,
+    serving,
+    socket_to,
+    wait_close_code,
+)
 
 from servers.routes.http import while_connected
 from servers.sessions.table import MAX_WAITING
@@ -50,21 +60,6 @@ async def test_step_options_reach_the_environment() -> None:
         # Metadata stand inside the observation, and beside it.
         assert reply["metadata"] == reply["observation"]["metadata"]
         assert reply["metadata"] == {"timeout_s": 1.5, "options": ["more", "request_id"]}
-
-
-async def test_reward_is_a_float_over_http_and_keeps_its_type_on_a_socket() -> None:
-    async with serving(app_of(Awkward)) as address, serving(app_of(Counter)) as plain:
-        for server, amount, over_http, over_socket in (
-            (plain, 1, "1.0", "1"),
-            (address, 8, "1.0", "true"),
-            (address, 2, "0.5", "0.5"),
-            (address, 0, "null", "null"),
-        ):
-            reply = await request(server, "POST", "/step", action(amount))
-            assert f'"reward":{over_http},' in reply.text
-            async with socket_to(server) as ws:
-                await ws.send(f'{{"type":"step","data":{{"amount":{amount}}}}}')
-                assert f'"reward":{over_socket},' in str(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))
 
 
 BAD_BODIES: list[tuple[str, Any, str | None, list[Any] | None]] = [
@@ -114,30 +109,19 @@ async def test_invalid_body_is_refused_with_the_location_of_its_fault() -> None:
             assert reply.status_code == status, content_type
 
 
-async def test_environment_errors_are_500_without_a_traceback() -> None:
-    async with serving(app_of(Awkward)) as address:
-        await request(address, "POST", "/reset", None, {HEADER: "a"})
-        for headers in ({}, {HEADER: "a"}):
-            for amount, text in [
-                (3, "out of here"),
-                (9, "ValueError"),
-                (4, "got NoneType"),
-                (6, "surrogate ?"),
-            ]:
-                reply = await request(address, "POST", "/step", action(amount), headers)
-                assert reply.status_code == 500
-                assert text in reply.json()["detail"]
-                assert "Traceback" not in reply.text
-            reply = await request(address, "POST", "/step", action(8), headers)
-            assert (reply.status_code, reply.json()["metadata"]) == (200, {"why": "because"})
-
-
 async def test_failed_opening_leaves_no_session() -> None:
     app = app_of(Unbuildable)
+    name = {"factory_name": "Unbuildable"}
+    fault = {"message": "no such counter", "code": "FACTORY_ERROR", **name}
     async with serving(app) as address:
         for headers in ({}, {HEADER: "a"}):
             reply = await request(address, "POST", "/reset", None, headers)
-            assert (reply.status_code, reply.json()["detail"]["code"]) == (500, "FACTORY_ERROR")
+            assert (reply.status_code, reply.json()["detail"]) == (500, fault)
+        error = (await rpc(address, "openenv/session/create"))["error"]
+        assert error == {"code": -32000, "message": "no such counter", "data": name}
+        async with socket_to(address) as ws:
+            assert json.loads(await ws.recv()) == {"type": "error", "data": fault}
+            assert await wait_close_code(ws) == 1000
         assert (await request(address, "POST", "/reset", {"seed": -1}, {HEADER: "a"})).status_code == 422
         assert app.sessions.active == 0
         assert not app.sessions._sessions

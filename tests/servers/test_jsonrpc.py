@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import pytest
-from counter import AsyncCounter, Counter, Unbuildable
+from counter import Counter
 from server_apps import HEADER, app_of, mcp
 from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
 
@@ -44,17 +44,14 @@ async def over(transport: str, address: str) -> AsyncIterator[Ask]:
 ERRORS: list[tuple[dict[str, Any], Any, int]] = [
     ({**OK, "jsonrpc": "1.0"}, None, -32600),
     ({"id": 7, "method": "tools/list"}, None, -32600),
-    ({"jsonrpc": "2.0", "id": 7}, None, -32600),
     ({**OK, "method": 5}, None, -32600),
     ({**OK, "more": 1}, None, -32600),
     ({**OK, "id": 1.5}, None, -32600),
-    ({**OK, "id": [1]}, None, -32600),
     ({**OK, "id": True}, None, -32600),
     ({**OK, "params": [1]}, None, -32600),
     ({**OK, "params": None}, None, -32600),
     (mcp("no/such"), 7, -32601),
     (mcp("tools/call"), 7, -32602),
-    (mcp("tools/call", name=5), 7, -32602),
     (mcp("openenv/session/close"), 7, -32602),
     (mcp("openenv/session/close", session_id="abc"), 7, -32602),
     (mcp("openenv/session/close", session_id=[1]), 7, -32602),
@@ -67,9 +64,8 @@ ERRORS: list[tuple[dict[str, Any], Any, int]] = [
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("env", [Counter, AsyncCounter], ids=lambda e: e.__name__)
-async def test_errors_keep_the_connection_open(env: type[Counter], transport: str) -> None:
-    async with serving(app_of(env)) as address, over(transport, address) as send:
+async def test_errors_keep_the_connection_open(transport: str) -> None:
+    async with serving(app_of(Counter)) as address, over(transport, address) as send:
         for value, request_id, code in ERRORS:
             reply = await send(value)
             assert set(reply) == {"jsonrpc", "id", "error"}
@@ -89,13 +85,6 @@ async def test_text_that_is_not_one_request_is_refused() -> None:
                 assert (await ask(ws, frame))["error"]["code"] == -32700, text
             assert (await ask(ws, OK))["id"] == 7
         assert (await request(address, "GET", "/mcp")).status_code == 405
-
-
-async def test_unknown_session_is_named_in_the_error() -> None:
-    async with serving(app_of(Counter)) as address:
-        for method in ("tools/list", "tools/call"):
-            reply = await rpc(address, method, {"name": "t", "session_id": "abc"})
-            assert reply["error"] == {"code": -32602, "message": "Unknown session_id: abc", "data": None}
 
 
 async def test_full_server_answers_with_its_capacity() -> None:
@@ -127,15 +116,6 @@ async def test_session_create_waits_as_long_as_prefer_says() -> None:
         assert ticket.timer.when() - asyncio.get_running_loop().time() > 10
         await rpc(address, "openenv/session/close", {"session_id": session})
         assert (await creating)["result"]["session_id"] != session
-
-
-async def test_failed_constructor_is_an_error() -> None:
-    async with serving(app_of(Unbuildable)) as address:
-        assert (await rpc(address, "openenv/session/create"))["error"] == {
-            "code": -32000,
-            "message": "no such counter",
-            "data": {"factory_name": "Unbuildable"},
-        }
 
 
 async def test_socket_has_its_own_session() -> None:

@@ -1,20 +1,20 @@
 """The fast path for whole frames: in any fragmentation, the application receives the same messages."""
 
 import asyncio
-import os
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from fuzzwire import BINARY, CLOSE, HANDSHAKE, PING, PONG, TEXT, frame
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import WAIT_TIMEOUT_S, eventually, serving
+from serving import WAIT_TIMEOUT_S, eventually
+from serving import serving as served
 from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.utils import apply_mask
 
 from servers import protocols as lane
 from servers.protocols import SocketProtocol, _Writer
@@ -23,12 +23,6 @@ from servers.routes.websocket import FAST_PATH_EXTENSION
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-HANDSHAKE = (
-    "GET /ws HTTP/1.1\r\nHost: {address}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-    "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-)
-
-TEXT, BINARY, CLOSE, PING, PONG = 0x1, 0x2, 0x8, 0x9, 0xA
 PAUSE_S = 0.1
 """Long enough for the server, which runs in this very loop, to have taken what was sent so far."""
 
@@ -36,37 +30,21 @@ PAUSE_S = 0.1
 class Echo:
     """Echoes every message."""
 
+    protocol: SocketProtocol
+
     def __init__(self) -> None:
         self.heard: list[str | None] = []
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            while True:
-                message = await receive()
-                await send({"type": f"{message['type']}.complete"})
-                if message["type"] == "lifespan.shutdown":
-                    return
         await receive()
         await send({"type": "websocket.accept"})
+        self.protocol = scope["extensions"][FAST_PATH_EXTENSION]
         while (message := await receive())["type"] == "websocket.receive":
             self.heard.append(message.get("text"))
             await send({**message, "type": "websocket.send"})
 
 
-def frame(opcode: int, payload: bytes, *, fin: bool = True, mask: bytes = b"\x01\x02\x03\x04") -> bytes:
-    size = len(payload)
-    head = bytes([(0x80 if fin else 0) | opcode])
-    if size < 126:
-        head += bytes([0x80 | size])
-    elif size < 1 << 16:
-        head += struct.pack("!BH", 0x80 | 126, size)
-    else:
-        head += struct.pack("!BQ", 0x80 | 127, size)
-    return head + mask + apply_mask(payload, mask)
-
-
-def app() -> Any:
-    return Echo()
+serving: Any = partial(served, lifespan="off")
 
 
 @asynccontextmanager
@@ -74,7 +52,7 @@ async def opened(address: str) -> AsyncIterator[tuple[asyncio.StreamReader, asyn
     host, _, port = address.partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        writer.write(HANDSHAKE.format(address=address).encode())
+        writer.write(HANDSHAKE % b"/ws")
         async with asyncio.timeout(WAIT_TIMEOUT_S):
             head = await reader.readuntil(b"\r\n\r\n")
         assert b" 101 " in head
@@ -94,11 +72,11 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 async def test_frames_of_any_size_are_echoed() -> None:
-    async with serving(app()) as address, opened(address) as (reader, writer):
+    async with serving(Echo()) as address, opened(address) as (reader, writer):
         for size in (0, 1, 125, 126, 127, 65_535, 65_536, 300_001):
             text = ("é" * size)[:size]
             for _ in range(2):
-                writer.write(frame(TEXT, text.encode()))
+                writer.write(frame(text.encode()))
                 assert await read_frame(reader) == (TEXT, text.encode())
 
 
@@ -115,7 +93,7 @@ async def test_many_frames_in_one_read_yield_to_other_tasks() -> None:
             await super().__call__(scope, recorded_receive, send)
 
     async with serving(Witness()) as address, opened(address) as (reader, writer):
-        writer.write(frame(TEXT, b"all at once") * 1000)
+        writer.write(frame(b"all at once") * 1000)
         for _ in range(1000):
             assert await read_frame(reader) == (TEXT, b"all at once")
     assert heard_before[0] <= lane._EVENTS_PER_YIELD
@@ -123,17 +101,31 @@ async def test_many_frames_in_one_read_yield_to_other_tasks() -> None:
 
 @pytest.mark.parametrize("kind", [PING, PONG])
 async def test_flood_of_control_frames_ends_the_connection(kind: int) -> None:
-    async with serving(app()) as address:
+    async with serving(Echo()) as address:
         async with opened(address) as (reader, writer):
-            writer.write(frame(kind, b"") * lane.MAX_CONTROL_FRAMES + frame(TEXT, b"still here"))
+            writer.write(frame(b"", kind) * lane.MAX_CONTROL_FRAMES + frame(b"still here"))
             while (reply := await read_frame(reader)) == (PONG, b""):
                 pass
             assert reply == (TEXT, b"still here")
         async with opened(address) as (reader, writer):
-            writer.write(frame(kind, b"") * (lane.MAX_CONTROL_FRAMES + 1) + frame(TEXT, b"too much"))
+            writer.write(frame(b"", kind) * (lane.MAX_CONTROL_FRAMES + 1) + frame(b"too much"))
             with suppress(ConnectionError):
                 async with asyncio.timeout(WAIT_TIMEOUT_S):
                     assert b"too much" not in await reader.read()
+
+
+async def test_only_the_latest_pong_is_kept_for_a_client_that_does_not_read() -> None:
+    echo = Echo()
+    async with serving(echo) as address, opened(address) as (reader, writer):
+        writer.write(frame(b"a"))
+        assert await read_frame(reader) == (TEXT, b"a")
+        echo.protocol.pause_writing()
+        for number in b"123":
+            writer.write(frame(bytes([number]), PING))
+            await asyncio.sleep(PAUSE_S)
+        echo.protocol.resume_writing()
+        writer.write(frame(b"b"))
+        assert [await read_frame(reader) for _ in range(2)] == [(PONG, b"3"), (TEXT, b"b")]
 
 
 MESSAGES = st.lists(
@@ -152,11 +144,11 @@ def wire(kind: str, payload: bytes, pieces: int) -> Iterator[bytes]:
         at = [len(payload) * i // (pieces + 2) for i in range(pieces + 3)]
         parts = [payload[a:b] for a, b in pairwise(at)]
         for i, part in enumerate(parts):
-            yield frame(0 if i else TEXT, part, fin=i == len(parts) - 1)
+            yield frame(part, 0 if i else TEXT, fin=i == len(parts) - 1)
             if i == 0:
-                yield frame(PING, b"in between")
+                yield frame(b"in between", PING)
     else:
-        yield frame({"text": TEXT, "binary": BINARY, "ping": PING}[kind], payload[:120], mask=os.urandom(4))
+        yield frame(payload[:120], {"text": TEXT, "binary": BINARY, "ping": PING}[kind])
 
 
 @pytest.mark.slow
@@ -178,7 +170,7 @@ async def _conversation(messages: list[tuple[str, bytes, int]], cuts: list[int],
         elif kind != "ping":
             expected.append((TEXT if kind == "text" else BINARY, payload[:120]))
     data = b"".join(piece for message in messages for piece in wire(*message))
-    async with serving(app()) as address, opened(address) as (reader, writer):
+    async with serving(Echo()) as address, opened(address) as (reader, writer):
         for cut in cuts:
             writer.write(data[:cut])
             data = data[cut:]
@@ -214,11 +206,10 @@ async def test_sending_on_a_closed_connection_raises_client_disconnected() -> No
         except Exception as error:
             raised.append(error)
 
-    settings: dict[str, Any] = {"ws": Recorded, "lifespan": "off"}
-    async with serving(late, **settings) as address, opened(address) as (reader, writer):  # type: ignore[arg-type]
-        writer.write(frame(TEXT, b"one"))
+    async with serving(late, ws=Recorded) as address, opened(address) as (reader, writer):
+        writer.write(frame(b"one"))
         await asyncio.sleep(PAUSE_S)
-        writer.write(frame(0x3, b"reserved"))
+        writer.write(frame(b"reserved", 0x3))
         opcode, payload = await read_frame(reader)
         assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1002))
         await eventually(lambda: raised)
@@ -230,8 +221,8 @@ async def test_invalid_text_before_a_close_logs_no_error(
 ) -> None:
     faults: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
-    async with serving(app()) as address, opened(address) as (reader, writer):
-        writer.write(frame(TEXT, b"\xff") + frame(CLOSE, struct.pack("!H", 1000)))
+    async with serving(Echo()) as address, opened(address) as (reader, writer):
+        writer.write(frame(b"\xff") + frame(struct.pack("!H", 1000), CLOSE))
         assert (await read_frame(reader))[0] == CLOSE
         async with asyncio.timeout(WAIT_TIMEOUT_S):
             assert await reader.read() == b""
@@ -240,11 +231,11 @@ async def test_invalid_text_before_a_close_logs_no_error(
 
 
 async def test_frames_after_a_close_are_ignored() -> None:
-    echo = app()
+    echo = Echo()
     async with serving(echo) as address, opened(address) as (reader, writer):
-        writer.write(frame(CLOSE, struct.pack("!H", 1000)) + frame(TEXT, b"late"))
+        writer.write(frame(struct.pack("!H", 1000), CLOSE) + frame(b"late"))
         await writer.drain()
-        writer.write(frame(TEXT, b"later"))
+        writer.write(frame(b"later"))
         assert (await read_frame(reader))[0] == CLOSE
         async with asyncio.timeout(WAIT_TIMEOUT_S):
             assert await reader.read() == b""
@@ -252,11 +243,11 @@ async def test_frames_after_a_close_are_ignored() -> None:
 
 
 async def test_payload_that_looks_like_a_frame_is_payload() -> None:
-    looks = frame(TEXT, b"inner")
-    async with serving(app()) as address, opened(address) as (reader, writer):
+    looks = frame(b"inner")
+    async with serving(Echo()) as address, opened(address) as (reader, writer):
         # In the second the head is all that came before, so nothing of it waits in a buffer.
         for inner in (b"ab" + looks, looks):
-            outer = frame(BINARY, inner, mask=b"\0\0\0\0")
+            outer = struct.pack("!BBI", 0x82, 0x80 | len(inner), 0) + inner  # masked with zeros
             writer.write(outer[: -len(looks)])
             await asyncio.sleep(PAUSE_S)
             writer.write(looks)
@@ -275,21 +266,21 @@ async def test_without_required_internals_frames_take_the_general_path(
         "has no uvicorn's handle_elsewhere(), websockets' reader.no_more: frames take the slow path" in line
     )
     monkeypatch.setattr(SocketProtocol, "_read_whole_frame", lambda *_: pytest.fail("the lane is taken"))
-    async with serving(app()) as address, opened(address) as (reader, writer):
+    async with serving(Echo()) as address, opened(address) as (reader, writer):
         for text in (b"a", b"b" * 70_000):
-            writer.write(frame(TEXT, text))
+            writer.write(frame(text))
             assert await read_frame(reader) == (TEXT, text)
 
 
 async def test_message_within_an_unfinished_one_ends_the_connection() -> None:
-    echo = app()
+    echo = Echo()
     async with serving(echo) as address:
         for unfinished in ([(TEXT, b"a")], [(TEXT, b"a"), (0, b"b")], [(TEXT, b""), (0, b"")]):
             async with opened(address) as (reader, writer):
                 for opcode, payload in unfinished:
-                    writer.write(frame(opcode, payload, fin=False))
+                    writer.write(frame(payload, opcode, fin=False))
                     await asyncio.sleep(PAUSE_S)
-                writer.write(frame(TEXT, b"whole"))
+                writer.write(frame(b"whole"))
                 opcode, payload = await read_frame(reader)
                 assert (opcode, payload[:2]) == (CLOSE, struct.pack("!H", 1002))
     assert echo.heard == []
@@ -297,10 +288,10 @@ async def test_message_within_an_unfinished_one_ends_the_connection() -> None:
 
 async def test_unread_replies_pause_the_reading() -> None:
     """Unread replies are bounded: the application's send waits, and so does reading."""
-    echo = app()
+    echo = Echo()
     async with serving(echo) as address, opened(address) as (reader, writer):
         payload = b"x" * 1_000_000
-        sending = asyncio.create_task(_send(writer, frame(TEXT, payload), times=64))
+        sending = asyncio.create_task(_send(writer, frame(payload), times=64))
         await asyncio.sleep(PAUSE_S * 5)
         assert not sending.done()
         assert len(echo.heard) < 32
@@ -313,23 +304,6 @@ async def _send(writer: asyncio.StreamWriter, data: bytes, times: int) -> None:
     for _ in range(times):
         writer.write(data)
         await writer.drain()
-
-
-async def test_whole_frames_take_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed: list[bytes] = []
-    general = WebSocketsSansIOProtocol.data_received
-    monkeypatch.setattr(
-        WebSocketsSansIOProtocol,
-        "data_received",
-        lambda self, data: (parsed.append(data), general(self, data))[1],
-    )
-    async with serving(app()) as address, opened(address) as (reader, writer):
-        parsed.clear()  # the handshake
-        for text in (b"a", b"b" * 200, b"c" * 20_000):
-            await asyncio.sleep(PAUSE_S)  # until the application waits for it
-            writer.write(frame(TEXT, text))
-            assert await read_frame(reader) == (TEXT, text)
-    assert not [data for data in parsed if data[:1] == b"\x81"]
 
 
 async def test_frames_answered_by_the_hook_do_not_reach_receive() -> None:
@@ -346,8 +320,7 @@ async def test_frames_answered_by_the_hook_do_not_reach_receive() -> None:
             received.append(message.get("text") or message.get("bytes"))
             await send({**message, "type": "websocket.send"})
 
-    settings: dict[str, Any] = {"lifespan": "off"}
-    async with serving(half, **settings) as address, opened(address) as (reader, writer):  # type: ignore[arg-type]
+    async with serving(half) as address, opened(address) as (reader, writer):
         for opcode, sent, back in (
             (TEXT, b"now", b"NOW"),
             (TEXT, b"later", b"later"),
@@ -356,9 +329,9 @@ async def test_frames_answered_by_the_hook_do_not_reach_receive() -> None:
             (TEXT, b"now" * 100, b"NOW" * 100),
         ):
             await asyncio.sleep(PAUSE_S)  # until the application waits for it
-            writer.write(frame(opcode, sent))
+            writer.write(frame(sent, opcode))
             assert await read_frame(reader) == (opcode, back)
-        writer.write(frame(TEXT, b"now, twice") * 2)  # more than one frame at once goes the general way
+        writer.write(frame(b"now, twice") * 2)  # more than one frame at once goes the general way
         assert [await read_frame(reader) for _ in range(2)] == [(TEXT, b"now, twice")] * 2
     assert received == ["later", b"now", "now, twice", "now, twice"]
 

@@ -91,13 +91,6 @@ async def test_page_has_a_strict_content_security_policy_and_its_data() -> None:
         assert page_data["reset"]["additionalProperties"] is False
 
 
-async def test_create_web_interface_app_serves_the_page() -> None:
-    app = create_web_interface_app(Counter, Add, Count, "counter", max_concurrent_envs=2)
-    app.configure(ServerSettings())  # as `ropewalk serve` does
-    async with serving(app) as address:
-        assert (await request(address, "GET", "/web/")).status_code == 200
-
-
 @pytest.mark.parametrize("name", ["ENABLE_WEB_INTERFACE", "OPENENV_WEB"])
 def test_environment_variables_switch_the_page_on(name: str) -> None:
     for value, on in (("1", True), ("True", True), ("yes", True), ("false", False), ("0", False)):
@@ -114,6 +107,10 @@ async def test_page_is_absent_by_default_and_in_production() -> None:
             assert (await request(address, "GET", "/")).status_code == 200
             for path in ("/web", "/web/", "/web/page.js", "/web/metadata", "/playground/"):
                 assert (await request(address, "GET", path)).status_code == 404
+    always = create_web_interface_app(Counter, Add, Count, "counter", max_concurrent_envs=2)
+    always.configure(ServerSettings())  # as `ropewalk serve` does
+    async with serving(always) as address:
+        assert (await request(address, "GET", "/web/")).status_code == 200
 
 
 async def test_space_may_be_framed_by_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

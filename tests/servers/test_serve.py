@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from fuzzwire import HANDSHAKE
 from serve_process import SUPPORT, WAIT_TIMEOUT_S, eventually, gone, run_refused_server, serve
 from server_apps import mcp, step
 from serving import ask, socket_to
@@ -37,11 +38,8 @@ def test_served_routes_require_the_token_and_reveal_no_secret(tmp_path: Path) ->
         assert server.request("POST", "/mcp", {})[0] == 401
         assert server.get("/health", **bearer) == (200, {"status": "healthy"})
         with server.connect() as connection:
-            connection.sendall(
-                b"GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
-                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x3JJHMbDL1EzLkh9GBhXDw==\r\n"
-                b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
-            )
+            authorization = f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+            connection.sendall(HANDSHAKE.removesuffix(b"\r\n") % b"/ws" + authorization)
             assert connection.recv(4096).startswith(b"HTTP/1.1 101 ")
         for path in ("/metadata", "/schema", "/openapi.json", "/health", "/no/such/route"):
             assert canary not in json.dumps(server.get(path, **bearer)[1])
@@ -52,14 +50,17 @@ def test_served_routes_require_the_token_and_reveal_no_secret(tmp_path: Path) ->
     assert canary not in server.output
 
 
-def test_foreign_app_is_guarded_and_does_not_see_the_tokens() -> None:
-    with serve(app="tell_environ:app", ROPEWALK_TOKENS=f"{OTHER}, {TOKEN}") as server:
+@pytest.mark.parametrize("options", [(), pytest.param(("--reload",), marks=soak)])
+def test_foreign_app_is_guarded_and_does_not_see_the_tokens(options: tuple[str, ...]) -> None:
+    with serve(*options, app="tell_environ:app", ROPEWALK_TOKENS=f"{OTHER}, {TOKEN}") as server:
         assert server.get("/")[0] == 401
         assert server.get("/", Authorization=f"Bearer {TOKEN}", Host="rebound.example.com")[0] == 421
         status, environment_text = server.get("/", Authorization=f"Bearer {TOKEN}")
         assert status == 200
         assert TOKEN not in environment_text
+        assert "ROPEWALK_RELOAD" not in environment_text
         assert "PATH" in environment_text
+        assert TOKEN not in " ".join(word for process in server.family for word in process.cmdline())
 
 
 @pytest.mark.slow
@@ -99,6 +100,11 @@ def test_public_addresses_require_a_token(capsys: pytest.CaptureFixture[str]) ->
         (("--max-sessions", "0"), "--max-sessions"),
         (("--step-timeout", "soon"), "--step-timeout"),
         (("--fd", "987"), "--fd"),
+        (("--reload", "--fd", "3"), "expected --reload without --fd"),
+        (("--reload", "--workers", "2"), "expected --reload without --workers"),
+        (("--reload", "--host", "0.0.0.0"), "expected a token"),
+        (("--reload", "--reload-dir", "/no/such/folder"), "expected --reload-dir to name a folder"),
+        (("--reload-dir", "."), "--reload-dir is given without --reload"),
     ],
 )
 def test_invalid_options_are_refused(
@@ -118,29 +124,39 @@ def test_invalid_options_are_refused(
     ("app", "options", "text"),
     [
         # It cannot heed them.
-        pytest.param("tell_environ:app", ("--max-sessions", "3"), "--max-sessions", marks=slow),
-        pytest.param("counter:app", ("--allowed-host", "https://example.org"), "allowed host", marks=soak),
-        pytest.param("counter:app", ("--allowed-origin", "example.org"), "allowed origin", marks=soak),
+        pytest.param("tell_environ:app", "--max-sessions 3", "--max-sessions", marks=slow),
+        pytest.param("counter:app", "--allowed-host https://example.org", "allowed host", marks=soak),
+        pytest.param("counter:app", "--allowed-origin example.org", "allowed origin", marks=soak),
+        pytest.param("solo:app", "--workers 2 --max-sessions 3", "SUPPORTS_CONCURRENT_SESSIONS", marks=soak),
+        pytest.param("tell_environ:app", "--workers 2", "create_app", marks=soak),
+        pytest.param("no_such_module:app", "--workers 2", "no_such_module", marks=soak),
     ],
 )
-def test_options_that_the_app_cannot_support_are_refused(
-    app: str, options: tuple[str, ...], text: str
-) -> None:
-    status, output = run_refused_server(*options, app=app)
+def test_options_that_the_app_cannot_support_are_refused(app: str, options: str, text: str) -> None:
+    status, output = run_refused_server(*options.split(), app=app)
     assert (status, text in output, "Traceback" in output) == (2, True, False)
 
 
 @pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=slow), pytest.param(signal.SIGHUP, marks=soak)],
+    ("options", "number"),
+    [
+        ((), signal.SIGTERM),
+        pytest.param((), signal.SIGINT, marks=slow),
+        pytest.param((), signal.SIGHUP, marks=soak),
+        pytest.param(("--workers", "2"), signal.SIGTERM, marks=soak),
+        pytest.param(("--workers", "2"), signal.SIGINT, marks=soak),
+    ],
 )
 async def test_sessions_log_nothing_and_a_signal_under_load_leaves_nothing_behind(
-    number: signal.Signals,
+    options: tuple[str, ...], number: signal.Signals
 ) -> None:
-    with serve() as server:
+    with serve(*options) as server:
         family, before = server.family, server.output
-        listening = [c.laddr for p in family for c in p.net_connections() if c.status == "LISTEN"]
-        assert listening == [("127.0.0.1", server.port)]  # by default nobody else can come in
+        listening = {c.laddr for p in family for c in p.net_connections() if c.status == "LISTEN"}
+        assert listening == {("127.0.0.1", server.port)}  # by default nobody else can come in
+        unix = {str(c.laddr) for p in family for c in p.net_connections("unix")}
+        private = {Path(path).parent for path in unix if path.endswith(".sock")}  # of the workers
+        assert len(private) == bool(options)
         playing = asyncio.Semaphore(0)
 
         async def play() -> None:
@@ -158,17 +174,22 @@ async def test_sessions_log_nothing_and_a_signal_under_load_leaves_nothing_behin
         assert await asyncio.to_thread(server.ended) == 0
         await asyncio.gather(*players, return_exceptions=True)
         assert all(gone(process) for process in family)
+        assert not any(folder.exists() for folder in private)
     assert "Traceback" not in server.output
 
 
-@slow
-async def test_hanging_step_does_not_block_the_shutdown() -> None:
-    with serve("--drain", "0.5", app="hanging:app") as server:
+@pytest.mark.parametrize(
+    "options", [pytest.param((), marks=slow), pytest.param(("--workers", "2"), marks=soak)]
+)
+async def test_hanging_step_does_not_block_the_shutdown(options: tuple[str, ...]) -> None:
+    with serve(*options, "--drain", "0.5", app="hanging:app") as server:
+        family = server.family
         async with socket_to(server.address) as client:
             await client.send(json.dumps(step()))
             eventually(lambda: "hanging now" in server.output)
             server.process.terminate()
             assert await asyncio.to_thread(server.ended) == 0
+        assert all(gone(process) for process in family)
 
 
 @slow

@@ -66,36 +66,6 @@ def test_concurrent_requests_for_a_pending_session_share_one_wait() -> None:
 # Owners
 
 
-async def test_session_of_another_token_is_unknown() -> None:
-    app = app_of(Counter, tokens=TOKENS)
-    async with serving(app) as address:
-        session = await open_session(address, **A)
-        for name in (session, "no-such"):
-            reply = await rpc(address, "openenv/session/close", {"session_id": name}, **B)
-            assert reply["error"] == {"code": -32602, "message": f"Unknown session_id: {name}", "data": None}
-            reply = await rpc(address, "tools/list", {"session_id": name}, **B)
-            assert reply["error"] == {"code": -32602, "message": f"Unknown session_id: {name}", "data": None}
-            for method, path, body in (("POST", "/step", action()), ("GET", "/state", None)):
-                reply = await request(address, method, path, body, {**B, HEADER: name})
-                assert reply.status_code == 404
-            async with socket_to(address, f"?session_id={name}", additional_headers=B) as ws:
-                assert f"Unknown session_id: {name}" in str(await ws.recv())
-        async with socket_to(address, f"?session_id={session}", additional_headers=A) as ws:
-            assert (await ask(ws, step()))["type"] == "observation"
-
-
-async def test_two_tokens_may_choose_the_same_session_id() -> None:
-    app = app_of(Counter, tokens=TOKENS)
-    async with serving(app) as address:
-        for headers, seed in ((A, 1), (B, 5)):
-            reply = await request(address, "POST", "/reset", {"seed": seed}, {**headers, HEADER: "same"})
-            assert reply.status_code == 200
-        for headers, total in ((A, 1), (B, 5)):
-            reply = await request(address, "GET", "/state", headers={**headers, HEADER: "same"})
-            assert reply.json()["total"] == total
-        assert app.sessions.active == 2
-
-
 async def test_cap_per_token_holds() -> None:
     app = app_of(Counter, cap=3, tokens=TOKENS, max_sessions_per_token=2)
     async with serving(app) as address:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -69,13 +70,20 @@ def test_invalid_values_are_refused_without_showing_tokens() -> None:
     assert TOKEN not in repr(ServerSettings(tokens=(TOKEN,)))
 
 
+@pytest.fixture
+def fd() -> Iterator[int]:
+    """The file of a table of slots: two workers, two owners, four waiting requests."""
+    fd = SlotTable.create(2, 2, 4)
+    yield fd
+    os.close(fd)
+
+
 def seen_by(fd: int, worker: int, local: int = 9) -> SharedSlots:
     table = SlotTable(os.dup(fd), 2, 2, 4)
     return SharedSlots(table, worker=worker, workers=2, owners=("a", "b"), total=4, local=local, per_owner=3)
 
 
-def test_slots_are_counted_over_all_workers() -> None:
-    fd = SlotTable.create(2, 2, 4)
+def test_slots_are_counted_over_all_workers(fd: int) -> None:
     one, other = seen_by(fd, 0), seen_by(fd, 1)
     one.acquire("a")
     other.acquire("a")
@@ -99,8 +107,7 @@ def test_mapped_files_are_allocated_so_that_a_full_disk_later_kills_no_worker() 
             assert 0 < status.st_size <= status.st_blocks * 512
 
 
-def test_full_worker_finds_one_with_a_free_slot() -> None:
-    fd = SlotTable.create(2, 2, 4)
+def test_full_worker_finds_one_with_a_free_slot(fd: int) -> None:
     one, other = seen_by(fd, 0, local=1), seen_by(fd, 1, local=1)
     assert (one.cap, one.find_free_worker()) == (1, None)
     one.acquire("a")
@@ -109,11 +116,9 @@ def test_full_worker_finds_one_with_a_free_slot() -> None:
     assert (one.find_free_worker(), other.find_free_worker()) == (None, None)
     with pytest.raises(RefusalError, match="in this worker process"):
         one.acquire("a")
-    os.close(fd)
 
 
-async def test_batch_waiting_for_slots_is_not_overtaken_at_another_worker() -> None:
-    fd = SlotTable.create(2, 2, 4)
+async def test_batch_waiting_for_slots_is_not_overtaken_at_another_worker(fd: int) -> None:
     queues = [SlotQueue(seen_by(fd, worker, local=4), 4, 600.0) for worker in range(2)]
     held = [queues[0].enter(owner) for owner in "aaab"]
     several, one = queues[0].enter("b", 2), queues[1].enter("a")
@@ -125,13 +130,11 @@ async def test_batch_waiting_for_slots_is_not_overtaken_at_another_worker() -> N
     assert not one.holds_slots
     for ticket in (*held, several, one):
         ticket.leave()
-    os.close(fd)
 
 
 async def test_ticket_with_an_immediate_slot_is_not_counted_as_waiting(
-    monkeypatch: pytest.MonkeyPatch,
+    fd: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fd = SlotTable.create(2, 2, 4)
     waiting, add = [], SlotTable.add
 
     def note(table: SlotTable, worker: int, column: int, change: int) -> None:
@@ -145,11 +148,9 @@ async def test_ticket_with_an_immediate_slot_is_not_counted_as_waiting(
     assert waiting == [0]
     assert (queue.capacity()["in_use"], queue.capacity()["waiting"]) == (1, 0)
     ticket.leave()
-    os.close(fd)
 
 
-async def test_queue_is_bounded_over_all_workers() -> None:
-    fd = SlotTable.create(2, 2, 4)
+async def test_queue_is_bounded_over_all_workers(fd: int) -> None:
     queues = [SlotQueue(seen_by(fd, worker, local=3), 4, 600.0) for worker in range(2)]
     held = [queues[number % 2].enter(owner) for number, owner in enumerate("aabb")]
     waiting = [queues[0].enter("a") for _ in range(4)]
@@ -159,11 +160,9 @@ async def test_queue_is_bounded_over_all_workers() -> None:
     assert [ticket.is_waiting for ticket in (*waiting, *late)] == [True] * 4 + [False] * 4
     for ticket in (*waiting, *held):
         ticket.leave()
-    os.close(fd)
 
 
-def test_frozen_process_with_the_lock_blocks_no_other() -> None:
-    fd = SlotTable.create(2, 2, 4)
+def test_frozen_process_with_the_lock_blocks_no_other(fd: int) -> None:
     program = (
         "import sys, time; from servers.fleet.slots import SlotTable\n"
         "with SlotTable(int(sys.argv[1]), 2, 2, 4).hold_lock(): print('held', flush=True); time.sleep(600)\n"
@@ -183,7 +182,6 @@ def test_frozen_process_with_the_lock_blocks_no_other() -> None:
             holder.kill()
     slots.acquire("a")
     assert slots.active == 3
-    os.close(fd)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from counter import Add, Count, Counter, SlowBlocking
-from server_apps import app_of, step
+from server_apps import app_of, start_step, step
 from serving import ask, eventually, serving, socket_to
 from websockets.exceptions import ConnectionClosed
 
@@ -177,8 +177,7 @@ async def test_exclusive_class_keeps_its_slot_until_its_abandoned_step_and_close
     table = app.sessions
     async with serving(app) as address:
         async with socket_to(address) as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
+            await start_step(ws, env)
             ws.transport.abort()
         await eventually(lambda: table.executor.abandoned == 1)
         assert (table.active, env.closed) == (1, 0)

@@ -20,21 +20,13 @@ ASGI = "async def app(scope, receive, send): ...\nthe_other = app\nnumber = 3\n"
 # An environment as it stands in a folder written for the released package; the released scaffold itself is
 # served in tests/interop.
 ENVIRONMENT = """
-from uuid import uuid4
 from openenv.core.env_server.interfaces import Environment
-from openenv.core.env_server.types import State
 try:
     from ..models import Move, Seen
 except ImportError:
     from models import Move, Seen
 
 class Walk(Environment):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self):
-        super().__init__()
-        self._state = State(episode_id=str(uuid4()), step_count=0)
-
     def reset(self, seed=None, episode_id=None, **kwargs):
         return Seen(at=0)
 
@@ -43,7 +35,7 @@ class Walk(Environment):
 
     @property
     def state(self):
-        return self._state
+        return None
 """
 MODELS = """
 from openenv.core.env_server.types import Action, Observation
@@ -185,7 +177,6 @@ def test_folder_that_is_not_a_package(name: str, tmp_path: Path) -> None:
     "line",
     [
         "app: main:the_other",
-        "app:   'main:the_other'  # where it is",
         'app: "main:the_other"',
         "app: walk_env.main:the_other",
         "app: envs.walk_env.main:the_other",
@@ -213,12 +204,10 @@ def test_same_folder_loads_twice_but_not_another_of_its_name(tmp_path: Path) -> 
         ("", r"expected the name of an environment, got ''"),
         ("blackjak", r"got 'blackjak'; did you mean 'blackjack'\?"),
         ("xyzzy", r"there are: .*blackjack.* Give module:attribute, a folder"),
-        ("no-name!", r"expected the name of an environment, got 'no-name!'"),
         ("nowhere:app", r'expected an app at .* Could not import module "nowhere"'),
         ("walking.nowhere:app", r'Could not import module "walking.nowhere"'),
         ("walking:ap", r'Attribute "ap" not found in module "walking"; did you mean .app.\?'),
         ("walking:number", r"expected an ASGI app at 'walking:number', as create_app returns it, got int"),
-        ("json:loads", r"expected an ASGI app at 'json:loads', as create_app returns it, got function"),
         ("walking.py:app.deeper", r'Attribute "app.deeper" not found'),
         ("needy:app", r"No module named 'no_such_package'; install what it needs"),
         ("playing:app", r"No module named 'gymnasium'; pip install 'ropewalk\[gymnasium\]'"),
@@ -234,7 +223,6 @@ def test_same_folder_loads_twice_but_not_another_of_its_name(tmp_path: Path) -> 
         ("./odd", r"expected `app: module:attribute` in .*odd.openenv.yaml, got \[1\]"),
         ("./json", r"expected to import json from .*json.__init__.py; rename the folder"),
         ("text.txt", r"expected a Python file whose name can be imported, got text.txt"),
-        (":", r"got no module ''"),
         ("a b:app", r"got no module 'a b'"),
     ],
 )

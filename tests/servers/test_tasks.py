@@ -107,7 +107,6 @@ ANSWERS: list[tuple[str, str, Any, int, Any]] = [
     ("POST", "/mini/task_range", {"split": "train"}, 200, {"tasks": TRAIN}),
     ("POST", "/mini/task_range", {"split": "train", "start": 1}, 200, {"tasks": TRAIN[1:]}),
     ("POST", "/mini/task_range", {"split": "train", "start": 0, "stop": 1}, 200, {"tasks": TRAIN[:1]}),
-    ("POST", "/mini/task_range", {"split": "train", "stop": None}, 200, {"tasks": TRAIN}),
     ("GET", "/nope/splits", None, 404, {"detail": "unknown environment 'nope'"}),
     ("POST", "/nope/tasks", {"split": "train"}, 404, {"detail": "unknown environment 'nope'"}),
     ("POST", "/mini/tasks", {"split": "broken"}, 500, {"detail": "the data set is gone"}),
@@ -115,14 +114,12 @@ ANSWERS: list[tuple[str, str, Any, int, Any]] = [
 
 BAD_BODIES: list[tuple[str, Any]] = [
     ("tasks", {}),
-    ("tasks", {"split": 1}),
     ("tasks", {"split": "train", "more": 1}),
     ("tasks", []),
     ("num_tasks", None),
     ("task", {"split": "train"}),
     ("task", {"split": "train", "index": "x"}),
     ("task", {"split": "train", "index": 1.5}),
-    ("task", {"split": "train", "index": None}),
     ("task_range", {"split": "train", "start": "x"}),
 ]
 

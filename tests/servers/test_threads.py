@@ -45,23 +45,6 @@ async def test_short_calls_share_a_thread_and_start_in_order(monkeypatch: pytest
     await eventually(lambda: not pool_threads("short"))
 
 
-@pytest.mark.slow
-async def test_thousand_blocking_calls_run_at_once(gate: threading.Event) -> None:
-    pool = ThreadPool(threads.MAX_THREADS, "waiting")
-    inside = []
-
-    def wait() -> None:
-        inside.append(1)
-        gate.wait(60)
-
-    calls = [pool.submit(wait) for _ in range(1000)]
-    await eventually(lambda: len(inside) == 1000)
-    gate.set()
-    await asyncio.gather(*(call.waiter for call in calls))
-    pool.close()
-    await eventually(lambda: not pool_threads("waiting"))
-
-
 async def test_computing_calls_get_a_bounded_number_of_threads(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

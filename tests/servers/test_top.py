@@ -84,30 +84,19 @@ async def test_without_a_terminal_lines_and_a_status_are_printed(
 
 
 @pytest.mark.slow
-def test_dumb_terminal_gets_lines() -> None:
-    with (
-        serve() as server,
-        in_terminal(
-            f"http://{server.address}", "--interval", "0.1", program=PROGRAM, TERM="dumb"
-        ) as terminal,
-    ):
-        terminal.until("slots 0/")
-        terminal.interrupt()
-        assert terminal.ended() == 130
-        assert "\x1b" not in terminal.raw
-
-
-@pytest.mark.slow
 def test_ctrl_c_restores_the_terminal() -> None:
-    with (
-        serve("--workers", "2") as server,
-        in_terminal(
-            f"http://{server.address}", "--interval", "0.1", program=PROGRAM, COLUMNS="160"
-        ) as terminal,
-    ):
-        terminal.until("worker 1")
-        terminal.interrupt()
-        assert terminal.ended() == 130
-        assert terminal.raw.rindex("\x1b[?1049l") > terminal.raw.rindex("\x1b[?1049h")
-        assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")
-        assert "Traceback" not in terminal.raw
+    """A dumb one gets lines."""
+    with serve("--workers", "2") as server:
+        words = (f"http://{server.address}", "--interval", "0.1")
+        with in_terminal(*words, program=PROGRAM, COLUMNS="160") as terminal:
+            terminal.until("worker 1")
+            terminal.interrupt()
+            assert terminal.ended() == 130
+            assert terminal.raw.rindex("\x1b[?1049l") > terminal.raw.rindex("\x1b[?1049h")
+            assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")
+            assert "Traceback" not in terminal.raw
+        with in_terminal(*words, program=PROGRAM, TERM="dumb") as terminal:
+            terminal.until("slots 0/")
+            terminal.interrupt()
+            assert terminal.ended() == 130
+            assert "\x1b" not in terminal.raw

@@ -19,10 +19,9 @@ from counter import (
     SlowAsync,
     SlowBlocking,
     SlowConstructor,
-    Unbuildable,
 )
 from pydantic import BaseModel, Field, field_validator
-from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, step
+from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, mcp, start_step, step
 from serving import (
     WAIT_TIMEOUT_S,
     ask,
@@ -42,6 +41,7 @@ from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.requests import RequestDecoder
 from openenv_core.tools import ToolResult
 from servers import create_app
+from servers.routes import websocket
 
 RESET = {"type": "reset"}
 
@@ -127,17 +127,12 @@ async def test_released_async_methods_are_preferred_and_get_their_options() -> N
 
 BAD_FRAMES: list[tuple[Any, str, list[list[str]] | None]] = [
     ("{", "INVALID_JSON", None),
-    ("", "INVALID_JSON", None),
     ("[" * 100_000, "INVALID_JSON", None),
     ('{"type":"reset","data":{"start":NaN}}', "INVALID_JSON", None),
-    (b"\x00\x01", "INVALID_JSON", None),
     (b'{"type":"state"}', "INVALID_JSON", None),
     ("[1]", "VALIDATION_ERROR", [[]]),
-    ("null", "VALIDATION_ERROR", [[]]),
-    ("7", "VALIDATION_ERROR", [[]]),
     ({}, "UNKNOWN_TYPE", None),
     ({"type": "stop"}, "UNKNOWN_TYPE", None),
-    ({"type": 5}, "UNKNOWN_TYPE", None),
     ({"type": "step"}, "VALIDATION_ERROR", [["data"]]),
     ({"type": "step", "data": 3}, "VALIDATION_ERROR", [["data"]]),
     ({"type": "step", "data": {}}, "VALIDATION_ERROR", [["amount"]]),
@@ -149,8 +144,6 @@ BAD_FRAMES: list[tuple[Any, str, list[list[str]] | None]] = [
     ({"type": "step", "data": {"amount": 13}}, "VALIDATION_ERROR", [["amount"]]),
     ({"type": "reset", "data": {"seed": -7}}, "VALIDATION_ERROR", [["seed"]]),
     ({"type": "reset", "data": {"seed": "abc"}}, "VALIDATION_ERROR", [["seed"]]),
-    ({"type": "reset", "data": {"seed": 1.5}}, "VALIDATION_ERROR", [["seed"]]),
-    ({"type": "reset", "data": {"seed": [1]}}, "VALIDATION_ERROR", [["seed"]]),
     ({"type": "reset", "data": {"episode_id": "x" * 256}}, "VALIDATION_ERROR", [["episode_id"]]),
 ]
 
@@ -181,12 +174,6 @@ async def test_any_exception_of_a_validator_is_an_error_and_the_session_stays(en
         await ask(ws, step())
         assert (await ask(ws, step(3)))["data"]["code"] == "EXECUTION_ERROR"
         assert (await ask(ws, step()))["data"]["observation"]["total"] == 4
-
-
-@EVERY_WAY
-async def test_any_exception_of_a_validator_keeps_a_numbered_connection_open(
-    env: type[Counter],
-) -> None:
     async with (
         serving(create_app(env, Known, Count, max_concurrent_envs=2)) as address,
         connect(f"ws://{address}/ws", subprotocols=[SUBPROTOCOL], proxy=None) as ws,
@@ -226,20 +213,11 @@ async def test_values_without_json_form_are_encoded_or_refused() -> None:
             failure = await step_data(amount)
             assert failure["code"] == "EXECUTION_ERROR"
             assert text in failure["message"]
+            over_http = await request(address, "POST", "/step", action(amount))
+            assert (over_http.status_code, text in over_http.json()["detail"]) == (500, True)
+            assert "Traceback" not in over_http.text
         kept_reply = await step_data(8)
         assert kept_reply["metadata"] == kept_reply["observation"]["metadata"] == {"why": "because"}
-
-
-async def test_failed_constructor_is_reported_and_closes_the_socket() -> None:
-    app = app_of(Unbuildable)
-    async with serving(app) as address, socket_to(address) as ws:
-        assert await first_of(ws) == {
-            "message": "no such counter",
-            "code": "FACTORY_ERROR",
-            "factory_name": "Unbuildable",
-        }
-        assert await wait_close_code(ws) == 1000
-        assert app.sessions.active == 0
 
 
 # Clients that leave
@@ -253,8 +231,7 @@ async def test_disconnect_during_a_step_frees_the_slot(kind: type[Slow]) -> None
     in_thread = kind is SlowBlocking
     async with serving(app) as address:
         async with socket_to(address) as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
+            await start_step(ws, env)
             assert app.sessions.active == 1
             ws.transport.abort()
         await eventually(lambda: app.sessions.active == 0)
@@ -296,28 +273,12 @@ async def test_abandoned_steps_hold_threads_up_to_a_limit() -> None:
     assert len(threads) <= executor.pool.size + 1
 
 
-async def test_disconnect_during_construction_frees_the_slot() -> None:
-    env = SlowConstructor.fresh()
-    app = app_of(env, cap=1)
-    table = app.sessions
-    async with serving(app) as address:
-        async with socket_to(address) as ws:
-            await eventually(env.entered.is_set)
-            ws.transport.abort()
-        await eventually(lambda: table.active == 0)
-        assert table.executor.abandoned == 1
-        env.release.set()
-        await eventually(lambda: env.closed == 1)
-        assert table.executor.abandoned == 0
-
-
 async def test_frames_sent_ahead_are_bounded_in_number_and_size() -> None:
     for frames in ([step()] * 63, [{**STATE, "padding": "x" * 9_000_000}] * 2):
         env = SlowAsync.fresh()
         app = app_of(env)
         async with serving(app) as address, socket_to(address) as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
+            await start_step(ws, env)
             for frame in frames:
                 await ws.send(json.dumps(frame))
             data = await first_of(ws)
@@ -326,12 +287,14 @@ async def test_frames_sent_ahead_are_bounded_in_number_and_size() -> None:
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-async def test_frames_sent_during_a_step_in_a_thread_come_after_it(leaves: bool) -> None:
+async def test_frames_sent_during_a_step_in_a_thread_come_after_it(
+    leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "_MAX_PIPELINED_CHARS", 1000)
     env = SlowBlocking.fresh()
     app = app_of(env, cap=1)
     async with serving(app) as address, socket_to(address) as ws:
-        await ws.send(json.dumps(step()))
-        await eventually(env.entered.is_set)
+        await start_step(ws, env)
         for frame in (STATE, RESET, step()):
             await ws.send(json.dumps(frame))
         if leaves:
@@ -342,6 +305,15 @@ async def test_frames_sent_during_a_step_in_a_thread_come_after_it(leaves: bool)
         if not leaves:
             kinds = [json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] for _ in range(4)]
             assert kinds == ["observation", "state", "observation", "observation"]
+            (conversation,) = app._ensure_built().sockets._conversations
+            for _ in range(3):  # the limit is on frames that wait, not on all that ever came
+                env.release.clear()
+                for _ in range(5):
+                    await ws.send(json.dumps(step()) + 100 * " ")
+                await eventually(lambda: len(conversation._frames_ahead or ()) >= 3)
+                env.release.set()
+                for _ in range(5):
+                    assert json.loads(await ws.recv())["type"] == "observation"
             assert (await ask(ws, step()))["type"] == "observation"
     await eventually(lambda: (env.stepping, env.closed, app.sessions.executor.abandoned) == (0, 1, 0))
 
@@ -350,8 +322,7 @@ async def test_frame_that_waits_for_a_step_is_answered_before_one_that_arrives_a
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address, socket_to(address) as ws:
-        await ws.send(json.dumps(step()))
-        await eventually(env.entered.is_set)
+        await start_step(ws, env)
         await ws.send(json.dumps(STATE))
         (conversation,) = app._ensure_built().sockets._conversations
         await eventually(lambda: conversation._reader is not None)
@@ -361,21 +332,6 @@ async def test_frame_that_waits_for_a_step_is_answered_before_one_that_arrives_a
         await ws.send(json.dumps(step()))
         kinds = [json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] for _ in range(3)]
         assert kinds == ["observation", "state", "observation"]
-
-
-async def test_draining_answers_the_step_in_a_thread_and_nothing_behind_it() -> None:
-    env = SlowBlocking.fresh()
-    app = app_of(env)
-    async with serving(app) as address, socket_to(address) as ws:
-        await ws.send(json.dumps(step()))
-        await eventually(env.entered.is_set)
-        await ws.send(json.dumps(STATE))
-        draining = asyncio.create_task(app.drain(WAIT_TIMEOUT_S))
-        await eventually(lambda: app.sessions.draining)
-        env.release.set()
-        assert json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] == "observation"
-        assert await wait_close_code(ws) == 1001
-        await draining
 
 
 async def test_single_thread_environment_is_called_from_one_thread() -> None:
@@ -490,8 +446,7 @@ async def test_step_of_a_standing_session_continues_when_its_socket_breaks() -> 
     async with serving(app) as address:
         session = await open_session(address)
         async with socket_to(address, f"?session_id={session}") as ws:
-            await ws.send(json.dumps(step()))
-            await eventually(env.entered.is_set)
+            await start_step(ws, env)
             ws.transport.abort()
         await eventually(lambda: not app.sessions.find("", session).attached)
         async with socket_to(address, f"?session_id={session}") as ws:
