@@ -525,8 +525,8 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
             return
         if self.writable.is_set():
             super().handle_ping()
-        else:
-            self._pong = b"".join(self.conn.data_to_send())
+        elif pongs := b"".join(self.conn.data_to_send()):  # of all pings of one read, at the first of them
+            self._pong = pongs
 
     def handle_pong(self, event: Frame) -> None:
         """Handle a pong, unless there are too many."""
