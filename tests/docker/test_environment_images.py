@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 
 def docker_cli(*words: str) -> str:
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=300, check=False)
+    done = finished("docker", *words, timeout_s=300)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     return done.stdout.strip()
 
@@ -60,8 +60,7 @@ def test_the_engine_sees_that_blackjack_is_healthy(blackjack: str) -> None:
         while (status := health(container)) == "starting" and time.monotonic() < end:
             time.sleep(0.2)
         assert status == "healthy"
-        command = ["docker", "exec", "--env", "PORT=9", container, "healthcheck"]
-        wrong = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        wrong = finished("docker", "exec", "--env", "PORT=9", container, "healthcheck", timeout_s=60)
         assert wrong.returncode == 1
         assert "expected a healthy server on port 9" in wrong.stdout
     finally:
@@ -153,25 +152,14 @@ def test_good_image_passes_every_level(blackjack: str) -> None:
 
 @pytest.mark.soak
 def test_leaks_of_an_image_are_detected(leaking_images: str) -> None:
-    arguments = [
-        "--check",
-        "threads_stay_level",
-        "--check",
-        "files_stay_level",
-        "--check",
-        "memory_stays_level",
-    ]
+    names = ("threads_stay_level", "files_stay_level", "memory_stays_level")
+    arguments = [word for name in names for word in ("--check", name)]
     statuses = {}
     for kind in ("memory", "files"):
         done = ropewalk("validate", f"{leaking_images}:{kind}", *arguments, "--episodes", "200", "--json")
         statuses[kind] = {one["check"]: one["status"] for one in json.loads(done.stdout)["results"]}
-    level, leaks = "passed", "failed"
-    assert statuses["memory"] == {
-        "threads_stay_level": level,
-        "files_stay_level": level,
-        "memory_stays_level": leaks,
-    }
-    assert statuses["files"]["files_stay_level"] == leaks
+    assert statuses["memory"] == dict(zip(names, ("passed", "passed", "failed"), strict=True))
+    assert statuses["files"]["files_stay_level"] == "failed"
 
 
 @pytest.mark.soak

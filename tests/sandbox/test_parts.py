@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from living import UNPROTECTED
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import (
@@ -53,20 +54,11 @@ LADDER = (Isolation.PROCESS, Isolation.SECCOMP, Isolation.LSM, Isolation.NAMESPA
 TEXTS = ["result", "plain", "cG5n"]
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"timeout_s": 0}, "at least 0.001 for the limit timeout_s, got 0"),
-        ({"timeout_s": float("inf")}, "seconds for the limit timeout_s, got inf"),
-        ({"memory_bytes": 1.5}, "a whole number for the limit memory_bytes, got 1.5"),
-        ({"memory_bytes": True}, "a whole number for the limit memory_bytes, got True"),
-        ({"allow_subprocess": 1}, "true or false for the limit allow_subprocess, got 1"),
-        ({"speed": 1}, "got speed; leave it out"),
-    ],
-)
-def test_invalid_limits_are_refused(values: dict[str, Any], expected: str) -> None:
-    with pytest.raises(LimitsError, match=expected):
-        Limits().changed(values)
+def test_invalid_limits_are_refused() -> None:
+    numbers = [("timeout_s", 0), ("timeout_s", float("inf")), ("memory_bytes", 1.5), ("memory_bytes", True)]
+    for name, value in (*numbers, ("allow_subprocess", 1), ("speed", 1)):
+        with pytest.raises(LimitsError, match=name):
+            Limits().changed({name: value})
 
 
 def test_limits_stay_below_their_ceilings() -> None:
@@ -130,6 +122,7 @@ LIES: list[dict[str, Any]] = [
     {"status": ["ok"]},
     {"exit_code": -1},
     {"exit_code": 256},
+    {"text": 1},
     {"count": "3"},
     {"count": True},
     {"max_rss": 1 << 60},
@@ -229,8 +222,7 @@ def test_folder_that_is_being_made_is_not_removed(tmp_path: Path, monkeypatch: p
 
 
 async def test_probe_refuses_a_level_that_does_not_hold() -> None:
-    config = SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)
-    async with Sandbox(config) as sandbox:
+    async with Sandbox(UNPROTECTED) as sandbox:
         with pytest.raises(SandboxUnavailableError, match=r"got through: opens a socket, .*, reads outside"):
             await prove(Isolation.LSM, sandbox.open)
 

@@ -30,6 +30,7 @@ async def session(open_session: OpenSession) -> SandboxSession:
     return await open_session(snapshot=True)
 
 
+SWALLOWS = "while True:\n  try:\n    import time; time.sleep(60)\n  except BaseException: pass"
 ENDS_ITS_STATE = "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\nos._exit(1)"
 
 COUNTS_ITS_DESCRIPTORS = """
@@ -50,12 +51,7 @@ def descriptors():
     [
         ("x = 2\nimport os; os._exit(7)", None, "killed", 7),
         ("x = 2\nimport ctypes; ctypes.string_at(0)", None, "killed", 139),
-        (
-            "x = 2\nwhile True:\n  try:\n    import time; time.sleep(60)\n  except BaseException: pass",
-            0.3,
-            "timeout",
-            124,
-        ),
+        (f"x = 2\n{SWALLOWS}", 0.3, "timeout", 124),
     ],
 )
 async def test_kill_undoes_only_the_killed_execution(
@@ -66,12 +62,6 @@ async def test_kill_undoes_only_the_killed_execution(
     done = await session.execute(code, timeout_s=timeout_s)
     assert (done.status, done.exit_code, done.state_lost) == (status, exit_code, False)
     assert await value(session, "x, y") == "(1, [1])"
-
-
-async def test_successful_execution_is_kept(session: SandboxSession) -> None:
-    await session.execute("import random; random.seed(1); a = random.random()")
-    await session.execute("b = random.random()")
-    assert await value(session, "random.seed(1); (a, b) == (random.random(), random.random())") == "True"
 
 
 async def test_branches_diverge(sandbox: Sandbox, session: SandboxSession) -> None:
@@ -104,8 +94,7 @@ async def test_parent_may_end_before_its_branches(sandbox: Sandbox) -> None:
     (branch,) = await first.fork(1)
     done = await asyncio.wait_for(first.execute(ENDS_ITS_STATE), DEADLINE_S)
     assert (done.status, done.state_lost) == ("killed", True)
-    assert done.reason is not None
-    assert "ended the interpreter" in done.reason
+    assert "ended the interpreter" in (done.reason or "")
     assert await value(first, "'x' in dir()") == "False"
     assert await value(branch, "x") == "1"
     await first.close()
@@ -140,9 +129,7 @@ async def test_forked_children_are_stopped_when_nothing_runs(sandbox: Sandbox) -
         pids = descendants(zygote) - before
         try:
             family = [psutil.Process(pid) for pid in pids]
-            ours = [
-                process for process in family if process.ppid() in pids
-            ]  # all but the root, which forks them
+            ours = [process for process in family if process.ppid() in pids]  # all but the root
             return len(ours) >= 4 and {process.status() for process in ours} == {psutil.STATUS_STOPPED}
         except psutil.NoSuchProcess:
             return False  # one of those that end while a session is made
@@ -194,9 +181,8 @@ async def test_cancelled_fork_leaves_nothing_behind(sandbox: Sandbox, by: str) -
         if by == "cancel":
             forking.cancel()
             (outcome,) = await asyncio.gather(forking, return_exceptions=True)
-            assert (
-                not session._turn.locked()
-            )  # the interpreter is in step, and those that were made have ended
+            # The interpreter is in step, and those that were made have ended.
+            assert not session._turn.locked()
             assert await value(session, "open('f').read()") == "'x'"
             await session.close()
         else:
@@ -327,9 +313,8 @@ async def test_a_fork_without_space_for_its_files_is_refused(
     )
     with pytest.raises(FileRefusedError, match=r"full|may hold"):
         await session.fork(1)
-    assert (
-        await value(session, "import os; (size, os.listdir('.tmp'))") == f"({size}, [])"
-    )  # nothing lost or left
+    # Nothing is lost or left.
+    assert await value(session, "import os; (size, os.listdir('.tmp'))") == f"({size}, [])"
 
 
 async def test_forks_of_forks_leave_nothing_in_the_first(sandbox: Sandbox) -> None:
