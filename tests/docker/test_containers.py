@@ -7,9 +7,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,9 +101,8 @@ def test_fork_that_outlives_the_owner_does_not_keep_the_container(
 ) -> None:
     with owner(hostile_image, "fork") as owning:
         eventually(lambda: len(psutil.Process(owning.process.pid).children()) == 2)
-        [fork] = [
-            each for each in psutil.Process(owning.process.pid).children() if each.pid != owning.companion
-        ]
+        children = psutil.Process(owning.process.pid).children()
+        [fork] = [each for each in children if each.pid != owning.companion]
         try:
             owning.process.kill()
             owning.process.wait(WAIT_TIMEOUT_S)
@@ -154,12 +153,9 @@ def test_leftovers_of_owner_and_companion_are_removed_at_the_next_start(
 @pytest.mark.parametrize(
     ("how", "expected"),
     [
-        ("die", r"ended with exit code 3; the output tells why"),
+        ("die", "ended with exit code 3"),
         # Engines lose the kernel's notice where a container ends quickly; then it is said as what it may be.
-        (
-            "memory",
-            r"exit code 137(, killed for its memory; raise memory|; something killed it: raise memory if)",
-        ),
+        ("memory", r"exit code 137(, killed for its memory|; something killed it: raise memory if)"),
         ("silent", "healthy on port 8000 within 2 s"),
         ("drip", "healthy on port 8000 within 2 s"),
     ],
@@ -227,20 +223,12 @@ def test_provider_can_be_restarted(engine: DockerEngine, hostile_image: str) -> 
 def test_a_start_under_way_ends_when_it_is_stopped(engine: DockerEngine, hostile_image: str) -> None:
     labels = {"ropewalk-test": "stopped"}
     provider = LocalDockerProvider(hostile_image, env_vars={"HOSTILE_START": "silent"}, labels=labels)
-    errors: list[BaseException] = []
-
-    def start() -> None:
-        try:
-            provider.start()
-        except ProviderError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    eventually(lambda: engine.list_labelled("ropewalk-test=stopped"))
-    provider.stop()
-    thread.join(WAIT_TIMEOUT_S)
-    assert "it was stopped meanwhile" in str(errors[0])
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(provider.start)
+        eventually(lambda: engine.list_labelled("ropewalk-test=stopped"))
+        provider.stop()
+        with pytest.raises(ProviderError, match="it was stopped meanwhile"):
+            starting.result(WAIT_TIMEOUT_S)
     assert engine.list_labelled("ropewalk-test=stopped") == []
 
 

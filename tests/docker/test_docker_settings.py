@@ -233,9 +233,7 @@ def test_absent_engine_and_refused_access_are_different_errors(
     with pytest.raises(EngineUnavailableError, match=r"systemctl start docker"):
         start_container("image", engine=absent)
 
-    def refused(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
+    refused = Mock(side_effect=PermissionError(13, "Permission denied"))
     monkeypatch.setattr("openenv_core.providers.docker._wire.connect", refused)
     with pytest.raises(EngineUnavailableError, match=r"usermod -aG docker"):
         absent.ping()

@@ -37,6 +37,11 @@ def worker_of(session: SandboxSession) -> Worker:
     return session._worker
 
 
+def name_of(done: Execution) -> str | None:
+    """Return the name of the exception that ended an execution, if one did."""
+    return None if done.error is None else done.error.ename
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():  # noqa: ASYNC110 - nobody tells of what is looked for

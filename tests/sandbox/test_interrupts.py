@@ -5,7 +5,7 @@ import select
 
 import pytest
 import pytest_asyncio
-from living import DEADLINE_S, OpenSession, until, worker_of
+from living import DEADLINE_S, OpenSession, name_of, until, worker_of
 
 from openenv_core.sandbox import Execution, Limits, SandboxSession
 from openenv_core.sandbox.worker import Worker
@@ -42,10 +42,6 @@ async def interrupt_at_once(session: SandboxSession, code: str) -> Execution:
 def wait_for(descriptor: int) -> None:
     """Wait until a descriptor is readable without letting the event loop read it, as if the loop were busy."""
     assert select.select([descriptor], [], [], DEADLINE_S)[0]
-
-
-def name_of(done: Execution) -> str | None:
-    return None if done.error is None else done.error.ename
 
 
 @pytest.mark.parametrize("snapshot", [False, True])

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from living import UNPROTECTED
@@ -78,18 +79,15 @@ def test_a_minimum_above_the_strongest_is_refused() -> None:
         SandboxConfig(preload=("os; print()",))
 
 
-@pytest.mark.parametrize(
-    ("how", "status", "code"),
-    [
+def test_status_follows_from_how_the_process_ended() -> None:
+    for how, status, code in (
         (Exit(code=3), "killed", 3),
         (Exit(signal=signal.SIGKILL), "killed", 137),
         (Exit(signal=signal.SIGKILL, memory=True), "memory", 137),
         (Exit(signal=signal.SIGKILL, memory=True, zygote=True), "sandbox_error", -1),
-    ],
-)
-def test_status_follows_from_how_the_process_ended(how: Exit, status: str, code: int) -> None:
-    judged = finalize_execution(Execution(status="ok"), None, how, Limits())
-    assert (judged.status, judged.exit_code, judged.state_lost) == (status, code, True)
+    ):
+        judged = finalize_execution(Execution(status="ok"), None, how, Limits())
+        assert (judged.status, judged.exit_code, judged.state_lost) == (status, code, True)
 
 
 def test_result_and_displays_share_one_limit() -> None:
@@ -259,9 +257,7 @@ async def test_concurrent_walks_see_all_files(tmp_path: Path) -> None:
 
 
 def test_copying_tolerates_forbidden_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
+    refuse = Mock(side_effect=PermissionError(1, "Operation not permitted"))
     monkeypatch.setattr("shutil.copymode", refuse)
     monkeypatch.setattr("shutil.copystat", refuse)
     (tmp_path / "a").write_text("x")

@@ -453,12 +453,13 @@ async def test_resume_during_a_pause_leaves_the_sandbox_running() -> None:
     engine.close.assert_awaited_once()
 
 
-async def test_sandboxes_of_one_key_are_limited() -> None:
+async def test_sandboxes_are_limited_by_key_and_snapshots_are_its_own() -> None:
     table = SandboxTable(SandboxLimits(max_sandboxes_per_key=1))
-    table._records[SANDBOX] = Record(SANDBOX, "key", "base", "token", 1.0)
-    table._make_record("another", "base", 1.0)
+    table._records[SANDBOX] = Record(SANDBOX, "key", "base", "token", 1.0, snapshot_of="another")
     with pytest.raises(ApiError, match="of one key"):
-        table._make_record("key", "base", 1.0)
+        await table.create("key", "base", 1.0, {})
+    with pytest.raises(ApiError, match="expected a template"):
+        await table.create("another", SANDBOX, 1.0, {})
 
 
 async def test_cancelled_start_removes_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
