@@ -159,23 +159,18 @@ async def test_memory_limit_is_reported_as_memory(sandbox: Sandbox) -> None:
     assert after.result == "1"
 
 
-@pytest.mark.parametrize(
-    ("code", "exit_code", "signal"),
-    [
+async def test_death_is_reported_and_the_next_execution_starts_fresh(session: SandboxSession) -> None:
+    for code, exit_code, signal in (
         ("import os; os._exit(5)", 5, None),
         ("import os; os._exit(200)", 200, None),  # beyond 128 and any signal
         ("import ctypes; ctypes.string_at(0)", 139, 11),
         ("import os; os.kill(os.getpid(), 62)", 190, 62),  # of real time: it has no name
-    ],
-)
-async def test_death_is_reported_and_the_next_execution_starts_fresh(
-    sandbox: Sandbox, code: str, exit_code: int, signal: int | None
-) -> None:
-    done, after = await executed(sandbox, f"x = 1\nprint('before', flush=True)\n{code}", "'x' in dir()")
-    assert (done.status, done.state_lost, done.signal) == ("killed", True, signal)
-    assert done.exit_code == exit_code
-    assert done.stdout == "before\n"
-    assert (after.result, after.state_lost, after.execution_count) == ("False", False, 1)
+    ):
+        done = await session.execute(f"x = 1\nprint('before', flush=True)\n{code}")
+        after = await session.execute("'x' in dir()")
+        assert (done.status, done.state_lost, done.stdout) == ("killed", True, "before\n")
+        assert (done.exit_code, done.signal) == (exit_code, signal)
+        assert (after.result, after.state_lost, after.execution_count) == ("False", False, 1)
 
 
 async def test_threads_are_paused_between_executions(session: SandboxSession) -> None:
