@@ -6,6 +6,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,9 @@ import pytest
 from mcp import Client
 from module_run import finished
 
-import envs.shop_env.solver
-import envs.sqlite_env.solver
 from envs.mcp_tools_env import McpToolsEnv
-from envs.shop_env import ShopEnv
 from envs.sqlite_env import SqliteEnv
+from envs.sqlite_env.solver import solve
 from openenv_core.cli.main import main
 from openenv_core.client import GenericEnvClient
 from openenv_core.images.space import stage
@@ -38,6 +37,17 @@ def docker_cli(*words: str) -> str:
 
 def ropewalk(*words: str) -> "subprocess.CompletedProcess[str]":
     return finished(sys.executable, "-m", "openenv_core.cli", *words, cwd=ROOT, timeout_s=800)
+
+
+@contextmanager
+def built(folder: Path, name: str) -> Iterator[str]:
+    """Build an environment's image for the time of a test; yield its tag."""
+    tag = f"ropewalk-test-{name}:latest"
+    assert main(["build", str(folder), "--tag", tag]) == 0
+    try:
+        yield tag
+    finally:
+        docker_cli("image", "rm", "--force", tag)
 
 
 def test_blackjack_s_container_plays_a_hand_with_everything_taken_away(blackjack: str) -> None:
@@ -76,18 +86,11 @@ def test_a_staged_space_of_blackjack_builds_and_serves_by_itself(
     engine: DockerEngine, tmp_path: Path
 ) -> None:
     stage(ROOT / "envs" / "blackjack_env", tmp_path)
-    tag = "ropewalk-test-space:latest"
-    try:
-        assert main(["build", str(tmp_path), "--tag", tag]) == 0
-        # The hub runs containers as a user of its own, and its callers name the Space.
-        with LocalDockerProvider(tag, user="1000") as provider:
-            health_request = urllib.request.Request(
-                f"{provider.start()}/health", headers={"Host": "me-dice.hf.space"}
-            )
-            with urllib.request.urlopen(health_request, timeout=30) as answer:
-                assert json.load(answer) == {"status": "healthy"}
-    finally:
-        docker_cli("image", "rm", "--force", tag)
+    # The hub runs containers as a user of its own, and its callers name the Space.
+    with built(tmp_path, "space") as tag, LocalDockerProvider(tag, user="1000") as provider:
+        url, headers = f"{provider.start()}/health", {"Host": "me-dice.hf.space"}
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+            assert json.load(answer) == {"status": "healthy"}
 
 
 # ---- ropewalk validate IMAGE
@@ -180,28 +183,16 @@ def containers(image: str) -> list[Any]:
 
 # ---- worlds of tools, and other people's tool servers
 
-WORLDS: dict[str, tuple[type[Any], Any]] = {
-    "shop": (ShopEnv, envs.shop_env.solver.solve),
-    "sqlite": (SqliteEnv, envs.sqlite_env.solver.solve),
-}
-
-
-@pytest.fixture(params=WORLDS)
-def world(engine: DockerEngine, request: pytest.FixtureRequest) -> Iterator[str]:
-    name: str = request.param
-    tag = f"ropewalk-test-{name}:latest"
-    assert main(["build", str(ROOT / "envs" / f"{name}_env"), "--tag", tag]) == 0
-    yield name
-    docker_cli("image", "rm", "--force", tag)
-
 
 @pytest.mark.soak
-async def test_task_is_solved_in_a_container_over_mcp(world: str) -> None:
-    client_type, solve = WORLDS[world]
+async def test_task_is_solved_in_a_container_over_mcp(engine: DockerEngine) -> None:
     rewards: list[float] = []
-    with LocalDockerProvider(f"ropewalk-test-{world}:latest", memory="512m", pids=128) as provider:
+    with (
+        built(ROOT / "envs" / "sqlite_env", "sqlite") as tag,
+        LocalDockerProvider(tag, memory="512m", pids=128) as provider,
+    ):
         url = provider.start()
-        with client_type(url).sync() as env:
+        with SqliteEnv(url).sync() as env:
 
             def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
                 result = env.step(CallToolAction(tool_name=name, arguments=arguments))
@@ -230,16 +221,10 @@ require("readline").createInterface({input: process.stdin}).on("line", (line) =>
 """
 
 
-@pytest.fixture(scope="module")
-def mcp_tools(engine: DockerEngine) -> Iterator[str]:
-    tag = "ropewalk-test-mcp-tools:latest"
-    assert main(["build", str(ROOT / "envs" / "mcp_tools_env"), "--tag", tag]) == 0
-    yield tag
-    docker_cli("image", "rm", "--force", tag)
-
-
 @pytest.mark.soak
-def test_servers_of_node_and_of_python_play_in_a_container_with_everything_taken_away(mcp_tools: str) -> None:
+def test_servers_of_node_and_of_python_play_in_a_container_with_everything_taken_away(
+    engine: DockerEngine,
+) -> None:
     demo = "/app/env/server/demo_server.py"
     servers = {
         "node": {"command": "node", "args": ["-e", NODE_SERVER]},
@@ -247,10 +232,10 @@ def test_servers_of_node_and_of_python_play_in_a_container_with_everything_taken
         "npm": {"command": "npx", "args": ["--version"], "ropewalk": {"start_timeout_s": 20}},
     }
     variables = {"MCP_TOOLS_SERVERS": json.dumps({"mcpServers": servers})}
+    options = {"network": "none", "memory": "512m", "pids": 128, "env_vars": variables}
     with (
-        LocalDockerProvider(
-            mcp_tools, network="none", memory="512m", pids=128, env_vars=variables
-        ) as provider,
+        built(ROOT / "envs" / "mcp_tools_env", "mcp-tools") as tag,
+        LocalDockerProvider(tag, **options) as provider,
         McpToolsEnv(provider.start()).sync() as env,
     ):
         env.reset(servers=["node", "python"])

@@ -13,19 +13,8 @@ from openenv_core.sandbox import FileRefusedError, Isolation, Limits, Sandbox, S
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-OUTSIDE = (
-    "../x",
-    "/etc/passwd",
-    "a/../../x",
-    "",
-    ".",
-    "a\0b",
-    "x" * 300,
-    "/".join("a" * 40),
-    "a\nb",
-    "..",
-    "./..",
-)
+LONG, DEEP = "x" * 300, "/".join("a" * 40)
+OUTSIDE = ("../x", "/etc/passwd", "a/../../x", "", ".", "a\0b", "a\nb", "..", "./..", LONG, DEEP)
 FULL = Limits(disk_bytes=1 << 20, file_bytes=256 << 10, grace_s=0.1, timeout_s=20.0)
 FILLS = (
     "import os, time\nfor i in range(10**6):\n    open(f'f{i}', 'wb').write(bytes(100_000)); time.sleep(0.01)"
