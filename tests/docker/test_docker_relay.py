@@ -229,9 +229,8 @@ async def test_a_connection_that_was_reset_ends_alone() -> None:
 def test_absent_engine_is_waited_for_but_a_crashing_inner_side_is_not(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    ends: list[Exception] = [ConnectionRefusedError()] * 20 + [
-        _relay.MuxBrokenError("no such container")
-    ] * 20
+    broken = _relay.MuxBrokenError("no such container")
+    ends: list[Exception] = [*[ConnectionRefusedError()] * 20, *[broken] * 20]
 
     def prepare(*_: object) -> None:
         raise ends.pop(0)
@@ -243,23 +242,6 @@ def test_absent_engine_is_waited_for_but_a_crashing_inner_side_is_not(
     assert _relay.main([str(listener.detach()), str(os.getppid()), "unix:///x", "", "1", "id", "1"]) == 1
     assert 15 <= len(ends) < 20  # all of the engine's absence, and a few of the others
     assert "no such container" in capfd.readouterr().err
-
-
-@pytest.mark.soak
-@pytest.mark.docker
-def test_sessions_of_a_container_without_a_network(hostile_image: str) -> None:
-    room = {"ROPEWALK_MAX_SESSIONS": "32"}
-    with LocalDockerProvider(hostile_image, network="none", pids=None, env_vars=room) as provider:
-
-        def play(number: int) -> str:
-            with GenericEnvClient(provider.url).sync() as client:
-                client.reset()
-                for _ in range(20):
-                    client.step({"what": "variable", "text": "A" * 1000 * number})
-                return str(client.step({"what": "interfaces"}).observation["said"])
-
-        with ThreadPoolExecutor(32) as pool:
-            assert list(pool.map(play, range(32))) == ["lo"] * 32
 
 
 @pytest.mark.soak
@@ -303,12 +285,24 @@ def answers(url: str | None) -> bool:
 
 @pytest.mark.soak
 @pytest.mark.docker
-def test_a_killed_inner_side_is_replaced_and_the_relay_ends_with_its_container(hostile_image: str) -> None:
-    with LocalDockerProvider(hostile_image, network="none") as provider:
-        container = provider.container
-        assert container is not None
+def test_sessions_of_a_container_without_a_network_survive_a_kill_of_its_inner_side(
+    hostile_image: str,
+) -> None:
+    room = {"ROPEWALK_MAX_SESSIONS": "32"}
+    with LocalDockerProvider(hostile_image, network="none", pids=None, env_vars=room) as provider:
+
+        def play(number: int) -> str:
+            with GenericEnvClient(provider.url).sync() as client:
+                client.reset()
+                for _ in range(20):
+                    client.step({"what": "variable", "text": "A" * 1000 * number})
+                return str(client.step({"what": "interfaces"}).observation["said"])
+
+        with ThreadPoolExecutor(32) as pool:
+            assert list(pool.map(play, range(32))) == ["lo"] * 32
+        assert provider.container is not None
         assert len(relays()) == 1
-        [inner] = [pid for pid in container.pids() if "-c" in psutil.Process(pid).cmdline()]
+        [inner] = [pid for pid in provider.container.pids() if "-c" in psutil.Process(pid).cmdline()]
         psutil.Process(inner).kill()
         eventually(lambda: answers(provider.url))
     assert relays() == []

@@ -6,6 +6,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,9 @@ import pytest
 from mcp import Client
 from module_run import finished
 
-import envs.shop_env.solver
-import envs.sqlite_env.solver
 from envs.mcp_tools_env import McpToolsEnv
-from envs.shop_env import ShopEnv
 from envs.sqlite_env import SqliteEnv
+from envs.sqlite_env.solver import solve
 from openenv_core.cli.main import main
 from openenv_core.client import GenericEnvClient
 from openenv_core.images.space import stage
@@ -31,13 +30,24 @@ pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 
 def docker_cli(*words: str) -> str:
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, timeout=300, check=False)
+    done = finished("docker", *words, timeout_s=300)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     return done.stdout.strip()
 
 
 def ropewalk(*words: str) -> "subprocess.CompletedProcess[str]":
     return finished(sys.executable, "-m", "openenv_core.cli", *words, cwd=ROOT, timeout_s=800)
+
+
+@contextmanager
+def built(folder: Path, name: str) -> Iterator[str]:
+    """Build an environment's image for the time of a test; yield its tag."""
+    tag = f"ropewalk-test-{name}:latest"
+    assert main(["build", str(folder), "--tag", tag]) == 0
+    try:
+        yield tag
+    finally:
+        docker_cli("image", "rm", "--force", tag)
 
 
 def test_blackjack_s_container_plays_a_hand_with_everything_taken_away(blackjack: str) -> None:
@@ -60,8 +70,7 @@ def test_the_engine_sees_that_blackjack_is_healthy(blackjack: str) -> None:
         while (status := health(container)) == "starting" and time.monotonic() < end:
             time.sleep(0.2)
         assert status == "healthy"
-        command = ["docker", "exec", "--env", "PORT=9", container, "healthcheck"]
-        wrong = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        wrong = finished("docker", "exec", "--env", "PORT=9", container, "healthcheck", timeout_s=60)
         assert wrong.returncode == 1
         assert "expected a healthy server on port 9" in wrong.stdout
     finally:
@@ -77,18 +86,11 @@ def test_a_staged_space_of_blackjack_builds_and_serves_by_itself(
     engine: DockerEngine, tmp_path: Path
 ) -> None:
     stage(ROOT / "envs" / "blackjack_env", tmp_path)
-    tag = "ropewalk-test-space:latest"
-    try:
-        assert main(["build", str(tmp_path), "--tag", tag]) == 0
-        # The hub runs containers as a user of its own, and its callers name the Space.
-        with LocalDockerProvider(tag, user="1000") as provider:
-            health_request = urllib.request.Request(
-                f"{provider.start()}/health", headers={"Host": "me-dice.hf.space"}
-            )
-            with urllib.request.urlopen(health_request, timeout=30) as answer:
-                assert json.load(answer) == {"status": "healthy"}
-    finally:
-        docker_cli("image", "rm", "--force", tag)
+    # The hub runs containers as a user of its own, and its callers name the Space.
+    with built(tmp_path, "space") as tag, LocalDockerProvider(tag, user="1000") as provider:
+        url, headers = f"{provider.start()}/health", {"Host": "me-dice.hf.space"}
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+            assert json.load(answer) == {"status": "healthy"}
 
 
 # ---- ropewalk validate IMAGE
@@ -153,25 +155,14 @@ def test_good_image_passes_every_level(blackjack: str) -> None:
 
 @pytest.mark.soak
 def test_leaks_of_an_image_are_detected(leaking_images: str) -> None:
-    arguments = [
-        "--check",
-        "threads_stay_level",
-        "--check",
-        "files_stay_level",
-        "--check",
-        "memory_stays_level",
-    ]
+    names = ("threads_stay_level", "files_stay_level", "memory_stays_level")
+    arguments = [word for name in names for word in ("--check", name)]
     statuses = {}
     for kind in ("memory", "files"):
         done = ropewalk("validate", f"{leaking_images}:{kind}", *arguments, "--episodes", "200", "--json")
         statuses[kind] = {one["check"]: one["status"] for one in json.loads(done.stdout)["results"]}
-    level, leaks = "passed", "failed"
-    assert statuses["memory"] == {
-        "threads_stay_level": level,
-        "files_stay_level": level,
-        "memory_stays_level": leaks,
-    }
-    assert statuses["files"]["files_stay_level"] == leaks
+    assert statuses["memory"] == dict(zip(names, ("passed", "passed", "failed"), strict=True))
+    assert statuses["files"]["files_stay_level"] == "failed"
 
 
 @pytest.mark.soak
@@ -192,28 +183,16 @@ def containers(image: str) -> list[Any]:
 
 # ---- worlds of tools, and other people's tool servers
 
-WORLDS: dict[str, tuple[type[Any], Any]] = {
-    "shop": (ShopEnv, envs.shop_env.solver.solve),
-    "sqlite": (SqliteEnv, envs.sqlite_env.solver.solve),
-}
-
-
-@pytest.fixture(params=WORLDS)
-def world(engine: DockerEngine, request: pytest.FixtureRequest) -> Iterator[str]:
-    name: str = request.param
-    tag = f"ropewalk-test-{name}:latest"
-    assert main(["build", str(ROOT / "envs" / f"{name}_env"), "--tag", tag]) == 0
-    yield name
-    docker_cli("image", "rm", "--force", tag)
-
 
 @pytest.mark.soak
-async def test_task_is_solved_in_a_container_over_mcp(world: str) -> None:
-    client_type, solve = WORLDS[world]
+async def test_task_is_solved_in_a_container_over_mcp(engine: DockerEngine) -> None:
     rewards: list[float] = []
-    with LocalDockerProvider(f"ropewalk-test-{world}:latest", memory="512m", pids=128) as provider:
+    with (
+        built(ROOT / "envs" / "sqlite_env", "sqlite") as tag,
+        LocalDockerProvider(tag, memory="512m", pids=128) as provider,
+    ):
         url = provider.start()
-        with client_type(url).sync() as env:
+        with SqliteEnv(url).sync() as env:
 
             def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
                 result = env.step(CallToolAction(tool_name=name, arguments=arguments))
@@ -242,16 +221,10 @@ require("readline").createInterface({input: process.stdin}).on("line", (line) =>
 """
 
 
-@pytest.fixture(scope="module")
-def mcp_tools(engine: DockerEngine) -> Iterator[str]:
-    tag = "ropewalk-test-mcp-tools:latest"
-    assert main(["build", str(ROOT / "envs" / "mcp_tools_env"), "--tag", tag]) == 0
-    yield tag
-    docker_cli("image", "rm", "--force", tag)
-
-
 @pytest.mark.soak
-def test_servers_of_node_and_of_python_play_in_a_container_with_everything_taken_away(mcp_tools: str) -> None:
+def test_servers_of_node_and_of_python_play_in_a_container_with_everything_taken_away(
+    engine: DockerEngine,
+) -> None:
     demo = "/app/env/server/demo_server.py"
     servers = {
         "node": {"command": "node", "args": ["-e", NODE_SERVER]},
@@ -259,10 +232,10 @@ def test_servers_of_node_and_of_python_play_in_a_container_with_everything_taken
         "npm": {"command": "npx", "args": ["--version"], "ropewalk": {"start_timeout_s": 20}},
     }
     variables = {"MCP_TOOLS_SERVERS": json.dumps({"mcpServers": servers})}
+    options = {"network": "none", "memory": "512m", "pids": 128, "env_vars": variables}
     with (
-        LocalDockerProvider(
-            mcp_tools, network="none", memory="512m", pids=128, env_vars=variables
-        ) as provider,
+        built(ROOT / "envs" / "mcp_tools_env", "mcp-tools") as tag,
+        LocalDockerProvider(tag, **options) as provider,
         McpToolsEnv(provider.start()).sync() as env,
     ):
         env.reset(servers=["node", "python"])

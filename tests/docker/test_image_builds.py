@@ -19,12 +19,11 @@ from module_run import finished
 from registry_server import PASSWORD, USER, Registry, running_registry
 
 from openenv_core.images import base
-from openenv_core.images import base as installed
 
 PYTHON = "python:3.11-slim"
 REPOSITORY = "ropewalk-test-base"
 MEGABYTE = 1_000_000
-COMMAND = (sys.executable, "-m", "openenv_core.cli", "build")
+COMMAND = (sys.executable, "-m", "openenv_core.cli")
 # No base of ours: those tests are about building.
 PLAIN = f"FROM {PYTHON}\n"
 
@@ -40,15 +39,15 @@ pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(600)]
 def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
     """Base images under a name of these tests, built from an unchanging copy of the source."""
     kept = tmp_path_factory.mktemp("kept")
-    placed = installed.copy_package(kept)
+    placed = base.copy_package(kept)
 
-    def place(folder: Path) -> installed.PlacedPackage:
+    def place(folder: Path) -> base.PlacedPackage:
         shutil.copytree(kept, folder, dirs_exist_ok=True)
         return placed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "OUR_BASE", REPOSITORY)
-        patch.setattr(installed, "copy_package", place)
+        patch.setattr(base, "copy_package", place)
         yield patch
 
 
@@ -61,8 +60,7 @@ def runtime(api: docker.APIClient, still: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def in_container(image: str, *words: str, options: tuple[str, ...] = ()) -> str:
-    command = ["docker", "run", "--rm", "--network", "none", *options, image, *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = finished("docker", "run", "--rm", "--network", "none", *options, image, *words, timeout_s=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()
 
@@ -78,15 +76,15 @@ def test_base_is_built_once_and_again_when_its_parts_change(
     capsys.readouterr()
     assert base.ensure(api, base.Variant.RUNTIME) == runtime
     assert capsys.readouterr().err == ""
-    place = installed.copy_package
+    place = base.copy_package
 
-    def with_more(folder: Path) -> installed.PlacedPackage:
+    def with_more(folder: Path) -> base.PlacedPackage:
         placed = place(folder)
         (folder / "more").write_text("x")
         return placed
 
     before = api.inspect_image(runtime)["Id"]
-    monkeypatch.setattr(installed, "copy_package", with_more)
+    monkeypatch.setattr(base, "copy_package", with_more)
     base.ensure(api, base.Variant.RUNTIME)
     assert "making the base image" in capsys.readouterr().err
     after = api.inspect_image(runtime)
@@ -185,8 +183,8 @@ def make(tmp_path: Path, mark: str, api: docker.APIClient) -> Iterator[Make]:
             api.remove_image(image["Id"], force=True)
 
 
-def build(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    return finished(*COMMAND, *map(str, words), env={**os.environ, **variables}, timeout_s=110)
+def build(*words: object) -> subprocess.CompletedProcess[str]:
+    return finished(*COMMAND, "build", *map(str, words), timeout_s=110)
 
 
 def tag_of(folder: Path, tag: str = "latest") -> str:
@@ -197,40 +195,20 @@ def containers(api: docker.APIClient, mark: str) -> list[Any]:
     return [one for one in api.containers(all=True) if mark in one["Command"]]
 
 
-def run(image: str, *words: str) -> str:
-    done = subprocess.run(
-        ["docker", "run", "--rm", "--network", "none", image, *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return done.stdout
-
-
 def test_image_gets_its_name_tags_and_arguments(make: Make, api: docker.APIClient) -> None:
     dockerfile = "ARG BASE_IMAGE=registry.example.org/absent:1\nFROM ${BASE_IMAGE}\n"
     folder = make(f"ARG COLOUR=red\n{dockerfile}ARG COLOUR\nENV COLOUR=$COLOUR\n")
-    done = build(folder, f"{folder}/", "--base", "python:3.11-slim")
+    done = build(folder, f"{folder}/", "--base", PYTHON)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(tag_of(folder)) == 1  # the same folder twice is built once
     assert "FROM" in done.stderr
-    assert run(tag_of(folder), "printenv", "COLOUR") == "red\n"
+    assert in_container(tag_of(folder), "printenv", "COLOUR") == "red"
 
-    done = build(
-        folder,
-        "--base",
-        "python:3.11-slim",
-        "--build-arg",
-        "COLOUR=blue",
-        "-t",
-        "{name}:1",
-        "-t",
-        f"registry.example.org/x/{folder.name}:2",
-    )
+    other = f"registry.example.org/x/{folder.name}:2"
+    done = build(folder, "--base", PYTHON, "--build-arg", "COLOUR=blue", "-t", "{name}:1", "-t", other)
     assert done.returncode == 0, done.stderr
     image = api.inspect_image(tag_of(folder, "1"))
-    assert api.inspect_image(f"registry.example.org/x/{folder.name}:2")["Id"] == image["Id"]
+    assert api.inspect_image(other)["Id"] == image["Id"]
     assert "COLOUR=blue" in image["Config"]["Env"]
     assert image["Config"]["Labels"]["ropewalk.environment"] == folder.name
     assert containers(api, folder.name) == []
@@ -295,18 +273,6 @@ def test_failing_step_shows_its_output_and_the_others_build(
     assert containers(api, mark) == []
 
 
-def test_buildkit_files_build_where_docker_has_it(make: Make, mark: str, api: docker.APIClient) -> None:
-    folder = make(f"{PLAIN}RUN --mount=type=cache,target=/c echo {mark} >/c/x && cp /c/x /kept\n")
-    done = build(folder, "-t", "{name}:1", "-t", "{name}:2")
-    if not HAS_BUILDKIT:
-        assert done.returncode == 1
-        assert "install docker's component buildx" in done.stderr
-        return
-    assert done.returncode == 0, done.stderr
-    assert run(tag_of(folder, "2"), "cat", "/kept") == f"{mark}\n"
-    assert api.inspect_image(tag_of(folder, "1"))["Config"]["Labels"]["ropewalk.environment"] == folder.name
-
-
 @pytest.mark.parametrize("mount", ["", *["--mount=type=cache,target=/c "] * HAS_BUILDKIT])
 def test_ctrl_c_ends_the_build_and_leaves_nothing(
     make: Make, api: docker.APIClient, mark: str, mount: str
@@ -315,7 +281,7 @@ def test_ctrl_c_ends_the_build_and_leaves_nothing(
     seconds = str(100_000 + int(mark, 16) % 800_000)
     folder = make(f"{PLAIN}RUN {mount}sleep {seconds}\n")
     process = subprocess.Popen(
-        [*COMMAND, str(folder)],
+        [*COMMAND, "build", str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -374,12 +340,7 @@ def image(api: docker.APIClient, tmp_path: Path) -> Iterator[str]:
 
 def push(image: str, *words: str, config: Path | None = None) -> subprocess.CompletedProcess[str]:
     surroundings = {**os.environ, **({"DOCKER_CONFIG": str(config)} if config is not None else {})}
-    command = [sys.executable, "-m", "openenv_core.cli", "push", image, *words]
-    return subprocess.run(command, env=surroundings, capture_output=True, text=True, timeout=100, check=False)
-
-
-def digests(api: docker.APIClient, name: str) -> list[str]:
-    return [digest.partition("@")[2] for digest in api.inspect_image(name)["RepoDigests"] or ()]
+    return finished(*COMMAND, "push", image, *words, env=surroundings, timeout_s=100)
 
 
 def test_pushed_image_can_be_pulled(api: docker.APIClient, image: str, tmp_path: Path) -> None:
@@ -397,11 +358,8 @@ def test_pushed_image_can_be_pulled(api: docker.APIClient, image: str, tmp_path:
             api.inspect_image(before)
         api.pull(remote)
         assert api.inspect_image(remote)["Id"] == before
-        assert digests(api, remote) == [digest]
-        run = ["docker", "run", "--rm", remote]
-        assert (
-            "ldconfig" in subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
-        )
+        assert [each.partition("@")[2] for each in api.inspect_image(remote)["RepoDigests"]] == [digest]
+        assert "ldconfig" in in_container(remote)
 
 
 def login(config: Path, registry: Registry, password: str) -> None:

@@ -1,12 +1,10 @@
 """The container benchmark runs and its bars follow from its metrics; their size is not asserted."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from module_run import run_module
 
 from benchmarks.containers.report import bars, report
 from benchmarks.wire.measurements import Measurements
@@ -22,14 +20,7 @@ ROOT = Path(__file__).parents[2]
 def test_quick_run_reports_every_metric_and_leaves_nothing(engine: DockerEngine, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     arguments = ["--quick", "--image", "ropewalk-test-never-built:1", "--json", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.containers", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    done = run_module("benchmarks.containers", *arguments, cwd=ROOT, timeout_s=280)
     assert done.returncode == 0, done.stderr
     report = json.loads(out.read_text())
     measurements = {(row["figure"], row["of"]): row["median"] for row in report["figures"]}
@@ -42,10 +33,8 @@ def test_quick_run_reports_every_metric_and_leaves_nothing(engine: DockerEngine,
     assert all(measurements[f"{how} p50 ms", "ours"] <= measurements[f"{how} p95 ms", "ours"] for how in POOL)
     assert len(report["bars"]) == 2
     assert "ropewalk-test-never-built:1: the engine has no such image" in done.stdout
-    names = [
-        name for each in engine.call("GET", "/containers/json", query={"all": True}) for name in each["Names"]
-    ]
-    assert not [name for name in names if name.startswith("/ropewalk-bench-")]
+    containers = engine.call("GET", "/containers/json", query={"all": True})
+    assert "/ropewalk-bench-" not in str([each["Names"] for each in containers])
 
 
 def test_bars_are_computed_from_the_metrics() -> None:

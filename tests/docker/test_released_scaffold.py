@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from module_run import finished
 from released import ROOT, environment, exchange, released_server, scaffold
 
 from openenv_core.client import GenericEnvClient
@@ -36,15 +37,8 @@ def image(engine: DockerEngine, folder: Path) -> Iterator[str]:
 
 
 def ropewalk(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "openenv_core.cli", *words],
-        env=environment(PYTHONPATH=str(ROOT)),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    command = (sys.executable, "-m", "openenv_core.cli", *words)
+    return finished(*command, env=environment(PYTHONPATH=str(ROOT)), cwd=ROOT, timeout_s=600)
 
 
 def findings(target: str, *options: str) -> dict[str, dict[str, Any]]:
@@ -73,17 +67,13 @@ def test_a_server_of_the_released_package_is_validated(folder: Path) -> None:
 
 
 @pytest.mark.docker
-def test_released_image_builds_and_answers(image: str) -> None:
+def test_released_image_builds_answers_and_its_faults_are_reported(image: str) -> None:
     with LocalDockerProvider(image, start_timeout_s=START_TIMEOUT_S) as provider:
         url = provider.start()  # the same one again
         assert exchange(url, "GET", "/health") == (200, {"status": "healthy"})
         with GenericEnvClient(url).sync() as client:
             client.reset()
             assert client.step({"message": "hello"}).observation["echoed_message"] == "hello"
-
-
-@pytest.mark.docker
-def test_faults_of_the_image_are_reported(image: str) -> None:
     # The other levels start its server again and again, which takes the released package ten seconds each time.
     levels = [word for level in ("static", "runtime", "semantic") for word in ("--level", level)]
     assert set(findings(image, *levels)) >= {"different_seeds_differ", "episode_ends", "image_user"}

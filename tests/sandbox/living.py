@@ -1,14 +1,18 @@
 """Helpers of the session tests: run several executions, list descendants of a process."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import psutil
 
-from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxSession
+from openenv_core.sandbox import Execution, Isolation, Limits, Sandbox, SandboxConfig, SandboxSession
+from openenv_core.sandbox.worker import Worker
+
+OpenSession = Callable[..., Awaitable[SandboxSession]]
 
 DEADLINE_S = 60.0
+UNPROTECTED = SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)
 
 
 async def executed(
@@ -26,6 +30,16 @@ async def value(session: SandboxSession, code: str) -> str | None:
     done = await session.execute(code)
     assert done.status == "ok", done
     return done.result
+
+
+def worker_of(session: SandboxSession) -> Worker:
+    assert session._worker is not None
+    return session._worker
+
+
+def name_of(done: Execution) -> str | None:
+    """Return the name of the exception that ended an execution, if one did."""
+    return None if done.error is None else done.error.ename
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -7,9 +7,9 @@ import time
 
 import psutil
 import pytest
-from living import executed, until, value
+from living import UNPROTECTED, OpenSession, executed, name_of, until, value, worker_of
 
-from openenv_core.sandbox import Isolation, Limits, Sandbox, SandboxClosedError, SandboxConfig
+from openenv_core.sandbox import Limits, Sandbox, SandboxClosedError, SandboxSession
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,27 +36,19 @@ async def test_state_is_kept_and_the_last_expression_is_the_result(sandbox: Sand
     assert waited.result == "'slept'"
 
 
-@pytest.mark.parametrize(
-    ("code", "name", "message"),
-    [
+async def test_exceptions_are_errors_and_keep_the_state(session: SandboxSession) -> None:
+    for code, name, message in (
         ("def f(:", "SyntaxError", "invalid syntax (<cell 1>, line 1)"),
         ("x = '\0'", "SyntaxError", "source code string cannot contain null bytes"),
         ("raise KeyboardInterrupt('own')", "KeyboardInterrupt", "own"),
-        (
-            "class E(Exception):\n  __str__ = lambda s: 1/0\nraise E",
-            "E",
-            "<no message: str() raised ZeroDivisionError>",
-        ),
-    ],
-)
-async def test_exception_is_an_error_and_keeps_the_state(
-    sandbox: Sandbox, code: str, name: str, message: str
-) -> None:
-    done, after = await executed(sandbox, code, "'alive'")
-    assert (done.status, done.exit_code, done.state_lost) == ("error", 1, False)
-    assert done.error is not None
-    assert (done.error.ename, done.error.evalue) == (name, message)
-    assert after.result == "'alive'"
+        ("class E(Exception):\n  __str__ = lambda s: 1/0\nraise E", "E", "str() raised ZeroDivisionError"),
+    ):
+        done = await session.execute(code)
+        assert (done.status, done.exit_code, done.state_lost) == ("error", 1, False)
+        assert done.error is not None
+        assert done.error.ename == name
+        assert message in done.error.evalue
+    assert await value(session, "E.__name__") == "'E'"
 
 
 async def test_traceback_shows_only_the_code_of_the_session(sandbox: Sandbox) -> None:
@@ -79,37 +71,27 @@ REACHED = ("while True: pass", "import time; time.sleep(60)")
 THREADED = (
     "import threading; threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start()\nwhile True: pass"
 )
+SWALLOWS = "while True:\n  try:\n    import time; time.sleep(60)\n  except BaseException: pass"
 
 
-@pytest.mark.parametrize("code", [*REACHED, "sum(range(10**12))", THREADED])
-async def test_timeout_interrupts_and_keeps_the_state_where_possible(sandbox: Sandbox, code: str) -> None:
-    session = await sandbox.open(Limits(grace_s=20.0 if code in REACHED else 0.2))
+@pytest.mark.parametrize("code", [*REACHED, "sum(range(10**12))", THREADED, SWALLOWS])
+async def test_timeout_interrupts_and_keeps_the_state_where_possible(
+    open_session: OpenSession, code: str
+) -> None:
+    session = await open_session(Limits(grace_s=20.0 if code in REACHED else 0.2))
     await session.execute("x = 7")
     done = await session.execute(code, timeout_s=0.2)
     after = await session.execute("x")
-    await session.close()
     assert (done.status, done.exit_code, done.reason) == ("timeout", 124, "it ran longer than 0.2 s")
     assert after.result == ("7" if not done.state_lost else None)
-    if code in REACHED:
-        assert not done.state_lost
+    if code in (*REACHED, SWALLOWS):
+        assert done.state_lost == (code == SWALLOWS)
 
 
-async def test_timeout_is_capped_by_the_session(sandbox: Sandbox) -> None:
-    session = await sandbox.open(Limits(timeout_s=0.2))
+async def test_timeout_is_capped_by_the_session(open_session: OpenSession) -> None:
+    session = await open_session(Limits(timeout_s=0.2))
     done = await asyncio.wait_for(session.execute("import time; time.sleep(60)", timeout_s=60.0), 30)
-    await session.close()
     assert (done.status, done.reason) == ("timeout", "it ran longer than 0.2 s")
-
-
-async def test_code_that_swallows_the_interrupt_is_killed(sandbox: Sandbox) -> None:
-    session = await sandbox.open(Limits(grace_s=0.1))
-    code = "x = 1\nwhile True:\n  try:\n    import time; time.sleep(60)\n  except BaseException: pass"
-    done = await session.execute(code, timeout_s=0.2)
-    after = await session.execute("x")
-    await session.close()
-    assert (done.status, done.state_lost) == ("timeout", True)
-    assert after.error is not None
-    assert after.error.ename == "NameError"
 
 
 async def test_output_is_truncated_and_stopped_at_the_hard_limit(sandbox: Sandbox) -> None:
@@ -177,74 +159,58 @@ async def test_memory_limit_is_reported_as_memory(sandbox: Sandbox) -> None:
     assert after.result == "1"
 
 
-@pytest.mark.parametrize(
-    ("code", "exit_code", "signal"),
-    [
+async def test_death_is_reported_and_the_next_execution_starts_fresh(session: SandboxSession) -> None:
+    for code, exit_code, signal in (
         ("import os; os._exit(5)", 5, None),
         ("import os; os._exit(200)", 200, None),  # beyond 128 and any signal
         ("import ctypes; ctypes.string_at(0)", 139, 11),
         ("import os; os.kill(os.getpid(), 62)", 190, 62),  # of real time: it has no name
-    ],
-)
-async def test_death_is_reported_and_the_next_execution_starts_fresh(
-    sandbox: Sandbox, code: str, exit_code: int, signal: int | None
-) -> None:
-    done, after = await executed(sandbox, f"x = 1\nprint('before', flush=True)\n{code}", "'x' in dir()")
-    assert (done.status, done.state_lost, done.signal) == ("killed", True, signal)
-    assert done.exit_code == exit_code
-    assert done.stdout == "before\n"
-    assert (after.result, after.state_lost, after.execution_count) == ("False", False, 1)
+    ):
+        done = await session.execute(f"x = 1\nprint('before', flush=True)\n{code}")
+        after = await session.execute("'x' in dir()")
+        assert (done.status, done.state_lost, done.stdout) == ("killed", True, "before\n")
+        assert (done.exit_code, done.signal) == (exit_code, signal)
+        assert (after.result, after.state_lost, after.execution_count) == ("False", False, 1)
 
 
-async def test_threads_are_paused_between_executions(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_threads_are_paused_between_executions(session: SandboxSession) -> None:
     await session.execute(
         "import threading, time\nticks = []\n"
         "def tick():\n    while True:\n        ticks.append(time.monotonic()); time.sleep(0.001)\n"
         "threading.Thread(target=tick, daemon=True).start()"
     )
-    worker = session._worker
-    assert worker is not None
+    worker = worker_of(session)
     interpreter = psutil.Process(worker.processes._current)
     await until(lambda: interpreter.status() == psutil.STATUS_STOPPED)
     begin = time.monotonic()
     await asyncio.sleep(0.3)
     ran = f"[tick for tick in ticks if {begin} < tick < {time.monotonic()}]"
     assert await value(session, f"len(ticks) > 0, {ran}") == "(True, [])"
-    await session.close()
 
 
-async def test_code_reads_its_stdin(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_code_reads_its_stdin(session: SandboxSession) -> None:
     with_input = await session.execute("import sys\na = input()\n(a, sys.stdin.read())", stdin="one\ntwo\n")
     nothing = await session.execute("input()")
-    await session.close()
     assert with_input.result == "('one', 'two\\n')"
-    assert nothing.error is not None
-    assert nothing.error.ename == "EOFError"
+    assert name_of(nothing) == "EOFError"
 
 
-async def test_functions_are_called_with_values_and_return_values(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_functions_are_called_with_values_and_return_values(session: SandboxSession) -> None:
     await session.execute("def f(a, *, b=0): return (a, {b}, float('nan'))\nasync def g(): return 1")
     call = await session.call("f", [[1, 2]], {"b": 3})
     coroutine = await session.call("g")
     missing = await session.call("h")
     odd = await session.call("print", [object.__name__])
-    await session.close()
     assert call.value[:2] == ([1, 2], {3})
     assert call.value[2] != call.value[2]
     assert coroutine.value == 1
-    assert missing.execution.error is not None
-    assert missing.execution.error.ename == "NameError"
+    assert name_of(missing.execution) == "NameError"
     assert odd.execution.status == "error"  # a builtin is no variable of the code
 
 
-async def test_executions_of_one_session_run_one_after_another(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_executions_of_one_session_run_one_after_another(session: SandboxSession) -> None:
     await session.execute("n = 0")
     done = await asyncio.gather(*(session.execute("n += 1; n") for _ in range(20)))
-    await session.close()
     assert [each.result for each in done] == [str(number) for number in range(1, 21)]
 
 
@@ -252,8 +218,7 @@ async def test_executions_of_one_session_run_one_after_another(sandbox: Sandbox)
 async def test_library_paths_of_the_machine_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """The zygote may need it to start; code does not."""
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/local/lib")
-    config = SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)
-    async with Sandbox(config) as sandbox:
+    async with Sandbox(UNPROTECTED) as sandbox:
         (done,) = await executed(sandbox, "import os\nsorted(os.environ)")
     assert "'HOME'" in (done.result or "")
     assert "LD_LIBRARY_PATH" not in (done.result or "")

@@ -6,26 +6,15 @@ import resource
 from pathlib import Path
 
 import pytest
-from living import executed
+from living import OpenSession, executed
 
-from openenv_core.sandbox import FileRefusedError, Isolation, Limits, Sandbox, SandboxConfig
+from openenv_core.sandbox import FileRefusedError, Isolation, Limits, Sandbox, SandboxConfig, SandboxSession
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-OUTSIDE = (
-    "../x",
-    "/etc/passwd",
-    "a/../../x",
-    "",
-    ".",
-    "a\0b",
-    "x" * 300,
-    "/".join("a" * 40),
-    "a\nb",
-    "..",
-    "./..",
-)
+LONG, DEEP = "x" * 300, "/".join("a" * 40)
+OUTSIDE = ("../x", "/etc/passwd", "a/../../x", "", ".", "a\0b", "a\nb", "..", "./..", LONG, DEEP)
 FULL = Limits(disk_bytes=1 << 20, file_bytes=256 << 10, grace_s=0.1, timeout_s=20.0)
 FILLS = (
     "import os, time\nfor i in range(10**6):\n    open(f'f{i}', 'wb').write(bytes(100_000)); time.sleep(0.01)"
@@ -48,8 +37,7 @@ async def test_sparse_files_are_hashed_without_using_memory(sandbox: Sandbox) ->
         await session.close()
 
 
-async def test_files_are_put_listed_and_read_back(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_files_are_put_listed_and_read_back(session: SandboxSession) -> None:
     put = await session.put_file("data/in.bin", b"\0\xff")
     done = await session.execute(
         "import os\nb = open('data/in.bin', 'rb').read()\nopen('out.txt', 'w').write('x')\n"
@@ -68,23 +56,19 @@ async def test_files_are_put_listed_and_read_back(sandbox: Sandbox) -> None:
     assert [file.path for file in same_size.files] == ["out.txt"]
     await session.restart()
     assert await session.list_files() == []
-    await session.close()
 
 
-async def test_paths_outside_the_workspace_are_refused(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_paths_outside_the_workspace_are_refused(session: SandboxSession) -> None:
     for path in OUTSIDE:
         with pytest.raises(FileRefusedError):
             await session.put_file(path, b"x")
         with pytest.raises(FileRefusedError):
             await session.get_file(path)
-    await session.close()
 
 
-async def test_links_and_folders_are_not_files(sandbox: Sandbox, tmp_path: Path) -> None:
+async def test_links_and_folders_are_not_files(session: SandboxSession, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
-    session = await sandbox.open()
     done = await session.execute(
         f"import os\nos.symlink({str(secret)!r}, 'link')\nos.symlink({str(tmp_path)!r}, 'folder')\n"
         "os.mkdir('d')\nos.symlink('d', 'inner')"
@@ -99,22 +83,23 @@ async def test_links_and_folders_are_not_files(sandbox: Sandbox, tmp_path: Path)
     assert secret.read_text() == "secret"
     assert not (tmp_path / "new").exists()
     assert await session.list_files() == []
-    await session.close()
 
 
-async def test_files_over_the_limits_are_refused(sandbox: Sandbox) -> None:
-    session = await sandbox.open(Limits(file_bytes=64 << 10, disk_bytes=128 << 10))
+async def test_files_over_the_limits_are_refused(open_session: OpenSession) -> None:
+    session = await open_session(Limits(file_bytes=64 << 10, disk_bytes=128 << 10))
     with pytest.raises(FileRefusedError, match="more than a file may have"):
         await session.put_file("a", bytes(65 << 10))
     for name in ("a", "b"):
         await session.put_file(name, bytes(48 << 10))
     with pytest.raises(FileRefusedError, match=r"full|may hold"):
         await session.put_file("c", bytes(60 << 10))
-    await session.close()
 
 
 async def test_filling_the_disk_is_stopped(sandbox: Sandbox) -> None:
     (done,) = await executed(sandbox, FILLS, limits=FULL)
+    nested = "import os\nfor _ in range(100):\n    os.mkdir('d'); os.chdir('d')\n"
+    (deep,) = await executed(sandbox, nested + FILLS, limits=FULL)
+    assert deep.status in ("error", "killed"), deep
     if sandbox.isolation == "namespaces":
         assert done.error is not None
         assert "No space left" in done.error.evalue
@@ -122,14 +107,9 @@ async def test_filling_the_disk_is_stopped(sandbox: Sandbox) -> None:
         assert (done.status, done.reason) == ("killed", "its files grew beyond 1048576 bytes or 4096 files")
 
 
-async def test_deep_folders_do_not_evade_the_disk_limit(sandbox: Sandbox) -> None:
-    deep = "import os\nfor _ in range(100):\n    os.mkdir('d'); os.chdir('d')\n"
-    (done,) = await executed(sandbox, deep + FILLS, limits=FULL)
-    assert done.status in ("error", "killed"), done
-
-
-async def test_nested_protected_and_undecodable_files_are_removed(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_nested_protected_and_undecodable_files_are_removed(
+    sandbox: Sandbox, session: SandboxSession
+) -> None:
     done = await session.execute(
         "import os\n"
         "for _ in range(300):\n    os.mkdir('d'); os.chdir('d')\n"

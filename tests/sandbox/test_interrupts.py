@@ -4,9 +4,10 @@ import asyncio
 import select
 
 import pytest
-from living import DEADLINE_S, until
+import pytest_asyncio
+from living import DEADLINE_S, OpenSession, name_of, until, worker_of
 
-from openenv_core.sandbox import Execution, Limits, Sandbox, SandboxSession
+from openenv_core.sandbox import Execution, Limits, SandboxSession
 from openenv_core.sandbox.worker import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -16,12 +17,16 @@ PATIENT = Limits(grace_s=20.0)
 ENDLESS = "while True: pass"
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def session(open_session: OpenSession) -> SandboxSession:
+    return await open_session(PATIENT)
+
+
 async def start_execution(
     session: SandboxSession, code: str, timeout_s: float | None = None
 ) -> tuple[Worker, "asyncio.Task[Execution]"]:
     """Start an execution; return its worker and its task once the request was sent."""
-    worker = session._worker
-    assert worker is not None
+    worker = worker_of(session)
     running = asyncio.create_task(session.execute(code, timeout_s=timeout_s))
     await asyncio.sleep(0)
     return worker, running
@@ -34,35 +39,22 @@ async def interrupt_at_once(session: SandboxSession, code: str) -> Execution:
     return await running
 
 
-async def timed_out(sandbox: Sandbox, code: str, then: str) -> tuple[Execution, str | None]:
-    """Run code into its timeout and then more code; return the execution and the second result."""
-    session = await sandbox.open(PATIENT)
-    done = await session.execute(code, timeout_s=0.5)
-    after = await session.execute(then)
-    await session.close()
-    assert (done.status, done.state_lost) == ("timeout", False)
-    return done, after.result
-
-
 def wait_for(descriptor: int) -> None:
     """Wait until a descriptor is readable without letting the event loop read it, as if the loop were busy."""
     assert select.select([descriptor], [], [], DEADLINE_S)[0]
 
 
-def name_of(done: Execution) -> str | None:
-    return None if done.error is None else done.error.ename
-
-
 @pytest.mark.parametrize("snapshot", [False, True])
-async def test_interrupt_before_the_code_starts_is_repeated(sandbox: Sandbox, snapshot: bool) -> None:
-    session = await sandbox.open(PATIENT, snapshot=snapshot)
+async def test_interrupt_before_the_code_starts_is_repeated(
+    open_session: OpenSession, snapshot: bool
+) -> None:
+    session = await open_session(PATIENT, snapshot=snapshot)
     await session.put_file("f", b"kept")
     first = await interrupt_at_once(session, ENDLESS)
     await session.execute("x = 7")
     late = await session.execute(ENDLESS, timeout_s=0.0)
     again = await interrupt_at_once(session, ENDLESS)
     after = await session.execute("x, open('f').read()")
-    await session.close()
     assert (late.status, late.reason) == ("timeout", "it ran longer than 0 s")
     assert [first.exit_code, again.exit_code] == [130, 130]
     assert [name_of(done) for done in (first, late, again)] == ["KeyboardInterrupt"] * 3
@@ -70,30 +62,37 @@ async def test_interrupt_before_the_code_starts_is_repeated(sandbox: Sandbox, sn
     assert after.result == "(7, 'kept')"
 
 
-async def test_interrupt_before_the_interpreter_starts_is_kept(sandbox: Sandbox) -> None:
-    session = await sandbox.open(PATIENT)
+async def test_interrupt_before_the_interpreter_starts_is_kept(session: SandboxSession) -> None:
     await session.execute("import os; os.kill(os.getpid(), 9)")
     running = asyncio.create_task(session.execute(ENDLESS))
     await asyncio.sleep(0)
     assert not session.alive
     session.interrupt()
     done, after = await running, await session.execute("1")
-    await session.close()
     assert (done.exit_code, name_of(done), done.state_lost) == (130, "KeyboardInterrupt", False)
     assert after.result == "1"
 
 
-async def test_cleanup_code_is_not_interrupted_again(sandbox: Sandbox) -> None:
-    code = "import time\ntry:\n  time.sleep(60)\nfinally:\n  time.sleep(0.25); cleared = True"
-    _, after = await timed_out(sandbox, code, "cleared")
-    assert after == "True"
+CLEANUP = "import time\ntry:\n  time.sleep(60)\nfinally:\n  time.sleep(0.25); after = 'cleared'"
+ONCE = "try:\n  signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n  after += 1\n"
+OWN_INTERRUPTS = f"import signal, time\nafter = 0\n{ONCE}{ONCE}time.sleep(60)"
+SLOW_STR = "after = 7\nclass Slow(Exception):\n  def __str__(self):\n    while True: pass\nraise Slow"
 
 
-async def test_code_may_interrupt_itself(sandbox: Sandbox) -> None:
-    once = "try:\n  signal.raise_signal(signal.SIGINT)\nexcept KeyboardInterrupt:\n  caught += 1\n"
-    code = f"import signal, time\ncaught = 0\n{once}{once}time.sleep(60)"
-    _, after = await timed_out(sandbox, code, "caught")
-    assert after == "2"
+@pytest.mark.parametrize(
+    ("code", "name", "after"),
+    [
+        (CLEANUP, "KeyboardInterrupt", "'cleared'"),
+        (OWN_INTERRUPTS, "KeyboardInterrupt", "2"),
+        (SLOW_STR, "Slow", "7"),
+    ],
+)
+async def test_timeout_interrupts_the_code_once(
+    session: SandboxSession, code: str, name: str, after: str
+) -> None:
+    done = await session.execute(code, timeout_s=0.5)
+    assert (done.status, name_of(done), done.state_lost) == ("timeout", name, False)
+    assert (await session.execute("after")).result == after
 
 
 @pytest.mark.parametrize(
@@ -106,34 +105,29 @@ async def test_code_may_interrupt_itself(sandbox: Sandbox) -> None:
     ],
 )
 async def test_own_signal_handler_is_installed_while_the_code_runs(
-    sandbox: Sandbox, handler: str, snapshot: bool
+    open_session: OpenSession, handler: str, snapshot: bool
 ) -> None:
-    session = await sandbox.open(PATIENT, snapshot=snapshot)
+    session = await open_session(PATIENT, snapshot=snapshot)
     code = "import signal, sys\nseen = 0\ndef handle(*_):\n  global seen\n  seen += 1\n  sys.exit(3)\n"
     await session.execute(f"{code}signal.signal(signal.SIGINT, {handler})")
     early = await session.execute(ENDLESS, timeout_s=0.0)
     late = await session.execute("import time; time.sleep(60)", timeout_s=0.5)
     after = await session.execute(f"seen, signal.getsignal(signal.SIGINT) is {handler}")
-    await session.close()
     assert [(each.status, each.state_lost) for each in (early, late)] == [("timeout", False)] * 2
     assert after.result == ("(2, True)" if handler == "handle" else "(0, True)")
 
 
-async def test_late_interrupt_has_no_effect(sandbox: Sandbox) -> None:
-    session = await sandbox.open(PATIENT)
-    worker = session._worker
-    assert worker is not None
+async def test_late_interrupt_has_no_effect(session: SandboxSession) -> None:
+    worker = worker_of(session)
     await session.execute("import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)")
     worker.processes.begin()  # it goes on, and waits for a request
     worker.processes.interrupt()
     worker.processes.pause()
     after = await session.execute("1")
-    await session.close()
     assert (after.status, after.result) == ("ok", "1")
 
 
-async def test_awaited_coroutines_are_cancelled_by_the_timeout(sandbox: Sandbox) -> None:
-    session = await sandbox.open(PATIENT)
+async def test_awaited_coroutines_are_cancelled_by_the_timeout(session: SandboxSession) -> None:
     code = (
         "try:\n  print('begun', flush=True)\n  while True:\n    await asyncio.sleep(0.01)\n    n += 1\n"
         "finally:\n  cleared = True"
@@ -145,57 +139,50 @@ async def test_awaited_coroutines_are_cancelled_by_the_timeout(sandbox: Sandbox)
     done = await running
     before = await session.execute("n, cleared")
     after = await session.execute("await asyncio.sleep(0.1)\nn, cleared")
-    await session.close()
     assert (done.status, done.state_lost) == ("timeout", False)
     assert before.result == after.result
     assert (after.result or "").endswith("True)")
 
 
-async def test_timeout_interrupts_str_of_the_codes_objects(sandbox: Sandbox) -> None:
-    code = "x = 7\nclass Slow(Exception):\n  def __str__(self):\n    while True: pass\nraise Slow"
-    done, after = await timed_out(sandbox, code, "x")
-    assert (name_of(done), after) == ("Slow", "7")
-
-
-async def test_snapshot_survives_a_timeout_before_the_code_starts(sandbox: Sandbox) -> None:
-    session = await sandbox.open(Limits(grace_s=0.0), snapshot=True)
+async def test_snapshot_survives_a_timeout_before_the_code_starts(open_session: OpenSession) -> None:
+    session = await open_session(Limits(grace_s=0.0), snapshot=True)
     await session.execute("x = 7")
     for _ in range(5):
         done = await session.execute(ENDLESS, timeout_s=0.0)
         assert (done.status, done.state_lost) == ("timeout", False)
     after = await session.execute("x")
-    await session.close()
     assert after.result == "7"
 
 
 @pytest.mark.parametrize("grace_s", [pytest.param(0.0, marks=pytest.mark.soak), 20.0])
-async def test_interrupt_of_the_parent_is_forwarded_to_its_fork(sandbox: Sandbox, grace_s: float) -> None:
-    session = await sandbox.open(Limits(grace_s=grace_s), snapshot=True)
+async def test_interrupt_of_the_parent_is_forwarded_to_its_fork(
+    open_session: OpenSession, grace_s: float
+) -> None:
+    session = await open_session(Limits(grace_s=grace_s), snapshot=True)
     # The fork does not tell at once that it is there.
     await session.execute(
         "x = 7\nimport os, time; os.register_at_fork(after_in_child=lambda: time.sleep(0.4))"
     )
     done = await session.execute(ENDLESS, timeout_s=0.2)
     after = await session.execute("x")
-    await session.close()
     assert (done.status, done.state_lost, after.result) == ("timeout", False, "7")
     assert name_of(done) == ("KeyboardInterrupt" if grace_s else None)
 
 
 @pytest.mark.parametrize("deadline_expired", [True, False])
-async def test_answer_that_has_arrived_is_not_a_timeout(sandbox: Sandbox, deadline_expired: bool) -> None:
-    session = await sandbox.open()
+async def test_answer_that_has_arrived_is_not_a_timeout(
+    session: SandboxSession, deadline_expired: bool
+) -> None:
     worker, running = await start_execution(session, "1 + 1", timeout_s=0.0 if deadline_expired else None)
     wait_for(worker.control.fileno())
     if not deadline_expired:  # a loop that looks at its clock first
         worker.stop("timeout")
     done, after = await running, await session.execute("3")
-    await session.close()
     assert (done.status, done.result, after.result) == ("ok", "2", "3")
 
 
-async def test_code_that_ended_on_the_interrupt_is_not_killed(sandbox: Sandbox) -> None:
-    session = await sandbox.open(Limits(grace_s=0.001))
+async def test_code_that_ended_on_the_interrupt_is_not_killed(open_session: OpenSession) -> None:
+    session = await open_session(Limits(grace_s=0.001))
     worker, running = await start_execution(
         session, "import time\nx = 1\nprint('runs', flush=True)\ntime.sleep(60)"
     )
@@ -206,17 +193,14 @@ async def test_code_that_ended_on_the_interrupt_is_not_killed(sandbox: Sandbox) 
     while asyncio.get_running_loop().time() < overdue:
         pass
     done, after = await running, await session.execute("x")
-    await session.close()
     assert (done.status, done.state_lost) == ("timeout", False)
     assert (after.status, after.result) == ("ok", "1")
 
 
-async def test_kill_that_crosses_the_answer_is_reported(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_kill_that_crosses_the_answer_is_reported(session: SandboxSession) -> None:
     worker, running = await start_execution(session, "1")
     wait_for(worker.control.fileno())
     worker.kill()
     done, after = await running, await session.execute("2")
-    await session.close()
     assert (done.status, done.state_lost) == ("killed", True)
     assert (after.status, after.result) == ("ok", "2")

@@ -3,8 +3,9 @@
 import importlib.util
 
 import pytest
+from living import OpenSession
 
-from openenv_core.sandbox import Limits, Sandbox
+from openenv_core.sandbox import Limits, SandboxSession
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -94,19 +95,16 @@ FIGURE = """
 
 
 @pytest.mark.parametrize("name", CODE)
-async def test_the_standard_library_works(sandbox: Sandbox, name: str) -> None:
-    session = await sandbox.open()
+async def test_the_standard_library_works(session: SandboxSession, name: str) -> None:
     done = await session.execute(f"if True:{CODE[name]}")
-    await session.close()
     assert done.status == "ok", done.error
 
 
 @pytest.mark.soak
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
-async def test_preloaded_packages_work(sandbox: Sandbox) -> None:
-    session = await sandbox.open(Limits(timeout_s=60.0))
+async def test_preloaded_packages_work(open_session: OpenSession) -> None:
+    session = await open_session(Limits(timeout_s=60.0))
     for code in (ARRAYS, FIGURE):
         done = await session.execute(f"if True:{code}")
         assert done.status == "ok", done.error
-    await session.close()
     assert ["image/png" in output.data for output in done.outputs] == [True, True]

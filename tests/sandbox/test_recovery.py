@@ -10,12 +10,14 @@ import socket
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
-from living import DEADLINE_S, descendants, until, zygote_of
+from living import DEADLINE_S, UNPROTECTED, OpenSession, descendants, until, worker_of, zygote_of
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.sandbox import (
@@ -28,7 +30,7 @@ from openenv_core.sandbox import (
     SandboxSession,
     SandboxUnavailableError,
 )
-from openenv_core.sandbox.worker import Worker
+from openenv_core.sandbox.worker import ORPHAN_TIMEOUT_S, Worker
 from openenv_core.sandbox.workspace import Scratch
 from openenv_core.sandbox.zygote import Zygote
 
@@ -55,24 +57,24 @@ async def test_killed_zygote_is_a_sandbox_error_and_is_replaced(sandbox: Sandbox
     await idle.close()
 
 
-async def test_interpreter_killed_while_idle_counts_as_killed_by_the_code(sandbox: Sandbox) -> None:
+async def test_interpreter_killed_while_idle_counts_as_killed_by_the_code(
+    sandbox: Sandbox, open_session: OpenSession
+) -> None:
     zygote = await zygote_of(sandbox)
     before = descendants(zygote)
-    session = await sandbox.open()
+    session = await open_session()
     await session.execute("x = 1")
     for pid in descendants(zygote) - before:
         with contextlib.suppress(ProcessLookupError):  # it may have gone with the one before
             os.kill(pid, signal.SIGKILL)
     await until(lambda: not session.alive)
     lost, after = await session.execute("x"), await session.execute("2")
-    await session.close()
     # Nobody here has done it, and the code might have: what it could pass for would be left out of every score.
     assert (lost.status, lost.state_lost) == ("killed", True)
     assert after.result == "2"
 
 
-async def test_interpreter_that_exits_after_its_answer_is_reported(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_interpreter_that_exits_after_its_answer_is_reported(session: SandboxSession) -> None:
     # Whoever could pass for a failure of the infrastructure would be left out of every score.
     statuses, refused = [], 0
     for microseconds in range(0, 4000, 200):
@@ -85,27 +87,21 @@ async def test_interpreter_that_exits_after_its_answer_is_reported(sandbox: Sand
             await session.list_files()
         except FileRefusedError:
             refused += 1
-    await session.close()
     assert set(statuses) <= {"ok", "killed"}, statuses
     assert refused <= statuses.count("killed") + 1
 
 
-async def test_bytes_after_the_answer_are_never_a_sandbox_error(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_bytes_after_the_answer_are_never_a_sandbox_error(session: SandboxSession) -> None:
     late = "(time.sleep(0.001), [os.write(3, b'x' * 64) for _ in range(1000)])"
     code = f"import os, threading, time\nthreading.Thread(target=lambda: {late}).start()"
     executions = [await session.execute(code) for _ in range(10)]
-    await session.close()
-    assert {each.status for each in executions} <= {"ok", "killed", "error"}, [
-        (each.status, each.reason) for each in executions
-    ]
+    statuses = {(each.status, each.reason) for each in executions}
+    assert {status for status, _ in statuses} <= {"ok", "killed", "error"}, statuses
 
 
-async def test_cancelled_close_leaves_nothing_open(sandbox: Sandbox) -> None:
+async def test_cancelled_close_leaves_nothing_open(session: SandboxSession) -> None:
     """An event loop that ends cancels the tasks that still wait for the end of processes."""
-    session = await sandbox.open()
-    worker = session._worker
-    assert worker is not None
+    worker = worker_of(session)
     closing = asyncio.create_task(worker.close())
     await asyncio.sleep(0)
     closing.cancel()
@@ -114,11 +110,11 @@ async def test_cancelled_close_leaves_nothing_open(sandbox: Sandbox) -> None:
     assert worker.control.fileno() == -1
     assert not worker.processes._held
     assert worker.processes.tree.root is None
-    await session.close()
 
 
-async def test_cancelling_or_closing_during_an_execution_ends_its_interpreter(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
+async def test_cancelling_or_closing_during_an_execution_ends_its_interpreter(
+    session: SandboxSession,
+) -> None:
     running = asyncio.create_task(session.execute("x = 1\nwhile True: pass"))
     await asyncio.sleep(0.1)
     running.cancel()
@@ -147,10 +143,7 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind(sandbox: Sandbox) 
             await asyncio.gather(running, return_exceptions=True)
         await session.close()
     await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
-    assert (
-        sandbox._scratch is None
-        or [each for each in sandbox._scratch.path.iterdir() if each.name.isdecimal()] == []
-    )
+    assert sandbox._scratch is None or list(sandbox._scratch.path.glob("[0-9]*")) == []
 
 
 async def test_closed_sessions_leave_nothing_behind(sandbox: Sandbox) -> None:
@@ -255,18 +248,13 @@ def _command(pid: int) -> str:
 
 @pytest.mark.parametrize("then", ["goes on", "ends", pytest.param("stands still", marks=pytest.mark.slow)])
 async def test_stopped_zygote_is_waited_for_until_the_start_timeout(then: str) -> None:
-    level = SandboxConfig(
-        strongest=Isolation.PROCESS,
-        minimum=Isolation.PROCESS,
-        start_timeout_s=0.5 if then == "stands still" else 20.0,
-    )
-    async with Sandbox(level) as sandbox:
+    start_timeout_s = 0.5 if then == "stands still" else 20.0
+    async with Sandbox(replace(UNPROTECTED, start_timeout_s=start_timeout_s)) as sandbox:
         zygote = sandbox._zygote
         assert zygote is not None
         assert zygote.pid is not None
-        zygote._channel.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDBUF, 1
-        )  # the kernel's least: a few requests
+        # The kernel's least: a few requests.
+        zygote._channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         os.kill(zygote.pid, signal.SIGSTOP)
         openings = [asyncio.create_task(sandbox.open()) for _ in range(8)]
         await until(lambda: len(zygote._exits) == len(openings))
@@ -274,46 +262,36 @@ async def test_stopped_zygote_is_waited_for_until_the_start_timeout(then: str) -
             os.kill(zygote.pid, signal.SIGCONT if then == "goes on" else signal.SIGKILL)
         async with asyncio.timeout(DEADLINE_S):
             outcomes = await asyncio.gather(*openings, return_exceptions=True)
-        assert {type(each) for each in outcomes} == {
-            SandboxSession if then == "goes on" else SandboxUnavailableError
-        }
+        expected = SandboxSession if then == "goes on" else SandboxUnavailableError
+        assert {type(each) for each in outcomes} == {expected}
         if then == "ends":  # which is told, and not that a time is over
             assert not any("within" in str(each) for each in outcomes), outcomes
 
 
-async def test_late_report_of_a_death_is_correct(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
-    zygote = await zygote_of(sandbox)
+@pytest.mark.parametrize("deadline_expires", [False, True])
+async def test_late_report_of_a_death_is_correct(
+    sandbox: Sandbox, session: SandboxSession, deadline_expires: bool
+) -> None:
+    zygote, worker = await zygote_of(sandbox), worker_of(session)
     os.kill(zygote, signal.SIGSTOP)  # it tells of ends; a busy machine keeps it from that likewise
-    asyncio.get_running_loop().call_later(0.6, os.kill, zygote, signal.SIGCONT)
-    done = await session.execute("import os; os._exit(5)")
-    await session.close()
-    assert (done.status, done.exit_code, done.signal) == ("killed", 5, None)
-
-
-async def test_a_death_before_the_deadline_is_no_timeout_however_late_it_is_told(sandbox: Sandbox) -> None:
-    session = await sandbox.open()
-    zygote, worker = await zygote_of(sandbox), session._worker
-    assert worker is not None
-    os.kill(zygote, signal.SIGSTOP)
     running = asyncio.create_task(session.execute("import os; os._exit(5)"))
     await until(worker.processes.has_ended)
-    worker.stop("timeout")
+    if deadline_expires:
+        worker.stop("timeout")
+    else:
+        await asyncio.sleep(3 * ORPHAN_TIMEOUT_S)
     os.kill(zygote, signal.SIGCONT)
     done = await running
-    await session.close()
     assert (done.status, done.exit_code, done.signal) == ("killed", 5, None)
 
 
 @pytest.mark.parametrize("code", ["os._exit(5)", "os.close(3)\nwhile True: pass"])
 async def test_an_end_that_takes_long_is_told_as_it_was(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, code: str
+    sandbox: Sandbox, session: SandboxSession, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     # Between the closing of its files and its end, a process may wait for the processor.
     monkeypatch.setattr("openenv_core.sandbox.worker.ORPHAN_TIMEOUT_S", 0.0)
-    session = await sandbox.open()
-    zygote, worker = await zygote_of(sandbox), session._worker
-    assert worker is not None
+    zygote, worker = await zygote_of(sandbox), worker_of(session)
     with monkeypatch.context() as patched:
         patched.setattr(worker.processes, "has_ended", lambda: False)
         os.kill(zygote, signal.SIGSTOP)
@@ -321,7 +299,6 @@ async def test_an_end_that_takes_long_is_told_as_it_was(
         await until(lambda: worker._broken is not None)
         os.kill(zygote, signal.SIGCONT)
         done = await running
-    await session.close()
     if "close" in code:
         assert (done.status, done.exit_code, done.signal) == ("killed", 137, 9)
         assert done.reason == "the code closed the interpreter's own channel"
@@ -334,7 +311,7 @@ async def test_a_request_ends_though_the_end_of_its_interpreter_is_not_told(
 ) -> None:
     for module in ("worker", "processes"):
         monkeypatch.setattr(f"openenv_core.sandbox.{module}.EXIT_TIMEOUT_S", 0.1)
-    async with Sandbox(SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)) as sandbox:
+    async with Sandbox(UNPROTECTED) as sandbox:
         session = await sandbox.open()
         await session.execute("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
         os.kill(await zygote_of(sandbox), signal.SIGSTOP)
@@ -344,23 +321,16 @@ async def test_a_request_ends_though_the_end_of_its_interpreter_is_not_told(
 
 
 async def test_only_a_kill_is_told_as_one_for_want_of_memory(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The kernel may have killed another process of the session's control group.
     monkeypatch.setattr("openenv_core.sandbox.processes.ProcessTree.oom_killed", lambda _: True)
     killed = "import os\nos.kill(os.getpid(), 9)"
-    session, keeping = await sandbox.open(), await sandbox.open(snapshot=True)
-    told = [
-        await each.execute(code) for each in (session, keeping) for code in ("import os; os._exit(5)", killed)
-    ]
-    await session.close()
-    await keeping.close()
-    assert [(each.status, each.exit_code, each.state_lost) for each in told] == [
-        ("killed", 5, True),
-        ("memory", 137, True),
-        ("killed", 5, False),
-        ("memory", 137, False),
-    ]
+    sessions = [await open_session(snapshot=snapshot) for snapshot in (False, True)]
+    codes = ("import os; os._exit(5)", killed)
+    told = [await session.execute(code) for session in sessions for code in codes]
+    assert [(each.status, each.exit_code) for each in told] == [("killed", 5), ("memory", 137)] * 2
+    assert [each.state_lost for each in told] == [True, True, False, False]
 
 
 async def test_interpreter_forked_during_close_is_released(
@@ -377,7 +347,7 @@ async def test_interpreter_forked_during_close_is_released(
         await may_go_on.wait()
         return result
 
-    async with Sandbox(SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)) as sandbox:
+    async with Sandbox(UNPROTECTED) as sandbox:
         monkeypatch.setattr(Zygote, "fork_interpreter", fork_and_wait)
         opening = asyncio.create_task(sandbox.open())
         await forked.wait()
@@ -391,18 +361,14 @@ async def test_interpreter_forked_during_close_is_released(
 
 
 async def test_failed_start_of_the_zygote_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = SandboxConfig(strongest=Isolation.PROCESS, minimum=Isolation.PROCESS)
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise BlockingIOError(errno.EAGAIN, "no more processes")
-
-    async with Sandbox(config) as sandbox:
+    full = Mock(side_effect=BlockingIOError(errno.EAGAIN, "no more processes"))
+    async with Sandbox(UNPROTECTED) as sandbox:
         old = sandbox.zygote_pid
         assert old is not None
         os.kill(old, signal.SIGKILL)
         await until(lambda: sandbox.zygote_pid is None)
         with monkeypatch.context() as patched:
-            patched.setattr("openenv_core.sandbox.zygote.subprocess.Popen", refuse)
+            patched.setattr("openenv_core.sandbox.zygote.subprocess.Popen", full)
             with pytest.raises(SandboxUnavailableError, match="no more processes"):
                 await sandbox.open()
         session = await sandbox.open()
@@ -439,16 +405,8 @@ async def test_failed_session_start_releases_its_user_once(
     assert users[0] == users[1]
     assert len(sandbox._users) == 1  # the other has it still
     sandbox._users.release(users[1] - 70_000)
-    await sandbox.zygote.close()
-
-
-async def test_full_disk_is_a_sandbox_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    sandbox = _NoZygote()
-
-    async def refuse(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "no space left")
-
-    monkeypatch.setattr(sandbox.zygote, "fork_interpreter", refuse)
+    full = AsyncMock(side_effect=OSError(errno.ENOSPC, "no space left"))
+    monkeypatch.setattr(sandbox.zygote, "fork_interpreter", full)
     with pytest.raises(SandboxUnavailableError, match="no space left"):
         await sandbox.open()
     await sandbox.zygote.close()

@@ -13,10 +13,10 @@ from openenv_core.sandbox.workspace import remove_below
 
 @pytest.fixture
 def work(tmp_path: Path) -> Path:
-    work_folder = tmp_path / "work"
-    (work_folder / "outer" / "inner").mkdir(parents=True)
-    (work_folder / "outer" / "inner" / "file").touch()
-    return work_folder
+    inner = tmp_path / "work" / "outer" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "file").touch()
+    return tmp_path / "work"
 
 
 @pytest.fixture

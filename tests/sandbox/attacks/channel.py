@@ -116,17 +116,11 @@ ATTACKS = (
             forging(f"channel.sendall(answer(**{{'number': expected(), **{change}}}))\ntime.sleep(1)")
             for change in (
                 {"status": "sandbox_error"},
-                {"status": None},
                 {"exit_code": -1},
-                {"exit_code": "0"},
                 {"lengths": [-6, 12]},
-                {"lengths": "6"},
                 {"outputs": [["x", ["y"]]]},
-                {"outputs": {"a": 1}},
                 {"error": {"ename": []}},
-                {"count": True},
                 {"max_rss": 1 << 80},
-                {"text": 1},
             )
         )
     ),

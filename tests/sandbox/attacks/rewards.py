@@ -2,26 +2,15 @@
 
 from .model import EVERYWHERE, Stage, attacks_held_at
 
+PLAIN = (int, float, str, bool, bytes, list, dict, tuple, set, frozenset, type(None), complex)
+
 
 async def _judge(stage: Stage, words: str) -> None:
     """Call the solution as a grader does, and compare outside."""
     call = await stage.session.call("add", [2, 40], timeout_s=1.0)
     stage.executions.append(call.execution)
     # `type` first: a value with an __eq__ of its own would have to be made by the decoder, which makes none.
-    if type(call.value) not in (
-        int,
-        float,
-        str,
-        bool,
-        bytes,
-        list,
-        dict,
-        tuple,
-        set,
-        frozenset,
-        type(None),
-        complex,
-    ):
+    if type(call.value) not in PLAIN:
         stage.breaches.append(f"{words}: a value of {type(call.value)}")
     if call.execution.status != "ok" and call.value is not None:
         stage.breaches.append(f"{words}: a value without an ok")

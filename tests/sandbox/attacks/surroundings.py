@@ -88,11 +88,7 @@ class Surroundings:
             "canary": str(self._folder / "secret"),
             "writable": str(self._folder / "writable"),
             "secret_files": self._secret_files(),
-            "ours": [
-                str(package),
-                str(package / "sandbox" / "inside" / "runner.py"),
-                str(package.parent / "tests"),
-            ],
+            "ours": [str(package), f"{package}/sandbox/inside/runner.py", str(package.parent / "tests")],
             "unix": str(self._folder / "stream"),
             "unix_datagram": str(self._folder / "datagram"),
             "abstract": self._abstract,
@@ -112,44 +108,25 @@ class Surroundings:
 
     def _secret_files(self) -> list[str]:
         home = os.path.expanduser("~")
-        paths = [
-            "/etc/shadow",
-            "/etc/passwd",
-            "/etc/hosts",
-            "/etc/ssl/openssl.cnf",
-            f"{home}/.bashrc",
-            f"{home}/.profile",
-        ]
-        paths += [
-            "/proc/self/environ",
-            "/proc/1/environ",
-            "/proc/1/root/etc/passwd",
-            "/proc/self/root/etc/passwd",
-        ]
-        return [*paths, "/proc/self/cwd/../../etc/passwd", "/dev/mem", "/boot", "/var/log/dpkg.log", __file__]
+        paths = ["/etc/shadow", "/etc/passwd", "/etc/hosts", "/etc/ssl/openssl.cnf"]
+        paths += [f"{home}/.bashrc", f"{home}/.profile", "/proc/self/environ", "/proc/1/environ"]
+        paths += [f"/proc/{place}/etc/passwd" for place in ("1/root", "self/root", "self/cwd/../..")]
+        return [*paths, "/dev/mem", "/boot", "/var/log/dpkg.log", __file__]
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {}
         for path in sorted(self._folder.rglob("*")):
             status = path.lstat()
-            state[path.name] = (
-                status.st_mode,
-                status.st_uid,
-                status.st_size,
-                status.st_mtime_ns,
-                status.st_nlink,
-            )
+            kept = ("st_mode", "st_uid", "st_size", "st_mtime_ns", "st_nlink")
+            state[path.name] = tuple(getattr(status, name) for name in kept)
         state["content"] = (self._folder / "writable").read_text()
         state["names"] = sorted(str(path) for path in self._folder.rglob("*"))
         assert self._victim is not None
         for name, pid in (("supervisor", os.getpid()), ("victim", self._victim.pid)):
             state[f"{name}'s priority"] = os.getpriority(os.PRIO_PROCESS, pid)
             state[f"{name}'s processors"] = sorted(os.sched_getaffinity(pid))
-            state[f"{name}'s limits"] = [
-                resource.prlimit(pid, getattr(resource, limit))
-                for limit in dir(resource)
-                if limit.startswith("RLIMIT_")
-            ]
+            limits = [limit for limit in dir(resource) if limit.startswith("RLIMIT_")]
+            state[f"{name}'s limits"] = [resource.prlimit(pid, getattr(resource, one)) for one in limits]
         state["victim's state"] = _state_of(self._victim.pid)
         state["hostname"] = socket.gethostname()
         state["umask"] = Path("/proc/self/status").read_text().partition("Umask:")[2][:6]

@@ -88,17 +88,19 @@ async def test_sessions_that_may_fork_gain_nothing_else(sandbox: Sandbox) -> Non
     assert (await play(sandbox, attacks)).failures == []
 
 
-@pytest.mark.slow
-async def test_system_calls_by_number_change_nothing_outside(sandbox: Sandbox) -> None:
-    swept = await sweep(sandbox, PATTERNS[::4])
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        pytest.param(PATTERNS[::4], marks=pytest.mark.slow, id="some"),
+        pytest.param(PATTERNS, marks=[pytest.mark.soak, pytest.mark.timeout(600)], id="all"),
+    ],
+)
+async def test_system_calls_by_number_change_nothing_outside(
+    sandbox: Sandbox, patterns: tuple[str, ...]
+) -> None:
+    swept = await sweep(sandbox, patterns)
     assert swept.breaches == []
-    assert swept.calls == (LAST + 1) * 3
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-async def test_system_calls_by_number_with_all_argument_patterns(sandbox: Sandbox) -> None:
-    assert (await sweep(sandbox)).breaches == []
+    assert swept.calls == (LAST + 1) * len(patterns)
 
 
 @pytest.mark.soak

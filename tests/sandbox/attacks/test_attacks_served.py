@@ -1,6 +1,5 @@
 """Attacks through a real server: /health answers meanwhile, and nothing of them stays."""
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from envs.code_interpreter_env import CodeInterpreterEnv
 
 from .catalogue import CATALOGUE
 from .model import EVERYWHERE, Attack, with_tools
-from .watch import percentile
 
 pytestmark = pytest.mark.soak
 
@@ -25,10 +23,6 @@ ROOT = Path(__file__).resolve().parents[3]
 HOST = {"calls": {}, "isolation": "", "deep": 100}
 CATEGORIES = ("cpu", "output", "memory", "channel")
 TOGETHER = 4
-LATENCY_BAR_S = 0.1
-CALM_LIMIT_S = 0.03
-"""Beyond this without any attack, the machine has other things to do, and no bar says anything about the server."""
-
 CHOSEN = [
     attack
     for attack in CATALOGUE
@@ -37,16 +31,14 @@ CHOSEN = [
 
 
 @contextmanager
-def asking_for_health(server: ServeProcess) -> Iterator[list[tuple[int, float]]]:
-    """Poll /health continuously; collect the statuses and the seconds they took."""
-    answers: list[tuple[int, float]] = []
+def asking_for_health(server: ServeProcess) -> Iterator[list[int]]:
+    """Poll /health continuously; collect the statuses."""
+    answers: list[int] = []
     finished = threading.Event()
 
     def ask() -> None:
         while not finished.wait(0.02):
-            began = time.perf_counter()
-            status, _ = server.get("/health")
-            answers.append((status, time.perf_counter() - began))
+            answers.append(server.get("/health")[0])
 
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask)
@@ -55,17 +47,6 @@ def asking_for_health(server: ServeProcess) -> Iterator[list[tuple[int, float]]]
         finally:
             finished.set()
         asking.result()
-
-
-def p99_s(answers: list[tuple[int, float]]) -> float:
-    return percentile([took for _, took in answers], 0.99)
-
-
-def is_calm(server: ServeProcess) -> bool:
-    """Whether /health is answered at once without an attack."""
-    with asking_for_health(server) as answers:
-        time.sleep(3.0)
-    return p99_s(answers) <= CALM_LIMIT_S and os.getloadavg()[0] <= 3 * (os.cpu_count() or 1)
 
 
 def attacked(server: ServeProcess, attack: Attack) -> list[str]:
@@ -81,18 +62,14 @@ def attacked(server: ServeProcess, attack: Attack) -> list[str]:
 def test_health_answers_during_attacks() -> None:
     options = {"app": APP, "CODE_INTERPRETER_PRELOAD": "none", "PYTHONPATH": str(ROOT)}
     with serve(**options) as server:
-        calm, family = is_calm(server), len(server.family)
+        family = len(server.family)
         with asking_for_health(server) as answers, ThreadPoolExecutor(TOGETHER) as pool:
             ended = zip(CHOSEN, pool.map(lambda attack: attacked(server, attack), CHOSEN), strict=True)
             wrong = {attack.title: statuses for attack, statuses in ended if "sandbox_error" in statuses}
         assert wrong == {}
-        assert {status for status, _ in answers} == {200}
+        assert set(answers) == {200}
         deadline = time.monotonic() + 30
         while len(server.family) > family and time.monotonic() < deadline:
             time.sleep(0.1)
         left = [process.cmdline() for process in server.family if process.status() != psutil.STATUS_ZOMBIE]
         assert len(left) <= family, left
-    with serve(**options) as fresh:  # what attacks have done to the other is no excuse for it
-        if not (calm and is_calm(fresh)):
-            pytest.skip(f"this machine is too busy to say what /health would take: {p99_s(answers)} s")
-    assert p99_s(answers) < LATENCY_BAR_S

@@ -5,6 +5,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from forked import in_fork, outcome
@@ -119,16 +120,11 @@ def test_rights_grow_with_the_version() -> None:
     assert rights == [0x1FFF, 0x3FFF, 0x7FFF, 0x7FFF, 0xFFFF, 0xFFFF, 0xFFFF]
 
 
-@pytest.mark.parametrize("version", range(1, 8))
-def test_every_abi_version_of_this_kernel_works(
-    tree: Path, version: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if version > ABI:
-        pytest.skip(f"this kernel has version {ABI}")
-    monkeypatch.setattr(landlock, "abi", lambda: version)
-
+def test_every_abi_version_of_this_kernel_works(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def inside() -> list[str]:
         restrict([str(tree / "open")], [str(tree / "work")])
         return [try_open(tree / name / "file", os.O_WRONLY) for name in ("shut", "open", "work")]
 
-    assert in_fork(inside) == ["PermissionError", "PermissionError", "done"]
+    for version in range(1, ABI + 1):
+        monkeypatch.setattr(landlock, "abi", Mock(return_value=version))
+        assert in_fork(inside) == ["PermissionError", "PermissionError", "done"], version

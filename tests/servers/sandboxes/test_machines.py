@@ -32,10 +32,7 @@ from openenv_core.providers.remote import (
     SandboxRefusedError,
     SandboxServiceUnavailableError,
 )
-from openenv_core.sandbox import (
-    Isolation,
-    Limits,
-)
+from openenv_core.sandbox import Isolation, Limits
 from openenv_core.sandbox.inside.interpreter import FRAME, pack
 from servers.routes.http import CLIENT_LEFT
 from servers.sandboxes import envd, interpreter, machines
@@ -51,6 +48,7 @@ sys.path.append(str(Path(__file__).parents[2] / "sandbox"))
 from attacks.catalogue import CATALOGUE
 from attacks.model import FILTERED, MARK, with_tools
 from attacks.surroundings import SECRET, Surroundings
+from living import descendants
 
 # ---- an agent that the code has taken over
 
@@ -118,12 +116,9 @@ async def test_ends_from_the_agent_are_bounded_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(guests, "MAX_BUFFERED", 1 << 20)
     loop = asyncio.get_running_loop()
     async with guest_with_fake_agent() as (guest, agent), guest.subscribed("p1") as output:
-        stat = asyncio.create_task(guest.ask("stat", path="x"))
-        number = (await request(agent, "stat"))["id"]
         for _ in range(40):
             await loop.sock_sendall(agent, pack({"stream": "p1", "end": 0}, b"x" * 50_000))
-        await loop.sock_sendall(agent, pack({"id": number}))
-        await stat  # all before that has been read
+        await everything_read(guest, agent)
         assert output._bytes <= 1 << 20
 
 
@@ -141,6 +136,14 @@ async def test_upload_ends_with_its_sandbox() -> None:
             await envd._write(guest, "path", pieces())
 
 
+async def everything_read(guest: Guest, agent: socket.socket) -> None:
+    """Wait until a guest has read what its agent has sent."""
+    stat = asyncio.create_task(guest.ask("stat", path="x"))
+    number = (await request(agent, "stat"))["id"]
+    await asyncio.get_running_loop().sock_sendall(agent, pack({"id": number}))
+    await stat
+
+
 async def request(agent: socket.socket, op: str) -> dict[str, Any]:
     """The next request of this kind that an agent gets."""
     loop = asyncio.get_running_loop()
@@ -152,6 +155,15 @@ async def request(agent: socket.socket, op: str) -> dict[str, Any]:
                 return header
 
 
+async def begun(events: Any, agent: socket.socket) -> dict[str, Any]:
+    """Let a command start; return the request that started it."""
+    first = asyncio.create_task(anext(events))
+    start = await request(agent, "start")
+    await asyncio.get_running_loop().sock_sendall(agent, pack({"id": start["id"], "pid": 7}))
+    assert await first == {"event": {"start": {"pid": 7}}}
+    return start
+
+
 @pytest.mark.parametrize(
     ("end", "status"), [(-1, "signal: killed"), (-1, "signal: segmentation fault"), (0, "exit status 0")]
 )
@@ -161,10 +173,7 @@ async def test_command_killed_at_its_deadline_reports_timeout_even_if_read_late(
     loop = asyncio.get_running_loop()
     async with guest_with_fake_agent() as (guest, agent):
         events = envd._start(guest, {"process": {"cmd": "sleep"}}, 0.05)
-        first = asyncio.create_task(anext(events))
-        start = await request(agent, "start")
-        await loop.sock_sendall(agent, pack({"id": start["id"], "pid": 7}))
-        assert await first == {"event": {"start": {"pid": 7}}}
+        start = await begun(events, agent)
         next_one = asyncio.create_task(anext(events))
         await request(agent, "signal")
         await loop.sock_sendall(agent, pack({"stream": start["stream"], "end": end, "status": status}))
@@ -181,10 +190,7 @@ async def test_nothing_of_an_ended_command_is_kept_until_its_deadline(ended_by: 
     loop = asyncio.get_running_loop()
     async with guest_with_fake_agent() as (guest, agent):
         events = envd._start(guest, {"process": {"cmd": "true"}}, 86_400.0)
-        first = asyncio.create_task(anext(events))
-        start = await request(agent, "start")
-        await loop.sock_sendall(agent, pack({"id": start["id"], "pid": 7}))
-        await first
+        start = await begun(events, agent)
         output = weakref.ref(guest._streams[start["stream"]][0])
         if ended_by != "read":
             await events.aclose()  # the client leaves
@@ -194,11 +200,8 @@ async def test_nothing_of_an_ended_command_is_kept_until_its_deadline(ended_by: 
         if ended_by == "read":
             assert ["end" in event["event"] async for event in events] == [True]
         elif ended_by == "unread":
-            stat = asyncio.create_task(guest.ask("stat", path="x"))
-            await loop.sock_sendall(agent, pack({"id": (await request(agent, "stat"))["id"]}))
-            await stat  # all before that has been read
-            del stat
-        del first, events
+            await everything_read(guest, agent)
+        del events
         gc.collect()
         assert output() is None
 
@@ -293,7 +296,10 @@ async def test_a_sandbox_without_a_channel_is_closed(monkeypatch: pytest.MonkeyP
 async def asked_of_agent(path: str, body: bytes, ask: Any) -> int:
     """Return the status of a request whose client disconnects after it."""
     guest = SimpleNamespace(user="user", ask=ask)
-    app = Starlette(routes=envd.routes(lambda _: SimpleNamespace(guest=guest)))  # type: ignore[arg-type, return-value]
+    record: Any = SimpleNamespace(guest=guest)
+    table: Any = None
+    routes = [*envd.routes(lambda _: record), *interpreter.routes(lambda _: record, table)]
+    app = Starlette(routes=routes)
     app.add_exception_handler(ApiError, _on_api_error)
     coming = [{"type": "http.request", "body": body}, {"type": "http.disconnect"}]
     statuses: list[int] = []
@@ -338,6 +344,7 @@ async def test_unread_streamed_input_is_dropped_after_a_timeout(
     [
         ("/process.Process/CloseStdin", b'{"process": [7]}'),
         ("/filesystem.Filesystem/ListDir", b'{"path": "/", "depth": 1e999}'),
+        ("/execute", b'{"code": "1", "context_id": [1]}'),
     ],
 )
 async def test_malformed_requests_are_refused(path: str, body: bytes) -> None:
@@ -411,7 +418,7 @@ def test_images_are_allowed_by_pattern() -> None:
     limits = SandboxLimits(images=("my-env:*", "host:5000/team/*", "exact:1"))
     for name in ("my-env", "my-env:2", "host:5000/team/tool", "exact:1"):
         assert limits.image(name) == (name if ":" in name.rpartition("/")[2] else f"{name}:latest")
-    for name in (
+    for name in [
         "my-env2:1",
         "evil/my-env:1",
         "host:5000/team/tool:2",
@@ -419,7 +426,7 @@ def test_images_are_allowed_by_pattern() -> None:
         "exact:12",
         "my-env@sha256:00",
         "x",
-    ):
+    ]:
         with pytest.raises(ApiError, match="expected a template"):
             limits.image(name)
     assert SandboxLimits(images=("*",)).image("any@sha256:00") == "any@sha256:00"
@@ -429,7 +436,7 @@ async def test_resume_during_a_pause_leaves_the_sandbox_running() -> None:
     class Engine:
         """Yields once per call, and refuses to freeze or thaw twice."""
 
-        frozen = False
+        frozen, close = False, AsyncMock()
 
         async def freeze(self, *, frozen: bool) -> None:
             await asyncio.sleep(0)
@@ -437,12 +444,22 @@ async def test_resume_during_a_pause_leaves_the_sandbox_running() -> None:
             self.frozen = frozen
 
     engine: Any = Engine()
-    table, record = (
-        SandboxTable(SandboxLimits()),
-        Record("id", "key", "image", "token", 1.0, machine=engine),
-    )
+    table = SandboxTable(SandboxLimits())
+    record = Record("id", "key", "image", "token", 1.0, machine=engine)
     await asyncio.gather(*(table.freeze(record, frozen=frozen) for frozen in (True, True, False)))
     assert (engine.frozen, record.paused) == (False, False)
+    await table.freeze(record, frozen=True)
+    await table.end(record)
+    engine.close.assert_awaited_once()
+
+
+async def test_sandboxes_are_limited_by_key_and_snapshots_are_its_own() -> None:
+    table = SandboxTable(SandboxLimits(max_sandboxes_per_key=1))
+    table._records[SANDBOX] = Record(SANDBOX, "key", "base", "token", 1.0, snapshot_of="another")
+    with pytest.raises(ApiError, match="of one key"):
+        await table.create("key", "base", 1.0, {})
+    with pytest.raises(ApiError, match="expected a template"):
+        await table.create("another", SANDBOX, 1.0, {})
 
 
 async def test_cancelled_start_removes_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -583,20 +600,14 @@ async def test_attacks_are_contained(service: Service, attacks: list[Any]) -> No
                     done = await sandbox.run_code(with_tools(cell, host), timeout=20)
                     output += "".join(done.logs.stdout + done.logs.stderr) + str(done.error)
             await sandbox.kill()
-            if MARK in output or SECRET in output:
-                breaches[attack.title] = [
-                    line for line in output.splitlines() if MARK in line or SECRET in line
-                ]
+            if found := [line for line in output.splitlines() if MARK in line or SECRET in line]:
+                breaches[attack.title] = found
         assert breaches == {}
         assert await asyncio.to_thread(around.damage) == []
     assert (await asyncio.to_thread(httpx.get, service.url + "/health")).json() == {"status": "healthy"}
 
 
 # ---- the end of the service
-
-
-def descendants(pid: int) -> set[int]:
-    return {each.pid for each in psutil.Process(pid).children(recursive=True)}
 
 
 def alive(pids: set[int]) -> set[int]:
@@ -731,11 +742,8 @@ def test_provider_reports_what_is_wrong(service: Service, monkeypatch: pytest.Mo
     with pytest.raises(ServerStartError, match="healthy within"):  # a process sandbox has no network
         RemoteSandboxProvider("base", command=command(), start_timeout_s=1, **service.options()).start()
     monkeypatch.delenv("E2B_API_KEY", raising=False)
-    for options in (
-        {},
-        {"api_key": "two words"},
-        {"api_key": KEY, "lease_s": 0},
-        {"api_key": KEY, "command": "x"},
-    ):
+    rows: list[dict[str, Any]] = [{}, {"api_key": "two words"}]
+    rows += [{"api_key": KEY, "lease_s": 0}, {"api_key": KEY, "command": "x"}]
+    for options in rows:
         with pytest.raises(ConfigurationError):
-            RemoteSandboxProvider("base", **options)  # type: ignore[arg-type] - for one, no list of words
+            RemoteSandboxProvider("base", **options)
