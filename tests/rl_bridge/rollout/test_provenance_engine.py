@@ -1,21 +1,39 @@
 """Episodes of many turns by a real engine, logged at its sampler, that takes new weights meanwhile."""
 
 import asyncio
+import itertools
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from byte_pairs import save_byte_pairs
-from tool_fixtures import BREAK, END, MARKS, START, TEMPLATE, play_any_kind, rows_of, said_by
+from tool_fixtures import (
+    BREAK,
+    END,
+    MARKS,
+    START,
+    TEMPLATE,
+    TOLD,
+    AnsweringDeskTask,
+    Desk,
+    DeskTask,
+    calling,
+    rows_of,
+    task_of,
+)
 
+from openenv_core import Action, Environment, Observation, State, StepResult
 from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.rollout import Task
+from rl_bridge.rollout.assignment import EpisodeSettings
+from rl_bridge.rollout.episode import play_episode
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.tokens.chat import ChatTokenizer
+from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.types import Completion, SamplingSettings, TrainSample, Trajectory
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
@@ -27,6 +45,112 @@ ENDS = 60
 """Of some 400 tokens so many end an answer, so that a random policy does end some."""
 
 
+class Line(Action):
+    text: str
+
+
+class Recital(Environment[Line, "Lines", State]):
+    """Answers each line with another, until there are `length`."""
+
+    def reset(self, *, seed: int, length: int) -> "Lines":
+        self._length = length
+        self._lines = [f"{TOLD}line {seed}"]
+        return Lines(lines=list(self._lines))
+
+    def step(self, action: Line) -> "Lines":
+        self._lines += [action.text, f"{TOLD}well"]
+        return Lines(lines=list(self._lines), reward=0.5, done=len(self._lines) > 2 * self._length)
+
+    @property
+    def state(self) -> State:
+        return State()
+
+
+class Lines(Observation):
+    """What both have said, in turn."""
+
+    lines: list[str]
+
+
+class RecitalTask(Task):
+    """Shows the whole chat in every turn, or its end alone: a template spells it anew, and the policy otherwise."""
+
+    whole = True
+
+    def messages(self, observation: Lines) -> list[ChatMessage]:
+        roles: Iterable[str] = itertools.cycle(["user", "assistant"])
+        chat = [
+            ChatMessage(role=role, content=line) for role, line in zip(roles, observation.lines, strict=False)
+        ]
+        return chat if self.whole else chat[-1:]
+
+    def parse(self, text: str) -> Line | None:
+        return Line(text=text) if text else None
+
+
+class LastLineTask(RecitalTask):
+    whole = False
+
+
+KINDS: tuple[type[Any], ...] = (DeskTask, AnsweringDeskTask, RecitalTask, LastLineTask, DeskTask)
+
+
+class Direct:
+    """A session of an environment in this process."""
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+
+    async def reset(self, **options: Any) -> StepResult[Any]:
+        return self._result(self.environment.reset(**options))
+
+    async def step(self, action: Any, /) -> StepResult[Any]:
+        observation = self.environment.step(action)
+        return self._result(await observation if asyncio.iscoroutine(observation) else observation)
+
+    @staticmethod
+    def _result(observation: Any) -> StepResult[Any]:
+        return StepResult(observation, observation.reward, observation.done, observation.metadata)
+
+
+async def play_any_kind(seed: int, policy: ChatPolicy) -> Trajectory | None:
+    """An episode in this process whose seed decides what it is."""
+    kind = KINDS[seed % len(KINDS)]
+    tools = issubclass(kind, DeskTask)
+    number = seed // len(KINDS)
+    settings = EpisodeSettings(
+        temperature=TEMPERATURE,
+        num_turns=(4, 8, 32)[seed % 3],
+        illegal_reward=-1.0,
+        reset_options={"words": number % 4} if tools else {"length": 1 + number % 8},
+    )
+    session = Direct(Desk() if tools else Recital())
+    return await play_episode(session, policy, task_of(kind), seed=seed, settings=settings)
+
+
+def said_by(source: random.Random) -> str:
+    """Anything that a policy might say, in the midst of an episode."""
+    call = source.choice(
+        [
+            calling("add", a=source.randrange(99), b=source.randrange(99)),
+            calling("echo", text="call the name" * source.randrange(3)),
+            calling("fail"),
+            calling("nobody", name="call"),
+        ]
+    )
+    answers = {
+        call: 50,
+        "<think>a name to call</think>" + call: 10,
+        call + "\n" + calling("add", a=1, b=1): 10,
+        calling("finish"): 6,
+        "42 is the name": 1,
+        "I do not know": 1,
+        "<tool_call>{'name'}</tool_call>": 3,
+        call[: source.randrange(1, len(call))] + BREAK: 3,
+    }
+    return source.choices([*answers], weights=[*answers.values()])[0]
+
+
 class Interpreted(ChatTokenizer):
     """What a random policy writes is given a meaning, decided by its tokens: a call, several, none, nonsense."""
 
@@ -34,8 +158,8 @@ class Interpreted(ChatTokenizer):
         super().__init__(path)
         self.stop_token_ids = (*self.stop_token_ids, *range(100, 100 + ENDS - 1))
 
-    def written(self, tokens: Sequence[int]) -> str:
-        return said_by(random.Random(zlib.crc32(repr(list(tokens)).encode())), "<tool_call>")
+    def decode_written(self, tokens: Sequence[int]) -> str:
+        return said_by(random.Random(zlib.crc32(repr(list(tokens)).encode())))
 
 
 @dataclass
@@ -150,7 +274,7 @@ async def _play(engine: Any, policy: Path, episodes: int) -> Played:
 
     async def one(seed: int) -> Trajectory | None:
         async with places:
-            return await play_any_kind(seed, chat, words=(0, 1, 2, 3), temperature=TEMPERATURE)
+            return await play_any_kind(seed, chat)
 
     trajectories = await asyncio.gather(*map(one, range(episodes)))
     played.trajectories = [trajectory for trajectory in trajectories if trajectory is not None]
@@ -203,12 +327,3 @@ def test_every_trained_token_has_the_log_probability_of_its_weights(
                 worst, *(abs(float(log_probabilities[place - 1, token]) - lp) for place, token, lp in of_it)
             )
     assert worst < 1e-4
-
-
-def test_only_sampled_tokens_are_trained_on(rows: list[TrainSample], played: Played) -> None:
-    completions = [turn.completion for one in played.trajectories for turn in one.turns]
-    assert sum(map(sum, (row.loss_mask for row in rows))) == sum(len(one.tokens) for one in completions)
-    # Templates' and tools' tokens have neither a log-probability nor weights.
-    for row in rows:
-        for is_loss, logprob, version in zip(row.loss_mask, row.logprobs, row.versions, strict=True):
-            assert is_loss or (logprob, version) == (0.0, -1)
