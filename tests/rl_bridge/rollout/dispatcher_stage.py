@@ -1,12 +1,9 @@
 """A dispatcher over workers that are simulated."""
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any
-
-from simulated_time import simulate
 
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
@@ -185,18 +182,17 @@ def play_in_order(*firsts: Exception | float | Callable[[Assignment], Assignment
     return play
 
 
-def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in simulated time."""
-
-    @functools.wraps(test)
-    def run(*arguments: Any, **options: Any) -> None:
-        simulate(test(*arguments, **options))
-
-    return run
-
-
 def sibling_numbers(group: Group) -> list[int]:
     return [int(trajectory.reward) for trajectory in group.trajectories]
+
+
+async def steps(bridge: Bridge, first: int, last: int) -> list[Group]:
+    """What the loop trains on from one version to another."""
+    groups = []
+    for version in range(first, last):
+        groups += await bridge.sample(version)
+        bridge.serve(version + 1)
+    return groups
 
 
 async def held_out(dispatcher: Dispatcher, episodes: int, **others: Any) -> int:

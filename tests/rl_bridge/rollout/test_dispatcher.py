@@ -20,8 +20,8 @@ from dispatcher_stage import (
     play_at_once,
     play_in_order,
     sibling_numbers,
-    simulated,
 )
+from simulated_time import simulated
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.errors import ReplicaLostError
@@ -117,10 +117,7 @@ async def test_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_t
 async def test_siblings_that_share_a_beginning_are_handed_on_together_and_part_where_they_would_have() -> (
     None
 ):
-    def one_finished(assignment: Assignment) -> AssignmentResult:
-        return cut_short(assignment, finished=1, preempted=True)
-
-    bridge = Bridge(play_in_order(one_finished), groups=8, slots=1, fork_turn=(2, 4))
+    bridge = Bridge(play_in_order(hand_back), groups=8, slots=1, fork_turn=(2, 4))
     async with bridge.dispatcher:
         await bridge.sample()
     first, again, *others = bridge.workers.assignments

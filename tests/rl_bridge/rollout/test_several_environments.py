@@ -14,16 +14,18 @@ import pytest
 from dispatcher_stage import (
     LOST,
     Bridge,
+    Play,
     Workers,
     answer,
     hand_back,
     held_out,
     play_altered,
     play_at_once,
-    simulated,
+    steps,
 )
 from rich.console import Console
 from serving import eventually
+from simulated_time import simulated
 
 from openenv_core.evaluation.records import EvaluationFolder
 from rl_bridge.config import Config
@@ -38,8 +40,8 @@ from rl_bridge.rollout.assignment import (
     held_out_seeds,
     task_seed,
 )
-from rl_bridge.rollout.groups import FIRST_SUSPENSION_S
-from rl_bridge.types import Ending, Group
+from rl_bridge.rollout.groups import FIRST_SUSPENSION_S, EpisodeCounts
+from rl_bridge.types import Ending
 
 WEIGHTS = {"blackjack": 3.0, "shop": 1.0}
 
@@ -48,14 +50,6 @@ def within_binomial_interval(draws: Counter[str], *, share: float) -> bool:
     """Within 99.99% of it."""
     count = draws.total()
     return abs(draws["blackjack"] / count - share) < 3.9 * sqrt(share * (1 - share) / count)
-
-
-async def steps(bridge: Bridge, first: int, last: int) -> list[Group]:
-    groups = []
-    for version in range(first, last):
-        groups += await bridge.sample(version)
-        bridge.serve(version + 1)
-    return groups
 
 
 def test_draws_keep_to_weights_and_seed() -> None:
@@ -68,30 +62,6 @@ def test_draws_keep_to_weights_and_seed() -> None:
     of_blackjack = [deal for deal, name in zip(deals, draws, strict=True) if name == "blackjack"]
     assert abs(sum(deal < 2**30 for deal in of_blackjack) / len(of_blackjack) - 0.5) < 0.04
     assert {draw_environment(7, group, {"shop": 0.1}) for group in range(99)} == {"shop"}
-
-
-@simulated
-async def test_groups_of_a_run_and_of_its_resumption_are_those_of_a_run_in_one_go() -> None:
-    uninterrupted = Bridge(play_at_once, groups=8, max_staleness=2, weights=WEIGHTS)
-    async with uninterrupted.dispatcher:
-        expected = await steps(uninterrupted, 0, 50)
-    assert within_binomial_interval(Counter(group.environment for group in expected), share=0.75)
-    assert {a.task: a.environment for a in uninterrupted.workers.assignments}.items() >= {
-        (group.id, group.environment) for group in expected
-    }
-
-    first = Bridge(play_at_once, groups=8, max_staleness=2, weights=WEIGHTS)
-    async with first.dispatcher:
-        before = await steps(first, 0, 25)
-        state, attachments = first.dispatcher.state()
-    resumed = Bridge(play_at_once, groups=8, max_staleness=2, weights=WEIGHTS)
-    resumed.workers.version = 25
-    await resumed.dispatcher.rewind(25, json.loads(json.dumps(state)), attachments())
-    assert resumed.dispatcher.health["shop"].counts == first.dispatcher.health["shop"].counts
-    async with resumed.dispatcher:
-        after = await steps(resumed, 25, 50)
-    resumed_groups = [(group.id, group.environment, group.seed) for group in before + after]
-    assert resumed_groups == [(group.id, group.environment, group.seed) for group in expected]
 
 
 @simulated
@@ -121,33 +91,42 @@ async def dull_where_even(workers: Workers, assignment: Assignment) -> Assignmen
     )
 
 
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        (play_at_once, {"max_staleness": 2}),
+        (dull_where_even, {"slots": 16, "tasks": 12, "deterministic": True}),
+    ],
+)
 @simulated
-async def test_by_signal_a_resumed_run_has_the_tasks_of_one_in_one_go_in_each_environment() -> None:
-    def bridge() -> Bridge:
-        return Bridge(dull_where_even, groups=8, slots=16, weights=WEIGHTS, tasks=12, deterministic=True)
-
-    uninterrupted, first, resumed = bridge(), bridge(), bridge()
-    async with uninterrupted.dispatcher:
-        expected = await steps(uninterrupted, 0, 60)
+async def test_groups_of_a_run_and_of_its_resumption_are_those_of_a_run_in_one_go(
+    how: Play, options: dict[str, Any]
+) -> None:
+    """With their environments and seeds: also where outcomes steer which tasks are drawn."""
+    whole, first, resumed = (Bridge(how, groups=8, weights=WEIGHTS, **options) for _ in range(3))
+    async with whole.dispatcher:
+        expected = await steps(whole, 0, 60)
+    assert within_binomial_interval(Counter(group.environment for group in expected), share=0.75)
     async with first.dispatcher:
-        before = await steps(first, 0, 25)
+        groups = await steps(first, 0, 25)
         await eventually(lambda: len(first.buffer))  # some groups of the next step are back, others are not
-        assert len(first.buffer) < 8
+        assert first.buffer.ledger.leases
         state, attachments = first.dispatcher.state()
     resumed.workers.version = 25
     await resumed.dispatcher.rewind(25, json.loads(json.dumps(state)), attachments())
+    assert resumed.dispatcher.health["shop"].counts == EpisodeCounts(**state["episodes"]["shop"])
     async with resumed.dispatcher:
-        after = await steps(resumed, 25, 60)
-        assert (
-            resumed.dispatcher.samplers["shop"].state() == uninterrupted.dispatcher.samplers["shop"].state()
-        )
-    resumed_groups = [(group.id, group.environment, group.seed) for group in before + after]
-    assert resumed_groups == [(group.id, group.environment, group.seed) for group in expected]
-    for environment in WEIGHTS:
-        late = [group.seed % 2 for group in expected[160:] if group.environment == environment]
+        groups += await steps(resumed, 25, 60)
+        for name, sampler in resumed.dispatcher.samplers.items():
+            assert sampler.state() == whole.dispatcher.samplers[name].state()
+    assert [(group.id, group.environment, group.seed) for group in groups] == [
+        (group.id, group.environment, group.seed) for group in expected
+    ]
+    for name, sampler in resumed.dispatcher.samplers.items():
+        late = [group.seed % 2 for group in expected[160:] if group.environment == name]
         assert sum(late) / len(late) > 0.75  # with all tasks alike it were a half
         await resumed.dispatcher.rewind(0, None, {})
-        assert resumed.dispatcher.samplers[environment].metrics()["tasks/draws_max"] == 0
+        assert sampler.metrics()["tasks/draws_max"] == 0
 
 
 @simulated
@@ -294,7 +273,7 @@ async def test_evaluation_goes_on_with_what_the_same_policy_has_not_played(tmp_p
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if failing and assignment.seeds[0] % 8 == 0:
             lost = replace(LOST, ending=Ending.FAILED_ENVIRONMENT)
-            return AssignmentResult(lease=assignment.lease, outcomes=(lost,) * len(assignment.seeds))
+            return answer(assignment, outcomes=(lost,) * len(assignment.seeds))
         if failing == "at last" and assignment.seeds[0] % 16 == 12:
             raise RolloutError("the worker's own mistake")
         return await play_at_once(workers, assignment)
