@@ -163,9 +163,6 @@ async def test_exhausted_restart_budget_ends_the_run_with_the_servers_output() -
 @pytest.mark.slow
 async def test_failed_or_cancelled_start_leaves_nothing_running() -> None:
     async with none_left():
-        with pytest.raises(ServerStartError, match="no_such_module"):
-            async with EnvironmentServers(app="no_such_module:app", count=2):
-                pytest.fail("it was started")
         before = descendants()
         starting = asyncio.ensure_future(EnvironmentServers(app="never_ready:app", count=2).__aenter__())
         await until(lambda: len(descendants() - before) >= 2)
@@ -254,7 +251,7 @@ async def test_several_environments_start_and_end_side_by_side(monkeypatch: pyte
 
 async def test_where_one_environment_cannot_start_none_is_left() -> None:
     async with none_left():
-        with pytest.raises(ProviderError):
+        with pytest.raises(ServerStartError, match="no_such_module"):
             async with run_servers(
                 [EnvironmentServers(app=APP), EnvironmentServers(app="no_such_module:app")]
             ):

@@ -27,12 +27,6 @@ async def wide() -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def other() -> AsyncIterator[str]:
-    async with serving(make_app(512)) as address:
-        yield f"http://{address}"
-
-
-@pytest.fixture
 async def narrow() -> AsyncIterator[str]:
     """Has room for two sessions."""
     async with serving(make_app(2)) as address:
@@ -119,7 +113,7 @@ async def share_of(leases: SessionLeases, count: int, *, reset: bool = False) ->
 
 @pytest.mark.soak
 async def test_idle_sessions_make_room_for_other_workers(
-    other: str, narrow: str, monkeypatch: pytest.MonkeyPatch
+    narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases_module, "FULL_SERVER_BACKOFF_S", 0.05)
     monkeypatch.setattr(leases_module, "IDLE_SESSION_TTL_S", 0.5)
