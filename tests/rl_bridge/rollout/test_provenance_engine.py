@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from byte_pairs import save_byte_pairs
+from rollout_fixtures import Note, Notebook, NotebookTask, Notes
 from tool_fixtures import (
     BREAK,
     END,
     MARKS,
     START,
     TEMPLATE,
-    TOLD,
     AnsweringDeskTask,
     Desk,
     DeskTask,
@@ -27,9 +27,8 @@ from tool_fixtures import (
     task_of,
 )
 
-from openenv_core import Action, Environment, Observation, State, StepResult
+from openenv_core import StepResult
 from rl_bridge.generator.client import GeneratorClient
-from rl_bridge.rollout import Task
 from rl_bridge.rollout.assignment import EpisodeSettings
 from rl_bridge.rollout.episode import play_episode
 from rl_bridge.rollout.policy import ChatPolicy
@@ -45,54 +44,20 @@ ENDS = 60
 """Of some 400 tokens so many end an answer, so that a random policy does end some."""
 
 
-class Line(Action):
-    text: str
+class RecitalTask(NotebookTask):
+    """Shows the whole chat in every turn: a template spells it anew, and the policy otherwise."""
 
-
-class Recital(Environment[Line, "Lines", State]):
-    """Answers each line with another, until there are `length`."""
-
-    def reset(self, *, seed: int, length: int) -> "Lines":
-        self._length = length
-        self._lines = [f"{TOLD}line {seed}"]
-        return Lines(lines=list(self._lines))
-
-    def step(self, action: Line) -> "Lines":
-        self._lines += [action.text, f"{TOLD}well"]
-        return Lines(lines=list(self._lines), reward=0.5, done=len(self._lines) > 2 * self._length)
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
-class Lines(Observation):
-    """What both have said, in turn."""
-
-    lines: list[str]
-
-
-class RecitalTask(Task):
-    """Shows the whole chat in every turn, or its end alone: a template spells it anew, and the policy otherwise."""
-
-    whole = True
-
-    def messages(self, observation: Lines) -> list[ChatMessage]:
+    def messages(self, observation: Notes) -> list[ChatMessage]:
         roles: Iterable[str] = itertools.cycle(["user", "assistant"])
-        chat = [
-            ChatMessage(role=role, content=line) for role, line in zip(roles, observation.lines, strict=False)
+        return [
+            ChatMessage(role=role, content=word) for role, word in zip(roles, observation.words, strict=False)
         ]
-        return chat if self.whole else chat[-1:]
 
-    def parse(self, text: str) -> Line | None:
-        return Line(text=text) if text else None
-
-
-class LastLineTask(RecitalTask):
-    whole = False
+    def parse(self, text: str) -> Note | None:
+        return Note(text=text) if text else None
 
 
-KINDS: tuple[type[Any], ...] = (DeskTask, AnsweringDeskTask, RecitalTask, LastLineTask, DeskTask)
+KINDS: tuple[type[Any], ...] = (DeskTask, AnsweringDeskTask, RecitalTask, NotebookTask, DeskTask)
 
 
 class Direct:
@@ -102,14 +67,13 @@ class Direct:
         self.environment = environment
 
     async def reset(self, **options: Any) -> StepResult[Any]:
-        return self._result(self.environment.reset(**options))
+        return await self._result(self.environment.reset(**options))
 
     async def step(self, action: Any, /) -> StepResult[Any]:
-        observation = self.environment.step(action)
-        return self._result(await observation if asyncio.iscoroutine(observation) else observation)
+        return await self._result(self.environment.step(action))
 
-    @staticmethod
-    def _result(observation: Any) -> StepResult[Any]:
+    async def _result(self, found: Any) -> StepResult[Any]:
+        observation = await found if asyncio.iscoroutine(found) else found
         return StepResult(observation, observation.reward, observation.done, observation.metadata)
 
 
@@ -124,7 +88,7 @@ async def play_any_kind(seed: int, policy: ChatPolicy) -> Trajectory | None:
         illegal_reward=-1.0,
         reset_options={"words": number % 4} if tools else {"length": 1 + number % 8},
     )
-    session = Direct(Desk() if tools else Recital())
+    session = Direct(Desk() if tools else Notebook())
     return await play_episode(session, policy, task_of(kind), seed=seed, settings=settings)
 
 

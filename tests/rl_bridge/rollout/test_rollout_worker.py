@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-from random import Random
 from typing import Any
 
 import pytest
@@ -62,28 +61,6 @@ async def test_limits_of_turns_and_length_truncate(notebook: str) -> None:
     # The environment's own limit is told from its end.
     assert (cut_by_environment.ending, len(cut_by_environment.turns)) == (Ending.TRUNCATED_ENVIRONMENT, 2)
     assert cut_by_environment.ending.is_truncated()
-
-
-@pytest.mark.slow
-async def test_failures_at_random_do_not_select_among_the_answers(notebook: str) -> None:
-    policy, answers = Random(7), list[str]()
-    episodes, illegal = 400, 0.3
-
-    def answer(prompt: str) -> str:
-        answers.append("nonsense" if policy.random() < illegal else "word")
-        return answers[-1]
-
-    async with playing([notebook], NotebookTask, answer, max_attempts=15, sessions=50) as play:
-        result = await play(range(episodes), flaky=0.2)
-    played = trajectories(result)
-    assert result.retried > 50
-    assert len(played) == episodes
-    # Every answer that was drawn is in a trajectory, and each once: so they are as the policy gives them.
-    assert len(answers) == sum(len(one.turns) for one in played)
-    # An environment that is sound ends an episode so where one of three answers means nothing.
-    share = sum(one.ending is Ending.ILLEGAL for one in played) / episodes
-    expected = 1 - (1 - illegal) ** LENGTH
-    assert abs(share - expected) < 4 * (expected * (1 - expected) / episodes) ** 0.5
 
 
 @pytest.mark.slow
@@ -234,8 +211,9 @@ def rewards(result: AssignmentResult) -> list[float | None]:
 async def test_episode_that_fails_once_is_played_again_in_a_new_session(notebook: str, at: int) -> None:
     async with playing([notebook], NotebookTask, word, sessions=4) as play:
         result = await play(range(8), test=f"once-{at}", at=at, failing=[1, 5], times=1)
-        assert result.retried == 2
-        assert play.sessions.discarded == 2
+        assert (result.retried, play.sessions.discarded) == (2, 2)
+        # Nobody is asked twice: else answers that seldom make an environment fail would be trained more often.
+        assert len(play.engine.asked) == 8 * LENGTH
     await until_no_session_is_left(notebook)
     # Nothing of the attempt that failed is left: no turn, no reward.
     assert rewards(result) == [WHOLE] * 8

@@ -1,7 +1,7 @@
 """Episodes of tool calls through a real server: endings, rewards, and the texts that the policy reads."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,29 +36,20 @@ ActiveAssignment = Callable[..., AbstractAsyncContextManager[Play]]
 
 @pytest.fixture
 def at_the_desk(desk: str, monkeypatch: pytest.MonkeyPatch) -> ActiveAssignment:
-    @asynccontextmanager
-    async def start_playing(
+    def start_playing(
         script: Script | Sequence[str],
         task: type[ToolTask] = ToolWorldTask,
         *,
         template: str = TEMPLATE,
         thinking: bool = True,
-        max_length: int = 8000,
         **options: Any,
-    ) -> AsyncIterator[Play]:
+    ) -> AbstractAsyncContextManager[Play]:
         pieces = PieceTokenizer(template)
         answer = script if callable(script) else lambda prompt: script[max(0, turns_in(prompt))]
-        async with playing(
-            [desk],
-            task,
-            answer,
-            tokenizer=chat_tokenizer(monkeypatch, pieces, thinking=thinking),
-            engine=LoggingEngine(pieces, answer),
-            max_new_tokens=400,
-            max_length=max_length,
-            **options,
-        ) as play:
-            yield play
+        tokenizer = chat_tokenizer(monkeypatch, pieces, thinking=thinking)
+        engine = LoggingEngine(pieces, answer)
+        lengths = {"max_new_tokens": 400, "max_length": 8000}
+        return playing([desk], task, answer, tokenizer=tokenizer, engine=engine, **lengths, **options)
 
     return start_playing
 

@@ -97,24 +97,22 @@ class Play:
         fork_turn: int | None = None,
         **reset_options: Any,
     ) -> AssignmentResult:
-        settings = EpisodeSettings(
-            temperature=temperature,
-            num_turns=num_turns,
-            illegal_reward=-1.5,
-            reset_options=reset_options,
-            timeout_s=timeout_s,
-        )
         self._lease += 1
-        return await self.worker.play(
-            Assignment(
-                lease=self._lease,
-                seeds=tuple(seeds),
-                siblings=tuple(range(len(seeds))),
-                settings=settings,
-                sampling_key=sampling_key,
-                fork_turn=fork_turn,
-            )
+        assignment = Assignment(
+            lease=self._lease,
+            seeds=tuple(seeds),
+            siblings=tuple(range(len(seeds))),
+            settings=EpisodeSettings(
+                temperature=temperature,
+                num_turns=num_turns,
+                illegal_reward=-1.5,
+                reset_options=reset_options,
+                timeout_s=timeout_s,
+            ),
+            sampling_key=sampling_key,
+            fork_turn=fork_turn,
         )
+        return await self.worker.play(assignment)
 
 
 @asynccontextmanager
