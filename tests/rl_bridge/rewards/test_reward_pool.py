@@ -70,10 +70,7 @@ async def test_rewards_come_back_whatever_kind_of_number_they_are() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "way",
-    ["start_daemons", *(pytest.param(way, marks=pytest.mark.soak) for way in ("say_and_sleep", "backtrack"))],
-)
+@pytest.mark.parametrize("way", ["start_daemons", pytest.param("backtrack", marks=pytest.mark.soak)])
 async def test_slow_function_is_killed_with_all_processes_it_started(way: str, tmp_path: Path) -> None:
     async with open_pool(workers=1, timeout_s=5.0) as pool:
         assert await ask(pool, way, str(tmp_path / "pids")) is None

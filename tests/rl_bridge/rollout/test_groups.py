@@ -45,10 +45,18 @@ def trajectory(
     return Trajectory(seed=seed, turns=turns, ending=ending, reward=reward, tool_calls=tool_calls)
 
 
+def group(*trajectories: Trajectory) -> Group:
+    return Group(seed=0, trajectories=list(trajectories))
+
+
+MASK = OverlongHandling(handling="mask", max_length=20, buffer=4)
+PENALTY = OverlongHandling(handling="penalty", max_length=20, buffer=4)
+
+
 def test_samples_carry_the_advantage_within_their_own_group() -> None:
     groups = [
-        Group(seed=1, trajectories=[trajectory(1, 1.0), trajectory(1, 0.0)]),
-        Group(seed=2, trajectories=[trajectory(2, 5.0, versions=(0, 0)), trajectory(2, 7.0)]),
+        group(trajectory(1, 1.0), trajectory(1, 0.0)),
+        group(trajectory(2, 5.0, versions=(0, 0)), trajectory(2, 7.0)),
     ]
     samples = training_samples(groups, normalize_std=False)
     # Means 0.5 and 6. The first of the second group has two rows, which share its number and advantage.
@@ -71,35 +79,28 @@ def test_samples_carry_the_advantage_within_their_own_group() -> None:
 
 def test_truncated_answer_is_masked_and_stays_in_the_baseline() -> None:
     cut = trajectory(1, 0.0, ending=Ending.TRUNCATED_LENGTH)
-    groups = [Group(seed=1, trajectories=[trajectory(1, 1.0), cut, trajectory(1, 0.5)])]
-    samples = training_samples(groups, normalize_std=False, overlong=OverlongHandling(handling="mask"))
+    groups = [group(trajectory(1, 1.0), cut, trajectory(1, 0.5))]
+    samples = training_samples(groups, normalize_std=False, overlong=MASK)
     # The mean of 1, 0 and 0.5.
     assert [(s.trajectory, s.advantage) for s in samples] == [(0, 0.5), (2, 0.0)]
 
 
 def test_the_penalty_is_a_part_of_reward_and_advantage() -> None:
-    # Two tokens of two cost 1: rewards 1 and 1 - 1.
-    groups = [Group(seed=1, trajectories=[trajectory(1, 1.0), trajectory(1, 1.0, versions=(0, 0))])]
-    overlong = OverlongHandling(handling="penalty", max_length=2, buffer=1)
-    samples = training_samples(groups, normalize_std=False, overlong=overlong)
+    # Of twenty tokens the last four cost 1.
+    groups = [group(trajectory(1, 1.0), trajectory(1, 1.0, versions=(0, 0), length=10))]
+    samples = training_samples(groups, normalize_std=False, overlong=PENALTY)
     assert [(s.reward, s.advantage) for s in samples] == [(1.0, 0.5), (0.0, -0.5), (0.0, -0.5)]
 
 
 def test_figures_by_hand() -> None:
     groups = [
-        Group(
-            seed=1,
-            trajectories=[
-                trajectory(1, 1.0, versions=(4, 4, 4), tool_calls=3),
-                trajectory(1, -1.5, ending=Ending.ILLEGAL, versions=(4,)),
-            ],
+        group(
+            trajectory(1, 1.0, versions=(4, 4, 4), tool_calls=3),
+            trajectory(1, -1.5, ending=Ending.ILLEGAL, versions=(4,)),
         ),
-        Group(
-            seed=2,
-            trajectories=[
-                trajectory(2, 0.0, ending=Ending.TRUNCATED_TURNS, versions=(3, 4)),
-                trajectory(2, 0.0, ending=Ending.TRUNCATED_LENGTH, versions=(4, 4)),
-            ],
+        group(
+            trajectory(2, 0.0, ending=Ending.TRUNCATED_TURNS, versions=(3, 4)),
+            trajectory(2, 0.0, ending=Ending.TRUNCATED_LENGTH, versions=(4, 4)),
         ),
     ]
     groups[0].trajectories[0].scores = {"legal": 1.0, "style": 0.5}
@@ -147,14 +148,6 @@ def test_run_whose_environment_took_an_action_once_does_not_end_by_refusals(take
     resumed = EpisodeCounts(**counts.state())
     resumed.add_outcomes([REFUSED] * 100)
     resumed.require_understood(4)
-
-
-MASK = OverlongHandling(handling="mask", max_length=20, buffer=4)
-PENALTY = OverlongHandling(handling="penalty", max_length=20, buffer=4)
-
-
-def group(*trajectories: Trajectory) -> Group:
-    return Group(seed=0, trajectories=list(trajectories))
 
 
 def test_overlong_penalty_counts_tokens_of_the_policy_only() -> None:
