@@ -35,10 +35,6 @@ def one_argument(prompt: str) -> float:
     return 1.0
 
 
-async def awaited(prompt: str, response: str, target: str) -> float:
-    return 1.0
-
-
 def do_return(target: Any) -> Any:
     strange = {"nan": math.nan, "inf": math.inf, "list": [1.0], "fraction": Fraction(1, 4)}
     return strange.get(target, target)

@@ -138,7 +138,7 @@ async def play_altered(workers: Workers, assignment: Assignment, **changes: Any)
 def cut_short(assignment: Assignment, finished: int, **others: Any) -> AssignmentResult:
     """The first siblings have been played, the others have not."""
     outcomes = answer(assignment).outcomes[:finished] + (UNFINISHED,) * (len(assignment.seeds) - finished)
-    return AssignmentResult(lease=assignment.lease, outcomes=outcomes, **others)
+    return answer(assignment, outcomes=outcomes, **others)
 
 
 def hand_back(assignment: Assignment) -> AssignmentResult:

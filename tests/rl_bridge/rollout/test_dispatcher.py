@@ -85,13 +85,7 @@ async def test_straggler_brings_the_siblings_that_it_has() -> None:
 async def test_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_twice() -> None:
     def handed_back(assignment: Assignment) -> AssignmentResult:
         first, _, third, _ = answer(assignment).outcomes
-        return AssignmentResult(
-            lease=assignment.lease,
-            outcomes=(first, LOST, third, UNFINISHED),
-            retried=3,
-            last_failure=LOST.reason,
-            preempted=True,
-        )
+        return answer(assignment, outcomes=(first, LOST, third, UNFINISHED), retried=3, preempted=True)
 
     bridge = Bridge(play_in_order(handed_back), groups=1, max_losses=0)
     async with bridge.dispatcher:
@@ -191,7 +185,7 @@ async def test_late_results_are_not_counted() -> None:
 @simulated
 async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
     def one_dropped(assignment: Assignment) -> AssignmentResult:
-        return AssignmentResult(lease=assignment.lease, outcomes=(LOST, *answer(assignment).outcomes[1:]))
+        return answer(assignment, outcomes=(LOST, *answer(assignment).outcomes[1:]))
 
     killed = ReplicaLostError("killed")
     play = play_in_order(one_dropped, killed, hand_back, one_dropped, one_dropped, one_dropped)
@@ -239,12 +233,10 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
             raise ReplicaLostError("killed")
         if luck < 0.3:
             outcomes = [one if chance.random() < 0.5 else UNFINISHED for one in outcomes]
-            return AssignmentResult(
-                lease=assignment.lease, outcomes=tuple(outcomes), preempted=UNFINISHED in outcomes
-            )
+            return answer(assignment, outcomes=tuple(outcomes), preempted=UNFINISHED in outcomes)
         if luck < 0.5:
             outcomes = [one if chance.random() < 0.5 else LOST for one in outcomes]
-        return AssignmentResult(lease=assignment.lease, outcomes=tuple(outcomes))
+        return answer(assignment, outcomes=tuple(outcomes))
 
     bridge = Bridge(
         how,
