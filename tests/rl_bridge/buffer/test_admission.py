@@ -1,146 +1,15 @@
-"""The bound on staleness, over 10,000 groups of heavy-tailed lengths that are lost, dropped, late, cut and rewound."""
+"""Which groups a step takes, waits for and cuts; the bound under all troubles is in rollout/test_dispatcher."""
 
 import asyncio
-import random
-from collections import Counter
 from typing import Any
 
 import pytest
 from buffer_fixtures import aged_group
 from simulated_time import simulated
 
-from rl_bridge.buffer.ledger import GroupLease, Ledger
+from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import CANCEL_GRACE_PERIOD_S, STALE, STRAGGLER, Admission, ReplayBuffer
 from rl_bridge.types import Group
-
-GROUPS_PER_BATCH = 8
-SLOTS = 24
-"""Groups that the simulated workers play at once."""
-
-
-class SimulatedRun:
-    """The loop and its workers, with sleeps for work: the buffer, the ledger and the admission are the real ones."""
-
-    def __init__(self, *, max_staleness: int, steps: int, troubles: bool) -> None:
-        self.random = random.Random(max_staleness)
-        self.troubles = troubles
-        self.steps = steps
-        self.served = 0
-        self.stopped_playing: dict[int, asyncio.Event] = {}
-        self.buffer = ReplayBuffer(
-            Ledger(max_losses=2),
-            Admission(groups_per_batch=GROUPS_PER_BATCH, max_staleness=max_staleness, iterations=steps),
-            timeout_s=10_000.0,
-            straggler_timeout_s=30.0,
-        )
-        self.buffer.cancel = self.on_stragglers
-        self.staleness = Counter[int]()
-        self.trained: list[int] = []
-        self.attempts = Counter[int]()
-        self.cut = 0
-        self.most_in_flight = 0
-
-    def on_stragglers(self, leases: object) -> None:
-        for lease in leases:  # type: ignore[attr-defined]
-            self.cut += 1
-            if self.random.random() < 0.8:  # the others do not listen
-                self.stopped_playing[lease.id].set()
-
-    async def work(self) -> None:
-        """One slot: lease, play, hand in, for ever."""
-        while True:
-            lease = await self.buffer.lease()
-            self.attempts[lease.attempt] += 1
-            self.most_in_flight = max(self.most_in_flight, len(self.buffer.ledger.leases))
-            await self.play(lease)
-
-    async def play(self, lease: GroupLease) -> None:
-        versions = [self.served]
-        stopped = self.stopped_playing[lease.id] = asyncio.Event()
-        for _ in range(self.random.randint(1, 3)):
-            try:
-                async with asyncio.timeout(self.random.lognormvariate(1.0, 1.5)):
-                    await stopped.wait()
-                break
-            except TimeoutError:
-                versions.append(self.served)
-        del self.stopped_playing[lease.id]
-        group = aged_group(*versions, number=lease.group)
-        luck = self.random.random() if self.troubles else 1.0
-        if luck < 0.05:
-            self.buffer.lose(lease)
-        elif luck < 0.10:
-            self.buffer.drop(lease, "no reward")
-        elif luck < 0.15:
-            self.buffer.return_unfinished(lease, floor=self.random.choice([None, lease.floor]))
-        elif luck < 0.18:  # taken for lost, and yet it answers
-            self.buffer.lose(lease)
-            assert not await self.buffer.add(group, lease)
-        else:
-            await self.buffer.add(group, lease)
-
-    async def loop(self) -> None:
-        saved = self.buffer.state()
-        saved_at, trained_then, rewinds = 0, 0, 0
-        version = 0
-        while version < self.steps:
-            groups = await self.buffer.sample(version, GROUPS_PER_BATCH)
-            assert len(groups) == GROUPS_PER_BATCH
-            assert [group.id for group in groups] == sorted(group.id for group in groups)
-            for group in groups:
-                self.staleness[version - group.version] += 1
-                self.trained.append(group.id)
-            await asyncio.sleep(self.random.uniform(1.0, 10.0))
-            if self.troubles and rewinds < 5 and self.random.random() < 0.02:
-                rewinds += 1
-                version = saved_at
-                del self.trained[trained_then:]
-                self.served = version
-                self.buffer.restore(*saved, served=version)
-                continue
-            version += 1
-            await asyncio.sleep(self.random.uniform(0.1, 1.0))  # the generators take the weights
-            self.served = version
-            self.buffer.record_served(version)
-            if version % 50 == 0:
-                saved = self.buffer.state()
-                saved_at, trained_then = version, len(self.trained)
-
-    async def run(self) -> None:
-        workers = [asyncio.create_task(self.work()) for _ in range(SLOTS)]
-        try:
-            await self.loop()
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-
-
-@pytest.mark.parametrize(
-    ("max_staleness", "troubles"),
-    [(0, True), (4, False), pytest.param(4, True, marks=pytest.mark.slow)],
-)
-@simulated
-async def test_staleness_bound_holds_and_every_step_gets_its_groups(
-    max_staleness: int, troubles: bool
-) -> None:
-    steps = 10_000 // GROUPS_PER_BATCH if max_staleness == 4 and troubles else 80
-    run = SimulatedRun(max_staleness=max_staleness, steps=steps, troubles=troubles)
-    await run.run()  # raises where everybody waits
-    ledger = run.buffer.ledger
-    assert len(run.trained) == len(set(run.trained)) == steps * GROUPS_PER_BATCH
-    assert min(run.staleness) >= 0
-    assert max(run.staleness) == max_staleness  # the bound is used, and kept
-    assert run.most_in_flight <= min(SLOTS, (max_staleness + 1) * GROUPS_PER_BATCH)
-    assert not ledger.dropped[STALE]  # nothing was played for nothing
-    assert ledger.live == ledger.trained == len(run.trained)
-    assert (len(ledger.leases), ledger.waiting, len(run.buffer)) == (0, 0, 0)
-    if troubles:
-        assert ledger.dropped["no reward"]
-        assert ledger.late
-        assert run.attempts[2]
-        assert run.cut
-        assert ledger.dropped[STRAGGLER]
 
 
 def plain_buffer(*, max_staleness: int = 0, groups: int = 2, timeout_s: float = 1000.0) -> ReplayBuffer:
@@ -175,6 +44,24 @@ async def test_the_oldest_go_first_and_none_that_could_not_wait_is_left_behind()
     assert await buffer.add(aged_group(0, 1, number=slow.group), slow)
     assert [group.id for group in await taking] == [0, 3]
     assert [group.id for group in young] == [4, 5]
+
+
+@simulated
+async def test_a_step_leaves_no_more_old_groups_than_later_steps_can_take() -> None:
+    buffer = plain_buffer(max_staleness=2)
+    slow = [await buffer.lease() for _ in range(4)]
+    for version, numbers in ((0, [4, 5]), (1, [0, 1])):
+        buffer.record_served(version)
+        for _ in range(2):
+            await play_group(buffer, version)
+        taking = asyncio.create_task(buffer.sample(version, 2))
+        await asyncio.sleep(50.0)
+        if version == 1:  # of the four old ones the next step is the last that may take any, and it takes two
+            assert not taking.done()
+            for lease in slow:
+                assert await buffer.add(aged_group(0, number=lease.group), lease)
+        assert [group.id for group in await taking] == numbers
+    assert [group.id for group in await buffer.sample(2, 2)] == [2, 3]
 
 
 @simulated

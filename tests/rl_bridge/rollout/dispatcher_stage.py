@@ -99,6 +99,7 @@ class Bridge:
             "group_size": SIBLINGS,
             "fork_turn": fork_turn,
             "timeout_s": 300.0,
+            **keys.pop("rollout", {}),
         }
         config = Config.model_validate({"env": worlds.get("", worlds), "rollout": rollout, "seed": 7, **keys})
         lone = config.rollout.model_copy(update={"min_group_size": min_group_size})  # 1 too

@@ -24,6 +24,7 @@ from dispatcher_stage import (
 from simulated_time import simulated
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE
+from rl_bridge.buffer.replay import STALE, STRAGGLER
 from rl_bridge.errors import ReplicaLostError
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, task_seed
 from rl_bridge.types import Group, Trajectory
@@ -202,14 +203,16 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
     assert max(one.lease for one in bridge.workers.assignments) < 0
 
 
-@pytest.mark.parametrize(("max_staleness", "refused"), [(0, 0.0), (2, 0.4)])
+@pytest.mark.parametrize(
+    ("max_staleness", "refused", "steps", "rewinds"),
+    [(0, 0.0, 60, 0), (2, 0.4, 60, 5), pytest.param(4, 0.2, 1000, 10, marks=pytest.mark.slow)],
+)
 @simulated
 async def test_random_failures_train_every_group_once_and_return_every_slot(
-    max_staleness: int, refused: float, monkeypatch: pytest.MonkeyPatch
+    max_staleness: int, refused: float, steps: int, rewinds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random losses, preemptions, drops, hangs, stragglers and refusals; then everything is accounted for."""
+    """Random losses, preemptions, drops, hangs, stragglers, refusals and rewinds; then everything is accounted for."""
     chance = random.Random(max_staleness)
-    steps = 60
 
     def refuse(group: Group, rewards: Sequence[float]) -> str | None:
         return NO_VARIANCE if chance.random() < refused else None
@@ -244,27 +247,48 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         groups=4,
         slots=6,
         iterations=steps,
+        rollout={"max_lost_share": 1.0},
         algorithm={"dynamic_sampling": True, "max_refills": 1000},
         tasks=16,
     )
-    trained: Counter[int] = Counter()
-    async with bridge.dispatcher:
-        for version in range(steps):
+    version, rewound = 0, 0
+    trained: list[int] = []
+    staleness = Counter[int]()
+    async with bridge.dispatcher as dispatcher:
+        saved = 0, 0, dispatcher.state()
+        while version < steps:
             groups = await bridge.sample(version)
-            trained.update(group.id for group in groups)
-            assert all(0 <= version - group.version <= max_staleness for group in groups)
+            assert [group.id for group in groups] == sorted(group.id for group in groups)
+            trained += [group.id for group in groups]
+            staleness.update(version - group.version for group in groups)
             assert all(2 <= len(group.trajectories) <= SIBLINGS for group in groups)
             for group in groups:
                 assert sibling_numbers(group) == sorted(set(sibling_numbers(group)))
             await asyncio.sleep(chance.uniform(0.1, 5.0))
-            bridge.serve(version + 1)
+            if version % 20 == 15 and rewound < rewinds and chance.random() < 0.5:
+                rewound += 1
+                version, known, (state, attachments) = saved
+                del trained[known:]
+                bridge.workers.version = version
+                await dispatcher.rewind(version, json.loads(json.dumps(state)), attachments())
+                continue
+            version += 1
+            bridge.serve(version)
+            if version % 10 == 0:
+                saved = version, len(trained), dispatcher.state()
         await asyncio.sleep(2000.0)
         ledger = bridge.buffer.ledger
-        assert max(trained.values()) == 1
-        assert trained.total() == ledger.trained == ledger.live == steps * 4
-        assert (ledger.leases, ledger.waiting) == ([], 0)
-        assert bridge.dispatcher.samplers[""].state()["drawn"] == []  # no group's task is kept for ever
-        assert (ledger.dropped[NO_VARIANCE] > steps) == (refused > 0.0)
+        assert len(trained) == len(set(trained)) == ledger.trained == ledger.live == steps * 4
+        assert (min(staleness), max(staleness)) == (0, max_staleness)  # the bound is used, and kept
+        assert (ledger.leases, ledger.waiting, len(bridge.buffer)) == ([], 0, 0)
+        assert not ledger.dropped[STALE]  # nothing was played for nothing
+        assert (ledger.dropped[NO_VARIANCE] > steps / 4) == (refused > 0.0)
+        if rewinds:
+            assert rewound
+        else:  # no group's task is kept for ever
+            assert dispatcher.samplers[""].state()["drawn"] == []
+        assert ledger.late
+        assert ledger.dropped[STRAGGLER]
         # Every slot is free again: that many groups, and no more, can be under way.
         assert bridge.dispatcher._slots._value == 5  # one is held by whoever waits for work
 
