@@ -2,8 +2,11 @@
 
 import asyncio
 import itertools
+import os
+import signal
 from typing import Any
 
+import psutil
 import pytest
 from recorded_spans import lines, recorded, recorded_spans, request
 from rollout_fixtures import EARNED, GONE, LENGTH, NotebookTask, word
@@ -11,7 +14,6 @@ from serving import eventually
 from worker_fixtures import (
     HERE,
     absences,
-    kill_server,
     playing,
     trajectories,
     until_no_session_is_left,
@@ -70,7 +72,7 @@ async def test_server_that_dies_is_never_scored_as_play(no_backoff: None) -> Non
     def in_the_midst(prompt: str) -> str:
         # Not by calls: how many prompts each has is a matter of how fast the machine is.
         if next(prompts) == 32:
-            kill_server(str(server.url))
+            os.kill(psutil.Process(server.pid).children()[0].pid, signal.SIGKILL)
         return "word"
 
     deadlines = SessionDeadlines(connect_s=0.3)

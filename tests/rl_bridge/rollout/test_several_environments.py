@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from dispatcher_stage import (
@@ -18,7 +18,6 @@ from dispatcher_stage import (
     Workers,
     answer,
     hand_back,
-    held_out,
     play_altered,
     play_at_once,
     steps,
@@ -199,54 +198,44 @@ async def test_environment_that_is_down_is_set_aside_tried_again_and_comes_back(
         assert all(one.error is not None for one in bridge.dispatcher.health.values())
 
 
-@simulated
-async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evaluated_on() -> None:
-    bridge = Bridge(play_at_once, groups=8, weights=WEIGHTS)
-    async with bridge.dispatcher as dispatcher:
-        dispatcher.suspend("shop", RoleError("its restart budget is gone"), permanently=True)
-        await asyncio.sleep(1e5)
-        assert {group.environment for group in await steps(bridge, 0, 20)} == {"blackjack"}
-        await dispatcher.rewind(20, None, {})
-        assert {group.environment for group in await steps(bridge, 20, 40)} == {"blackjack"}
-        with pytest.raises(RolloutError, match="gone: its restart budget is gone"):
-            await held_out(dispatcher, 4, environment="shop")
-        assert await held_out(dispatcher, 4, environment="blackjack") == 4
-        assert [one.environment for one in bridge.workers.assignments[-1:]] == ["blackjack"]
-        with pytest.raises(RoleError, match="the other too"):
-            dispatcher.suspend("blackjack", RoleError("the other too"), permanently=True)
+def run_of(bridge: Bridge, episodes: int) -> Any:
+    envs = {name: {"app": "a:b"} for name in bridge.config.environments}
+    keys = {"env": envs.get("", envs), "rollout": {"task": "c:D"}, "evaluation": {"episodes": episodes}}
+    return SimpleNamespace(
+        config=Config.model_validate(keys), console=Console(quiet=True), dispatcher=bridge.dispatcher
+    )
 
 
 @simulated
-async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that_is_gone(
+async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evaluated_on(
     tmp_path: Path,
 ) -> None:
     bridge = Bridge(play_at_once, groups=8, weights=WEIGHTS)
-    envs = {name: {"app": "a:b"} for name in WEIGHTS}
-    keys = {"env": envs, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 10}}
-    run = SimpleNamespace(
-        config=Config.model_validate(keys),
-        console=Console(quiet=True),
-        dispatcher=bridge.dispatcher,
-        train_seconds=3.0,
-    )
+    run = run_of(bridge, 10)
     async with bridge.dispatcher as dispatcher:
-        results = await evaluate(cast(Any, run), tmp_path / "whole")
-        assert {name: summary_of({"": one})["episodes"] for name, one in results.items()} == dict.fromkeys(
-            WEIGHTS, 10
-        )
-        statistics = {
+        results = await evaluate(run, tmp_path / "whole")
+        assert [summary_of({"": results[name]})["episodes"] for name in WEIGHTS] == [10, 10]
+        assert {
             (a.environment, a.settings.reset_options["of"]) for a in bridge.workers.assignments if a.lease < 0
-        }
-        assert statistics == {("blackjack", "blackjack"), ("shop", "shop")}
+        } == {("blackjack", "blackjack"), ("shop", "shop")}
+
+        await bridge.sample(0)
         dispatcher.suspend("shop", RoleError("its budget is gone"), permanently=True)
-        results = await evaluate(cast(Any, run), tmp_path / "half")
+        await asyncio.sleep(1e5)
+        bridge.serve(1)
+        assert {group.environment for group in await steps(bridge, 1, 20)} == {"blackjack"}
+        await dispatcher.rewind(20, None, {})
+        assert {group.environment for group in await steps(bridge, 20, 40)} == {"blackjack"}
+        results = await evaluate(run, tmp_path / "half")
         lost = result_of(results["shop"], train_seconds=3.0)
         assert (len(results["blackjack"]), lost.rewards, lost.dropped) == (10, [], 10)
         assert "its budget is gone" in str(results["shop"][-1].reason)
         assert (summary_of(results)["episodes"], summary_of(results)["dropped"]) == (10, 10)
-        dispatcher.health["blackjack"].suspend(RoleError("the other too"), now=0.0, permanently=True)
+
+        with pytest.raises(RoleError, match="the other too"):
+            dispatcher.suspend("blackjack", RoleError("the other too"), permanently=True)
         with pytest.raises(RolloutError, match="gone"):
-            await evaluate(cast(Any, run), tmp_path / "none")
+            await evaluate(run, tmp_path / "none")
 
 
 @simulated
@@ -260,8 +249,7 @@ async def test_evaluation_goes_on_with_what_the_same_policy_has_not_played(tmp_p
         return await play_at_once(workers, assignment)
 
     bridge = Bridge(how, slots=1, iterations=0)
-    keys = {"env": {"app": "a:b"}, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 20}}
-    run = cast(Any, SimpleNamespace(config=Config.model_validate(keys), dispatcher=bridge.dispatcher))
+    run = run_of(bridge, 20)
 
     async def played(**which: Any) -> list[int]:
         before = len(bridge.workers.assignments)
@@ -277,9 +265,7 @@ async def test_evaluation_goes_on_with_what_the_same_policy_has_not_played(tmp_p
         failing = "some"
         assert await played() == [*range(20)]
         lost = [*range(4), *range(8, 12), *range(16, 20)]
-        assert (
-            await played() == lost
-        )  # though nothing but these fails, the environment is known to take actions
+        assert await played() == lost  # though nothing but these fails, it is known to take actions
         failing = ""
         assert await played() == lost
         assert await played() == []

@@ -2,15 +2,12 @@
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import psutil
 from rollout_fixtures import FakeEngine, FakeTokenizer, Script
 
 from rl_bridge.config import Config
@@ -34,15 +31,6 @@ async def until_no_session_is_left(url: str) -> None:
     async with asyncio.timeout(60):
         while await asyncio.to_thread(active_sessions, url):  # noqa: ASYNC110 - it is the server's
             await asyncio.sleep(0.01)
-
-
-def kill_server(url: str) -> None:
-    """SIGKILL to the process that serves a URL, whatever stands between it and this one."""
-    port = url.rpartition(":")[2]
-    for process in psutil.Process().children(recursive=True):
-        listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-        if any(str(connection.laddr.port) == port for connection in listening):
-            os.kill(process.pid, signal.SIGKILL)
 
 
 def trajectories(result: AssignmentResult) -> list[Trajectory]:
