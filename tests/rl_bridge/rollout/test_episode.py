@@ -58,10 +58,9 @@ async def noting(*answers: tuple[Observation, float | None], judge: Judge | None
 
 @pytest.mark.parametrize(("reward", "at"), [(float("nan"), 0), (10**400, 2)])
 async def test_reward_that_is_not_finite_leaves_the_episode_unscored(reward: float, at: int) -> None:
-    rewards = [0.0, 0.25, 0.5]
-    assert (await noting(noted(0.0), noted(0.25), noted(0.5, done=True))).reward == 0.75
-    rewards[at] = reward
-    answers = [noted(rewards[0]), noted(rewards[1]), noted(rewards[2], done=True)]
+    answers = [noted(0.0), noted(0.25), noted(0.5, done=True)]
+    assert (await noting(*answers)).reward == 0.75
+    answers[at] = noted(reward, done=at == 2)
     with pytest.raises(EpisodeUnscoredError, match=r"rewards that are finite, got -?(nan|inf|10)"):
         await noting(*answers)
 
@@ -70,9 +69,9 @@ async def test_scores_of_the_rubrics_parts_are_summed_as_rewards_are() -> None:
     def scored(scores: Any, *, done: bool = False) -> tuple[Observation, float]:
         return Notes(words=["a", "b"], done=done, metadata={"rubric": scores}), 0.5
 
-    scores_by_step = ({"legal": 1, "style": 0.5}, {"legal": 0.5, "odd": "high", "lost": float("nan")}, "none")
-    steps = (scored(one, done=last) for one, last in zip(scores_by_step, (False, False, True), strict=True))
-    found = await noting(noted(0.0), *steps)
+    first = scored({"legal": 1, "style": 0.5})
+    second = scored({"legal": 0.5, "odd": "high", "lost": float("nan")})
+    found = await noting(noted(0.0), first, second, scored("none", done=True))
     assert (found.reward, found.scores) == (1.5, {"legal": 1.5, "style": 0.5})
 
 

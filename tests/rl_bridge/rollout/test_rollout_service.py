@@ -84,7 +84,7 @@ async def test_terminated_worker_hands_on_its_finished_episodes_and_is_replaced(
     with LocalProcessProvider("rollout_fixtures:notebook_app", cwd=HERE) as provider:
         url = str(provider.url)
         async with asyncio.timeout(2 * WAIT_S), Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
-            policy = await SlowPolicy.options(num_replicas=2, restarts=restarts).as_service(0.05, held)
+            policy = await SlowPolicy.options(num_replicas=2, restarts=restarts).as_service(held)
             rollout = await RolloutActor.options(num_replicas=2, restarts=restarts).as_service(
                 config_of(url, sessions=2), tmp_path, tiny_policy
             )
