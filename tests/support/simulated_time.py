@@ -1,8 +1,9 @@
 """An event loop whose clock jumps to the next timer: hours pass in milliseconds, and hangs are detected."""
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -45,3 +46,13 @@ def simulate(main: Coroutine[Any, Any, T]) -> T:
     """
     with asyncio.Runner(loop_factory=SimulatedTime) as runner:
         return runner.run(main)
+
+
+def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in simulated time."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **options: Any) -> None:
+        simulate(test(*arguments, **options))
+
+    return run

@@ -1,6 +1,8 @@
-"""Groups with nothing in them but their age."""
+"""Groups with nothing in them but their age, and samples."""
 
-from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
+from collections.abc import Sequence
+
+from rl_bridge.types import NO_VERSION, Completion, Ending, Group, TrainSample, Trajectory, Turn
 
 
 def aged_group(*versions: int, seed: int = 0, number: int = 0) -> Group:
@@ -11,3 +13,23 @@ def aged_group(*versions: int, seed: int = 0, number: int = 0) -> Group:
     ]
     trajectory = Trajectory(seed=seed, turns=turns, ending=Ending.COMPLETED, reward=0.0)
     return Group(id=number, seed=seed, trajectories=[trajectory])
+
+
+def sample(
+    tokens: Sequence[int],
+    mask: Sequence[int],
+    *,
+    trajectory: int = 0,
+    advantage: float = 1.0,
+    logprob: float = -1.0,
+    reward: float = 0.0,
+) -> TrainSample:
+    return TrainSample(
+        tokens=list(tokens),
+        loss_mask=[bool(one) for one in mask],
+        logprobs=[logprob - 0.1 * place if one else 0.0 for place, one in enumerate(mask)],
+        versions=[0 if one else NO_VERSION for one in mask],
+        advantage=advantage,
+        trajectory=trajectory,
+        reward=reward,
+    )

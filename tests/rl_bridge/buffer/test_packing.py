@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
+from buffer_fixtures import sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import NO_DOCUMENT, PAD_TOKEN, TrainBatch, divide_documents, pack
 from rl_bridge.errors import ConfigError
-from rl_bridge.types import NO_VERSION, TrainSample
 
 LENGTHS = st.lists(st.integers(1, 12), min_size=1, max_size=40).map(
     lambda one: np.asarray(one, dtype=np.int64)
@@ -57,33 +57,16 @@ def test_mixed_lengths_are_shared_within_five_percent(ranks: int) -> None:
         assert len(shares[0]) <= -(-lengths.sum() // (0.75 * 16_384 * ranks))
 
 
-def test_another_pass_is_made_where_documents_do_not_fit_together() -> None:
-    (passes,) = divide_documents(
-        np.array([7, 7, 7]), ranks=1, budget=12
-    )  # which two of 12 would hold by their sum
+def test_documents_that_do_not_fit_take_another_pass_or_are_refused() -> None:
+    (passes,) = divide_documents(np.array([7, 7, 7]), ranks=1, budget=12)  # two would hold them by their sum
     assert [one.tolist() for one in passes] == [[0], [1], [2]]
-
-
-def test_a_document_that_no_pass_holds_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"a row of 9 tokens is longer than a pass of 8; raise trainer\.tokens"
-    ):
+    with pytest.raises(ConfigError, match=r"9 tokens is longer .* 8; raise trainer\.tokens_per_pass"):
         divide_documents(np.array([3, 9]), ranks=1, budget=8)
 
 
 def batch_of(rows: list[list[int]]) -> TrainBatch:
     return TrainBatch.from_samples(
-        [
-            TrainSample(
-                tokens=[*tokens, 9],
-                loss_mask=[False] * len(tokens) + [True],
-                logprobs=[0.0] * len(tokens) + [-1.0],
-                versions=[NO_VERSION] * len(tokens) + [0],
-                advantage=1.0,
-                trajectory=number,
-            )
-            for number, tokens in enumerate(rows)
-        ]
+        [sample([*tokens, 9], [0] * len(tokens) + [1], trajectory=n) for n, tokens in enumerate(rows)]
     )
 
 

@@ -1,82 +1,47 @@
 """Samples as arrays: sharing contexts, splitting and micro-batching change no gradient."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
+from buffer_fixtures import sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.types import NO_VERSION, TrainSample
-
-
-def sample(
-    tokens: Sequence[int],
-    mask: Sequence[int],
-    *,
-    trajectory: int = 0,
-    advantage: float = 1.0,
-    logprob: float = -1.0,
-    reward: float = 0.0,
-) -> TrainSample:
-    return TrainSample(
-        tokens=list(tokens),
-        loss_mask=[bool(one) for one in mask],
-        logprobs=[logprob - 0.1 * place if one else 0.0 for place, one in enumerate(mask)],
-        versions=[0 if one else NO_VERSION for one in mask],
-        advantage=advantage,
-        trajectory=trajectory,
-        reward=reward,
-    )
+from rl_bridge.types import TrainSample
 
 
 def test_layout() -> None:
     batch = TrainBatch.from_samples(
         [
             sample([1, 2, 3, 4], [0, 0, 1, 1], trajectory=3, advantage=0.5, reward=2.0),
-            sample([4, 2], [0, 1], trajectory=8, advantage=-1.0, reward=-1.0),
+            sample([4, 2], [0, 1], trajectory=3, advantage=0.5, reward=2.0),
+            sample([4, 3], [0, 1], trajectory=8, advantage=-1.0, reward=-1.0),
         ]
     )
-    # A context ends before the last loss token: that token predicts nothing.
+    # A context ends before the last loss token, which predicts nothing; those that saw the same share one.
     assert (batch.tokens.tolist(), batch.lengths.tolist()) == ([1, 2, 3, 4], [3, 1])
-    assert batch.context.tolist() == [0, 0, 1]
-    assert batch.position.tolist() == [1, 2, 0]
-    assert batch.target.tolist() == [3, 4, 2]
-    assert batch.old_logprobs.tolist() == pytest.approx([-1.2, -1.3, -1.1])
-    assert batch.advantages.tolist() == [0.5, 0.5, -1.0]
-    assert batch.trajectory.tolist() == [3, 3, 8]
-    assert batch.rewards.tolist() == [0.0, 2.0, -1.0]  # at the last token of each trajectory
-    assert len(batch) == 3
+    assert batch.context.tolist() == [0, 0, 1, 1]
+    assert batch.position.tolist() == [1, 2, 0, 0]
+    assert batch.target.tolist() == [3, 4, 2, 3]
+    assert batch.old_logprobs.tolist() == pytest.approx([-1.2, -1.3, -1.1, -1.1])
+    assert batch.advantages.tolist() == [0.5, 0.5, 0.5, -1.0]
+    assert batch.trajectory.tolist() == [3, 3, 3, 8]
+    assert batch.rewards.tolist() == [0.0, 0.0, 2.0, -1.0]  # at the last token of each trajectory
+    assert len(batch) == 4
 
 
-def test_a_reward_is_earned_at_the_end_of_the_last_row() -> None:
-    rows = [
-        sample([1, 2, 3], [0, 1, 1], trajectory=1, reward=2.0),
-        sample([5, 6], [0, 1], trajectory=1, reward=2.0),
-        sample([1, 4], [0, 1], trajectory=2, reward=-1.0),
-    ]
-    assert TrainBatch.from_samples(rows).rewards.tolist() == [0.0, 0.0, 2.0, -1.0]
-
-
-def test_siblings_that_saw_the_same_share_a_context() -> None:
-    batch = TrainBatch.from_samples(
-        [sample([1, 2, answer], [0, 0, 1], trajectory=number) for number, answer in enumerate([3, 4, 3])]
-        + [sample([1, 3, 3], [0, 0, 1], trajectory=3)]
-    )
-    assert (batch.tokens.tolist(), batch.lengths.tolist()) == ([1, 2, 1, 3], [2, 2])
-    assert batch.context.tolist() == [0, 0, 0, 1]
-    assert batch.target.tolist() == [3, 4, 3, 3]
-
-
-def test_a_row_that_begins_with_a_loss_token_is_refused() -> None:
-    with pytest.raises(ValueError, match="follow a prompt"):
-        TrainBatch.from_samples([sample([1, 2], [1, 0])])
-
-
-@pytest.mark.parametrize("samples", [[], [sample([1, 2], [0, 0])]])
-def test_a_batch_without_loss_tokens_is_refused(samples: list[TrainSample]) -> None:
-    with pytest.raises(ValueError, match="at least one loss token"):
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([], "at least one loss token"),
+        ([sample([1, 2], [0, 0])], "at least one loss token"),
+        ([sample([1, 2], [1, 0])], "follow a prompt"),
+    ],
+)
+def test_batch_without_a_loss_token_after_a_prompt_is_refused(
+    samples: list[TrainSample], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         TrainBatch.from_samples(samples)
 
 
@@ -98,10 +63,6 @@ def batches(draw: st.DrawFn) -> list[TrainSample]:
                 )
             )
     return samples
-
-
-def with_reference(batch: TrainBatch) -> TrainBatch:
-    return batch.with_reference((-1.0 - 0.3 * (np.arange(len(batch)) % 4)).astype(np.float32))
 
 
 def rows_of(batch: TrainBatch) -> list[tuple[object, ...]]:
@@ -126,7 +87,8 @@ def rows_of(batch: TrainBatch) -> list[tuple[object, ...]]:
 def test_updates_cover_every_trajectory_exactly_once(
     samples: list[TrainSample], parts: int, seed: int
 ) -> None:
-    batch = with_reference(TrainBatch.from_samples(samples))
+    batch = TrainBatch.from_samples(samples)
+    batch = batch.with_reference((-1.0 - 0.3 * (np.arange(len(batch)) % 4)).astype(np.float32))
     pieces = [batch.take(one) for one in batch.split_by_trajectory(parts, np.random.default_rng(seed))]
     for piece in pieces:
         assert batch.target[piece.index].tolist() == piece.target.tolist()

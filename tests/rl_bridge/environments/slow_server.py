@@ -26,10 +26,7 @@ class Slow(Environment[Wait, Waited, State]):
     def __init__(self) -> None:
         self._steps = 0
 
-    async def reset(
-        self, *, seed: int | None = None, episode_id: str | None = None, seconds: float = 0.0
-    ) -> Waited:
-        await asyncio.sleep(seconds)
+    async def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Waited:
         self._steps = 0
         return Waited(pid=os.getpid(), steps=0)
 

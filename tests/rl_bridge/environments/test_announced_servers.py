@@ -30,20 +30,17 @@ def test_run_without_the_role_says_which_key_is_missing(monkeypatch: pytest.Monk
         coder_urls()
 
 
-def test_first_line_with_content_is_the_token(tmp_path: Path) -> None:
+def test_first_line_with_content_is_the_token_and_unreadable_files_are_named(tmp_path: Path) -> None:
     file = tmp_path / "token"
-    file.write_text("# of the rollout workers\n\n  first-0123456789  \nsecond-0123456789\n")
-    assert read_token(str(file)) == "first-0123456789"
     assert read_token(None) is None
-
-
-def test_unreadable_token_file_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "token"
     with pytest.raises(ConfigError, match=r"env\.token_file: cannot read .*/token': No such file"):
         read_token(str(file))
-    file.write_text("# nobody\n")
-    with pytest.raises(ConfigError, match=r"env\.token_file: expected a token in .*/token', got none"):
-        read_token(str(file))
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"env\.token_file: cannot read"):
-        read_token(str(file))
+    file.write_text("# of the rollout workers\n\n  first-0123456789  \nsecond-0123456789\n")
+    assert read_token(str(file)) == "first-0123456789"
+    for content, message in (
+        (b"# nobody\n", "expected a token in .*/token', got none"),
+        (b"\xff", "cannot read"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=rf"env\.token_file: {message}"):
+            read_token(str(file))

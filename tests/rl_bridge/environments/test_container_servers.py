@@ -1,7 +1,6 @@
 """Servers of a run in containers: a lost one is replaced by one that is warm, and none stays."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from http.client import HTTPException
 from typing import Any
@@ -10,6 +9,7 @@ from urllib.request import urlopen
 
 import pytest
 from docker_engine import engine
+from serving import eventually
 from slim_server import IMAGE, command
 
 from openenv_core.errors import ProviderError
@@ -31,17 +31,6 @@ CONTAINER: dict[str, Any] = {
 }
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(HANG_S):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110 - it is about containers
-            await asyncio.sleep(0.05)
-
-
-def die(url: str) -> None:
-    with suppress(URLError, HTTPException, ConnectionError):
-        urlopen(f"{url}/die", timeout=60).close()
-
-
 def healthy(url: str) -> bool:
     with urlopen(f"{url}/health", timeout=60) as answer:
         return b"healthy" in answer.read()
@@ -59,14 +48,15 @@ async def test_a_container_that_ends_is_replaced_and_none_stays(engine: DockerEn
         first, second = servers.urls
         assert healthy(first)
         assert healthy(second)
-        await asyncio.to_thread(die, first)
-        await until(lambda: servers.started[0].restarts == 1 and len(servers.urls) == 2)
+        with suppress(URLError, HTTPException, ConnectionError):
+            await asyncio.to_thread(urlopen, f"{first}/die", timeout=60)
+        await eventually(lambda: servers.started[0].restarts == 1 and len(servers.urls) == 2)
         third, same = servers.urls
         assert same == second
         assert healthy(third)
         assert (second,) in notified
         assert notified[-1] == (third, second)
-    await until(lambda: not engine.list_labelled(f"{LABEL}=1"))
+    await eventually(lambda: not engine.list_labelled(f"{LABEL}=1"))
 
 
 async def test_an_image_that_is_not_there_is_told_at_the_start(engine: DockerEngine) -> None:

@@ -1,6 +1,8 @@
 """Servers of a run, really killed: detected, restarted, announced, and ended with the run."""
 
 import asyncio
+import functools
+import itertools
 import os
 import signal
 import threading
@@ -9,6 +11,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -74,10 +77,8 @@ async def test_servers_keep_a_log_each_and_tell_where_one_raised(tmp_path: Path)
             while not (traceback := await servers.traceback()):  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.01)
     first, *_, line, error = traceback.splitlines()
-    assert (first, error) == (
-        "Traceback (most recent call last):",
-        "RuntimeError: time does not run backwards",
-    )
+    assert first == "Traceback (most recent call last):"
+    assert error == "RuntimeError: time does not run backwards"
     assert "time does not run backwards" in line
     assert "RuntimeError" not in (tmp_path / "environment-0.log").read_text()
     assert traceback in (tmp_path / "environment-1.log").read_text()
@@ -118,54 +119,37 @@ async def test_lost_server_is_restarted_and_announced(victim: str, monkeypatch: 
         await until(lambda: listener.lists == [(first, second), (second,), (third, second)])
 
 
-class MortalProvider:
-    """A provider whose server dies as soon as somebody looks, and at times cannot even be started."""
-
-    def __init__(self, *starts: bool) -> None:
-        self.starts = list(starts)
-        self.alive = False
-        self.stops = 0
-
-    def output(self) -> str:
-        return "the last words"
-
-    def start(self) -> str:
-        if not self.starts.pop(0):
-            raise ServerStartError("it cannot be started")
-        return f"http://server:{len(self.starts)}"
-
-    def stop(self) -> None:
-        self.stops += 1
-
-
 async def test_exhausted_restart_budget_ends_the_run_with_the_servers_output() -> None:
-    provider = MortalProvider(True, True, False, True)
     urls: list[str | None] = []
+    # A server that dies as soon as somebody looks, and at times cannot even be started.
+    starts = iter(["http://server:1", "http://server:2", None, "http://server:3"])
+    stops = itertools.count()
+
+    def start() -> str:
+        if (url := next(starts)) is None:
+            raise ServerStartError("it cannot be started")
+        return url
+
+    provider = SimpleNamespace(
+        start=start, stop=lambda: next(stops), output=lambda: "the last words", alive=False
+    )
     with ThreadPoolExecutor(3) as threads:
-        server = SupervisedServer(
-            "mortal",
-            provider,
-            threads,
-            RestartPolicy(budget=3, backoff_s=0.0),
-            lambda: urls.append(server.url),
-        )
+        restarts = RestartPolicy(budget=3, backoff_s=0.0)
+        server = SupervisedServer("mortal", provider, threads, restarts, lambda: urls.append(server.url))
         await server.start()
         async with asyncio.timeout(HANG_S):
             with pytest.raises(
                 RoleError, match=r"mortal to need at most 3 restarts .* it ended\nthe last words"
             ):
                 await server.supervise()
-        assert urls == ["http://server:3", None, "http://server:2", None, "http://server:0", None]
+        assert urls == ["http://server:1", None, "http://server:2", None, "http://server:3", None]
         assert server.state is ReplicaState.FAILED
-        assert server.restarts == provider.stops == 3
+        assert server.restarts == next(stops) == 3
 
 
 @pytest.mark.slow
 async def test_failed_or_cancelled_start_leaves_nothing_running() -> None:
     async with none_left():
-        with pytest.raises(ServerStartError, match="no_such_module"):
-            async with EnvironmentServers(app="no_such_module:app", count=2):
-                pytest.fail("it was started")
         before = descendants()
         starting = asyncio.ensure_future(EnvironmentServers(app="never_ready:app", count=2).__aenter__())
         await until(lambda: len(descendants() - before) >= 2)
@@ -175,40 +159,28 @@ async def test_failed_or_cancelled_start_leaves_nothing_running() -> None:
                 await starting
 
 
-class LateProvider:
-    """A provider whose start takes a while until a stop has an effect on it."""
+async def test_stop_waits_for_a_start_that_has_hardly_begun() -> None:
+    running, stopped = threading.Event(), threading.Event()
 
-    def __init__(self) -> None:
-        self.stopped = threading.Event()
-        self.running = False
-        self.alive = True
-
-    def output(self) -> str:
-        return ""
-
-    def start(self) -> str:
-        self.running = True
+    def start() -> str:
+        """Takes a while until a stop has an effect on it."""
+        running.set()
         time.sleep(0.05)
-        self.stopped.clear()
-        ended = self.stopped.wait(HANG_S)
-        self.running = False
+        stopped.clear()
+        ended = stopped.wait(HANG_S)
+        running.clear()
         raise ProviderError("it was stopped" if ended else "nobody stopped it")
 
-    def stop(self) -> None:
-        self.stopped.set()
-
-
-async def test_stop_waits_for_a_start_that_has_hardly_begun() -> None:
-    provider = LateProvider()
+    provider = SimpleNamespace(start=start, stop=stopped.set, output=str, alive=True)
     with ThreadPoolExecutor(3) as threads:
         server = SupervisedServer("late", provider, threads, AT_ONCE, lambda: None)
         starting = asyncio.ensure_future(server.start())
-        await until(lambda: provider.running)
+        await until(running.is_set)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         async with asyncio.timeout(HANG_S):
             await server.stop()
-        assert not provider.running
+        assert not running.is_set()
 
 
 async def test_external_servers_are_announced_and_never_touched() -> None:
@@ -222,29 +194,21 @@ async def test_external_servers_are_announced_and_never_touched() -> None:
                 await servers.watch()
 
 
-class PairedProvider:
-    """A provider whose start and stop wait for those of another."""
-
-    alive = True
-    starts, stops = threading.Barrier(2, timeout=HANG_S), threading.Barrier(2, timeout=HANG_S)
-
-    def __init__(self, app: str, log: Path | None = None) -> None:
-        self.stopped = False
-
-    def output(self) -> str:
-        return ""
-
-    def start(self) -> str:
-        self.starts.wait()
-        return "http://127.0.0.1:9"
-
-    def stop(self) -> None:
-        if not self.stopped:
-            self.stopped = True
-            self.stops.wait()
-
-
 async def test_several_environments_start_and_end_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    both_start, both_stop = threading.Barrier(2, timeout=HANG_S), threading.Barrier(2, timeout=HANG_S)
+
+    class PairedProvider:
+        """Its start and stop wait for those of another."""
+
+        alive = True
+
+        def __init__(self, app: str, log: Path | None = None) -> None:
+            self.stop = functools.cache(both_stop.wait)
+
+        def start(self) -> str:
+            both_start.wait()
+            return "http://127.0.0.1:9"
+
     monkeypatch.setattr(supervised, "LocalProcessProvider", PairedProvider)
     both = [EnvironmentServers(app="one"), EnvironmentServers(app="another")]
     async with run_servers(both):
@@ -254,7 +218,7 @@ async def test_several_environments_start_and_end_side_by_side(monkeypatch: pyte
 
 async def test_where_one_environment_cannot_start_none_is_left() -> None:
     async with none_left():
-        with pytest.raises(ProviderError):
+        with pytest.raises(ServerStartError, match="no_such_module"):
             async with run_servers(
                 [EnvironmentServers(app=APP), EnvironmentServers(app="no_such_module:app")]
             ):

@@ -13,7 +13,7 @@ from slow_server import SlowClient, Wait, make_app
 
 from openenv_core import ExecutionError, RequestTimeoutError
 from rl_bridge.environments import leases as leases_module
-from rl_bridge.environments.leases import LeasedSession, SessionDeadlines, SessionLeases
+from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.errors import RolloutError, SessionUnavailableError
 
 HANG_S = 30.0
@@ -22,12 +22,6 @@ HANG_S = 30.0
 
 @pytest.fixture
 async def wide() -> AsyncIterator[str]:
-    async with serving(make_app(512)) as address:
-        yield f"http://{address}"
-
-
-@pytest.fixture
-async def other() -> AsyncIterator[str]:
     async with serving(make_app(512)) as address:
         yield f"http://{address}"
 
@@ -69,57 +63,40 @@ async def test_working_session_is_kept_for_the_next_episode(wide: str) -> None:
         assert (leases.opened, leases.idle, leases.discarded) == (4, 4, 0)
 
 
-@pytest.mark.parametrize("way", ["raises", "timed out", "cancelled"])
-async def test_failed_session_is_not_used_again(wide: str, way: str) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "error", "message"),
+    [
+        (-1.0, ExecutionError, "backwards"),
+        (60.0, RequestTimeoutError, r"a step of http.* within 0\.5 s.*env\.message_timeout_s"),
+        (60.0, asyncio.CancelledError, "^$"),
+    ],
+)
+async def test_failed_session_is_not_used_again(
+    wide: str, seconds: float, error: type[BaseException], message: str
+) -> None:
     async with leases_on(wide, sessions=1) as leases:
         await play(leases)
         usual = leases.deadlines
-
-        async def fail(session: LeasedSession) -> None:
+        async with leases.lease() as session:
+            client = session.client
             await session.reset()
-            if way == "timed out":
+            if error is RequestTimeoutError:
                 leases.deadlines = SessionDeadlines(step_s=0.5)
-                with pytest.raises(
-                    RequestTimeoutError, match=r"a step of http.* within 0\.5 s.*env\.message_timeout_s"
-                ):
-                    await session.step(Wait(seconds=60))
-            elif way == "cancelled":
-                task = asyncio.ensure_future(session.step(Wait(seconds=60)))
+            stepping = asyncio.ensure_future(session.step(Wait(seconds=seconds)))
+            if error is asyncio.CancelledError:
                 await asyncio.sleep(0.01)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-            else:
-                await session.step(Wait(seconds=-1))
-
-        try:
-            async with leases.lease() as session:
-                client = session.client
-                await fail(session)
-        except ExecutionError:
-            assert way == "raises"
+                stepping.cancel()
+            with pytest.raises(error, match=message):
+                await stepping
         leases.deadlines = usual
         assert await play(leases) == 2
         assert (leases.opened, leases.discarded) == (2, 1)
         assert not client.connected
 
 
-async def share_of(leases: SessionLeases, count: int, *, reset: bool = False) -> Counter[str]:
-    hold = asyncio.Barrier(count)
-
-    async def where() -> str:
-        async with leases.lease() as session:
-            if reset:
-                await session.reset()
-            await hold.wait()
-            return session.url
-
-    async with asyncio.timeout(HANG_S):
-        return Counter(await asyncio.gather(*(where() for _ in range(count))))
-
-
 @pytest.mark.soak
 async def test_idle_sessions_make_room_for_other_workers(
-    other: str, narrow: str, monkeypatch: pytest.MonkeyPatch
+    narrow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases_module, "FULL_SERVER_BACKOFF_S", 0.05)
     monkeypatch.setattr(leases_module, "IDLE_SESSION_TTL_S", 0.5)
@@ -149,14 +126,22 @@ async def test_full_server_is_left_for_one_with_room(
     wide: str, narrow: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leases_module, "FULL_SERVER_BACKOFF_S", 0.05)
-    async with leases_on(narrow, wide, sessions=8) as leases:
-        assert await share_of(leases, 8, reset=True) == {wide: 6, narrow: 2}
+    together = asyncio.Barrier(8)
+    async with leases_on(narrow, wide, sessions=8) as leases, asyncio.timeout(HANG_S):
+
+        async def find_server() -> str:
+            async with leases.lease() as session:
+                await session.reset()
+                await together.wait()
+                return session.url
+
+        found = await asyncio.gather(*(find_server() for _ in range(8)))
+        assert Counter(found) == {wide: 6, narrow: 2}
     caplog.clear()
     # Where there is none with room one waits for the end of others' episodes, and is told why, once.
     async with leases_on(narrow, sessions=8) as leases, asyncio.timeout(HANG_S):
         assert await asyncio.gather(*(play(leases) for _ in range(24))) == [2] * 24
-    warnings = [record.getMessage() for record in caplog.records if record.name.startswith("rl_bridge.env")]
-    assert len([text for text in warnings if "fewer than the 8 sessions of env.sessions" in text]) == 1
+    assert len([text for text in caplog.messages if "fewer than the 8 sessions of env.sessions" in text]) == 1
 
 
 async def test_absent_server_is_asked_again_until_the_deadline(

@@ -10,18 +10,11 @@ def decode(tokens: Sequence[int]) -> str:
     return bytes(tokens).decode("utf-8", "replace")
 
 
-def completion(text: str, *, version: int = 3, logprob: float = -0.5, stopped: bool = True) -> Completion:
-    tokens = text.encode()
-    return Completion(
-        tokens=list(tokens),
-        logprobs=[logprob] * len(tokens),
-        versions=[version] * len(tokens),
-        stopped=stopped,
-    )
-
-
-def turn(prompt: str, answer: str, **options: int | float | bool) -> Turn:
-    return Turn(prompt=list(prompt.encode()), completion=completion(answer, **options))  # type: ignore[arg-type]
+def turn(prompt: str, answer: str) -> Turn:
+    tokens = list(answer.encode())
+    logprobs, versions = [-0.5] * len(tokens), [3] * len(tokens)
+    completion = Completion(tokens=tokens, logprobs=logprobs, versions=versions, stopped=True)
+    return Turn(prompt=list(prompt.encode()), completion=completion)
 
 
 def trajectory(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rl_bridge.records import LeftOut, TokenDecoder, TrajectoryRecord, make_group_records, shorten_text
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
-from tests.rl_bridge.records.records_fixtures import completion, decode, trajectory, turn
+from tests.rl_bridge.records.records_fixtures import decode, trajectory, turn
 
 
 def spread(values: tuple[tuple[int, int], ...]) -> list[int]:
@@ -89,16 +89,6 @@ def test_random_episodes_show_what_the_trainer_gets() -> None:
                 ("" if part.fresh else texts[-1]) + part.context + "".join(part.pieces)
             ]
         assert texts == [decode(row.tokens) for row in rows]
-
-
-def test_line_of_json_says_all_of_it_again() -> None:
-    one = trajectory(
-        turn("wie geht's, \u201eDu\u201c?\n", "gut 😀</script>"), Turn(prompt=[1], completion=completion(""))
-    )
-    made = record(one, training_rows(one, advantage=1.0, index=0))
-    line = made.model_dump_json()
-    assert "\n" not in line
-    assert TrajectoryRecord.model_validate_json(line) == made
 
 
 def test_long_context_loses_its_middle() -> None:

@@ -35,10 +35,6 @@ def one_argument(prompt: str) -> float:
     return 1.0
 
 
-async def awaited(prompt: str, response: str, target: str) -> float:
-    return 1.0
-
-
 def do_return(target: Any) -> Any:
     strange = {"nan": math.nan, "inf": math.inf, "list": [1.0], "fraction": Fraction(1, 4)}
     return strange.get(target, target)
@@ -52,12 +48,17 @@ def do_raise(target: str) -> None:
     raise ValueError(f"the answer {target!r} is not one")
 
 
+def is_first(target: str) -> bool:
+    """Whether this is asked for the first time; the target is a file that says so to all processes."""
+    known = Path(target).exists()
+    Path(target).touch()
+    return not known
+
+
 def do_raise_once(target: str) -> float:
-    path = Path(target)
-    if path.exists():
-        return 1.0
-    path.touch()
-    raise ValueError("the first time")
+    if is_first(target):
+        raise ValueError("the first time")
+    return 1.0
 
 
 def do_exit(target: int) -> None:
@@ -69,12 +70,9 @@ def do_die(target: str) -> None:
 
 
 def do_die_once(target: str) -> float:
-    path = Path(target)
-    if path.exists():
-        return 1.0
-    path.touch()
-    os.kill(os.getpid(), signal.SIGKILL)
-    return 0.0
+    if is_first(target):
+        do_die(target)
+    return 1.0
 
 
 def do_say_and_sleep(target: str) -> None:

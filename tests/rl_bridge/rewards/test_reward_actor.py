@@ -40,16 +40,15 @@ async def test_service_evaluates_and_reports_what_functions_do_wrong(tmp_path: P
         )
         with pytest.raises(RewardError, match="the answer '7' is not one"):
             await reward.evaluate_response.route(prompt="", response="raise", target="7")
-        late = reward.evaluate_response.route(
-            prompt="", response="say_and_sleep", target=str(tmp_path / "pid")
+        target = str(tmp_path / "pid")
+        assert (
+            await reward.evaluate_response.route(prompt="", response="say_and_sleep", target=target) is None
         )
-        assert await late is None
         # None of this is a lost replica.
-        assert [(replica.restarts) for replica in reward.replicas] == [0]
+        assert [replica.restarts for replica in reward.replicas] == [0]
 
 
-@pytest.mark.parametrize("victim", ["actor", "worker"])
-async def test_a_kill_costs_nobody_a_reward_and_leaves_nothing(victim: str, tmp_path: Path) -> None:
+async def test_a_kill_costs_nobody_a_reward_and_leaves_nothing(tmp_path: Path) -> None:
     from rl_bridge.rewards.actor import RewardActor
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.services.options import RestartPolicy
@@ -66,10 +65,10 @@ async def test_a_kill_costs_nobody_a_reward_and_leaves_nothing(victim: str, tmp_
         await until(file.exists)
         first = [int(word) for word in file.read_text().split()]
         guard = psutil.Process(first[0]).ppid()
-        os.kill(psutil.Process(guard).ppid() if victim == "actor" else first[0], signal.SIGKILL)
-        # It is evaluated again: by the other replica, or by another process of the same.
+        os.kill(psutil.Process(guard).ppid(), signal.SIGKILL)
+        # It is evaluated again, by the other replica.
         assert await asking == 1.0
         await until(lambda: all(map(gone, [*first, guard])))
         rest = [reward.evaluate_response.route(prompt="", response="return", target=2) for _ in range(20)]
         assert await asyncio.gather(*rest) == [2.0] * 20
-        await until(lambda: sum(r.restarts for r in reward.replicas) == (victim == "actor"))
+        await until(lambda: sum(r.restarts for r in reward.replicas) == 1)

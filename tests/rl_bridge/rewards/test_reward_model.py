@@ -29,10 +29,10 @@ def make_reward_model(folder: Path, policy: Path, *, labels: int = 1, end_as_pad
     return folder
 
 
-def load(path: Path, **options: Any) -> Any:
+def load(path: Path) -> Any:
     from rl_bridge.rewards.model import RewardModel
 
-    return RewardModel(str(path), max_length=64, **options)
+    return RewardModel(str(path), max_length=64)
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,10 @@ def checkpoint(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.mark.parametrize("end_as_padding", [False, True])
 def test_a_response_has_the_same_reward_in_whatever_batch(
-    tiny_policy: Path, tmp_path: Path, end_as_padding: bool
+    tiny_policy: Path, tmp_path: Path, end_as_padding: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load(make_reward_model(tmp_path, tiny_policy, end_as_padding=end_as_padding), max_batch=3)
+    monkeypatch.setattr("rl_bridge.rewards.model.MAX_BATCH", 3)
+    model = load(make_reward_model(tmp_path, tiny_policy, end_as_padding=end_as_padding))
     pairs = [("17 0 10", word) for word in WORDS]
     alone = [model.score([pair])[0] for pair in pairs]
     assert len({round(value, 6) for value in alone}) == len(WORDS)

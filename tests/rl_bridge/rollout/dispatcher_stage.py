@@ -1,24 +1,15 @@
 """A dispatcher over workers that are simulated."""
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any
-
-from simulated_time import simulate
 
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
 from rl_bridge.loops.grpo import collect
-from rl_bridge.rollout.assignment import (
-    Absence,
-    Assignment,
-    AssignmentResult,
-    NoTrajectory,
-    Outcome,
-)
+from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
@@ -78,7 +69,7 @@ class Workers:
 
 
 class Bridge:
-    """A dispatcher with what it works on."""
+    """A dispatcher with what it works on; `keys` are further ones of the configuration."""
 
     def __init__(
         self,
@@ -89,13 +80,12 @@ class Bridge:
         slots: int = 4,
         iterations: int = 1000,
         max_losses: int | None = 2,
-        deterministic: bool = False,
         min_group_size: int = 2,
-        algorithm: Mapping[str, Any] = MappingProxyType({}),
         explain: Callable[[str], Awaitable[str]] | None = None,
         weights: Mapping[str, float] = MappingProxyType({"": 1.0}),
         tasks: int | None = None,
         fork_turn: tuple[int, int] | None = None,
+        **keys: Any,
     ) -> None:
         sessions = slots * (SIBLINGS + (fork_turn is not None)) // len(weights)
         task_keys = {} if tasks is None else {"tasks": tasks, "sampling": "signal"}
@@ -103,21 +93,15 @@ class Bridge:
             name: {"app": "a:b", "weight": weight, "sessions": sessions, "reset": {"of": name}, **task_keys}
             for name, weight in weights.items()
         }
-        config = Config.model_validate(
-            {
-                "env": worlds.get("", worlds),
-                "rollout": {
-                    "task": "a:b",
-                    "batch_size": groups * SIBLINGS,
-                    "group_size": SIBLINGS,
-                    "fork_turn": fork_turn,
-                    "timeout_s": 300.0,
-                },
-                "algorithm": dict(algorithm),
-                "deterministic": deterministic,
-                "seed": 7,
-            }
-        )
+        rollout = {
+            "task": "a:b",
+            "batch_size": groups * SIBLINGS,
+            "group_size": SIBLINGS,
+            "fork_turn": fork_turn,
+            "timeout_s": 300.0,
+            **keys.pop("rollout", {}),
+        }
+        config = Config.model_validate({"env": worlds.get("", worlds), "rollout": rollout, "seed": 7, **keys})
         lone = config.rollout.model_copy(update={"min_group_size": min_group_size})  # 1 too
         self.config = config.model_copy(update={"rollout": lone})
         self.workers = Workers(how)
@@ -128,13 +112,7 @@ class Bridge:
             timeout_s=1000.0,
             straggler_timeout_s=60.0,
         )
-        self.dispatcher = Dispatcher(
-            self.workers,
-            self.buffer,
-            self.config,
-            collect=collect,
-            explain=explain,
-        )
+        self.dispatcher = Dispatcher(self.workers, self.buffer, self.config, collect=collect, explain=explain)
 
     async def sample(self, version: int = 0) -> list[Group]:
         return await self.buffer.sample(version, self.groups)
@@ -161,7 +139,7 @@ async def play_altered(workers: Workers, assignment: Assignment, **changes: Any)
 def cut_short(assignment: Assignment, finished: int, **others: Any) -> AssignmentResult:
     """The first siblings have been played, the others have not."""
     outcomes = answer(assignment).outcomes[:finished] + (UNFINISHED,) * (len(assignment.seeds) - finished)
-    return AssignmentResult(lease=assignment.lease, outcomes=outcomes, **others)
+    return answer(assignment, outcomes=outcomes, **others)
 
 
 def hand_back(assignment: Assignment) -> AssignmentResult:
@@ -185,18 +163,17 @@ def play_in_order(*firsts: Exception | float | Callable[[Assignment], Assignment
     return play
 
 
-def simulated(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in simulated time."""
-
-    @functools.wraps(test)
-    def run(*arguments: Any, **options: Any) -> None:
-        simulate(test(*arguments, **options))
-
-    return run
-
-
 def sibling_numbers(group: Group) -> list[int]:
     return [int(trajectory.reward) for trajectory in group.trajectories]
+
+
+async def steps(bridge: Bridge, first: int, last: int) -> list[Group]:
+    """What the loop trains on from one version to another."""
+    groups = []
+    for version in range(first, last):
+        groups += await bridge.sample(version)
+        bridge.serve(version + 1)
+    return groups
 
 
 async def held_out(dispatcher: Dispatcher, episodes: int, **others: Any) -> int:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, ClassVar
 
-from fastapi import FastAPI
-
 from openenv_core import Action, EnvClient, Environment, Observation, State
 from rl_bridge.rollout import Task
 from rl_bridge.tokens.chat import ChatMessage
@@ -24,13 +22,8 @@ class Note(Action):
 
 EARNED = 0.25
 LENGTH = 3
-
-SAYINGS: dict[str, dict[str, Any]] = {
-    "status": {"status": "sandbox_error", "reason": "the zygote is gone"},
-    "metadata": {"metadata": {"infrastructure_error": "the zygote is gone"}},
-    "released": {"metadata": {"execution": {"status": "sandbox_error", "reason": "the zygote is gone"}}},
-}
-"""How an observation says that the infrastructure failed."""
+GONE: dict[str, Any] = {"status": "sandbox_error", "reason": "the zygote is gone"}
+"""One of the ways in which an observation says that the infrastructure failed."""
 
 
 class Notes(Observation):
@@ -44,14 +37,12 @@ class Notes(Observation):
 class Notebook(Environment[Note, Notes, State]):
     """Takes notes until it has `length`, each worth 0.25; what goes wrong is asked for with the reset.
 
-    It raises (also at random: `flaky` is how often a step does), waits, is over at once, says that its infrastructure
-    failed, or cannot say what was earned.
+    Steps raise at random (`flaky` is how often). Episodes of some seeds fail `times` times: after `at` steps their
+    observation `says` so. The end of others has no reward, `because` of something.
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     FORKABLE = True
-    failures_left = 0
-    """Of the whole server: steps that shall still raise."""
     chance = Random(7)
     failed: ClassVar[Counter[tuple[str, int | None]]] = Counter()
     """Of the whole server: how often a test's seed has failed already."""
@@ -66,10 +57,9 @@ class Notebook(Environment[Note, Notes, State]):
         episode_id: str | None = None,
         length: int = LENGTH,
         patience: int = 99,
-        over_at_once: bool = False,
         wait_s: float = 0.0,
         test: str = "",
-        saying: str = "status",
+        says: dict[str, Any] = GONE,
         at: int = 2,
         failing: Sequence[int] = (),
         times: int = 1,
@@ -78,19 +68,16 @@ class Notebook(Environment[Note, Notes, State]):
         because: str | bool | None = "the judge took too long",
     ) -> Notes:
         await asyncio.sleep(wait_s)
-        self._length, self._patience = 0 if over_at_once else length, patience
+        self._length, self._patience = length, patience
         self._words = [f"seed{seed}"]
         self._key = (test, seed)
-        self._saying, self._at = saying, at
+        self._says, self._at = says, at
         self._fails = seed in failing and Notebook.failed[self._key] < times
         self._flaky = flaky
         self._unjudged, self._because = seed in unjudged, because
         return self._notes(None)
 
     async def step(self, action: Note) -> Notes:
-        if Notebook.failures_left:
-            Notebook.failures_left -= 1
-            raise RuntimeError("the environment is out of order")
         if Notebook.chance.random() < self._flaky:
             raise RuntimeError("the environment fails at random")
         self._words.append(action.text)
@@ -106,7 +93,7 @@ class Notebook(Environment[Note, Notes, State]):
         if self._fails and steps == self._at:
             Notebook.failed[self._key] += 1
             # The worst that it could say: a reward that would be learnt from, and an end that would be believed.
-            return Notes(words=words, reward=-100.0, done=over, **SAYINGS[self._saying])
+            return Notes(words=words, reward=-100.0, done=over, **self._says)
         if over and self._unjudged:
             metadata = {} if self._because is None else {"unscored": self._because}
             return Notes(words=words, done=True, metadata=metadata)
@@ -120,23 +107,12 @@ class NotebookClient(EnvClient[Note, Notes, State]):
     state_type = State
 
 
-def with_session_count(app: FastAPI) -> FastAPI:
-    """Adds what the tests look at: how many sessions the server holds, and a switch that makes steps fail."""
-
-    @app.get("/active_sessions")
-    async def active_sessions() -> int:
-        return int(app.state.sessions.active)
-
-    @app.post("/fail/{steps}")
-    async def fail(steps: int) -> None:
-        Notebook.failures_left = steps
-
-    return app
+notebook_app = create_app(Notebook, Note, Notes, env_name="notebook", max_concurrent_envs=64)
 
 
-notebook_app = with_session_count(
-    create_app(Notebook, Note, Notes, env_name="notebook", max_concurrent_envs=64)
-)
+@notebook_app.get("/active_sessions")
+async def active_sessions() -> int:
+    return int(notebook_app.state.sessions.active)
 
 
 class NotebookTask(Task):
@@ -178,28 +154,37 @@ Script = Callable[[str], str]
 class FakeEngine:
     """Answers by a script, behind the seam where a generator's endpoint is called."""
 
-    def __init__(self, tokenizer: FakeTokenizer, script: Script) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, script: Script) -> None:
+        self.tokenizer = tokenizer
         self.script = script
-        self.asked: list[SamplingSettings] = []
+        self.asked: list[str] = []
+        self.settings: list[SamplingSettings] = []
         self.seeds: list[int] = []
         self.before: Callable[[], Any] = lambda: None
 
     async def __call__(
         self, prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
     ) -> list[Completion]:
-        self.asked.append(sampling)
+        self.settings.append(sampling)
         self.seeds.extend(seeds or ())
         outcome = self.before()
         if asyncio.iscoroutine(outcome):
             await outcome
-        return [self._answer(self.script(self._tokenizer.text(prompt))) for prompt in prompts]
+        return [self._answer(self._read(prompt)) for prompt in prompts]
 
-    def _answer(self, text: str) -> Completion:
-        tokens = [self._tokenizer.token(word) for word in text.split()]
+    def _answer(self, prompt: str) -> Completion:
+        self.asked.append(prompt)
+        tokens, stopped = self._write(self.script(prompt))
         return Completion(
-            tokens=tokens, logprobs=[-0.5] * len(tokens), versions=[3] * len(tokens), stopped=False
+            tokens=tokens, logprobs=[-0.5] * len(tokens), versions=[3] * len(tokens), stopped=stopped
         )
+
+    def _read(self, prompt: Sequence[int]) -> str:
+        return str(self.tokenizer.text(prompt))
+
+    def _write(self, answer: str) -> tuple[list[int], bool]:
+        """The tokens of an answer, and whether it ended by itself."""
+        return [self.tokenizer.token(word) for word in answer.split()], False
 
 
 def word(prompt: str) -> str:

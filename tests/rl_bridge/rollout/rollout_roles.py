@@ -15,8 +15,7 @@ class SlowPolicy(ServiceActor):
     REPLAYED = ("update_weights",)
     REPEATABLE = frozenset({"generate_many"})
 
-    def __init__(self, wait_s: float, held: frozenset[int] = frozenset()) -> None:
-        self._wait_s = wait_s
+    def __init__(self, held: frozenset[int]) -> None:
         self._version = 0
         self._held = held
         self._holding = 0
@@ -44,7 +43,7 @@ class SlowPolicy(ServiceActor):
             self._holding += 1
             while self._held:  # noqa: ASYNC110 - release is another call
                 await asyncio.sleep(0.02)
-        await asyncio.sleep(self._wait_s)
+        await asyncio.sleep(0.05)
         return [
             Completion(tokens=[3 + seed % 8], logprobs=[-0.5], versions=[version], stopped=True)
             for seed in seeds or [0] * len(prompts)

@@ -20,10 +20,11 @@ from dispatcher_stage import (
     play_at_once,
     play_in_order,
     sibling_numbers,
-    simulated,
 )
+from simulated_time import simulated
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE
+from rl_bridge.buffer.replay import STALE, STRAGGLER
 from rl_bridge.errors import ReplicaLostError
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, task_seed
 from rl_bridge.types import Group, Trajectory
@@ -51,28 +52,19 @@ async def test_groups_are_played_as_far_as_admission_allows_and_no_further() -> 
 
 @simulated
 async def test_groups_of_a_lost_worker_are_played_by_another_ahead_of_new_ones() -> None:
-    loss = ReplicaLostError("killed")
-    bridge = Bridge(play_in_order(loss, loss), max_staleness=4, slots=2)
+    bridge = Bridge(
+        play_in_order(ReplicaLostError("killed"), 1e9), max_staleness=4, slots=2, deterministic=True
+    )
     async with bridge.dispatcher:
-        groups = await bridge.sample()
-    assert [group.id for group in groups] == [0, 1]
-    assert [one.sampling_key for one in bridge.workers.assignments[:4]] == [None] * 4
-    assert bridge.workers.assignments[2].seeds == bridge.workers.assignments[0].seeds
-    assert bridge.workers.assignments[2].lease != bridge.workers.assignments[0].lease
-    assert bridge.buffer.ledger.lost == 2
-    assert bridge.workers.told_to_stop == []
-
-
-@simulated
-async def test_worker_that_does_not_answer_is_told_to_stop_and_its_group_played_again() -> None:
-    bridge = Bridge(play_in_order(1e9), max_staleness=1)  # not held up by stragglers before the time is out
-    async with bridge.dispatcher:
-        await bridge.sample()
-        await asyncio.sleep(310.0)
-        stuck, *_, again = bridge.workers.assignments
+        assert [group.id for group in await bridge.sample()] == [0, 2]
+        lost, stuck, again, *_ = bridge.workers.assignments
+        assert (again.seeds, again.sampling_key) == (lost.seeds, lost.sampling_key)
+        assert again.lease != lost.lease
+        assert bridge.workers.told_to_stop == []
+        await asyncio.sleep(310.0)  # the one that does not answer is told to stop when its time is over
         assert bridge.workers.told_to_stop == [stuck.lease]
-        assert again.seeds == stuck.seeds
-        assert len(bridge.buffer) == 2
+        assert bridge.workers.assignments[-1].seeds == stuck.seeds
+        assert bridge.buffer.ledger.lost == 2
 
 
 @simulated
@@ -94,19 +86,14 @@ async def test_straggler_brings_the_siblings_that_it_has() -> None:
 async def test_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_twice() -> None:
     def handed_back(assignment: Assignment) -> AssignmentResult:
         first, _, third, _ = answer(assignment).outcomes
-        return AssignmentResult(
-            lease=assignment.lease,
-            outcomes=(first, LOST, third, UNFINISHED),
-            retried=3,
-            last_failure=LOST.reason,
-            preempted=True,
-        )
+        return answer(assignment, outcomes=(first, LOST, third, UNFINISHED), retried=3, preempted=True)
 
     bridge = Bridge(play_in_order(handed_back), groups=1, max_losses=0)
     async with bridge.dispatcher:
         (group,) = await bridge.sample()
     assert [one.siblings for one in bridge.workers.assignments] == [(0, 1, 2, 3), (3,)]
     assert bridge.workers.assignments[1].seeds == (group.seed,)
+    assert bridge.workers.assignments[1].sampling_key is None  # only deterministic runs have one
     assert sibling_numbers(group) == [0, 2, 3]
     assert bridge.buffer.ledger.lost == 0
     counts = bridge.dispatcher.counts
@@ -117,10 +104,7 @@ async def test_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_t
 async def test_siblings_that_share_a_beginning_are_handed_on_together_and_part_where_they_would_have() -> (
     None
 ):
-    def one_finished(assignment: Assignment) -> AssignmentResult:
-        return cut_short(assignment, finished=1, preempted=True)
-
-    bridge = Bridge(play_in_order(one_finished), groups=8, slots=1, fork_turn=(2, 4))
+    bridge = Bridge(play_in_order(hand_back), groups=8, slots=1, fork_turn=(2, 4))
     async with bridge.dispatcher:
         await bridge.sample()
     first, again, *others = bridge.workers.assignments
@@ -202,7 +186,7 @@ async def test_late_results_are_not_counted() -> None:
 @simulated
 async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
     def one_dropped(assignment: Assignment) -> AssignmentResult:
-        return AssignmentResult(lease=assignment.lease, outcomes=(LOST, *answer(assignment).outcomes[1:]))
+        return answer(assignment, outcomes=(LOST, *answer(assignment).outcomes[1:]))
 
     killed = ReplicaLostError("killed")
     play = play_in_order(one_dropped, killed, hand_back, one_dropped, one_dropped, one_dropped)
@@ -219,14 +203,16 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
     assert max(one.lease for one in bridge.workers.assignments) < 0
 
 
-@pytest.mark.parametrize(("max_staleness", "refused"), [(0, 0.0), (2, 0.4)])
+@pytest.mark.parametrize(
+    ("max_staleness", "refused", "steps", "rewinds"),
+    [(0, 0.0, 60, 0), (2, 0.4, 60, 5), pytest.param(4, 0.2, 1000, 10, marks=pytest.mark.slow)],
+)
 @simulated
 async def test_random_failures_train_every_group_once_and_return_every_slot(
-    max_staleness: int, refused: float, monkeypatch: pytest.MonkeyPatch
+    max_staleness: int, refused: float, steps: int, rewinds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random losses, preemptions, drops, hangs, stragglers and refusals; then everything is accounted for."""
+    """Random losses, preemptions, drops, hangs, stragglers, refusals and rewinds; then everything is accounted for."""
     chance = random.Random(max_staleness)
-    steps = 60
 
     def refuse(group: Group, rewards: Sequence[float]) -> str | None:
         return NO_VARIANCE if chance.random() < refused else None
@@ -250,12 +236,10 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
             raise ReplicaLostError("killed")
         if luck < 0.3:
             outcomes = [one if chance.random() < 0.5 else UNFINISHED for one in outcomes]
-            return AssignmentResult(
-                lease=assignment.lease, outcomes=tuple(outcomes), preempted=UNFINISHED in outcomes
-            )
+            return answer(assignment, outcomes=tuple(outcomes), preempted=UNFINISHED in outcomes)
         if luck < 0.5:
             outcomes = [one if chance.random() < 0.5 else LOST for one in outcomes]
-        return AssignmentResult(lease=assignment.lease, outcomes=tuple(outcomes))
+        return answer(assignment, outcomes=tuple(outcomes))
 
     bridge = Bridge(
         how,
@@ -263,27 +247,48 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         groups=4,
         slots=6,
         iterations=steps,
+        rollout={"max_lost_share": 1.0},
         algorithm={"dynamic_sampling": True, "max_refills": 1000},
         tasks=16,
     )
-    trained: Counter[int] = Counter()
-    async with bridge.dispatcher:
-        for version in range(steps):
+    version, rewound = 0, 0
+    trained: list[int] = []
+    staleness = Counter[int]()
+    async with bridge.dispatcher as dispatcher:
+        saved = 0, 0, dispatcher.state()
+        while version < steps:
             groups = await bridge.sample(version)
-            trained.update(group.id for group in groups)
-            assert all(0 <= version - group.version <= max_staleness for group in groups)
+            assert [group.id for group in groups] == sorted(group.id for group in groups)
+            trained += [group.id for group in groups]
+            staleness.update(version - group.version for group in groups)
             assert all(2 <= len(group.trajectories) <= SIBLINGS for group in groups)
             for group in groups:
                 assert sibling_numbers(group) == sorted(set(sibling_numbers(group)))
             await asyncio.sleep(chance.uniform(0.1, 5.0))
-            bridge.serve(version + 1)
+            if version % 20 == 15 and rewound < rewinds and chance.random() < 0.5:
+                rewound += 1
+                version, known, (state, attachments) = saved
+                del trained[known:]
+                bridge.workers.version = version
+                await dispatcher.rewind(version, json.loads(json.dumps(state)), attachments())
+                continue
+            version += 1
+            bridge.serve(version)
+            if version % 10 == 0:
+                saved = version, len(trained), dispatcher.state()
         await asyncio.sleep(2000.0)
         ledger = bridge.buffer.ledger
-        assert max(trained.values()) == 1
-        assert trained.total() == ledger.trained == ledger.live == steps * 4
-        assert (ledger.leases, ledger.waiting) == ([], 0)
-        assert bridge.dispatcher.samplers[""].state()["drawn"] == []  # no group's task is kept for ever
-        assert (ledger.dropped[NO_VARIANCE] > steps) == (refused > 0.0)
+        assert len(trained) == len(set(trained)) == ledger.trained == ledger.live == steps * 4
+        assert (min(staleness), max(staleness)) == (0, max_staleness)  # the bound is used, and kept
+        assert (ledger.leases, ledger.waiting, len(bridge.buffer)) == ([], 0, 0)
+        assert not ledger.dropped[STALE]  # nothing was played for nothing
+        assert (ledger.dropped[NO_VARIANCE] > steps / 4) == (refused > 0.0)
+        if rewinds:
+            assert rewound
+        else:  # no group's task is kept for ever
+            assert dispatcher.samplers[""].state()["drawn"] == []
+        assert ledger.late
+        assert ledger.dropped[STRAGGLER]
         # Every slot is free again: that many groups, and no more, can be under way.
         assert bridge.dispatcher._slots._value == 5  # one is held by whoever waits for work
 

@@ -1,6 +1,6 @@
 """The dispatcher over workers that are simulated: groups that are not trained, and when nothing can be."""
 
-from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 from dispatcher_stage import (
@@ -12,8 +12,9 @@ from dispatcher_stage import (
     play_altered,
     play_at_once,
     play_in_order,
-    simulated,
+    steps,
 )
+from simulated_time import simulated
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.errors import RolloutError
@@ -32,11 +33,8 @@ async def agreeing(workers: Workers, assignment: Assignment) -> AssignmentResult
 async def test_groups_without_variance_are_trained_once_refills_are_used_up() -> None:
     bridge = Bridge(agreeing, algorithm=DYNAMIC)
     async with bridge.dispatcher:
-        assert [group.id for group in await bridge.sample(0)] == [4, 5]
-        bridge.serve(1)
         # Two for each that is trained.
-        assert [group.id for group in await bridge.sample(1)] == [10, 11]
-        bridge.serve(2)
+        assert [group.id for group in await steps(bridge, 0, 2)] == [4, 5, 10, 11]
         assert [group.id for group in await bridge.sample(2)] == [16, 17]
         assert bridge.dispatcher.take_tallies()[""].refused == {NO_VARIANCE: 12}
         state, attachments = bridge.dispatcher.state()
@@ -56,9 +54,8 @@ async def test_groups_without_enough_siblings_are_dropped_and_replaced() -> None
     def mostly_lost(assignment: Assignment) -> AssignmentResult:
         unscored = NoTrajectory(absence=Absence.UNSCORED, reason="the judge slept")
         done, *_ = answer(assignment).outcomes
-        return AssignmentResult(
-            lease=assignment.lease, outcomes=(done, LOST, LOST, unscored), retried=6, last_failure=LOST.reason
-        )
+        outcomes = (done, LOST, LOST, unscored)
+        return answer(assignment, outcomes=outcomes, retried=6, last_failure=LOST.reason)
 
     bridge = Bridge(play_in_order(None, mostly_lost))
     async with bridge.dispatcher:
@@ -80,47 +77,33 @@ FAILED = NoTrajectory(
 async def test_run_that_loses_most_episodes_ends_though_the_others_could_be_trained(
     lost: int, ends: bool
 ) -> None:
-    def how(failed: int) -> Callable[[Assignment], AssignmentResult]:
-        def play(assignment: Assignment) -> AssignmentResult:
-            outcomes = answer(assignment).outcomes[failed:] + (FAILED,) * failed
-            return AssignmentResult(
-                lease=assignment.lease, outcomes=outcomes, retried=3 * failed, last_failure=FAILED.reason
-            )
+    def how(assignment: Assignment) -> AssignmentResult:
+        return answer(
+            assignment,
+            outcomes=answer(assignment).outcomes[lost:] + (FAILED,) * lost,
+            retried=3 * lost,
+            last_failure=FAILED.reason,
+        )
 
-        return play
-
-    bridge = Bridge(play_in_order(None, *[how(lost)] * 40), slots=1, min_group_size=1)
-
-    async def steps() -> None:
-        for version in range(10):
-            await bridge.sample(version)
-            bridge.serve(version + 1)
-
+    bridge = Bridge(play_in_order(None, *[how] * 40), slots=1, min_group_size=1)
+    message = r"at most 50% .*max_lost_share.*got 66% of the last 8 .*raised"
     async with bridge.dispatcher:
-        if not ends:
-            await steps()
-            return
-        with pytest.raises(
-            RolloutError, match=r"at most 50% .*max_lost_share.*got 66% of the last 8 .*raised"
-        ):
-            await steps()
+        with pytest.raises(RolloutError, match=message) if ends else nullcontext():
+            await steps(bridge, 0, 10)
 
 
 @simulated
 async def test_environment_that_takes_no_step_ends_the_run_whatever_else_is_trained(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    traceback_requests = 0
+    explained: list[str] = []
 
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         played = (await play_altered(workers, assignment, ending=Ending.ILLEGAL)).outcomes
-        return AssignmentResult(
-            lease=assignment.lease, outcomes=(*played[1:], FAILED), retried=3, last_failure=FAILED.reason
-        )
+        return answer(assignment, outcomes=(*played[1:], FAILED), retried=3, last_failure=FAILED.reason)
 
     async def traceback(environment: str) -> str:
-        nonlocal traceback_requests
-        traceback_requests += 1
+        explained.append(environment)
         return "Traceback (most recent call last):\nKeyError: 'price'"
 
     bridge = Bridge(how, groups=8, slots=8, explain=traceback)
@@ -130,7 +113,7 @@ async def test_environment_that_takes_no_step_ends_the_run_whatever_else_is_trai
             await bridge.sample(1)
     (line,) = caplog.messages
     assert "the environment raised\nTraceback (most recent call last):\nKeyError: 'price'" in line
-    assert traceback_requests == 1
+    assert explained == [""]
 
 
 @simulated
@@ -148,15 +131,9 @@ async def test_task_whose_actions_are_all_refused_ends_the_run_within_a_step() -
         assert await held_out(dispatcher, 4, understood=True) == 4
         assert await held_out(dispatcher, 0) == 0
     bridge = Bridge(how)
-
-    async def steps() -> None:
-        for version in range(3):
-            await bridge.sample(version)
-            bridge.serve(version + 1)
-
     async with bridge.dispatcher:
         with pytest.raises(RolloutError, match=r"none of 8 episodes .*The last refusal: no such field"):
-            await steps()
+            await steps(bridge, 0, 3)
     # Once one was taken, refusals are the policy's doing; a checkpoint knows that too.
     refusing = False
     bridge = Bridge(how)
@@ -176,10 +153,9 @@ async def test_held_out_episodes_end_with_the_policy_and_not_with_some_losses() 
     gone: set[int] = set()
 
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        lost = assignment.seeds[0] in gone
-        if lost:
+        if assignment.seeds[0] in gone:
             failed = NoTrajectory(absence=Absence.DROPPED, reason="status 503", ending=Ending.FAILED_POLICY)
-            return AssignmentResult(lease=assignment.lease, outcomes=(failed,) * len(assignment.seeds))
+            return answer(assignment, outcomes=(failed,) * len(assignment.seeds))
         return await play_at_once(workers, assignment)
 
     async with Bridge(how, slots=1).dispatcher as dispatcher:

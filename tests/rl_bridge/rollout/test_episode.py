@@ -1,11 +1,12 @@
 """One episode against a scripted session: rewards, unscored episodes, and endings."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, Field
-from rollout_fixtures import FakeEngine, FakeTokenizer, NotebookTask, Notes
+from rollout_fixtures import FakeEngine, FakeTokenizer, NotebookTask, Notes, Script, word
 from tool_fixtures import task_of
 
 from openenv_core import Observation, StepResult
@@ -16,7 +17,7 @@ from rl_bridge.rollout.assignment import EpisodeSettings
 from rl_bridge.rollout.episode import Judge, play_episode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
-from rl_bridge.types import Ending, Trajectory
+from rl_bridge.types import Ending, Trajectory, Turn
 
 
 class Listed:
@@ -37,26 +38,29 @@ def noted(reward: float | None, *, done: bool = False) -> tuple[Observation, flo
     return Notes(words=["a", "b"], done=done), reward
 
 
-async def play(session: Listed, task: Task, policy: ChatPolicy, judge: Judge | None = None) -> Trajectory:
+def policy_of(script: Script) -> ChatPolicy:
+    tokenizer: Any = FakeTokenizer()
+    client = GeneratorClient(FakeEngine(tokenizer, script), max_batch=8)
+    return ChatPolicy(tokenizer, client, max_new_tokens=8, max_length=64)
+
+
+async def play(session: Listed, policy: ChatPolicy, task: Task | None = None, **options: Any) -> Trajectory:
     settings = EpisodeSettings(temperature=1.0, num_turns=8, illegal_reward=-1.0)
-    found = await play_episode(session, policy, task, seed=1, settings=settings, judge=judge)
-    assert found is not None
+    task = task or task_of(NotebookTask)
+    found = await play_episode(session, policy, task, seed=1, settings=settings, **options)
+    assert isinstance(found, Trajectory)
     return found
 
 
 async def noting(*answers: tuple[Observation, float | None], judge: Judge | None = None) -> Trajectory:
-    tokenizer: Any = FakeTokenizer()
-    client = GeneratorClient(FakeEngine(tokenizer, lambda prompt: "word"), max_batch=8)
-    policy = ChatPolicy(tokenizer, client, max_new_tokens=4, max_length=64)
-    return await play(Listed(*answers), task_of(NotebookTask), policy, judge)
+    return await play(Listed(*answers), policy_of(word), judge=judge)
 
 
 @pytest.mark.parametrize(("reward", "at"), [(float("nan"), 0), (10**400, 2)])
 async def test_reward_that_is_not_finite_leaves_the_episode_unscored(reward: float, at: int) -> None:
-    rewards = [0.0, 0.25, 0.5]
-    assert (await noting(noted(0.0), noted(0.25), noted(0.5, done=True))).reward == 0.75
-    rewards[at] = reward
-    answers = [noted(rewards[0]), noted(rewards[1]), noted(rewards[2], done=True)]
+    answers = [noted(0.0), noted(0.25), noted(0.5, done=True)]
+    assert (await noting(*answers)).reward == 0.75
+    answers[at] = noted(reward, done=at == 2)
     with pytest.raises(EpisodeUnscoredError, match=r"rewards that are finite, got -?(nan|inf|10)"):
         await noting(*answers)
 
@@ -65,32 +69,26 @@ async def test_scores_of_the_rubrics_parts_are_summed_as_rewards_are() -> None:
     def scored(scores: Any, *, done: bool = False) -> tuple[Observation, float]:
         return Notes(words=["a", "b"], done=done, metadata={"rubric": scores}), 0.5
 
-    scores_by_step = ({"legal": 1, "style": 0.5}, {"legal": 0.5, "odd": "high", "lost": float("nan")}, "none")
-    steps = (scored(one, done=last) for one, last in zip(scores_by_step, (False, False, True), strict=True))
-    found = await noting(noted(0.0), *steps)
+    first = scored({"legal": 1, "style": 0.5})
+    second = scored({"legal": 0.5, "odd": "high", "lost": float("nan")})
+    found = await noting(noted(0.0), first, second, scored("none", done=True))
     assert (found.reward, found.scores) == (1.5, {"legal": 1.5, "style": 0.5})
 
 
-async def test_judge_sees_chat_and_answers_and_adds_to_what_was_earned() -> None:
+@pytest.mark.parametrize("judged", [2.0, None, ReplicaLostError("replica 0 of reward was lost")])
+async def test_judge_adds_to_what_was_earned_or_leaves_the_episode_unscored(judged: Any) -> None:
     async def judge(chat: Sequence[Any], answers: str, target: Any) -> float | None:
         assert ([message["content"] for message in chat], answers, target) == (["a b"], "word\nword", None)
-        return 2.0
+        if isinstance(judged, Exception):
+            raise judged
+        return judged  # type: ignore[no-any-return]
 
-    assert (await noting(noted(None), noted(0.25), noted(None, done=True), judge=judge)).reward == 2.25
-
-
-@pytest.mark.parametrize(
-    "outcome",
-    [None, ReplicaLostError("replica 0 of reward was lost")],
-)
-async def test_judge_that_fails_leaves_the_episode_unscored(outcome: Any) -> None:
-    async def judge(chat: Sequence[Any], answers: str, target: Any) -> float | None:
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome  # type: ignore[no-any-return]
-
-    with pytest.raises(EpisodeUnscoredError, match="reward"):
-        await noting(noted(None), noted(1.0, done=True), judge=judge)
+    answers = noted(None), noted(0.25), noted(None, done=True)
+    if judged == 2.0:
+        assert (await noting(*answers, judge=judge)).reward == 2.25
+    else:
+        with pytest.raises(EpisodeUnscoredError, match="reward"):
+            await noting(*answers, judge=judge)
 
 
 class Noted(BaseModel):
@@ -109,9 +107,6 @@ class Noted(BaseModel):
 )
 async def test_action_that_its_model_refuses_is_the_policys_doing(parse: Any) -> None:
     """Be it when the task makes it, or when it is to be sent."""
-    tokenizer: Any = FakeTokenizer()
-    client = GeneratorClient(FakeEngine(tokenizer, lambda prompt: "lengthy"), max_batch=8)
-    policy = ChatPolicy(tokenizer, client, max_new_tokens=4, max_length=64)
     task = task_of(NotebookTask)
     task.parse = parse  # type: ignore[method-assign]
 
@@ -121,33 +116,26 @@ async def test_action_that_its_model_refuses_is_the_policys_doing(parse: Any) ->
                 encode_request("step", action)
             return await super().step(action)
 
-    found = await play(Sending(noted(0.5), noted(0.25, done=True)), task, policy)
+    session = Sending(noted(0.5), noted(0.25, done=True))
+    found = await play(session, policy_of(lambda prompt: "lengthy"), task)
     assert (found.ending, found.reward, len(found.turns)) == (Ending.REFUSED_ACTION, 0.5 - 1.0, 1)
     assert found.refusal is not None
 
 
 async def test_answers_of_a_failed_attempt_are_replayed_for_equal_prompts() -> None:
-    tokenizer: Any = FakeTokenizer()
-    requests: list[str] = []
-
-    def word(prompt: Any) -> str:
-        requests.append("asked")
-        return f"word{len(requests)}"
-
-    client = GeneratorClient(FakeEngine(tokenizer, word), max_batch=8)
-    policy = ChatPolicy(tokenizer, client, max_new_tokens=8, max_length=64)
-    settings = EpisodeSettings(temperature=1.0, num_turns=8, illegal_reward=-1.0)
-    answers: list[Any] = []
-
-    async def attempt(*results: tuple[Observation, float | None]) -> Trajectory | None:
-        return await play_episode(
-            Listed(*results), policy, task_of(NotebookTask), seed=1, settings=settings, answers=answers
-        )
+    numbers = itertools.count(1)
+    policy, answers = policy_of(lambda prompt: f"word{next(numbers)}"), list[tuple[Turn, str]]()
+    other = Notes(words=["c"]), 0.0
 
     with pytest.raises(EpisodeUnscoredError):  # after the second answer, by no fault of the policy's
-        await attempt(noted(0.0), noted(0.0), noted(float("nan")))
+        await play(Listed(noted(0.0), noted(0.0), noted(float("nan"))), policy, answers=answers)
     first = [turn.completion for turn, _ in answers]
-    found = await attempt(noted(0.0), noted(0.0), noted(0.0), noted(1.0, done=True))
-    assert found is not None
-    assert [turn.completion for turn in found.turns[:2]] == first
-    assert (len(found.turns), len(requests)) == (3, 3)
+    again = Listed(noted(0.0), noted(0.0), noted(0.0), noted(1.0, done=True))
+    turns = (await play(again, policy, answers=answers)).turns
+    assert [turn.completion for turn in turns[:2]] == first
+    assert (len(turns), next(numbers)) == (3, 4)
+    # Where an attempt comes to another observation, the policy is asked anew from there on.
+    apart = Listed(noted(0.0), other, noted(0.0), noted(1.0, done=True))
+    turns = (await play(apart, policy, answers=answers)).turns
+    assert turns[0].completion == first[0]
+    assert (len(turns), next(numbers)) == (3, 7)

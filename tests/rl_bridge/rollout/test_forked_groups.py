@@ -2,30 +2,19 @@
 
 import asyncio
 import itertools
-from collections import Counter
 from typing import Any
 
 import pytest
-from rollout_fixtures import Notebook, NotebookTask, Notes
+from rollout_fixtures import Notebook, NotebookTask, Notes, word
 from serving import serving
 from tool_fixtures import DeskTask, LoggingEngine, PieceTokenizer, calling, chat_tokenizer, rows_of
 from worker_fixtures import absences, playing, trajectories
 
 from envs.blackjack_env.server.app import app as blackjack_app
-from envs.code_interpreter_env import CodeInterpreterEnv
-from envs.code_interpreter_env.models import CodeInterpreterObservation, CodeInterpreterState, Execute
-from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
-from envs.code_interpreter_env.server.settings import InterpreterSettings
-from envs.code_interpreter_env.server.shared import SharedBackend
 from examples.grpo_blackjack.task import BlackjackTask
-from openenv_core.sandbox import Isolation
-from openenv_core.tools import ToolObservation
 from rl_bridge.errors import EpisodeLostError
-from rl_bridge.rollout import Task
 from rl_bridge.rollout.assignment import Absence, sampling_seed
-from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Ending
-from servers import create_app
 
 
 async def test_shared_beginning_of_siblings_is_played_once_and_not_trained(
@@ -67,7 +56,7 @@ async def test_shared_beginning_of_siblings_is_played_once_and_not_trained(
 
 
 async def test_episode_that_ends_before_the_fork_starts_siblings_from_scratch(notebook: str) -> None:
-    async with playing([notebook], NotebookTask, lambda prompt: "word") as play:
+    async with playing([notebook], NotebookTask, word) as play:
         result = await play([5] * 3, length=2, fork_turn=2, sampling_key=(7, 3))
         assert [len(one.turns) for one in trajectories(result)] == [2, 2, 2]
         expected = [sampling_seed(7, 3, sibling, turn) for sibling in range(3) for turn in range(2)]
@@ -103,7 +92,7 @@ async def test_sibling_that_cannot_replay_the_beginning_is_dropped(
         return seen.model_copy(update={"words": list(self._words)})
 
     monkeypatch.setattr(Notebook, "reset", never_the_same)
-    async with playing([notebook], NotebookTask, lambda prompt: "word", max_attempts=2) as play:
+    async with playing([notebook], NotebookTask, word, max_attempts=2) as play:
         result = await play([5] * 3, fork_turn=1, test="other", failing=[5], at=2)
     assert absences(result) == [Absence.DROPPED] * 3
     assert result.last_failure is not None
@@ -112,7 +101,7 @@ async def test_sibling_that_cannot_replay_the_beginning_is_dropped(
 
 
 async def test_groups_that_wait_for_sessions_do_not_wait_for_each_other(notebook: str) -> None:
-    async with playing([notebook], NotebookTask, lambda prompt: "word", sessions=6, max_attempts=20) as play:
+    async with playing([notebook], NotebookTask, word, sessions=6, max_attempts=20) as play:
         groups = [play([seed] * 4, fork_turn=1, flaky=0.1) for seed in range(8)]
         async with asyncio.timeout(60):
             results = await asyncio.gather(*groups, play([99] * 5))
@@ -121,7 +110,7 @@ async def test_groups_that_wait_for_sessions_do_not_wait_for_each_other(notebook
 
 
 async def test_group_stopped_before_its_fork_is_unfinished(notebook: str) -> None:
-    async with playing([notebook], NotebookTask, lambda prompt: "word") as play:
+    async with playing([notebook], NotebookTask, word) as play:
         play.engine.before = lambda: play.worker.cancel([1])
         assert absences(await play([5] * 3, fork_turn=2)) == [Absence.UNFINISHED] * 3
 
@@ -141,46 +130,3 @@ async def test_siblings_of_a_hand_of_blackjack_get_the_same_cards_until_they_par
         by_answers.setdefault(answers, set()).add(one.reward)
     assert len(by_answers) > 1
     assert all(len(rewards) == 1 for rewards in by_answers.values())
-
-
-class CellTask(Task):
-    """An answer is code; the policy is shown what came of it."""
-
-    client_type = CodeInterpreterEnv
-
-    def messages(self, observation: Any) -> list[ChatMessage]:
-        return [{"role": "user", "content": f"seen {getattr(observation, 'result', None)}"}]
-
-    def parse(self, text: str) -> Execute:
-        return Execute(code=text)
-
-
-async def test_siblings_of_an_interpreter_have_its_variables_and_go_their_own_ways(no_backoff: None) -> None:
-    settings = InterpreterSettings(
-        preload=(),
-        strongest_isolation=Isolation.PROCESS,  # the quickest to start
-        minimum_isolation=Isolation.PROCESS,
-        tasks="none",
-        max_snapshot=True,
-    )
-    shared = SharedBackend(settings)
-    app = create_app(
-        lambda: CodeInterpreterEnvironment(shared),
-        Execute,
-        CodeInterpreterObservation | ToolObservation,
-        env_name="code_interpreter",
-        max_concurrent_envs=8,
-        state_cls=CodeInterpreterState,
-        lifespan=shared.lifespan,
-    )
-    cells = itertools.count(1)
-
-    def script(prompt: str) -> str:
-        return "x=[0];x" if "None" in prompt else f"x.append({next(cells)})or(x)"
-
-    async with serving(app) as address, playing([f"http://{address}"], CellTask, script) as play:
-        siblings = trajectories(await play([1] * 3, fork_turn=1, num_turns=3, snapshot=True))
-        tokenizer = play.worker.policy.tokenizer
-        assert {tokenizer.text(list(one.turns[0].prompt)) for one in siblings} == {"seen [0]"}
-        seen = [tokenizer.text(list(one.turns[1].prompt)) for one in siblings]
-    assert Counter(seen) == Counter(f"seen [0, {number}]" for number in (1, 2, 3))

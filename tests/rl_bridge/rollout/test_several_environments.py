@@ -8,22 +8,23 @@ from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from dispatcher_stage import (
     LOST,
     Bridge,
+    Play,
     Workers,
     answer,
     hand_back,
-    held_out,
     play_altered,
     play_at_once,
-    simulated,
+    steps,
 )
 from rich.console import Console
 from serving import eventually
+from simulated_time import simulated
 
 from openenv_core.evaluation.records import EvaluationFolder
 from rl_bridge.config import Config
@@ -38,8 +39,8 @@ from rl_bridge.rollout.assignment import (
     held_out_seeds,
     task_seed,
 )
-from rl_bridge.rollout.groups import FIRST_SUSPENSION_S
-from rl_bridge.types import Ending, Group
+from rl_bridge.rollout.groups import FIRST_SUSPENSION_S, EpisodeCounts
+from rl_bridge.types import Ending
 
 WEIGHTS = {"blackjack": 3.0, "shop": 1.0}
 
@@ -48,14 +49,6 @@ def within_binomial_interval(draws: Counter[str], *, share: float) -> bool:
     """Within 99.99% of it."""
     count = draws.total()
     return abs(draws["blackjack"] / count - share) < 3.9 * sqrt(share * (1 - share) / count)
-
-
-async def steps(bridge: Bridge, first: int, last: int) -> list[Group]:
-    groups = []
-    for version in range(first, last):
-        groups += await bridge.sample(version)
-        bridge.serve(version + 1)
-    return groups
 
 
 def test_draws_keep_to_weights_and_seed() -> None:
@@ -71,45 +64,28 @@ def test_draws_keep_to_weights_and_seed() -> None:
 
 
 @simulated
-async def test_groups_of_a_run_and_of_its_resumption_are_those_of_a_run_in_one_go() -> None:
-    uninterrupted = Bridge(play_at_once, groups=8, max_staleness=2, weights=WEIGHTS)
-    async with uninterrupted.dispatcher:
-        expected = await steps(uninterrupted, 0, 50)
-    assert within_binomial_interval(Counter(group.environment for group in expected), share=0.75)
-    assert {a.task: a.environment for a in uninterrupted.workers.assignments}.items() >= {
-        (group.id, group.environment) for group in expected
-    }
-
-    first = Bridge(play_at_once, groups=8, max_staleness=2, weights=WEIGHTS)
-    async with first.dispatcher:
-        before = await steps(first, 0, 25)
-        state, attachments = first.dispatcher.state()
-    resumed = Bridge(play_at_once, groups=8, max_staleness=2, weights=WEIGHTS)
-    resumed.workers.version = 25
-    await resumed.dispatcher.rewind(25, json.loads(json.dumps(state)), attachments())
-    assert resumed.dispatcher.health["shop"].counts == first.dispatcher.health["shop"].counts
-    async with resumed.dispatcher:
-        after = await steps(resumed, 25, 50)
-    resumed_groups = [(group.id, group.environment, group.seed) for group in before + after]
-    assert resumed_groups == [(group.id, group.environment, group.seed) for group in expected]
-
-
-@simulated
 async def test_siblings_handed_on_stay_in_their_environment_and_lost_groups_come_back_to_it() -> None:
+    """Also where it is set aside meanwhile."""
+
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        if len(workers.assignments) <= 6:
+        number = len(workers.assignments)
+        await asyncio.sleep(1.0)
+        if number <= 8:
+            if assignment.environment == "shop":
+                bridge.dispatcher.suspend("shop", RolloutError("down"))
             return hand_back(assignment)
-        if len(workers.assignments) <= 9:
+        if number <= 13:
             raise ReplicaLostError("killed")
         return await play_at_once(workers, assignment)
 
-    bridge = Bridge(how, groups=8, weights=WEIGHTS)
+    bridge = Bridge(how, groups=8, slots=8, weights=WEIGHTS, max_losses=None)
     async with bridge.dispatcher:
         groups = await bridge.sample()
     assert [group.environment for group in groups] == [draw_environment(7, n, WEIGHTS) for n in range(8)]
-    assert {(a.task, a.environment) for a in bridge.workers.assignments[:22]} == {
+    assert {(a.task, a.environment) for a in bridge.workers.assignments[:21]} == {
         (group.id, group.environment) for group in groups
     }
+    assert bridge.buffer.ledger.lost == 5
 
 
 async def dull_where_even(workers: Workers, assignment: Assignment) -> AssignmentResult:
@@ -121,33 +97,42 @@ async def dull_where_even(workers: Workers, assignment: Assignment) -> Assignmen
     )
 
 
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        (play_at_once, {"max_staleness": 2}),
+        (dull_where_even, {"slots": 16, "tasks": 12, "deterministic": True}),
+    ],
+)
 @simulated
-async def test_by_signal_a_resumed_run_has_the_tasks_of_one_in_one_go_in_each_environment() -> None:
-    def bridge() -> Bridge:
-        return Bridge(dull_where_even, groups=8, slots=16, weights=WEIGHTS, tasks=12, deterministic=True)
-
-    uninterrupted, first, resumed = bridge(), bridge(), bridge()
-    async with uninterrupted.dispatcher:
-        expected = await steps(uninterrupted, 0, 60)
+async def test_groups_of_a_run_and_of_its_resumption_are_those_of_a_run_in_one_go(
+    how: Play, options: dict[str, Any]
+) -> None:
+    """With their environments and seeds: also where outcomes steer which tasks are drawn."""
+    whole, first, resumed = (Bridge(how, groups=8, weights=WEIGHTS, **options) for _ in range(3))
+    async with whole.dispatcher:
+        expected = await steps(whole, 0, 60)
+    assert within_binomial_interval(Counter(group.environment for group in expected), share=0.75)
     async with first.dispatcher:
-        before = await steps(first, 0, 25)
+        groups = await steps(first, 0, 25)
         await eventually(lambda: len(first.buffer))  # some groups of the next step are back, others are not
-        assert len(first.buffer) < 8
+        assert first.buffer.ledger.leases
         state, attachments = first.dispatcher.state()
     resumed.workers.version = 25
     await resumed.dispatcher.rewind(25, json.loads(json.dumps(state)), attachments())
+    assert resumed.dispatcher.health["shop"].counts == EpisodeCounts(**state["episodes"]["shop"])
     async with resumed.dispatcher:
-        after = await steps(resumed, 25, 60)
-        assert (
-            resumed.dispatcher.samplers["shop"].state() == uninterrupted.dispatcher.samplers["shop"].state()
-        )
-    resumed_groups = [(group.id, group.environment, group.seed) for group in before + after]
-    assert resumed_groups == [(group.id, group.environment, group.seed) for group in expected]
-    for environment in WEIGHTS:
-        late = [group.seed % 2 for group in expected[160:] if group.environment == environment]
+        groups += await steps(resumed, 25, 60)
+        for name, sampler in resumed.dispatcher.samplers.items():
+            assert sampler.state() == whole.dispatcher.samplers[name].state()
+    assert [(group.id, group.environment, group.seed) for group in groups] == [
+        (group.id, group.environment, group.seed) for group in expected
+    ]
+    for name, sampler in resumed.dispatcher.samplers.items():
+        late = [group.seed % 2 for group in expected[160:] if group.environment == name]
         assert sum(late) / len(late) > 0.75  # with all tasks alike it were a half
         await resumed.dispatcher.rewind(0, None, {})
-        assert resumed.dispatcher.samplers[environment].metrics()["tasks/draws_max"] == 0
+        assert sampler.metrics()["tasks/draws_max"] == 0
 
 
 @simulated
@@ -204,89 +189,53 @@ async def test_environment_that_is_down_is_set_aside_tried_again_and_comes_back(
         dead.clear()
         await asyncio.sleep(FIRST_SUSPENSION_S)
         groups = await steps(bridge, 50, 100)
-    assert within_binomial_interval(Counter(group.environment for group in groups), share=0.75)
-    assert bridge.dispatcher.health["blackjack"].counts.dropped == 0
-    assert bridge.dispatcher.health["shop"].counts.dropped == 4 * bridge.buffer.ledger.dropped.total()
+        assert within_binomial_interval(Counter(group.environment for group in groups), share=0.75)
+        assert bridge.dispatcher.health["blackjack"].counts.dropped == 0
+        assert bridge.dispatcher.health["shop"].counts.dropped == 4 * bridge.buffer.ledger.dropped.total()
+        dead.update(WEIGHTS)
+        with pytest.raises(RolloutError, match="is down"):
+            await steps(bridge, 100, 110)
+        assert all(one.error is not None for one in bridge.dispatcher.health.values())
+
+
+def run_of(bridge: Bridge, episodes: int) -> Any:
+    envs = {name: {"app": "a:b"} for name in bridge.config.environments}
+    keys = {"env": envs.get("", envs), "rollout": {"task": "c:D"}, "evaluation": {"episodes": episodes}}
+    return SimpleNamespace(
+        config=Config.model_validate(keys), console=Console(quiet=True), dispatcher=bridge.dispatcher
+    )
 
 
 @simulated
-async def test_run_ends_when_all_its_environments_are_down() -> None:
-    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        await asyncio.sleep(1.0)
-        return down(assignment)
-
-    bridge = Bridge(how, weights=WEIGHTS)
-    async with bridge.dispatcher:
-        with pytest.raises(RolloutError, match=r"none of the last \d+ groups could be trained.* is down"):
-            await bridge.sample()
-    assert all(one.error is not None for one in bridge.dispatcher.health.values())
-
-
-@simulated
-async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evaluated_on() -> None:
-    bridge = Bridge(play_at_once, groups=8, weights=WEIGHTS)
-    async with bridge.dispatcher as dispatcher:
-        dispatcher.suspend("shop", RoleError("its restart budget is gone"), permanently=True)
-        await asyncio.sleep(1e5)
-        assert {group.environment for group in await steps(bridge, 0, 20)} == {"blackjack"}
-        await dispatcher.rewind(20, None, {})
-        assert {group.environment for group in await steps(bridge, 20, 40)} == {"blackjack"}
-        with pytest.raises(RolloutError, match="gone: its restart budget is gone"):
-            await held_out(dispatcher, 4, environment="shop")
-        assert await held_out(dispatcher, 4, environment="blackjack") == 4
-        assert [one.environment for one in bridge.workers.assignments[-1:]] == ["blackjack"]
-        with pytest.raises(RoleError, match="the other too"):
-            dispatcher.suspend("blackjack", RoleError("the other too"), permanently=True)
-
-
-@simulated
-async def test_siblings_handed_on_stay_where_they_were_though_it_is_set_aside() -> None:
-    async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
-        if assignment.environment == "shop" and len(assignment.seeds) == 4:
-            bridge.dispatcher.suspend("shop", RolloutError("down"))
-            return hand_back(assignment)
-        return await play_at_once(workers, assignment)
-
-    bridge = Bridge(how, groups=8, weights=WEIGHTS)
-    async with bridge.dispatcher:
-        groups = await bridge.sample()
-    handed_on = [a for a in bridge.workers.assignments if len(a.seeds) == 3]
-    assert handed_on
-    assert {a.environment for a in handed_on} == {"shop"}
-    assert {group.id for group in groups if group.environment == "shop"} == {a.task for a in handed_on}
-
-
-@simulated
-async def test_evaluation_tells_of_each_environment_and_goes_on_without_one_that_is_gone(
+async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evaluated_on(
     tmp_path: Path,
 ) -> None:
     bridge = Bridge(play_at_once, groups=8, weights=WEIGHTS)
-    envs = {name: {"app": "a:b"} for name in WEIGHTS}
-    keys = {"env": envs, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 10}}
-    run = SimpleNamespace(
-        config=Config.model_validate(keys),
-        console=Console(quiet=True),
-        dispatcher=bridge.dispatcher,
-        train_seconds=3.0,
-    )
+    run = run_of(bridge, 10)
     async with bridge.dispatcher as dispatcher:
-        results = await evaluate(cast(Any, run), tmp_path / "whole")
-        assert {name: summary_of({"": one})["episodes"] for name, one in results.items()} == dict.fromkeys(
-            WEIGHTS, 10
-        )
-        statistics = {
+        results = await evaluate(run, tmp_path / "whole")
+        assert [summary_of({"": results[name]})["episodes"] for name in WEIGHTS] == [10, 10]
+        assert {
             (a.environment, a.settings.reset_options["of"]) for a in bridge.workers.assignments if a.lease < 0
-        }
-        assert statistics == {("blackjack", "blackjack"), ("shop", "shop")}
+        } == {("blackjack", "blackjack"), ("shop", "shop")}
+
+        await bridge.sample(0)
         dispatcher.suspend("shop", RoleError("its budget is gone"), permanently=True)
-        results = await evaluate(cast(Any, run), tmp_path / "half")
+        await asyncio.sleep(1e5)
+        bridge.serve(1)
+        assert {group.environment for group in await steps(bridge, 1, 20)} == {"blackjack"}
+        await dispatcher.rewind(20, None, {})
+        assert {group.environment for group in await steps(bridge, 20, 40)} == {"blackjack"}
+        results = await evaluate(run, tmp_path / "half")
         lost = result_of(results["shop"], train_seconds=3.0)
         assert (len(results["blackjack"]), lost.rewards, lost.dropped) == (10, [], 10)
         assert "its budget is gone" in str(results["shop"][-1].reason)
         assert (summary_of(results)["episodes"], summary_of(results)["dropped"]) == (10, 10)
-        dispatcher.health["blackjack"].suspend(RoleError("the other too"), now=0.0, permanently=True)
+
+        with pytest.raises(RoleError, match="the other too"):
+            dispatcher.suspend("blackjack", RoleError("the other too"), permanently=True)
         with pytest.raises(RolloutError, match="gone"):
-            await evaluate(cast(Any, run), tmp_path / "none")
+            await evaluate(run, tmp_path / "none")
 
 
 @simulated
@@ -294,14 +243,13 @@ async def test_evaluation_goes_on_with_what_the_same_policy_has_not_played(tmp_p
     async def how(workers: Workers, assignment: Assignment) -> AssignmentResult:
         if failing and assignment.seeds[0] % 8 == 0:
             lost = replace(LOST, ending=Ending.FAILED_ENVIRONMENT)
-            return AssignmentResult(lease=assignment.lease, outcomes=(lost,) * len(assignment.seeds))
+            return answer(assignment, outcomes=(lost,) * len(assignment.seeds))
         if failing == "at last" and assignment.seeds[0] % 16 == 12:
             raise RolloutError("the worker's own mistake")
         return await play_at_once(workers, assignment)
 
     bridge = Bridge(how, slots=1, iterations=0)
-    keys = {"env": {"app": "a:b"}, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 20}}
-    run = cast(Any, SimpleNamespace(config=Config.model_validate(keys), dispatcher=bridge.dispatcher))
+    run = run_of(bridge, 20)
 
     async def played(**which: Any) -> list[int]:
         before = len(bridge.workers.assignments)
@@ -317,9 +265,7 @@ async def test_evaluation_goes_on_with_what_the_same_policy_has_not_played(tmp_p
         failing = "some"
         assert await played() == [*range(20)]
         lost = [*range(4), *range(8, 12), *range(16, 20)]
-        assert (
-            await played() == lost
-        )  # though nothing but these fails, the environment is known to take actions
+        assert await played() == lost  # though nothing but these fails, it is known to take actions
         failing = ""
         assert await played() == lost
         assert await played() == []

@@ -1,24 +1,24 @@
-"""For tests of episodes with tools: a world of tools, a tokenizer of pieces, an engine that logs.
+"""For tests of episodes with tools: a world of tools, a tokenizer of pieces, an engine that spells at random.
 
 Imported by the tests, and by the server that serves its app.
 """
 
 import asyncio
-import itertools
 import json
 import random
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from jinja2 import Environment as Jinja
+from rollout_fixtures import FakeEngine, Script
 
-from openenv_core import Action, Environment, MCPToolClient, Observation, State, StepResult
+from openenv_core import MCPToolClient, Observation, State
 from openenv_core.tools import (
     CallToolAction,
     ToolAction,
@@ -29,13 +29,12 @@ from openenv_core.tools import (
 )
 from rl_bridge.config import Config
 from rl_bridge.rollout import Task, ToolTask
-from rl_bridge.rollout.assignment import EpisodeSettings
-from rl_bridge.rollout.episode import play_episode
-from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
+from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.tokens.conversation import training_rows
-from rl_bridge.types import Completion, SamplingSettings, TrainSample, Trajectory
+from rl_bridge.types import TrainSample, Trajectory
 from servers import create_app
+
+TaskT = TypeVar("TaskT", bound=Task)
 
 TOLD = "\u00a7"
 """Everything that the world says has this in it, and nothing that a policy ever writes."""
@@ -128,37 +127,6 @@ def calling(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def said_by(source: random.Random, prompt: str) -> str:
-    """Anything that a policy might say, in the midst of an episode."""
-    if "<tool_call>" not in prompt[:100]:
-        return source.choice(
-            ["call me", "a name", "al am ar", "tool", "" if source.random() < 0.1 else "add"]
-        )
-    call = source.choice(
-        [
-            calling("add", a=source.randrange(99), b=source.randrange(99)),
-            calling("echo", text="call the name" * source.randrange(3)),
-            calling("fail"),
-            calling("nobody", name="call"),
-        ]
-    )
-    if "0 and so on" in prompt:  # one in ten goes on for as long as it may
-        return calling("fail")
-    return source.choices(
-        [
-            call,
-            "<think>a name to call</think>" + call,
-            call + "\n" + calling("add", a=1, b=1),
-            calling("finish"),
-            "42 is the name",
-            "I do not know",
-            "<tool_call>{'name'}</tool_call>",
-            call[: source.randrange(1, len(call))] + BREAK,
-        ],
-        weights=[50, 10, 10, 6, 1, 1, 3, 3],
-    )[0]
-
-
 class DeskStart(Observation):
     task: str
 
@@ -213,15 +181,6 @@ class Desk(ToolEnvironment[State]):
         return replace(result, reward=earned, done=name == "finish")
 
 
-class DeskClient(MCPToolClient):
-    state_type = State
-
-    def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:
-        if "task" in payload["observation"]:
-            return StepResult(DeskStart.model_validate(payload["observation"]), None, False, None)
-        return super()._parse_result(payload)
-
-
 desk_app = create_app(
     Desk,
     ToolAction,
@@ -233,7 +192,7 @@ desk_app = create_app(
 
 
 class DeskTask(ToolTask):
-    client_type = DeskClient
+    client_type = MCPToolClient
 
 
 class AnsweringDeskTask(DeskTask):
@@ -243,159 +202,24 @@ class AnsweringDeskTask(DeskTask):
         return CallToolAction(tool_name="finish") if text[:1].isdigit() else None
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """One token, as the engine knows it.
+class LoggingEngine(FakeEngine):
+    """Answers by a script, spelled at random; an answer that ends with BREAK is cut off there."""
 
-    Attributes:
-        prompt: What the answer was sampled after.
-        tokens: The answer.
-        place: Of this token in it.
-    """
+    def __init__(self, pieces: PieceTokenizer, script: Script) -> None:
+        super().__init__(pieces, script)
+        self._random = random.Random(0)
 
-    prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    place: int
-    version: int
+    def _read(self, prompt: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(prompt, skip_special_tokens=False))
 
-    @property
-    def token(self) -> int:
-        return self.tokens[self.place]
-
-
-Script = Callable[[str], str]
-"""From a prompt's text to an answer's. One that ends with BREAK is cut off there."""
-
-
-class LoggingEngine:
-    """Answers by a script, spelled at random, and keeps what it has sampled: where a generator's endpoint is called."""
-
-    def __init__(self, pieces: PieceTokenizer, script: Script, *, seed: int = 0) -> None:
-        self._iterate_json_parts = pieces
-        self._random = random.Random(seed)
-        self.script = script
-        self.version = 0
-        self.renewal = 0.0
-        """How likely new weights come before a token."""
-        self.log: dict[float, Sampled] = {}
-        """By log-probability: no two are alike."""
-        self.asked: list[str] = []
-        self.before: Callable[[], Any] = lambda: None
-
-    async def __call__(
-        self, prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
-    ) -> list[Completion]:
-        self.before()
-        return [self._answer(tuple(prompt)) for prompt in prompts]
-
-    def _answer(self, prompt: tuple[int, ...]) -> Completion:
-        text = self._iterate_json_parts.decode(prompt, skip_special_tokens=False)
-        self.asked.append(text)
-        answer = self.script(text)
+    def _write(self, answer: str) -> tuple[list[int], bool]:
+        tokens = self.tokenizer.spell(answer.removesuffix(BREAK), self._random)
         stopped = not answer.endswith(BREAK)
-        tokens = self._iterate_json_parts.spell(answer.removesuffix(BREAK), self._random)
-        if stopped:
-            tokens.append(self._iterate_json_parts.eos_token_id)
-        logprobs, versions = [], []
-        for place in range(len(tokens)):
-            self.version += self._random.random() < self.renewal
-            logprobs.append(-(len(self.log) + 1) / 2**18)  # of which float32 loses nothing
-            versions.append(self.version)
-            self.log[logprobs[-1]] = Sampled(prompt, tuple(tokens), place, self.version)
-        return Completion(tokens=tokens, logprobs=logprobs, versions=versions, stopped=stopped)
+        return tokens + [self.tokenizer.eos_token_id] * stopped, stopped
 
 
-class Direct:
-    """A session of an environment in this process."""
-
-    def __init__(self, environment: Any) -> None:
-        self.environment = environment
-
-    async def reset(self, **options: Any) -> StepResult[Any]:
-        return self._result(self.environment.reset(**options))
-
-    async def step(self, action: Any, /) -> StepResult[Any]:
-        observation = self.environment.step(action)
-        return self._result(await observation if asyncio.iscoroutine(observation) else observation)
-
-    @staticmethod
-    def _result(observation: Any) -> StepResult[Any]:
-        return StepResult(observation, observation.reward, observation.done, observation.metadata)
-
-
-def task_of(kind: Callable[[Config, Path], Task]) -> Task:
+def task_of(kind: Callable[[Config, Path], TaskT]) -> TaskT:
     return kind(Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "a:b"}}), Path())
-
-
-class Line(Action):
-    text: str
-
-
-class Recital(Environment[Line, "Lines", State]):
-    """Answers each line with another, until there are `length`."""
-
-    def reset(self, *, seed: int, length: int) -> "Lines":
-        self._length = length
-        self._lines = [f"{TOLD}line {seed}"]
-        return Lines(lines=list(self._lines))
-
-    def step(self, action: Line) -> "Lines":
-        self._lines += [action.text, f"{TOLD}well"]
-        return Lines(lines=list(self._lines), reward=0.5, done=len(self._lines) > 2 * self._length)
-
-    @property
-    def state(self) -> State:
-        return State()
-
-
-class Lines(Observation):
-    """What both have said, in turn."""
-
-    lines: list[str]
-
-
-class RecitalTask(Task):
-    """Shows the whole chat in every turn, or its end alone: a template spells it anew, and the policy otherwise."""
-
-    whole = True
-
-    def messages(self, observation: Lines) -> list[ChatMessage]:
-        roles: Iterable[str] = itertools.cycle(["user", "assistant"])
-        chat = [
-            ChatMessage(role=role, content=line) for role, line in zip(roles, observation.lines, strict=False)
-        ]
-        return chat if self.whole else chat[-1:]
-
-    def parse(self, text: str) -> Line | None:
-        return Line(text=text) if text else None
-
-
-class LastLineTask(RecitalTask):
-    whole = False
-
-
-KINDS: tuple[type[Any], ...] = (DeskTask, AnsweringDeskTask, RecitalTask, LastLineTask, DeskTask)
-
-
-async def play_any_kind(
-    seed: int, policy: ChatPolicy, *, words: Sequence[int], temperature: float = 1.0
-) -> Trajectory | None:
-    """An episode in this process whose seed decides what it is; `words` are lengths of what tasks ask."""
-    kind = KINDS[seed % len(KINDS)]
-    tools = issubclass(kind, DeskTask)
-    number = seed // len(KINDS)
-    return await play_episode(
-        Direct(Desk() if tools else Recital()),
-        policy,
-        task_of(kind),
-        seed=seed,
-        settings=EpisodeSettings(
-            temperature=temperature,
-            num_turns=(4, 8, 32)[seed % 3],
-            illegal_reward=-1.0,
-            reset_options={"words": words[number % len(words)]} if tools else {"length": 1 + number % 8},
-        ),
-    )
 
 
 def rows_of(trajectories: Sequence[Trajectory]) -> list[TrainSample]:

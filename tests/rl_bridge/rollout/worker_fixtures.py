@@ -2,15 +2,12 @@
 
 import asyncio
 import json
-import os
-import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-import psutil
 from rollout_fixtures import FakeEngine, FakeTokenizer, Script
 
 from rl_bridge.config import Config
@@ -34,15 +31,6 @@ async def until_no_session_is_left(url: str) -> None:
     async with asyncio.timeout(60):
         while await asyncio.to_thread(active_sessions, url):  # noqa: ASYNC110 - it is the server's
             await asyncio.sleep(0.01)
-
-
-def kill_server(url: str) -> None:
-    """SIGKILL to the process that serves a URL, whatever stands between it and this one."""
-    port = url.rpartition(":")[2]
-    for process in psutil.Process().children(recursive=True):
-        listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-        if any(str(connection.laddr.port) == port for connection in listening):
-            os.kill(process.pid, signal.SIGKILL)
 
 
 def trajectories(result: AssignmentResult) -> list[Trajectory]:
@@ -97,24 +85,22 @@ class Play:
         fork_turn: int | None = None,
         **reset_options: Any,
     ) -> AssignmentResult:
-        settings = EpisodeSettings(
-            temperature=temperature,
-            num_turns=num_turns,
-            illegal_reward=-1.5,
-            reset_options=reset_options,
-            timeout_s=timeout_s,
-        )
         self._lease += 1
-        return await self.worker.play(
-            Assignment(
-                lease=self._lease,
-                seeds=tuple(seeds),
-                siblings=tuple(range(len(seeds))),
-                settings=settings,
-                sampling_key=sampling_key,
-                fork_turn=fork_turn,
-            )
+        assignment = Assignment(
+            lease=self._lease,
+            seeds=tuple(seeds),
+            siblings=tuple(range(len(seeds))),
+            settings=EpisodeSettings(
+                temperature=temperature,
+                num_turns=num_turns,
+                illegal_reward=-1.5,
+                reset_options=reset_options,
+                timeout_s=timeout_s,
+            ),
+            sampling_key=sampling_key,
+            fork_turn=fork_turn,
         )
+        return await self.worker.play(assignment)
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """A run's folder with rollouts in it, as the page is to show them."""
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,15 +30,7 @@ def pieces_of(text: str) -> tuple[str, ...]:
 
 
 def turn(
-    context: str,
-    answer: str,
-    *,
-    fresh: bool = False,
-    logprobs: Sequence[float] | None = None,
-    trained: bool = True,
-    versions: tuple[tuple[int, int], ...] | None = None,
-    version: int = 3,
-    stopped: bool = True,
+    context: str, answer: str, *, fresh: bool = False, trained: bool = True, stopped: bool = True
 ) -> TurnRecord:
     pieces = pieces_of(answer)
     return TurnRecord(
@@ -47,8 +39,8 @@ def turn(
         context_tokens=len(context) // 4,
         pieces=pieces,
         tokens=tuple(sum(piece.encode()) for piece in pieces),
-        logprobs=tuple(logprobs or [-0.25] * len(pieces)),
-        versions=versions or ((version, len(pieces)),),
+        logprobs=(-0.25,) * len(pieces),
+        versions=((3, len(pieces)),),
         trained=((trained, len(pieces)),),
         stopped=stopped,
     )
@@ -85,7 +77,7 @@ def keep(run: Path, records: Iterable[TrajectoryRecord]) -> Path:
     return run
 
 
-def conversation(*, group: int = 4, iteration: int = 5) -> list[TrajectoryRecord]:
+def conversation() -> list[TrajectoryRecord]:
     """Four siblings: two calls and an answer; a wrong answer; a call that cannot be read; one cut off and masked."""
     good = (
         turn(OPENING, "<think>I look it up.</think>" + CALL, fresh=True),
@@ -98,7 +90,7 @@ def conversation(*, group: int = 4, iteration: int = 5) -> list[TrajectoryRecord
         turn(OPENING + "the first state", "16", fresh=True, trained=False, stopped=False),
         turn(OPENING + "the second state", "17 of", fresh=True, trained=False, stopped=False),
     )
-    where: dict[str, int] = {"group": group, "iteration": iteration}
+    where: dict[str, int] = {"group": 4, "iteration": 5}
     return [
         played(*good, **where, sibling=0, reward=1.0, advantage=1.5, tool_calls=1),
         played(*wrong, **where, sibling=1, reward=0.0, advantage=-0.5),

@@ -41,7 +41,7 @@ def written(run: Path) -> str:
 
 @pytest.fixture
 def file(tmp_path: Path) -> str:
-    return written(keep(tmp_path / "seven", [*conversation(group=4, iteration=5), *plain()]))
+    return written(keep(tmp_path / "seven", [*conversation(), *plain()]))
 
 
 def plain() -> list[Any]:

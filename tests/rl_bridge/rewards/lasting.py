@@ -1,0 +1,5 @@
+"""Reward functions whose import never ends."""
+
+import time
+
+time.sleep(600)
