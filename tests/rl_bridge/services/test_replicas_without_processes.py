@@ -2,16 +2,16 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from service_waits import WAIT_S, until
 
 from rl_bridge.config.monarch import RestartPolicy
-from rl_bridge.errors import RoleError
+from rl_bridge.errors import RoleError, WeightsError
 from rl_bridge.services.balancer import TargetGoneError
 from rl_bridge.services.options import RankProcess
 
@@ -127,32 +127,32 @@ HANG_S = 60.0
 
 
 class Replica:
-    incarnation = 1
+    """Answers every call, or as `answer` does."""
 
-    def __init__(self, replica: int, *, hangs: bool = False, gone: bool = False) -> None:
+    def __init__(
+        self, replica: int, answer: Callable[[], Awaitable[str]] | None = None, incarnation: int = 1
+    ) -> None:
         self.replica = replica
-        self._hangs = hangs
-        self._gone = gone
+        self.incarnation = incarnation
+        self._answer = answer
         self.calls: list[str] = []
 
     async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         self.calls.append(name)
-        if self._hangs:
-            await asyncio.Event().wait()
-        if self._gone:
-            raise TargetGoneError("killed")
-        return f"{name} of {self.replica}"
+        return f"{name} of {self.replica}" if self._answer is None else await self._answer()
 
 
 @pytest.mark.parametrize("killed", [False, True])
 async def test_notification_of_generators_does_not_wait_for_starting_ones(killed: bool) -> None:
     from rl_bridge.generator.actor import PolicyActor
 
+    async def is_gone() -> str:
+        raise TargetGoneError("killed")
+
     service = service_of(PolicyActor)
     if killed:
-        service._balancer.add(Replica(0, gone=True))
-    starting: Any = Replica(0)
-    starting.incarnation = 2
+        service._balancer.add(Replica(0, is_gone))
+    starting = Replica(0, incarnation=2)
     async with asyncio.timeout(HANG_S):
         await service.update_weights.tell(3)
         notified = await service.sleep.tell()
@@ -166,10 +166,33 @@ async def test_unresponsive_replica_hides_no_other_answer() -> None:
     from rl_bridge.services.actor import ServiceActor
 
     service = service_of(ServiceActor)
-    for replica in (Replica(0), Replica(1, hangs=True), Replica(2)):
+    for replica in (Replica(0), Replica(1, asyncio.get_running_loop().create_future), Replica(2)):
         service._balancer.add(replica)
     async with asyncio.timeout(HANG_S):
         assert await service.query_replicas("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
+
+
+async def test_starting_replica_that_refuses_the_state_is_replaced(roles: ModuleType) -> None:
+    called, taken = asyncio.Event(), asyncio.Event()
+
+    async def refuse() -> str:
+        called.set()
+        await taken.wait()
+        raise WeightsError("the publisher cannot be reached from here")
+
+    service = service_of(roles.Policy)
+    service._balancer.add(Replica(0, refuse))
+    async with asyncio.timeout(HANG_S):
+        fanning = asyncio.ensure_future(service.load.fanout(2))
+        await called.wait()
+        await service.catch_up(Replica(1))
+        taken.set()
+        fanned = await fanning
+    assert fanned.values == {1: "load of 1"}
+    assert [type(error) for error in fanned.failed.values()] == [WeightsError]
+    # It would answer from the past.
+    assert [target.replica for target in service.roster.targets] == [1]
+    assert service.roster.lost == ((0, 1),)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
