@@ -1,6 +1,7 @@
 """A loop among roles that are no processes."""
 
 import asyncio
+import inspect
 import io
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,10 +16,10 @@ from rl_bridge.algorithms.functions import load_advantage
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
-from rl_bridge.errors import ReplicaLostError, TrainerWentBackError
-from rl_bridge.loops.grpo import collect, train
+from rl_bridge.errors import TrainerWentBackError
+from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.observation import RunObserver
-from rl_bridge.loops.recovery import rewind
+from rl_bridge.loops.recovery import train_with_recovery
 from rl_bridge.loops.run import GroupHistory, Run
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import JsonlSink, MetricsLog
@@ -29,9 +30,23 @@ from rl_bridge.services.handle import LocalService
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import Completion, Ending, Trajectory, Turn
 
+LIMIT_S = 60.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+
 
 async def hang() -> None:
-    await asyncio.sleep(60)
+    await asyncio.sleep(LIMIT_S)
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def do() -> None:
+        raise error
+
+    return do
+
+
+GPU_CALLS = frozenset({"train_step", "push_weights", "save_checkpoint", "export", "release_gpu"})
+"""Calls for which the trainer needs the GPU."""
 
 
 class Parts:
@@ -50,13 +65,7 @@ class Parts:
 
     async def called(self, name: str) -> None:
         self.calls.append(name)
-        if self.colocated and name in (
-            "train_step",
-            "push_weights",
-            "save_checkpoint",
-            "export",
-            "release_gpu",
-        ):
+        if self.colocated and name in GPU_CALLS:
             assert not self.awake, f"{name} beside generators that are awake"
         if name in self.failing:
             await self.failing[name]()
@@ -137,18 +146,12 @@ class Rollout:
     async def play(self, assignment: Assignment) -> AssignmentResult:
         self.played += 1
         if self._lost(self.played):
-            gone: Outcome = NoTrajectory(absence=Absence.DROPPED, reason="the table is on fire")
+            reason = "the table is on fire"
+            gone: Outcome = NoTrajectory(absence=Absence.DROPPED, reason=reason)
             outcomes = (gone,) * len(assignment.seeds)
-            return AssignmentResult(
-                lease=assignment.lease, outcomes=outcomes, last_failure="the table is on fire"
-            )
-        return AssignmentResult(
-            lease=assignment.lease,
-            outcomes=tuple(
-                self._one(seed, sibling)
-                for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
-            ),
-        )
+            return AssignmentResult(lease=assignment.lease, outcomes=outcomes, last_failure=reason)
+        episodes = zip(assignment.seeds, assignment.siblings, strict=True)
+        return AssignmentResult(lease=assignment.lease, outcomes=tuple(self._one(*one) for one in episodes))
 
     def _one(self, seed: int, sibling: int) -> Trajectory:
         answer = Completion(
@@ -186,6 +189,8 @@ class Stage:
         self.parts = Parts()
         self.parts.colocated = colocate
         self.lost = lost
+        self.done: object = None
+        """What the work has returned."""
         self.config = Config.model_validate(
             {
                 "env": {"app": "a:b", "sessions": sessions},
@@ -202,14 +207,22 @@ class Stage:
             }
         )
 
+    def on(self, name: str, then: Callable[[], object], *, call: int | None = None) -> None:
+        """Have a role do something when it is called: every time, or the n-th."""
+        calls = 0
+
+        async def called() -> None:
+            nonlocal calls
+            calls += 1
+            if call in (None, calls) and inspect.isawaitable(done := then()):
+                await done
+
+        self.parts.failing[name] = called
+
     async def train(
-        self,
-        *,
-        reference: bool = False,
-        losses: int = 0,
-        work: Callable[[Run], Awaitable[object]] | None = None,
+        self, work: Callable[[Run], Awaitable[object]] = train_with_recovery, *, reference: bool = False
     ) -> Run:
-        """Train to the end; goes back as often as `losses` says. Or `work` says what is done."""
+        """Train to the end, or do what `work` says."""
         parts, config = self.parts, self.config
         rollout = config.rollout
         buffer = ReplayBuffer(
@@ -222,7 +235,10 @@ class Stage:
         )
         service: Any = LocalService(Rollout(parts, self.lost))
         with MetricsLog([JsonlSink(self.folder / "metrics.jsonl")]) as metrics:
-            async with Dispatcher(service, buffer, config, collect=collect) as dispatcher:
+            async with (
+                asyncio.timeout(LIMIT_S),
+                Dispatcher(service, buffer, config, collect=collect) as dispatcher,
+            ):
                 sync = WeightSync(
                     on_error=buffer.fail,
                     overlapped=rollout.max_staleness > 0 and not config.monarch.colocate,
@@ -250,19 +266,8 @@ class Stage:
                 )
                 self.run = run
                 try:
-                    if work is not None:
-                        await work(run)
-                        return run
-                    while True:
-                        try:
-                            await train(run)
-                            await sync.finish()
-                            return run
-                        except (ReplicaLostError, TrainerWentBackError):
-                            if not losses:
-                                raise
-                            losses -= 1
-                            await rewind(run)
+                    self.done = await work(run)
+                    return run
                 finally:
                     await sync.cancel()
 
