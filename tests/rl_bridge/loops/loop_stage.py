@@ -49,97 +49,87 @@ GPU_CALLS = frozenset({"train_step", "push_weights", "save_checkpoint", "export"
 """Calls for which the trainer needs the GPU."""
 
 
-class Parts:
-    """The roles, in this process. `calls` is what they were asked for; `failing` is what one of them does instead."""
+class Roles:
+    """Trainer, generators and reference, in this process.
 
-    def __init__(self) -> None:
+    `calls` is what they were asked for; `failing` is what one of them does instead.
+    """
+
+    def __init__(self, *, colocated: bool) -> None:
         self.calls: list[str] = []
         self.failing: dict[str, Callable[[], Any]] = {}
         self.trained = 0
         self.served = 0
         self.saved = ResumeState()
-        self.colocated = False
+        self.colocated = colocated
         self.awake = True
         """Whether the generators have the turn."""
         self.waited: list[bool] = []
 
-    async def called(self, name: str) -> None:
+    async def _note(self, name: str) -> None:
         self.calls.append(name)
         if self.colocated and name in GPU_CALLS:
             assert not self.awake, f"{name} beside generators that are awake"
         if name in self.failing:
             await self.failing[name]()
 
-
-class Trainer(Parts):
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def _require(self, version: int) -> None:
+        if version != self.trained:
+            raise TrainerWentBackError(f"expected {self.trained}, got {version}")
 
     async def train_step(self, batch: Any, version: int) -> dict[str, float]:
-        await self._parts.called("train_step")
-        if version != self._parts.trained:
-            raise TrainerWentBackError(f"expected {self._parts.trained}, got {version}")
-        self._parts.trained += 1
+        await self._note("train_step")
+        self._require(version)
+        self.trained += 1
         return {"loss/total": 0.0}
 
     async def push_weights(self, version: int) -> float:
-        await self._parts.called("push_weights")
-        assert version == self._parts.trained
+        await self._note("push_weights")
+        assert version == self.trained
         return 0.25
 
     async def save_checkpoint(
         self, version: int, run_state: dict[str, Any], attachments: dict[str, bytes], wait: bool
     ) -> None:
-        await self._parts.called("save_checkpoint")
-        self._parts.waited.append(wait)
+        await self._note("save_checkpoint")
+        self.waited.append(wait)
         state = json.loads(json.dumps(run_state))
-        self._parts.saved = ResumeState(version=version, run_state=state, attachments=attachments)
+        self.saved = ResumeState(version=version, run_state=state, attachments=attachments)
 
     async def wait_for_checkpoint(self) -> None:
-        await self._parts.called("wait_for_checkpoint")
+        await self._note("wait_for_checkpoint")
 
     async def release_gpu(self) -> None:
-        await self._parts.called("release_gpu")
+        await self._note("release_gpu")
 
     async def get_resume_state(self) -> ResumeState:
-        await self._parts.called("get_resume_state")
-        self._parts.trained = self._parts.saved.version
-        return self._parts.saved
+        await self._note("get_resume_state")
+        self.trained = self.saved.version
+        return self.saved
 
     async def export(self, folder: str, version: int) -> None:
-        await self._parts.called("export")
-        if version != self._parts.trained:
-            raise TrainerWentBackError(f"expected {self._parts.trained}, got {version}")
-
-
-class Policy:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        await self._note("export")
+        self._require(version)
 
     async def update_weights(self, version: int) -> SimpleNamespace:
-        await self._parts.called("update_weights")
-        self._parts.served, self._parts.awake = version, True
+        await self._note("update_weights")
+        self.served, self.awake = version, True
         return SimpleNamespace(transport_s=0.5, pause_s=0.75, load_s=0.125)
 
     async def sleep(self) -> None:
-        await self._parts.called("sleep")
-        self._parts.awake = False
-
-
-class Reference:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        await self._note("sleep")
+        self.awake = False
 
     async def logprobs(self, batch: Any) -> Any:
-        await self._parts.called("logprobs")
+        await self._note("logprobs")
         return np.zeros(len(batch), dtype=np.float32)
 
 
 class Rollout:
     """Plays one turn an episode; the siblings' rewards alternate. Every episode of a lost group is dropped."""
 
-    def __init__(self, parts: Parts, lost: Callable[[int], bool]) -> None:
-        self._parts = parts
+    def __init__(self, roles: Roles, lost: Callable[[int], bool]) -> None:
+        self._roles = roles
         self._lost = lost
         self.played = 0
 
@@ -155,7 +145,7 @@ class Rollout:
 
     def _one(self, seed: int, sibling: int) -> Trajectory:
         answer = Completion(
-            tokens=[sibling % 2], logprobs=[-0.5], versions=[self._parts.served], stopped=True
+            tokens=[sibling % 2], logprobs=[-0.5], versions=[self._roles.served], stopped=True
         )
         turn = Turn(prompt=[1, 2], completion=answer)
         return Trajectory(seed=seed, turns=[turn], ending=Ending.COMPLETED, reward=float(sibling % 2))
@@ -186,8 +176,7 @@ class Stage:
     ) -> None:
         self.folder = folder
         self.dataset = dataset
-        self.parts = Parts()
-        self.parts.colocated = colocate
+        self.roles = Roles(colocated=colocate)
         self.lost = lost
         self.done: object = None
         """What the work has returned."""
@@ -217,13 +206,13 @@ class Stage:
             if call in (None, calls) and inspect.isawaitable(done := then()):
                 await done
 
-        self.parts.failing[name] = called
+        self.roles.failing[name] = called
 
     async def train(
         self, work: Callable[[Run], Awaitable[object]] = train_with_recovery, *, reference: bool = False
     ) -> Run:
         """Train to the end, or do what `work` says."""
-        parts, config = self.parts, self.config
+        config = self.config
         rollout = config.rollout
         buffer = ReplayBuffer(
             Ledger(max_losses=2),
@@ -233,7 +222,7 @@ class Stage:
             timeout_s=rollout.timeout_s,
             straggler_timeout_s=rollout.straggler_timeout_s,
         )
-        service: Any = LocalService(Rollout(parts, self.lost))
+        service: Any = LocalService(Rollout(self.roles, self.lost))
         with MetricsLog([JsonlSink(self.folder / "metrics.jsonl")]) as metrics:
             async with (
                 asyncio.timeout(LIMIT_S),
@@ -250,9 +239,9 @@ class Stage:
                     model_path=self.folder,
                     tasks={"": Task()},  # type: ignore[arg-type]
                     chat=None,  # type: ignore[arg-type]
-                    policy=LocalService(Policy(parts)),
-                    trainer=LocalService(Trainer(parts)),
-                    reference=LocalService(Reference(parts)) if reference else None,
+                    policy=LocalService(self.roles),
+                    trainer=LocalService(self.roles),
+                    reference=LocalService(self.roles) if reference else None,
                     dataset=self.dataset,
                     buffer=buffer,
                     dispatcher=dispatcher,

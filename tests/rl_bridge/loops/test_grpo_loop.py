@@ -33,12 +33,12 @@ async def test_every_iteration_collects_trains_synchronises_logs_and_saves(
     stage.on("save_checkpoint", lambda: logged_at_save.append(len(stage.rows())))
     await stage.train(reference=True)
     iteration = ["logprobs", "train_step", "push_weights", "update_weights", "save_checkpoint"]
-    assert stage.parts.calls == [*iteration, *iteration, "export"]
+    assert stage.roles.calls == [*iteration, *iteration, "export"]
     assert len(batched_in) == 2
     assert threading.current_thread() not in batched_in, "the event loop serves rollouts meanwhile"
     # A checkpoint never knows of an iteration that was not logged: resumed, the log would have a gap.
     assert logged_at_save == [1, 2]
-    assert stage.parts.waited == [False, True], "the loop goes on beside each but the last"
+    assert stage.roles.waited == [False, True], "the loop goes on beside each but the last"
     assert [row["iteration"] for row in stage.rows()] == [1, 2]
     assert [row["rollout/staleness/0"] for row in stage.rows()] == [1.0, 1.0]
     assert 0.0 < stage.rows()[0]["time/elapsed_s"] < stage.rows()[1]["time/elapsed_s"]
@@ -58,7 +58,7 @@ async def test_colocated_generators_sleep_while_the_trainer_works(tmp_path: Path
     checkpoint, export = (
         ["sleep", name, "release_gpu", "update_weights"] for name in ("save_checkpoint", "export")
     )
-    assert stage.parts.calls == [*step, *checkpoint, *step, *checkpoint, *export]
+    assert stage.roles.calls == [*step, *checkpoint, *step, *checkpoint, *export]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_environment_that_always_fails_ends_the_run_with_the_reason(tmp_pa
     stage = Stage(tmp_path, lost=lambda number: True)
     with pytest.raises(RolloutError, match=r"none of the last 8 groups could be trained.*on fire"):
         await stage.train()
-    assert stage.parts.calls == []
+    assert stage.roles.calls == []
 
 
 async def test_lost_groups_are_replaced_by_others(tmp_path: Path) -> None:

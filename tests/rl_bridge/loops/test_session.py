@@ -243,19 +243,14 @@ async def test_unresponsive_worker_delays_no_announcement_to_the_others(
     assert failures == []
 
 
-@pytest.mark.parametrize(("colocate", "expected"), [(False, 5.0), (True, 45.0)])
-def test_start_may_wait_for_another_s_turn(colocate: bool, expected: float) -> None:
+def test_start_may_wait_for_another_s_turn() -> None:
     from rl_bridge.loops.assembly import start_timeout_s
 
-    config = Config.model_validate(
-        {
-            "env": {"app": "a:b"},
-            "rollout": {"task": "c:D"},
-            "trainer": {"timeout_s": 40.0},
-            "monarch": {"start_timeout_s": 5.0, "colocate": colocate},
-        }
-    )
-    assert start_timeout_s(config) == expected
+    def timeout_s(*, colocate: bool) -> float:
+        monarch = {"start_timeout_s": 5.0, "colocate": colocate}
+        return start_timeout_s(Config.model_validate({"trainer": {"timeout_s": 40.0}, "monarch": monarch}))
+
+    assert (timeout_s(colocate=False), timeout_s(colocate=True)) == (5.0, 45.0)
 
 
 async def test_start_reports_slow_roles_and_start_times(

@@ -36,7 +36,7 @@ async def test_lost_trainer_takes_the_run_back_to_its_checkpoint(tmp_path: Path,
     stage = Stage(tmp_path, max_staleness=max_staleness, iterations=7, checkpoint_interval=3)
     stage.on("train_step", KILLED, call=6)
     run = await stage.train()
-    assert run.version == stage.parts.trained == stage.parts.served == 7
+    assert run.version == stage.roles.trained == stage.roles.served == 7
     # Iterations 4 and 5 were trained twice, and are there once: those of the history that led to the weights.
     assert [row["iteration"] for row in stage.rows()] == [1, 2, 3, 4, 5, 6, 7]
     history = stage.rows("groups.jsonl")
@@ -66,18 +66,18 @@ async def test_trainer_lost_while_the_loop_waits_for_rollouts(tmp_path: Path, ma
         sessions=2,
     )
     run = await stage.train()
-    assert run.version == stage.parts.trained == 6
+    assert run.version == stage.roles.trained == 6
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(24))
 
 
 async def test_trainer_that_was_restarted_unseen_is_not_trained_on(tmp_path: Path) -> None:
     def restarts() -> None:  # its process died when nobody called, and is back at the first checkpoint
-        stage.parts.trained = 2
+        stage.roles.trained = 2
 
     stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2)
     stage.on("save_checkpoint", restarts, call=2)
     await stage.train()
-    assert stage.parts.trained == 5
+    assert stage.roles.trained == 5
     assert [row["iteration"] for row in stage.rows()] == [1, 2, 3, 4, 5]
 
 
@@ -93,7 +93,7 @@ async def test_trainer_lost_in_any_phase_takes_the_run_back(
     stage.on("train_step", KILLED, call=3)  # so that there is a way back to be lost on
     stage.on(when, KILLED, call=1 if when in ("get_resume_state", "export") else 3)
     run = await stage.train()
-    assert run.version == stage.parts.trained == stage.parts.served == 5
+    assert run.version == stage.roles.trained == stage.roles.served == 5
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(20))
 
 
@@ -103,10 +103,10 @@ async def test_colocated_trainer_lost_in_the_generators_turn_has_them_sleep_firs
     stage.on("update_weights", lambda: stage.run.mark_trainer_lost(), call=3)
     await stage.train()
     # An actor that is started again answers this in its own turn.
-    at = stage.parts.calls.index("get_resume_state")
-    assert stage.parts.calls[at - 2 : at + 4] == ["update_weights", *WAY_BACK]
-    assert stage.parts.trained == 3
-    assert stage.parts.awake
+    at = stage.roles.calls.index("get_resume_state")
+    assert stage.roles.calls[at - 2 : at + 4] == ["update_weights", *WAY_BACK]
+    assert stage.roles.trained == 3
+    assert stage.roles.awake
 
 
 class NobodyServes(LocalService):
@@ -128,43 +128,43 @@ async def test_colocated_run_goes_back_while_no_generator_serves(tmp_path: Path)
         assert await rewind(run) == 0
 
     await stage.train(goes_back)
-    assert stage.parts.calls == WAY_BACK
+    assert stage.roles.calls == WAY_BACK
 
 
 async def test_weights_of_a_trainer_that_began_anew_are_not_exported_for_the_trained_ones(
     tmp_path: Path,
 ) -> None:
     def began_anew() -> None:  # nobody waited for it when it was lost, and there is no checkpoint
-        stage.parts.trained = 0
+        stage.roles.trained = 0
 
     stage = Stage(tmp_path, iterations=3, checkpoint_interval=0)
     stage.on("export", began_anew, call=1)
     run = await stage.train()
-    assert stage.parts.calls.count("get_resume_state") == 1
-    assert run.version == stage.parts.trained == stage.parts.served == 3
+    assert stage.roles.calls.count("get_resume_state") == 1
+    assert run.version == stage.roles.trained == stage.roles.served == 3
 
 
 async def test_trainer_that_is_back_before_the_reference_has_answered_takes_the_run_back(
     tmp_path: Path,
 ) -> None:
     def back_at_once() -> None:
-        stage.parts.trained = stage.parts.saved.version
+        stage.roles.trained = stage.roles.saved.version
         stage.run.mark_trainer_lost()
 
     stage = Stage(tmp_path, iterations=4, checkpoint_interval=1)
     stage.on("logprobs", back_at_once, call=2)
     run = await stage.train(reference=True)
-    assert run.version == stage.parts.trained == stage.parts.served == 4
-    assert stage.parts.calls.count("get_resume_state") == 1
+    assert run.version == stage.roles.trained == stage.roles.served == 4
+    assert stage.roles.calls.count("get_resume_state") == 1
     # It is at the very version that the loop has come to. A step from there would take it where it cannot be had back
     # from: what it says it resumed at is what it began with.
-    phases = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "get_resume_state")]
+    phases = [name for name in stage.roles.calls if name in ("logprobs", "train_step", "get_resume_state")]
     assert phases[:4] == ["logprobs", "train_step", "logprobs", "get_resume_state"]
 
 
 async def test_damage_of_newer_checkpoints_is_reported(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    stage.parts.saved = ResumeState(damaged=("step-4 [is] torn",))
+    stage.roles.saved = ResumeState(damaged=("step-4 [is] torn",))
     run = await stage.train(rewind)
     assert run.console.file.getvalue() == "step-4 [is] torn\n"  # type: ignore[attr-defined]  # a StringIO
 
@@ -173,7 +173,7 @@ async def test_loss_that_is_not_finite_ends_the_run_and_a_resumed_one_trains_wha
     tmp_path: Path,
 ) -> None:
     async def diverges_in_the_fourth_step() -> None:
-        steps = stage.parts.calls.count("train_step")
+        steps = stage.roles.calls.count("train_step")
         while steps == 2 and len(stage.run.buffer.state()[1]) < 4:  # noqa: ASYNC110 - the next batch, of which none is told
             await asyncio.sleep(0)
         if steps == 4:
@@ -183,8 +183,8 @@ async def test_loss_that_is_not_finite_ends_the_run_and_a_resumed_one_trains_wha
     stage.on("train_step", diverges_in_the_fourth_step)
     with pytest.raises(NonFiniteLossError):
         await stage.train()
-    saved = stage.parts.saved
-    assert (saved.version, "get_resume_state" in stage.parts.calls) == (2, False)
+    saved = stage.roles.saved
+    assert (saved.version, "get_resume_state" in stage.roles.calls) == (2, False)
     finished = saved.run_state["ledger"]["finished"]
 
     async def resume(run: Run) -> None:
@@ -211,7 +211,7 @@ async def test_checkpoint_that_was_lost_with_its_trainer_is_not_waited_for(tmp_p
     stage.on("save_checkpoint", KILLED, call=2)
     stage.on("wait_for_checkpoint", KILLED)
     await stage.train(fail)
-    assert stage.parts.calls.count("wait_for_checkpoint") == 1
+    assert stage.roles.calls.count("wait_for_checkpoint") == 1
 
 
 @pytest.mark.parametrize(("when", "reached"), [("push_weights", 0), ("train_step", 3)])
@@ -219,14 +219,14 @@ async def test_trainer_that_is_lost_at_the_same_place_every_time_ends_the_run(
     tmp_path: Path, when: str, reached: int
 ) -> None:
     def is_killed() -> None:
-        if stage.parts.trained >= reached:  # which the run comes to every time
+        if stage.roles.trained >= reached:  # which the run comes to every time
             KILLED()
 
     stage = Stage(tmp_path, iterations=6, checkpoint_interval=1000)
     stage.on(when, is_killed)
     with pytest.raises(ReplicaLostError, match="killed"):
         await stage.train()
-    assert stage.parts.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
+    assert stage.roles.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
 
 
 async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Path) -> None:
@@ -238,8 +238,8 @@ async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Pa
     stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2)
     stage.on("update_weights", gone, call=3)
     run = await stage.train()
-    assert run.version == stage.parts.trained == stage.parts.served == 5
-    assert stage.parts.calls.count("get_resume_state") == 1
+    assert run.version == stage.roles.trained == stage.roles.served == 5
+    assert stage.roles.calls.count("get_resume_state") == 1
 
 
 async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_pa
     stage.on("update_weights", raising(WeightsError("it is torn")))
     with pytest.raises(WeightsError, match="torn"):
         await stage.train()
-    assert "get_resume_state" not in stage.parts.calls
+    assert "get_resume_state" not in stage.roles.calls
 
 
 @pytest.mark.parametrize("loss_first", [True, False])
@@ -274,16 +274,16 @@ async def test_trained_policy_that_finds_no_room_ends_the_run_with_what_to_do(
     stage = Stage(tmp_path)
     with pytest.raises(BridgeError, match=r"cannot write the trained policy .*No space left.*--resume"):
         await stage.train()
-    assert stage.parts.saved.version == 2
+    assert stage.roles.saved.version == 2
 
 
 async def test_checkpoint_of_another_dataset_is_refused_before_anything_goes_back(tmp_path: Path) -> None:
     stage = Stage(tmp_path, dataset=KNOWN)
     await stage.train()
     stage.dataset = {**KNOWN, "digest": "f0"}
-    stage.parts.calls.clear()
+    stage.roles.calls.clear()
     with pytest.raises(ConfigError, match=r"with digest='0f', got 'f0'.*data\.source"):
         await stage.train(rewind)
-    assert stage.parts.calls == ["get_resume_state"]
+    assert stage.roles.calls == ["get_resume_state"]
     stage.dataset = dict(KNOWN)
     assert (await stage.train(rewind)).version == 2

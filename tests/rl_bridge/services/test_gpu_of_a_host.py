@@ -55,12 +55,9 @@ def test_one_that_is_not_there_is_not_made_up_for_by_the_cpu(monkeypatch: pytest
     monkeypatch.delenv("ROPEWALK_GPU", raising=False)
     assert own_device().type == "cpu"
     monkeypatch.setenv("ROPEWALK_GPU", "1")
-    for gpus, shown_gpus in (("6", "6"), ("", "all there are")):
-        monkeypatch.setenv("ROPEWALK_GPUS", gpus)
-        with pytest.raises(
-            ModelError, match=rf"at position 1 on .* \({shown_gpus}\), got none; lower monarch\.gpus"
-        ):
-            own_device()
+    monkeypatch.setenv("ROPEWALK_GPUS", "6")
+    with pytest.raises(ModelError, match=r"at position 1 on .* \(6\), got none; lower monarch\.gpus"):
+        own_device()
 
 
 @pytest.mark.parametrize(

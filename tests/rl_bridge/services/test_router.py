@@ -1,7 +1,7 @@
 """Which replica is picked: least loaded, oldest first, and never the one that fails them all."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +18,12 @@ class Target:
         self.replica = replica
         self.calls = 0
         self.fails = False
-        self.ends: asyncio.Event | None = None
+        self.ends = asyncio.Event()
+        self.ends.set()
 
     async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         self.calls += 1
-        if self.ends is not None:
-            await self.ends.wait()
+        await self.ends.wait()
         if self.fails:
             raise ValueError
         return self.replica
@@ -56,15 +56,23 @@ class Stage:
         return calls
 
 
-async def test_the_least_loaded_is_picked_and_ties_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(3, monkeypatch)
+StageOf = Callable[[int], Stage]
+
+
+@pytest.fixture
+def stage_of(monkeypatch: pytest.MonkeyPatch) -> StageOf:
+    return lambda replicas: Stage(replicas, monkeypatch)
+
+
+async def test_the_least_loaded_is_picked_and_ties_go_round(stage_of: StageOf) -> None:
+    stage = stage_of(3)
     for target in stage.targets:
-        target.ends = asyncio.Event()
+        target.ends.clear()
     calls = await stage.begin(6)
     assert [stage.balancer.in_flight(replica) for replica in range(3)] == [2, 2, 2]
-    stage.targets[1].ends.set()  # type: ignore[union-attr]
+    stage.targets[1].ends.set()
     assert await asyncio.gather(calls[1], calls[4]) == [1, 1]
-    stage.targets[1].ends = asyncio.Event()
+    stage.targets[1].ends.clear()
     calls[2].cancel()
     await asyncio.gather(calls[2], return_exceptions=True)
     more = await stage.begin(3)
@@ -73,13 +81,14 @@ async def test_the_least_loaded_is_picked_and_ties_go_round(monkeypatch: pytest.
         call.cancel()
 
 
-async def test_one_that_fails_fast_does_not_attract_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(2, monkeypatch)
+async def test_one_that_fails_fast_does_not_attract_the_calls(stage_of: StageOf) -> None:
+    stage = stage_of(2)
     stage.targets[0].fails = True
-    stage.targets[1].ends = asyncio.Event()
+    stage.targets[1].ends.clear()
     busy = asyncio.ensure_future(stage.call(1))  # the good one is always busier
     await asyncio.sleep(0)
-    stage.targets[1].ends = None
+    stage.targets[1].ends = asyncio.Event()
+    stage.targets[1].ends.set()
     for _ in range(1000):
         stage.now += 0.001
         await stage.call()
@@ -89,10 +98,8 @@ async def test_one_that_fails_fast_does_not_attract_the_calls(monkeypatch: pytes
     busy.cancel()
 
 
-async def test_suspensions_double_up_to_a_bound_and_a_success_clears_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stage = Stage(2, monkeypatch)
+async def test_suspensions_double_up_to_a_bound_and_a_success_clears_them(stage_of: StageOf) -> None:
+    stage = stage_of(2)
     stage.targets[0].fails = True
     for _ in range(SUSPECT_AFTER):
         await stage.call(0)
@@ -114,10 +121,8 @@ async def test_suspensions_double_up_to_a_bound_and_a_success_clears_them(
     assert stage.suspects == []  # it has its tries again
 
 
-async def test_failures_in_flight_at_a_suspension_do_not_lengthen_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stage = Stage(1, monkeypatch)
+async def test_failures_in_flight_at_a_suspension_do_not_lengthen_it(stage_of: StageOf) -> None:
+    stage = stage_of(1)
     stage.targets[0].fails = True
     await asyncio.gather(*(stage.call(0) for _ in range(10)))
     assert stage.suspects == [0]
@@ -127,25 +132,25 @@ async def test_failures_in_flight_at_a_suspension_do_not_lengthen_it(
     assert not stage.balancer.is_suspended(0)
 
 
-async def test_failures_between_successes_and_calls_given_up_are_no_suspicion(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stage = Stage(1, monkeypatch)
+async def test_failures_between_successes_and_calls_given_up_are_no_suspicion(stage_of: StageOf) -> None:
+    stage = stage_of(1)
     (target,) = stage.targets
     for fails in (True, True, False, True, None, True, False, True, True):
-        target.fails, target.ends = fails is True, asyncio.Event() if fails is None else None
+        target.fails = fails is True
         if fails is None:
+            target.ends.clear()
             (given_up,) = await stage.begin(1)
             given_up.cancel()
             await asyncio.gather(given_up, return_exceptions=True)
+            target.ends.set()
         else:
             await stage.call(0)
     assert stage.suspects == []
     assert not stage.balancer.is_suspended(0)
 
 
-async def test_calls_are_routed_even_if_all_replicas_are_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(2, monkeypatch)
+async def test_calls_are_routed_even_if_all_replicas_are_suspended(stage_of: StageOf) -> None:
+    stage = stage_of(2)
     for target in stage.targets:
         target.fails = True
         for _ in range(SUSPECT_AFTER):

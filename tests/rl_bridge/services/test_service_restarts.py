@@ -17,6 +17,14 @@ from rl_bridge.services.options import START_VARIABLE, start_of
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
+@pytest.fixture
+async def policy(roles: ModuleType, fleet: Any) -> Any:
+    """Two replicas, which hold version 1."""
+    policy = await roles.Policy.options(num_replicas=2).as_service()
+    await policy.load.fanout(1)
+    return policy
+
+
 async def versions(policy: Any) -> set[int | None]:
     """What all replicas answer by, once all of them serve."""
     await until(lambda: all_serve(policy))
@@ -27,13 +35,9 @@ def began(folder: Path) -> list[int]:
     return [int(path.name.removeprefix("began-")) for path in folder.glob("began-*")]
 
 
-async def test_a_replica_killed_idle_serves_again_with_the_current_state(
-    roles: ModuleType, fleet: Any
-) -> None:
+async def test_a_replica_killed_idle_serves_again_with_the_current_state(policy: Any, fleet: Any) -> None:
     from rl_bridge.services import processes
 
-    policy = await roles.Policy.options(num_replicas=2).as_service()
-    await policy.load.fanout(1)
     await policy.tune.fanout(0.5)
     await policy.load.fanout(2)
     victim, other = pids_of(policy)
@@ -53,12 +57,11 @@ async def test_a_replica_killed_idle_serves_again_with_the_current_state(
     assert how == processes.PROCESS_ENDED or "Killed(sig=9)" in how  # whoever saw it first tells
 
 
-async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(
-    roles: ModuleType, fleet: Any, tmp_path: Path
+async def test_calls_under_way_at_a_kill_are_repeated_only_where_they_may_be(
+    policy: Any, tmp_path: Path
 ) -> None:
     wait = tmp_path / "wait"
     wait.touch()
-    policy = await roles.Policy.options(num_replicas=2).as_service()
     victim, other = pids_of(policy)
     twice = [asyncio.ensure_future(policy.generate.route(wait)) for _ in range(2)]
     once = [asyncio.ensure_future(policy.once.route(wait)) for _ in range(2)]
@@ -72,16 +75,12 @@ async def test_calls_of_a_killed_replica_are_repeated_only_where_they_may_be(
         ends = await asyncio.gather(*once, return_exceptions=True)
     assert {type(end) for end in ends} == {int, ReplicaLostError}
 
-
-async def test_all_replicas_killed_during_a_fan_out_take_it_when_they_start(
-    roles: ModuleType, fleet: Any, tmp_path: Path
-) -> None:
-    wait = tmp_path / "wait"
+    # When all are killed during a fan-out, they take it when they start.
+    await until(lambda: all_serve(policy))
     wait.touch()
-    policy = await roles.Policy.options(num_replicas=2).as_service()
-    await policy.load.fanout(1)
+    begun = held(tmp_path)
     fanning = asyncio.ensure_future(policy.load.fanout(2, wait))
-    await until(lambda: held(tmp_path) == 2)
+    await until(lambda: held(tmp_path) == begun + 2)
     kill(*pids_of(policy))
     wait.unlink()
     async with asyncio.timeout(WAIT_S):
@@ -91,9 +90,7 @@ async def test_all_replicas_killed_during_a_fan_out_take_it_when_they_start(
     assert await versions(policy) == {2}
 
 
-async def test_a_replica_that_refuses_a_fan_out_is_replaced(roles: ModuleType, fleet: Any) -> None:
-    policy = await roles.Policy.options(num_replicas=2).as_service()
-    await policy.load.fanout(1)
+async def test_a_replica_that_refuses_a_fan_out_is_replaced(policy: Any) -> None:
     refusing, other = pids_of(policy)
     fanout = await policy.load.fanout(2, 0.0, refusing)
     assert fanout.values == {1: 2}
@@ -236,10 +233,8 @@ async def test_replica_whose_event_loop_is_blocked_is_replaced(
 
 @pytest.mark.parametrize("sick", [True, False])
 async def test_a_replica_whose_calls_all_fail_is_asked_for_its_health(
-    roles: ModuleType, fleet: Any, sick: bool
+    policy: Any, fleet: Any, sick: bool
 ) -> None:
-    policy = await roles.Policy.options(num_replicas=2).as_service()
-    await policy.load.fanout(1)
     broken, _ = pids_of(policy)
     await policy.break_down.fanout(broken, sick)
     outcomes = [await asyncio.gather(policy.generate.route(), return_exceptions=True) for _ in range(40)]
