@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import psutil
 import pytest
 from free_ports import free_ports
 from module_run import finished
@@ -77,11 +78,11 @@ async def test_the_hosts_of_a_job_share_the_replicas(roles: ModuleType, tmp_path
     async with Fleet(tmp_path, hosts=hosts, heartbeat_s=0.2) as fleet:
         policy = await roles.Policy.options(num_replicas=2).as_service()
         await policy.load.fanout(1)
-        parents = {_parent(pid) for pid in pids_of(policy)}
+        parents = {psutil.Process(pid).ppid() for pid in pids_of(policy)}
         assert len(parents) == 2
         ranks = await roles.Ranks.options(hosts=2, procs=2, with_gpus=True).as_actor()
         assert len(set(pids_of(ranks))) == 4
-        assert {_parent(pid) for pid in pids_of(ranks)} == parents
+        assert {psutil.Process(pid).ppid() for pid in pids_of(ranks)} == parents
         shown = [
             await target.call_all("variable", ("CUDA_VISIBLE_DEVICES",), {})
             for target in ranks.roster.targets
@@ -160,7 +161,3 @@ def test_a_slurm_job_is_submitted_used_and_cancelled(tmp_path: Path, mesh: str) 
     assert "#SBATCH --partition=gpu" in script
     # However it ends, the allocation is given back.
     assert (tmp_path / "cancelled").read_text() == "7\n"
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
