@@ -248,7 +248,8 @@ def test_start_may_wait_for_another_s_turn() -> None:
 
     def timeout_s(*, colocate: bool) -> float:
         monarch = {"start_timeout_s": 5.0, "colocate": colocate}
-        return start_timeout_s(Config.model_validate({"trainer": {"timeout_s": 40.0}, "monarch": monarch}))
+        settings = {"rollout": {}, "trainer": {"timeout_s": 40.0}, "monarch": monarch}
+        return start_timeout_s(Config.model_validate(settings))
 
     assert (timeout_s(colocate=False), timeout_s(colocate=True)) == (5.0, 45.0)
 
