@@ -133,9 +133,7 @@ def test_deadline_error_names_the_last_trouble(
     server.behaviour = Behaviour(busy=1_000_000)
     answering = engine.generate([[1]], WARM)
     make_late(engine)
-    with pytest.raises(
-        GeneratorError, match=r"answers to 1 prompts .* within 300 s; last there was status 503: .*later"
-    ):
+    with pytest.raises(GeneratorError, match=r"within 300 s; last there was status 503: .*later"):
         answering.result(WAIT_S)
     server.behaviour = Behaviour()
     assert len(engine.generate([[1]], WARM).result(WAIT_S)) == 1
@@ -201,9 +199,7 @@ def config(**generator: Any) -> Config:
 
 def test_training_on_a_server_is_refused() -> None:
     named = config(engine="openai", url="http://host:8000/v1/", model="m", key_variable="KEY")
-    with pytest.raises(
-        ConfigError, match="the weights of the server at http://host:8000/v1 cannot be updated"
-    ):
+    with pytest.raises(ConfigError, match="server at http://host:8000/v1 cannot be updated"):
         require_trainable(named)
     for kind in ("vllm", "vllm_async"):
         require_trainable(config(engine=kind))
@@ -223,18 +219,19 @@ def test_invalid_generator_section_is_refused(generator: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    "generator",
+    ("url", "variable"),
     [
-        {"url": "http://me:s3cret@host/v1"},
-        {"url": "http://host/v1?api_key=s3cret"},
-        {"url": "http://host/v1", "key_variable": "sk-s3cret"},
+        ("http://me:s3cret@host/v1", "KEY"),
+        ("http://host/v1?api_key=s3cret", "KEY"),
+        ("http://host/v1", "sk-s3cret"),
     ],
 )
 def test_key_in_the_configuration_is_refused_and_not_repeated(
-    generator: dict[str, str], tmp_path: Path
+    url: str, variable: str, tmp_path: Path
 ) -> None:
+    section = {"engine": "openai", "model": "m", "url": url, "key_variable": variable}
     file = tmp_path / "run.yaml"
-    file.write_text(json.dumps({"generator": {"engine": "openai", "model": "m"} | generator}))
+    file.write_text(json.dumps({"generator": section}))
     with pytest.raises(ConfigError, match=r"generator\.key_variable") as refused:
         load_config(file)
     assert "s3cret" not in str(refused.value)

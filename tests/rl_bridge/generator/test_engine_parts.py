@@ -107,33 +107,33 @@ def test_settings_of_vllm_follow_from_whether_a_replica_has_a_gpu() -> None:
     assert on_cpu["OWN"] == on_gpu["OWN"] == on_gpu["OMP_NUM_THREADS"] == "1"
 
 
+def engine_answer(logprob: float) -> Any:
+    """What vLLM answers: two tokens by version 5 of the weights, and one by version 6."""
+    return SimpleNamespace(
+        finish_reason="stop",
+        weight_versions=[
+            SimpleNamespace(version="5", start=0, end=2),
+            SimpleNamespace(version="6", start=2, end=3),
+        ],
+        token_ids=(8, 9, 8),
+        logprobs=[{token: SimpleNamespace(logprob=logprob)} for token in (8, 9, 8)],
+    )
+
+
 @pytest.mark.parametrize(("cache_version", "expected"), [(None, [5, 5, 6]), (3, [3, 5, 6]), (7, [5, 5, 6])])
 def test_answer_is_as_old_as_the_cache_it_was_computed_with(
     cache_version: int | None, expected: list[int]
 ) -> None:
-    spans = [SimpleNamespace(version="5", start=0, end=2), SimpleNamespace(version="6", start=2, end=3)]
-    logprobs = [{token: SimpleNamespace(logprob=-0.5)} for token in (8, 9, 8)]
-    answer = SimpleNamespace(
-        finish_reason="stop", weight_versions=spans, token_ids=(8, 9, 8), logprobs=logprobs
-    )
-    assert completion_of(answer, cache_version=cache_version).versions == expected
+    assert completion_of(engine_answer(-0.5), cache_version=cache_version).versions == expected
     # Nor does a prompt meet what older weights have computed of another one.
-    assert prompt_of([1], cache_version).get("cache_salt") == (
-        None if cache_version is None else str(cache_version)
-    )
+    salt = {} if cache_version is None else {"cache_salt": str(cache_version)}
+    assert prompt_of([1], cache_version) == {"type": "token", "prompt_token_ids": [1], **salt}
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("-inf")])
 def test_non_finite_log_probability_is_an_engine_failure(broken: float) -> None:
-    span = SimpleNamespace(version="5", start=0, end=1)
-    answer = SimpleNamespace(
-        finish_reason="stop",
-        weight_versions=[span],
-        token_ids=(8,),
-        logprobs=[{8: SimpleNamespace(logprob=broken)}],
-    )
     with pytest.raises(GeneratorError, match=r"finite log-probability, got .*its weights or its kernels"):
-        completion_of(answer)
+        completion_of(engine_answer(broken))
 
 
 class Busy(VllmEngine):
@@ -164,9 +164,8 @@ def test_engine_may_load_for_longer_than_it_may_make_a_step(monkeypatch: pytest.
     engine._probe_sent_at -= 10.0
     with pytest.raises(GeneratorError, match=r"a step within 20 s, it has been at one for 25 s"):
         engine.check()
-    loop = engine._loop
-    assert loop is not None
-    loop.call_soon_threadsafe(engine.free.set)
+    assert engine._loop is not None
+    engine._loop.call_soon_threadsafe(engine.free.set)
     sleeping.result(WAIT_S)
     # What was asked while it was busy may be answered a moment later: that moment alone counts.
     engine._probe, engine._probe_sent_at = Future(), time.monotonic() - 15.0
@@ -215,16 +214,16 @@ def tiny(**other: Any) -> Any:
 
 
 def test_small_model_gets_no_more_blocks_than_are_soon_made() -> None:
-    share = 119 << 30
-    config = engine_config(max_length=32, max_num_seqs=256)
-    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+    def of(**rollout: int) -> Config:
+        return Config.model_validate({"rollout": rollout, "model": {"dtype": "bfloat16"}})
+
+    share, config = 119 << 30, of(max_length=32, max_num_seqs=256)
     # 16 tokens x 2 layers x (32 + 32) numbers of 2 bytes: of those there would be 31 million.
     assert small_kv_cache_bytes(config, tiny(), share) == MAX_KV_BLOCKS * 4096
     assert small_kv_cache_bytes(config, tiny(), MAX_KV_BLOCKS * 4096) is None  # not beside all the rest
     large = tiny(num_hidden_layers=28, num_key_value_heads=8, head_dim=128)
     assert small_kv_cache_bytes(config, large, share) is None  # what there is room for is less
-    long = engine_config(max_length=16 * MAX_KV_BLOCKS // 64, max_num_seqs=128)
-    long = long.model_copy(update={"model": config.model})
+    long = of(max_length=16 * MAX_KV_BLOCKS // 64, max_num_seqs=128)
     assert small_kv_cache_bytes(long, tiny(), share) == 4 * MAX_KV_BLOCKS * 4096  # twice those at once
 
 

@@ -58,8 +58,11 @@ def engine(request: pytest.FixtureRequest, long_policy: Path, engine_environment
         assert inner._llm.engine_core.resources.ctx.closed
 
 
+Weights = Callable[[int], dict[str, Tensor]]
+
+
 @pytest.fixture
-def weights(engine: Any, long_policy: Path) -> Iterator[Callable[[int], dict[str, Tensor]]]:
+def weights(engine: Any, long_policy: Path) -> Iterator[Weights]:
     """Versions: other weights for each number; 0 is the checkpoint, to which the module's engine returns."""
     from rl_bridge.generator.replica import Checkpoint
 
@@ -71,9 +74,21 @@ def weights(engine: Any, long_policy: Path) -> Iterator[Callable[[int], dict[str
     engine.load(0, Checkpoint(long_policy).tensors()).result(WAIT_S)
 
 
-def unfinished_requests(engine: Any) -> int:
+def until_idle(engine: Any) -> None:
     inner = getattr(engine._llm, "_engine", engine._llm)
-    return int(inner.get_num_unfinished_requests())
+    wait_until(lambda: inner.get_num_unfinished_requests() == 0)
+
+
+def updates(engine: Any, patch: pytest.MonkeyPatch, how: str) -> None:
+    """Have the engine take new weights in another way than its own, `continue`."""
+    patch.setattr(engine, "_rollout", engine._rollout.model_copy(update={"weight_update": how}))
+
+
+def by_seeds(engine: Any) -> Any:
+    """The future of seeded answers that the engine is in the middle of."""
+    answering = engine.generate(MANY, WARM, SEEDS)
+    until_generating(engine)
+    return answering
 
 
 def until_generating(engine: Any) -> None:
@@ -85,9 +100,8 @@ def until_generating(engine: Any) -> None:
 def test_logprobs_are_those_of_the_sampling_distribution(engine: Any, reference: Any) -> None:
     batch = prompts(70)  # more than the engine works on at once
     for temperature in (1.0, 0.7):
-        answers = engine.generate(batch, replace(WARM, temperature=temperature, max_new_tokens=8)).result(
-            WAIT_S
-        )
+        sampling = replace(WARM, temperature=temperature, max_new_tokens=8)
+        answers = engine.generate(batch, sampling).result(WAIT_S)
         for prompt, answer in zip(batch, answers, strict=True):
             assert (len(answer.tokens), set(answer.versions), answer.stopped) == (8, {0}, False)
             assert answer.logprobs == pytest.approx(
@@ -125,30 +139,6 @@ def test_greedy_answers_take_the_most_likely_and_include_their_stop_token(
     assert (list(stopped.tokens), stopped.stopped) == (list(answers[0].tokens[:length]), True)
 
 
-def test_trainer_and_engine_agree(engine: Any, long_policy: Path, tmp_path: Path) -> None:
-    """The metric of every iteration: at most 1e-4 in fp32."""
-    from rl_bridge.buffer.batch import TrainBatch
-    from rl_bridge.config import Config, RolloutConfig
-    from rl_bridge.tokens.conversation import training_rows
-    from rl_bridge.trainer.reference import Reference
-    from rl_bridge.trainer.settings import TrainerSettings
-    from rl_bridge.types import Ending, Trajectory, Turn
-
-    batch = prompts(30)
-    answers = engine.generate(batch, replace(WARM, max_new_tokens=4)).result(WAIT_S)
-    rows = []
-    for index, (prompt, answer) in enumerate(zip(batch, answers, strict=True)):
-        turns = [Turn(prompt=prompt, completion=answer)]
-        played = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=0.0)
-        rows.extend(training_rows(played, advantage=1.0, index=index))
-    laid_out = TrainBatch.from_samples(rows)
-    config = Config(rollout=RolloutConfig(max_length=32, temperature=WARM.temperature))
-    settings = TrainerSettings(
-        config=config, model_path=str(long_policy), folder=str(tmp_path), max_loss_tokens=4
-    )
-    assert abs(Reference(settings).logprobs(laid_out) - laid_out.old_logprobs).max() <= 1e-4
-
-
 def test_seed_decides_an_answer_whatever_the_batch(engine: Any) -> None:
     together = engine.generate(MANY, WARM, SEEDS).result(WAIT_S)
     # Backwards, three at a time, beside others that are drawn.
@@ -164,14 +154,11 @@ def test_seed_decides_an_answer_whatever_the_batch(engine: Any) -> None:
     assert list(one.tokens) != list(other.tokens)
 
 
-def test_answer_goes_on_under_new_weights(
-    engine: Any, reference: Any, weights: Callable[[int], dict[str, Tensor]]
-) -> None:
+def test_answer_goes_on_under_new_weights(engine: Any, reference: Any, weights: Weights) -> None:
     from transformers import Qwen3ForCausalLM
 
     plain = engine.generate(MANY, WARM, SEEDS).result(WAIT_S)
-    answering = engine.generate(MANY, WARM, SEEDS)
-    until_generating(engine)
+    answering = by_seeds(engine)
     metrics = engine.load(3, weights(3)).result(WAIT_S)
     assert not answering.done()  # nothing was waited for
     assert 0 < metrics.load_s <= metrics.pause_s
@@ -196,15 +183,12 @@ def test_answer_goes_on_under_new_weights(
 
 
 def test_answer_goes_on_with_the_keys_and_values_that_it_has(
-    engine: Any, reference: Any, weights: Callable[[int], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+    engine: Any, reference: Any, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is computed anew; a token is of its own weights all the same, and other prompts are not misled."""
-    monkeypatch.setattr(
-        engine, "_rollout", engine._rollout.model_copy(update={"weight_update": "keep_cache"})
-    )
+    updates(engine, monkeypatch, "keep_cache")
     before = replace(engine.statistics.totals)
-    answering = engine.generate(MANY, WARM, SEEDS)
-    until_generating(engine)
+    answering = by_seeds(engine)
     engine.load(6, weights(6)).result(WAIT_S)
     assert not answering.done()
     later = engine.generate(MANY[:8], GREEDY)  # whose prompts are in the cache, by the old weights
@@ -225,9 +209,7 @@ def test_answer_goes_on_with_the_keys_and_values_that_it_has(
     )
 
 
-def test_no_cached_prefix_outlives_its_weights(
-    engine: Any, weights: Callable[[int], dict[str, Tensor]]
-) -> None:
+def test_no_cached_prefix_outlives_its_weights(engine: Any, weights: Weights) -> None:
     engine.load(4, weights(4)).result(WAIT_S)
     expected = engine.generate(MANY[:8], GREEDY).result(WAIT_S)
     engine.load(0, weights(0)).result(WAIT_S)
@@ -239,10 +221,9 @@ def test_no_cached_prefix_outlives_its_weights(
 
 
 def test_requests_under_way_or_sent_to_a_sleeping_engine_continue_when_it_wakes(
-    engine: Any, weights: Callable[[int], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+    engine: Any, weights: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answering = engine.generate(MANY, WARM, SEEDS)
-    until_generating(engine)
+    answering = by_seeds(engine)
     for _ in range(2):  # it sleeps already
         engine.sleep().result(WAIT_S)
     assert not answering.done()  # nothing was waited for
@@ -267,9 +248,8 @@ def test_requests_under_way_or_sent_to_a_sleeping_engine_continue_when_it_wakes(
 
 
 def test_engine_that_drains_sleeps_when_it_has_answered(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_rollout", engine._rollout.model_copy(update={"weight_update": "drain"}))
-    answering = engine.generate(MANY, WARM, SEEDS)
-    until_generating(engine)
+    updates(engine, monkeypatch, "drain")
+    answering = by_seeds(engine)
     engine.sleep().result(WAIT_S)
     assert {version for answer in answering.result(WAIT_S) for version in answer.versions} == {0}
     late = engine.generate(MANY[:8], GREEDY)
@@ -292,7 +272,7 @@ def test_refused_batch_fails_alone(engine: Any) -> None:
     for seeds in ([1], [1, 2, 3], [1, -1], [1, 2**63], [1, 2.5]):
         with pytest.raises(GeneratorError, match="refused settings: expected 2 seeds from 0"):
             engine.generate(MANY[:2], WARM, seeds).result(WAIT_S)
-    wait_until(lambda: unfinished_requests(engine) == 0)
+    until_idle(engine)
 
 
 def test_cancelled_or_late_batch_is_worked_on_no_longer(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +287,7 @@ def test_cancelled_or_late_batch_is_worked_on_no_longer(engine: Any, monkeypatch
         with pytest.raises(GeneratorError, match=r"no token for 0 s .*of 64 prompts"):
             late.result(WAIT_S)
     assert engine.generate(MANY[:2], WARM, SEEDS[:2]).result(WAIT_S) == plain
-    wait_until(lambda: unfinished_requests(engine) == 0)
+    until_idle(engine)
 
 
 class Unbound:

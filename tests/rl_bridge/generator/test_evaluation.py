@@ -165,20 +165,10 @@ def test_folder_of_a_run_is_no_evaluations(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.heavy
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("fault", "changes", "code", "words"),
+    ("fault", "change", "words"),
     [
-        (
-            {"busy": 10_000},
-            ["rollout.generate_timeout_s=1"],
-            1,
-            "the policy failed in .* status 503: .*later",
-        ),
-        (
-            {},
-            ["env.reset={hand: none}"],
-            1,
-            "not taken a single step: 60 of 60 .* no reset options but .* hand",
-        ),
+        ({"busy": 10_000}, "rollout.generate_timeout_s=1", "the policy failed in .* status 503: .*later"),
+        ({}, "env.reset={hand: none}", "not taken a single step: 60 of 60 .* no reset options but .* hand"),
     ],
 )
 def test_run_that_cannot_be_played_is_no_evaluation(
@@ -187,8 +177,7 @@ def test_run_that_cannot_be_played_is_no_evaluation(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     fault: dict[str, Any],
-    changes: list[str],
-    code: int,
+    change: str,
     words: str,
 ) -> None:
     ask = server.completion
@@ -198,29 +187,26 @@ def test_run_that_cannot_be_played_is_no_evaluation(
         return ask(body)
 
     server.completion = break_down  # type: ignore[method-assign]
-    assert run(COMMAND, words_of(tiny_policy, tmp_path, *asking(server), *changes)) == code
+    assert run(COMMAND, words_of(tiny_policy, tmp_path, *asking(server), change)) == 1
     assert re.search(words, capsys.readouterr().err)
     assert not (tmp_path / "look" / "evaluation.json").exists()
+
+
+def evaluate_apart(*words: str, prepare: str = "") -> None:
+    """`ropewalk eval` in a process of its own, whose environment the engine needs."""
+    program = (
+        f"import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n{prepare}"
+        "sys.exit(run(COMMAND, sys.argv[1:]))"
+    )
+    done = finished(sys.executable, "-c", program, *words, cwd=EXAMPLE.parents[2], timeout_s=300)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(400)
 def test_checkpoint_plays_the_held_out_episodes(tiny_policy: Path, tmp_path: Path) -> None:
-    """In a process of its own, whose environment the engine needs."""
-    program = (
-        "import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n"
-        "sys.exit(run(COMMAND, sys.argv[1:]))"
-    )
-    done = finished(
-        sys.executable,
-        "-c",
-        program,
-        *words_of(tiny_policy, tmp_path, "generator.engine=vllm"),
-        cwd=EXAMPLE.parents[2],
-        timeout_s=300,
-    )
-    assert done.returncode == 0, done.stderr
+    evaluate_apart(*words_of(tiny_policy, tmp_path, "generator.engine=vllm"))
     report = json.loads((tmp_path / "look" / "evaluation.json").read_text())
     assert (report["episodes"], report["dropped"]) == (60, 0)
 
@@ -231,16 +217,13 @@ def test_checkpoint_plays_an_environment_in_text(tmp_path: Path) -> None:
     """Its vocabulary has little but two calls, each a word, so that random weights play hands to their end."""
     call = '<tool_call>{{"name":"act","arguments":{{"action":"{}"}}}}</tool_call>'
     texts = [call.format("hit"), call.format("stand")]
-    program = (
-        "import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n"
+    prepare = (
         "from rl_bridge.tiny_policy import make_tiny_policy\nfrom pathlib import Path\n"
         f"make_tiny_policy(Path(sys.argv[3]), {texts!r}, seed=1, max_length=512)\n"
-        "sys.exit(run(COMMAND, sys.argv[1:]))"
     )
     words = ["blackjack", "--policy", str(tmp_path / "policy"), "--mode", "text", "--temperature", "1"]
     more = ["--max-tokens", "40", "--max-turns", "8", "--episodes", "12", "--out", str(tmp_path / "out")]
-    done = finished(sys.executable, "-c", program, *words, *more, cwd=EXAMPLE.parents[2], timeout_s=300)
-    assert done.returncode == 0, done.stderr
+    evaluate_apart(*words, *more, prepare=prepare)
     endings = [one.ending for one in EvaluationFolder(tmp_path / "out").read().records.values()]
     assert len(endings) == 12
     assert "completed" in endings, endings

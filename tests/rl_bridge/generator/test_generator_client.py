@@ -91,13 +91,10 @@ async def test_prompts_gather_while_calls_are_under_way() -> None:
     assert answers(await asyncio.gather(*tasks)) == list(range(30))
     assert engine.sizes == [1, 1, 28]
     assert engine.most_under_way == 2
-
-
-async def test_a_call_carries_no_more_than_it_may() -> None:
-    engine = FakeEngine()
+    # A call carries no more than it may.
     client = GeneratorClient(engine, max_batch=8, max_calls=2)
     assert answers(await asyncio.gather(*ask(client, *range(20)))) == list(range(20))
-    assert engine.sizes == [8, 8, 4]
+    assert engine.sizes[3:] == [8, 8, 4]
     assert engine.most_under_way == 2
 
 

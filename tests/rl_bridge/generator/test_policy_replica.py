@@ -1,7 +1,7 @@
 """A replica's weights: their sources, their order, and how long a snapshot is held."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,7 +15,6 @@ from rl_bridge.errors import GeneratorError, WeightsError
 from rl_bridge.generator.base import UpdateMetrics
 from rl_bridge.generator.replica import PolicyReplica
 from rl_bridge.services.options import RUN_VARIABLE, GpuLock
-from rl_bridge.types import Completion
 
 
 class FakeEngine:
@@ -24,7 +23,6 @@ class FakeEngine:
     def __init__(self) -> None:
         self.version = 0
         self.loads: list[tuple[int, dict[str, Tensor], Future[UpdateMetrics]]] = []
-        self.asked: list[tuple[Any, ...]] = []
 
     def load(self, version: int, state: dict[str, Tensor]) -> "Future[UpdateMetrics]":
         future: Future[UpdateMetrics] = Future()
@@ -38,14 +36,6 @@ class FakeEngine:
             return
         self.version = version
         future.set_result(UpdateMetrics(version=version, transport_s=100.0, pause_s=0.5, load_s=0.25))
-
-    def generate(self, *arguments: Any) -> "Future[list[Completion]]":
-        self.asked.append(arguments)
-        future: Future[list[Completion]] = Future()
-        future.set_result(
-            [Completion(tokens=[1], logprobs=[0.0], versions=[0], stopped=True) for _ in arguments[0]]
-        )
-        return future
 
 
 class FakeStore:
@@ -75,6 +65,12 @@ class FakeCheckpoint:
             raise WeightsError("a weight is missing")
 
 
+@pytest.fixture
+def own_turns(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Locks of a GPU that no other test has."""
+    monkeypatch.setenv(RUN_VARIABLE, request.node.name)
+
+
 class Stage:
     def __init__(self, gpu_lock: GpuLock | None = None) -> None:
         self.engine, self.store = FakeEngine(), FakeStore()
@@ -86,46 +82,36 @@ class Stage:
     def update(self, version: int) -> "asyncio.Task[Any]":
         return asyncio.ensure_future(self.replica.update_weights(version))
 
-    async def until_loads(self, count: int) -> None:
+    async def until(self, condition: Callable[[], object]) -> None:
         async with asyncio.timeout(60):
-            while len(self.engine.loads) < count:  # noqa: ASYNC110
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
-
-async def test_snapshot_is_held_until_it_is_loaded() -> None:
-    stage = Stage()
-    task = stage.update(4)
-    await stage.until_loads(1)
-    stage.engine.finish(GeneratorError("half-way"))
-    with pytest.raises(GeneratorError, match="half-way"):
-        await task
-    assert stage.store.held == []
-    stage.engine.loads.clear()
-    task = stage.update(2)
-    await stage.until_loads(1)
-    assert stage.store.held == [2]
-    assert stage.engine.loads[0][1]["weight"].tolist() == [2.0, 2.0]
-    stage.engine.finish()
-    metrics = await task
-    assert (metrics.version, metrics.pause_s, metrics.load_s) == (2, 0.5, 0.25)
-    assert 100.0 <= metrics.transport_s < 200.0  # what the engine copied before its pause is a part of it
-    assert stage.store.held == []
-    assert stage.replica.version() == 2
+    async def load(self, version: int, failure: Exception | None = None) -> UpdateMetrics:
+        """Update to a version, which the engine loads or fails to; its snapshot is held meanwhile."""
+        before, task = len(self.engine.loads), self.update(version)
+        await self.until(lambda: len(self.engine.loads) > before)
+        assert self.store.held == ([version] if version else [])
+        assert self.engine.loads[-1][1]["weight"].tolist() == [float(version)] * 2
+        self.engine.finish(failure)
+        try:
+            metrics: UpdateMetrics = await task
+            return metrics
+        finally:
+            assert self.store.held == []
 
 
-async def test_version_0_is_the_checkpoint() -> None:
+async def test_snapshot_is_held_until_it_is_loaded_and_version_0_is_the_checkpoint() -> None:
     stage = Stage()
     assert (await stage.update(0)).load_s == 0
     assert stage.engine.loads == []  # it is what the engine began with
-    task = stage.update(5)
-    await stage.until_loads(1)
-    stage.engine.finish()
-    await task
-    back = stage.update(0)
-    await stage.until_loads(2)
-    assert stage.engine.loads[1][1]["weight"].tolist() == [0.0, 0.0]
-    stage.engine.finish()
-    assert (await back).version == stage.replica.version() == 0
+    with pytest.raises(GeneratorError, match="half-way"):
+        await stage.load(4, GeneratorError("half-way"))
+    metrics = await stage.load(2)
+    assert (metrics.version, metrics.pause_s, metrics.load_s) == (2, 0.5, 0.25)
+    assert 100.0 <= metrics.transport_s < 200.0  # what the engine copied before its pause is a part of it
+    assert stage.replica.version() == 2
+    assert (await stage.load(0)).version == stage.replica.version() == 0
 
 
 @pytest.mark.parametrize("version", [10, 7])
@@ -135,35 +121,25 @@ async def test_unavailable_weights_change_nothing(version: int) -> None:
         await stage.update(version)
     assert stage.engine.loads == []
     assert stage.store.held == []
-    later = stage.update(3)
-    await stage.until_loads(1)
-    stage.engine.finish()
-    assert (await later).version == 3
+    assert (await stage.load(3)).version == 3
 
 
-async def test_sleeping_replica_without_weights_releases_its_turn(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setenv(RUN_VARIABLE, request.node.name)
+@pytest.mark.usefixtures("own_turns")
+async def test_sleeping_replica_without_weights_releases_its_turn() -> None:
     stage, trainer = Stage(GpuLock()), GpuLock()
     with pytest.raises(WeightsError):
         await stage.update(10)
     await trainer.acquire(0.0)
     trainer.release()
-    later = stage.update(3)
-    await stage.until_loads(1)
-    stage.engine.finish()
-    await later
+    await stage.load(3)
     with pytest.raises(WeightsError):
         await stage.update(10)
     assert stage.replica._gpu_lock.held  # it answers on, with the weights that it has
     stage.replica._gpu_lock.release()
 
 
-async def test_setup_imports_before_it_waits_for_the_turn(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    monkeypatch.setenv(RUN_VARIABLE, request.node.name)
+@pytest.mark.usefixtures("own_turns")
+async def test_setup_imports_before_it_waits_for_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
     def finished(what: str) -> Any:
@@ -181,9 +157,7 @@ async def test_setup_imports_before_it_waits_for_the_turn(
     monkeypatch.setattr(stage.engine, "sleep", finished("sleep"), raising=False)
     await trainer.acquire(0.0)
     setting_up = asyncio.ensure_future(stage.replica.setup())
-    async with asyncio.timeout(60):
-        while not done:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await stage.until(lambda: done)
     await asyncio.sleep(0.1)
     assert done == ["import"]
     trainer.release()

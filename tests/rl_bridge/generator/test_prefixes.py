@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,14 +29,14 @@ def random_tokens(count: int, seed: int) -> list[int]:
     return tokens
 
 
-async def episode(client: Any, prompt: Sequence[int], seed: int) -> None:
+async def episode(client: PinnedClient, prompt: Sequence[int], seed: int) -> None:
     tokens = list(prompt)
     for turn in range(TURNS):
         answer = await client.complete(tokens, HOW)
         tokens += [*answer.tokens, *random_tokens(HEARD, 100 * seed + turn)]
 
 
-async def hit_rate(path: Path, folder: Path, *, replicas: int, settled: bool = True) -> float:
+async def hit_rate(path: Path, folder: Path, *, replicas: int) -> float:
     """Of a task of eight turns, played by groups of siblings."""
     settings = {"max_length": 2048, "max_num_seqs": 16, "kv_cache_mb": 64}
     async with policy_service(path, folder, replicas=replicas, **settings) as (policy, _):
@@ -50,7 +49,7 @@ async def hit_rate(path: Path, folder: Path, *, replicas: int, settled: bool = T
 
         async def sibling(group: PinnedClient, prompt: Sequence[int], seed: int) -> None:
             with group.pin_replica() as one:
-                await episode(one if settled else client, prompt, seed)
+                await episode(one, prompt, seed)
 
         async def group(number: int) -> None:
             prompt = random_tokens(BEGIN, 10_000 + number)
@@ -76,14 +75,11 @@ def roomy_policy(long_policy: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.timeout(400)
-async def test_turns_and_siblings_find_their_prefixes(roomy_policy: Path, tmp_path: Path) -> None:
-    assert await hit_rate(roomy_policy, tmp_path / "one", replicas=1) > LEAST
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(400)
-async def test_three_generators_find_the_prefixes_that_one_finds(roomy_policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [None, pytest.param(3, marks=pytest.mark.soak)])
+async def test_turns_and_siblings_find_their_prefixes(
+    roomy_policy: Path, tmp_path: Path, more: int | None
+) -> None:
     alone = await hit_rate(roomy_policy, tmp_path / "one", replicas=1)
-    together = await hit_rate(roomy_policy, tmp_path / "three", replicas=3)
     assert alone > LEAST
-    assert together >= 0.97 * alone  # without it: 0.92
+    if more is not None:  # without sessions near each other: 0.92
+        assert await hit_rate(roomy_policy, tmp_path / "more", replicas=more) >= 0.97 * alone

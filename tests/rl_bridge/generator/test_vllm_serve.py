@@ -47,31 +47,20 @@ def serve(path: Path, log: Path, *options: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def urls(
+def engines(
     tiny_policy: Path, engine_environment: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, str]]:
+) -> Iterator[dict[str, EndpointEngine]]:
     """Of a server as it has to be started, and of one as it is by default."""
-    logs = tmp_path_factory.mktemp("serve")
+    logs, made = tmp_path_factory.mktemp("serve"), {}
     with ExitStack() as stack:
-        yield {
-            "processed": stack.enter_context(
-                serve(tiny_policy, logs / "processed.log", "--logprobs-mode", "processed_logprobs")
-            ),
-            "raw": stack.enter_context(serve(tiny_policy, logs / "raw.log")),
-        }
-
-
-@pytest.fixture(scope="module")
-def engines(urls: dict[str, str], tiny_policy: Path) -> Iterator[dict[str, EndpointEngine]]:
-    made = {}
-    for name, url in urls.items():
-        section = {"engine": "openai", "url": url, "model": "tiny"}
-        made[name] = EndpointEngine(engine_config(generator=section, generate_timeout_s=START_S))
-    for starting in [engine.start() for engine in made.values()]:
-        starting.result(START_S)
-    yield made
-    for engine in made.values():
-        engine.close()
+        for name, options in {"processed": ["--logprobs-mode", "processed_logprobs"], "raw": []}.items():
+            url = stack.enter_context(serve(tiny_policy, logs / f"{name}.log", *options))
+            section = {"engine": "openai", "url": url, "model": "tiny"}
+            made[name] = EndpointEngine(engine_config(generator=section, generate_timeout_s=START_S))
+            stack.callback(made[name].close)
+        for starting in [engine.start() for engine in made.values()]:
+            starting.result(START_S)
+        yield made
 
 
 @pytest.fixture(scope="module")

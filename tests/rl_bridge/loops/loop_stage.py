@@ -1,6 +1,7 @@
 """A loop among roles that are no processes."""
 
 import asyncio
+import inspect
 import io
 import json
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,10 +16,10 @@ from rl_bridge.algorithms.functions import load_advantage
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config
-from rl_bridge.errors import ReplicaLostError, TrainerWentBackError
-from rl_bridge.loops.grpo import collect, train
+from rl_bridge.errors import TrainerWentBackError
+from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.observation import RunObserver
-from rl_bridge.loops.recovery import rewind
+from rl_bridge.loops.recovery import train_with_recovery
 from rl_bridge.loops.run import GroupHistory, Run
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import JsonlSink, MetricsLog
@@ -29,130 +30,122 @@ from rl_bridge.services.handle import LocalService
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import Completion, Ending, Trajectory, Turn
 
+LIMIT_S = 60.0
+"""A bound for what would hang otherwise; none is meant to come near it."""
+
 
 async def hang() -> None:
-    await asyncio.sleep(60)
+    await asyncio.sleep(LIMIT_S)
 
 
-class Parts:
-    """The roles, in this process. `calls` is what they were asked for; `failing` is what one of them does instead."""
+def raising(error: BaseException) -> Callable[[], None]:
+    def do() -> None:
+        raise error
 
-    def __init__(self) -> None:
+    return do
+
+
+GPU_CALLS = frozenset({"train_step", "push_weights", "save_checkpoint", "export", "release_gpu"})
+"""Calls for which the trainer needs the GPU."""
+
+
+class Roles:
+    """Trainer, generators and reference, in this process.
+
+    `calls` is what they were asked for; `failing` is what one of them does instead.
+    """
+
+    def __init__(self, *, colocated: bool) -> None:
         self.calls: list[str] = []
         self.failing: dict[str, Callable[[], Any]] = {}
         self.trained = 0
         self.served = 0
         self.saved = ResumeState()
-        self.colocated = False
+        self.colocated = colocated
         self.awake = True
         """Whether the generators have the turn."""
         self.waited: list[bool] = []
 
-    async def called(self, name: str) -> None:
+    async def _note(self, name: str) -> None:
         self.calls.append(name)
-        if self.colocated and name in (
-            "train_step",
-            "push_weights",
-            "save_checkpoint",
-            "export",
-            "release_gpu",
-        ):
+        if self.colocated and name in GPU_CALLS:
             assert not self.awake, f"{name} beside generators that are awake"
         if name in self.failing:
             await self.failing[name]()
 
-
-class Trainer(Parts):
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def _require(self, version: int) -> None:
+        if version != self.trained:
+            raise TrainerWentBackError(f"expected {self.trained}, got {version}")
 
     async def train_step(self, batch: Any, version: int) -> dict[str, float]:
-        await self._parts.called("train_step")
-        if version != self._parts.trained:
-            raise TrainerWentBackError(f"expected {self._parts.trained}, got {version}")
-        self._parts.trained += 1
+        await self._note("train_step")
+        self._require(version)
+        self.trained += 1
         return {"loss/total": 0.0}
 
     async def push_weights(self, version: int) -> float:
-        await self._parts.called("push_weights")
-        assert version == self._parts.trained
+        await self._note("push_weights")
+        assert version == self.trained
         return 0.25
 
     async def save_checkpoint(
         self, version: int, run_state: dict[str, Any], attachments: dict[str, bytes], wait: bool
     ) -> None:
-        await self._parts.called("save_checkpoint")
-        self._parts.waited.append(wait)
+        await self._note("save_checkpoint")
+        self.waited.append(wait)
         state = json.loads(json.dumps(run_state))
-        self._parts.saved = ResumeState(version=version, run_state=state, attachments=attachments)
+        self.saved = ResumeState(version=version, run_state=state, attachments=attachments)
 
     async def wait_for_checkpoint(self) -> None:
-        await self._parts.called("wait_for_checkpoint")
+        await self._note("wait_for_checkpoint")
 
     async def release_gpu(self) -> None:
-        await self._parts.called("release_gpu")
+        await self._note("release_gpu")
 
     async def get_resume_state(self) -> ResumeState:
-        await self._parts.called("get_resume_state")
-        self._parts.trained = self._parts.saved.version
-        return self._parts.saved
+        await self._note("get_resume_state")
+        self.trained = self.saved.version
+        return self.saved
 
     async def export(self, folder: str, version: int) -> None:
-        await self._parts.called("export")
-        if version != self._parts.trained:
-            raise TrainerWentBackError(f"expected {self._parts.trained}, got {version}")
-
-
-class Policy:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        await self._note("export")
+        self._require(version)
 
     async def update_weights(self, version: int) -> SimpleNamespace:
-        await self._parts.called("update_weights")
-        self._parts.served, self._parts.awake = version, True
+        await self._note("update_weights")
+        self.served, self.awake = version, True
         return SimpleNamespace(transport_s=0.5, pause_s=0.75, load_s=0.125)
 
     async def sleep(self) -> None:
-        await self._parts.called("sleep")
-        self._parts.awake = False
-
-
-class Reference:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        await self._note("sleep")
+        self.awake = False
 
     async def logprobs(self, batch: Any) -> Any:
-        await self._parts.called("logprobs")
+        await self._note("logprobs")
         return np.zeros(len(batch), dtype=np.float32)
 
 
 class Rollout:
     """Plays one turn an episode; the siblings' rewards alternate. Every episode of a lost group is dropped."""
 
-    def __init__(self, parts: Parts, lost: Callable[[int], bool]) -> None:
-        self._parts = parts
+    def __init__(self, roles: Roles, lost: Callable[[int], bool]) -> None:
+        self._roles = roles
         self._lost = lost
         self.played = 0
 
     async def play(self, assignment: Assignment) -> AssignmentResult:
         self.played += 1
         if self._lost(self.played):
-            gone: Outcome = NoTrajectory(absence=Absence.DROPPED, reason="the table is on fire")
+            reason = "the table is on fire"
+            gone: Outcome = NoTrajectory(absence=Absence.DROPPED, reason=reason)
             outcomes = (gone,) * len(assignment.seeds)
-            return AssignmentResult(
-                lease=assignment.lease, outcomes=outcomes, last_failure="the table is on fire"
-            )
-        return AssignmentResult(
-            lease=assignment.lease,
-            outcomes=tuple(
-                self._one(seed, sibling)
-                for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
-            ),
-        )
+            return AssignmentResult(lease=assignment.lease, outcomes=outcomes, last_failure=reason)
+        episodes = zip(assignment.seeds, assignment.siblings, strict=True)
+        return AssignmentResult(lease=assignment.lease, outcomes=tuple(self._one(*one) for one in episodes))
 
     def _one(self, seed: int, sibling: int) -> Trajectory:
         answer = Completion(
-            tokens=[sibling % 2], logprobs=[-0.5], versions=[self._parts.served], stopped=True
+            tokens=[sibling % 2], logprobs=[-0.5], versions=[self._roles.served], stopped=True
         )
         turn = Turn(prompt=[1, 2], completion=answer)
         return Trajectory(seed=seed, turns=[turn], ending=Ending.COMPLETED, reward=float(sibling % 2))
@@ -183,9 +176,10 @@ class Stage:
     ) -> None:
         self.folder = folder
         self.dataset = dataset
-        self.parts = Parts()
-        self.parts.colocated = colocate
+        self.roles = Roles(colocated=colocate)
         self.lost = lost
+        self.done: object = None
+        """What the work has returned."""
         self.config = Config.model_validate(
             {
                 "env": {"app": "a:b", "sessions": sessions},
@@ -202,15 +196,23 @@ class Stage:
             }
         )
 
+    def on(self, name: str, then: Callable[[], object], *, call: int | None = None) -> None:
+        """Have a role do something when it is called: every time, or the n-th."""
+        calls = 0
+
+        async def called() -> None:
+            nonlocal calls
+            calls += 1
+            if call in (None, calls) and inspect.isawaitable(done := then()):
+                await done
+
+        self.roles.failing[name] = called
+
     async def train(
-        self,
-        *,
-        reference: bool = False,
-        losses: int = 0,
-        work: Callable[[Run], Awaitable[object]] | None = None,
+        self, work: Callable[[Run], Awaitable[object]] = train_with_recovery, *, reference: bool = False
     ) -> Run:
-        """Train to the end; goes back as often as `losses` says. Or `work` says what is done."""
-        parts, config = self.parts, self.config
+        """Train to the end, or do what `work` says."""
+        config = self.config
         rollout = config.rollout
         buffer = ReplayBuffer(
             Ledger(max_losses=2),
@@ -220,9 +222,12 @@ class Stage:
             timeout_s=rollout.timeout_s,
             straggler_timeout_s=rollout.straggler_timeout_s,
         )
-        service: Any = LocalService(Rollout(parts, self.lost))
+        service: Any = LocalService(Rollout(self.roles, self.lost))
         with MetricsLog([JsonlSink(self.folder / "metrics.jsonl")]) as metrics:
-            async with Dispatcher(service, buffer, config, collect=collect) as dispatcher:
+            async with (
+                asyncio.timeout(LIMIT_S),
+                Dispatcher(service, buffer, config, collect=collect) as dispatcher,
+            ):
                 sync = WeightSync(
                     on_error=buffer.fail,
                     overlapped=rollout.max_staleness > 0 and not config.monarch.colocate,
@@ -234,9 +239,9 @@ class Stage:
                     model_path=self.folder,
                     tasks={"": Task()},  # type: ignore[arg-type]
                     chat=None,  # type: ignore[arg-type]
-                    policy=LocalService(Policy(parts)),
-                    trainer=LocalService(Trainer(parts)),
-                    reference=LocalService(Reference(parts)) if reference else None,
+                    policy=LocalService(self.roles),
+                    trainer=LocalService(self.roles),
+                    reference=LocalService(self.roles) if reference else None,
                     dataset=self.dataset,
                     buffer=buffer,
                     dispatcher=dispatcher,
@@ -250,19 +255,8 @@ class Stage:
                 )
                 self.run = run
                 try:
-                    if work is not None:
-                        await work(run)
-                        return run
-                    while True:
-                        try:
-                            await train(run)
-                            await sync.finish()
-                            return run
-                        except (ReplicaLostError, TrainerWentBackError):
-                            if not losses:
-                                raise
-                            losses -= 1
-                            await rewind(run)
+                    self.done = await work(run)
+                    return run
                 finally:
                     await sync.cancel()
 

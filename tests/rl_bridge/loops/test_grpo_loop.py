@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from loop_stage import Stage, hang
+from loop_stage import Stage, hang, raising
 
 from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.evaluation import evaluate
@@ -17,22 +17,28 @@ from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.rollout.groups import training_samples
 
 
-async def test_every_iteration_collects_trains_synchronises_logs_and_saves(tmp_path: Path) -> None:
+async def test_every_iteration_collects_trains_synchronises_logs_and_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stage = Stage(tmp_path)
     logged_at_save: list[int] = []
+    batched_in: list[threading.Thread] = []
 
-    async def look() -> None:
-        logged_at_save.append(len(stage.rows()))
+    def noted(*arguments: Any, **settings: Any) -> Any:
+        assert settings["advantage_function"] is stage.run.advantage
+        batched_in.append(threading.current_thread())
+        return training_samples(*arguments, **settings)
 
-    stage.parts.failing["save_checkpoint"] = look
+    monkeypatch.setattr("rl_bridge.loops.grpo.training_samples", noted)
+    stage.on("save_checkpoint", lambda: logged_at_save.append(len(stage.rows())))
     await stage.train(reference=True)
-    assert (
-        stage.parts.calls
-        == ["logprobs", "train_step", "push_weights", "update_weights", "save_checkpoint"] * 2
-    )
+    iteration = ["logprobs", "train_step", "push_weights", "update_weights", "save_checkpoint"]
+    assert stage.roles.calls == [*iteration, *iteration, "export"]
+    assert len(batched_in) == 2
+    assert threading.current_thread() not in batched_in, "the event loop serves rollouts meanwhile"
     # A checkpoint never knows of an iteration that was not logged: resumed, the log would have a gap.
     assert logged_at_save == [1, 2]
-    assert stage.parts.waited == [False, True], "the loop goes on beside each but the last"
+    assert stage.roles.waited == [False, True], "the loop goes on beside each but the last"
     assert [row["iteration"] for row in stage.rows()] == [1, 2]
     assert [row["rollout/staleness/0"] for row in stage.rows()] == [1.0, 1.0]
     assert 0.0 < stage.rows()[0]["time/elapsed_s"] < stage.rows()[1]["time/elapsed_s"]
@@ -49,25 +55,10 @@ async def test_colocated_generators_sleep_while_the_trainer_works(tmp_path: Path
     stage = Stage(tmp_path, colocate=True)
     await stage.train(reference=True)
     step = ["sleep", "logprobs", "train_step", "push_weights", "release_gpu", "update_weights"]
-    checkpoint = ["sleep", "save_checkpoint", "release_gpu", "update_weights"]
-    assert stage.parts.calls == [*step, *checkpoint] * 2
-
-
-async def test_batches_are_built_beside_the_event_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[threading.Thread] = []
-
-    def noted(*arguments: Any, **settings: Any) -> Any:
-        assert settings["advantage_function"] is stage.run.advantage
-        threads.append(threading.current_thread())
-        return training_samples(*arguments, **settings)
-
-    monkeypatch.setattr("rl_bridge.loops.grpo.training_samples", noted)
-    stage = Stage(tmp_path)
-    await stage.train()
-    assert len(threads) == 2
-    assert threading.current_thread() not in threads
+    checkpoint, export = (
+        ["sleep", name, "release_gpu", "update_weights"] for name in ("save_checkpoint", "export")
+    )
+    assert stage.roles.calls == [*step, *checkpoint, *step, *checkpoint, *export]
 
 
 @pytest.mark.parametrize(
@@ -91,17 +82,14 @@ async def test_role_that_hangs_ends_the_run_by_its_deadline(
         await hang()
 
     stage = Stage(tmp_path, max_staleness=max_staleness, iterations=4, timeout_s=3.0)
-    stage.parts.failing[name] = hang_until_the_deadline
+    stage.on(name, hang_until_the_deadline)
     with pytest.raises(RoleError, match=rf"expected {told} within 3 s.*trainer\.timeout_s"):
-        await asyncio.wait_for(stage.train(reference=True), 60)
+        await stage.train(reference=True)
 
 
 async def test_timeout_error_of_a_role_is_not_taken_for_the_deadline(tmp_path: Path) -> None:
-    async def other() -> None:
-        raise TimeoutError("another clock")
-
     stage = Stage(tmp_path)
-    stage.parts.failing["update_weights"] = other
+    stage.on("update_weights", raising(TimeoutError("another clock")))
     with pytest.raises(TimeoutError, match="another clock"):
         await stage.train()
 
@@ -110,7 +98,7 @@ async def test_environment_that_always_fails_ends_the_run_with_the_reason(tmp_pa
     stage = Stage(tmp_path, lost=lambda number: True)
     with pytest.raises(RolloutError, match=r"none of the last 8 groups could be trained.*on fire"):
         await stage.train()
-    assert stage.parts.calls == []
+    assert stage.roles.calls == []
 
 
 async def test_lost_groups_are_replaced_by_others(tmp_path: Path) -> None:
@@ -124,27 +112,18 @@ async def test_lost_groups_are_replaced_by_others(tmp_path: Path) -> None:
 
 
 async def test_failed_weight_update_ends_the_run_while_it_waits_for_rollouts(tmp_path: Path) -> None:
-    async def full() -> None:
-        raise RoleError("no memory")
-
     stage = Stage(tmp_path, max_staleness=1, iterations=20)
-    stage.parts.failing["update_weights"] = full
+    stage.on("update_weights", raising(RoleError("no memory")))
     with pytest.raises(RoleError, match="no memory"):
-        await asyncio.wait_for(stage.train(), 60)
+        await stage.train()
     assert stage.run.version < 4
 
 
 def test_slowest_generator_is_what_new_weights_cost() -> None:
-    def timings(*seconds: float) -> Any:
-        return SimpleNamespace(**dict(zip(("transport_s", "pause_s", "load_s"), seconds, strict=True)))
-
-    metrics = sync_metrics(9.0, [timings(1.0, 5.0, 2.0), timings(3.0, 4.0, 1.0)])
-    assert metrics == {
-        "sync/push_s": 9.0,
-        "sync/transport_s": 3.0,
-        "sync/pause_s": 5.0,
-        "sync/load_s": 2.0,
-    }
+    first: Any = SimpleNamespace(transport_s=1.0, pause_s=5.0, load_s=2.0)
+    second: Any = SimpleNamespace(transport_s=3.0, pause_s=4.0, load_s=1.0)
+    slowest = {"sync/push_s": 9.0, "sync/transport_s": 3.0, "sync/pause_s": 5.0, "sync/load_s": 2.0}
+    assert sync_metrics(9.0, [first, second]) == slowest
 
 
 async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_path: Path) -> None:
@@ -167,5 +146,5 @@ async def test_held_out_episodes_have_the_time_of_as_many_steps(tmp_path: Path) 
         run.dispatcher.play_held_out = play_held_out  # type: ignore[method-assign]
         await evaluate(run, tmp_path / "evaluation")
 
-    await stage.train(work=look)
+    await stage.train(look)
     assert timeouts == [pytest.approx(60.0 / 8, rel=0.01)]

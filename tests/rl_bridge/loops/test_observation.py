@@ -1,24 +1,29 @@
 """The parts of a run's status snapshot."""
 
+import json
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pytest
+import torch
 from loop_stage import Stage
 
 from rl_bridge.buffer.ledger import Ledger
+from rl_bridge.errors import RolloutError
 from rl_bridge.generator.vllm_api import EngineTotals
 from rl_bridge.loops.observation import (
     ANSWER_TIMEOUT_S,
     RunObserver,
     SpanCollector,
     server_row,
-    service_rows,
 )
 from rl_bridge.loops.run import Run, snapshot
 from rl_bridge.metrics.spans import Spans, SpanTotals
 from rl_bridge.metrics.status import ReplicaRow, StatusSnapshot
+from rl_bridge.rollout.task import to_floats
 
 
 class Service:
@@ -85,15 +90,6 @@ async def test_generator_statistics_count_since_the_last_iteration_and_restart_a
     assert not any(name.startswith("generator/") for name in await observer.metrics())
 
 
-def test_mesh_and_versions() -> None:
-    run = fleet(policy=Service())
-    (row,) = service_rows(run, {"policy": {0: 12}})
-    first, second = row.replicas
-    assert (first.id, first.state, first.host, first.pids) == (0, "serving", "one", (7, 8))
-    assert (first.in_flight, first.restarts, first.version) == (3, 1, 12)
-    assert (second.host, second.version) == (None, None)
-
-
 def test_environment_servers_are_a_service_too() -> None:
     started = SimpleNamespace(state="restarting", pid=None, restarts=2)
     row = server_row(SimpleNamespace(started=[started], urls=()))  # type: ignore[arg-type]
@@ -126,7 +122,7 @@ async def test_served_versions_and_leases_of_workers_are_queried() -> None:
     assert observer.spans.totals_by_process.keys() == {"controller"}
 
 
-async def test_groups_and_leases_of_a_run(tmp_path: Path) -> None:
+async def test_groups_leases_and_replicas_of_a_run(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     ledger = Ledger(max_losses=1)
     leases = [ledger.lease(served=0, now=0.0, admit=True) for _ in range(6)]
@@ -142,10 +138,11 @@ async def test_groups_and_leases_of_a_run(tmp_path: Path) -> None:
     async def look(run: Run) -> None:
         run.buffer.ledger = ledger
         run.observer.workers = {fifth.id: "rollout-1"}
+        run.observer.versions = {"policy": {0: 12}}
         run.latest_metrics = {"reward/mean": 0.5, "loss/total": float("nan")}
         snapshots.append(snapshot(run, fleet(policy=Service()), {}))
 
-    await stage.train(work=look)
+    await stage.train(look)
     (seen,) = snapshots
     assert seen.groups == {"waiting": 0, "leased": 3, "finished": 1, "trained": 1, "dropped": 1}
     assert {row.group: (row.worker, row.attempt) for row in seen.leases} == {
@@ -154,3 +151,17 @@ async def test_groups_and_leases_of_a_run(tmp_path: Path) -> None:
         2: ("-", 2),
     }
     assert seen.metrics == {"reward/mean": 0.5}
+    (policy,) = seen.services
+    serving, starting = Service().replicas
+    assert policy.replicas == (serving.model_copy(update={"version": 12}), starting)
+
+
+def test_numbers_of_any_library_can_be_logged() -> None:
+    metrics = to_floats({"wins": np.float32(0.5), "length": torch.tensor([3]), "lost": 1}, "metrics")
+    assert json.loads(json.dumps(metrics)) == {"wins": 0.5, "length": 3.0, "lost": 1.0}
+
+
+@pytest.mark.parametrize("value", ["most", None, [1.0, 2.0], torch.zeros(2)])
+def test_non_numeric_metric_is_refused_by_name(value: object) -> None:
+    with pytest.raises(RolloutError, match=r"the task's probe\(\), got wins="):
+        to_floats({"wins": value}, "probe")

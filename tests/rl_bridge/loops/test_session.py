@@ -12,9 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
+from loop_stage import raising
 from rich.console import Console
 
 from openenv_core.evaluation.records import FIGURES_FILE, RECORDS_FILE, EvaluationFolder
@@ -22,64 +21,57 @@ from rl_bridge.config import CONFIG_FILE, Config, EvaluationConfig, load_config,
 from rl_bridge.errors import BridgeError, CheckpointError, ConfigError, RoleError, RolloutError, RunInUseError
 from rl_bridge.loops.folder_lock import LOCK_FILE, lock_folder
 from rl_bridge.rollout import EvaluationResult
-from rl_bridge.rollout.task import to_floats
 from rl_bridge.types import Ending, Trajectory
+
+pytestmark = pytest.mark.heavy
 
 CONFIG = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}})
 
 
-@pytest.mark.heavy
-def test_fewer_iterations_than_trained_and_a_taken_folder_are_refused(tmp_path: Path) -> None:
-    from rl_bridge.loops.session import train_run
+def with_iterations(count: int) -> Config:
+    return CONFIG.model_copy(update={"trainer": CONFIG.trainer.model_copy(update={"iterations": count})})
 
-    config = Config.model_validate(
-        {"env": {"app": "a:b"}, "rollout": {"task": "json:dumps"}, "trainer": {"iterations": 3}}
-    )
-    done = tmp_path / "checkpoint" / "step-4"
-    done.mkdir(parents=True)
+
+async def guard(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+@pytest.fixture
+def session() -> Any:
+    """The module, which imports Monarch."""
+    from rl_bridge.loops import session
+
+    return session
+
+
+def test_run_that_cannot_begin_leaves_everything_as_it_is(
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done, new = tmp_path / "done", tmp_path / "new"
+    (done / "checkpoint" / "step-4").mkdir(parents=True)
+    (done / CONFIG_FILE).write_text("the run's own")
     with pytest.raises(ConfigError, match="at least 4"):
-        train_run(config, tmp_path, resume=True)
+        session.train_run(with_iterations(3), done, resume=True)
     with pytest.raises(ConfigError, match="expected a new folder"):
-        train_run(config, tmp_path, resume=False)
-    assert done.exists()
+        session.train_run(CONFIG, done, resume=False)
+    with lock_folder(done), pytest.raises(RunInUseError, match="expected the run's folder"):
+        session.train_run(CONFIG, done, resume=True)
+    assert (done / "checkpoint" / "step-4").exists()
+    assert (done / CONFIG_FILE).read_text() == "the run's own"
+    # The name of a new one is free for the next attempt.
     with pytest.raises(ConfigError, match=r"subclass of rl_bridge\.rollout\.Task"):
-        train_run(config, tmp_path / "new", resume=False)
-    assert not (tmp_path / "new").exists()  # the name is free for the next attempt
+        session.train_run(CONFIG, new, resume=False)
+    assert not new.exists()
+    full = raising(OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(session, "save_config", lambda *_: full())
+    with pytest.raises(ConfigError, match=r"cannot write to .*: No space left on device; see that there"):
+        session.train_run(CONFIG, new, resume=False)
+    assert not new.exists()
 
 
-@pytest.mark.heavy
-def test_run_that_is_under_way_is_not_resumed_and_keeps_its_configuration(tmp_path: Path) -> None:
-    from rl_bridge.loops.session import train_run
-
-    (tmp_path / CONFIG_FILE).write_text("the run's own")
-    with lock_folder(tmp_path), pytest.raises(RunInUseError, match="expected the run's folder"):
-        train_run(CONFIG, tmp_path, resume=True)
-    assert (tmp_path / CONFIG_FILE).read_text() == "the run's own"
-
-
-@pytest.mark.heavy
-def test_folder_that_cannot_be_written_to_leaves_the_name_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from rl_bridge.loops import session
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(session, "save_config", full)
-    with pytest.raises(
-        ConfigError, match=r"cannot write to .*: No space left on device; see that there is room"
-    ):
-        session.train_run(CONFIG, tmp_path / "new", resume=False)
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.heavy
 def test_leftovers_of_a_run_that_never_began_are_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_bridge.loops import session
-
     configs: list[Config] = []
 
     def begin(config: Config, folder: Path, *, resume: bool) -> int:
@@ -97,50 +89,35 @@ def test_leftovers_of_a_run_that_never_began_are_no_run(
         session.train_run(CONFIG, tmp_path, resume=False)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("starts", [False, True])
 def test_configuration_of_a_resumed_run_is_kept_until_it_has_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: bool
+    session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rl_bridge.loops import session
+    fails = [RoleError("the reward function does not exist")]
 
     @asynccontextmanager
     async def opened(*_: object, **__: object) -> AsyncIterator[tuple[object, object]]:
-        if not starts:
-            raise RoleError("the reward function does not exist")
+        if fails:
+            raise fails.pop()
         yield SimpleNamespace(), SimpleNamespace(guard=guard)
 
-    async def guard(work: Awaitable[bool]) -> bool:
-        return await work
-
     async def told_to_go(run: object) -> bool:
-        assert load_config(tmp_path / CONFIG_FILE).trainer.iterations == 7
+        assert load_config(tmp_path / CONFIG_FILE) == now
         return False
 
     monkeypatch.setattr(session, "open_run", opened)
     monkeypatch.setattr(session, "train_with_recovery", told_to_go)
-    before = CONFIG
-    save_config(before, tmp_path)
-    now = before.model_copy(update={"trainer": before.trainer.model_copy(update={"iterations": 7})})
-    if starts:
-        assert session.train_run(now, tmp_path, resume=True) == session.INTERRUPTED_STATUS
-    else:
-        with pytest.raises(RoleError):
-            session.train_run(now, tmp_path, resume=True)
-    assert load_config(tmp_path / CONFIG_FILE) == (now if starts else before)
+    save_config(CONFIG, tmp_path)
+    now = with_iterations(7)
+    with pytest.raises(RoleError):
+        session.train_run(now, tmp_path, resume=True)
+    assert load_config(tmp_path / CONFIG_FILE) == CONFIG
+    assert session.train_run(now, tmp_path, resume=True) == session.INTERRUPTED_STATUS
+    assert load_config(tmp_path / CONFIG_FILE) == now
 
 
-async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: Any) -> list[str]:
-    """A session whose parts are these; returns what it did."""
-    from rl_bridge.loops import session
-
+async def run_session(session: Any, monkeypatch: pytest.MonkeyPatch, train: Any) -> list[str]:
+    """A session that trains so; returns what it did."""
     did: list[str] = []
-
-    async def guard(work: Any) -> Any:
-        return await work
-
-    async def report(*_: Any) -> None:
-        did.append("reported")
 
     async def waited() -> None:
         did.append("waited for the checkpoint")
@@ -151,8 +128,6 @@ async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: 
             did=did,
             preempted=False,
             preempt=lambda: did.append("preempted"),
-            tasks={"": SimpleNamespace(report=report)},
-            chat=None,
             console=Console(file=io.StringIO()),
             checkpoint_begun=0,
             wait_for_checkpoint=waited,
@@ -164,7 +139,6 @@ async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: 
 
     monkeypatch.setattr(session, "open_run", opened)
     monkeypatch.setattr(session, "train_with_recovery", train)
-    monkeypatch.setattr(session, "evaluate", evaluate)
     config = Config.model_validate(
         {"env": {"app": "a:b"}, "rollout": {"task": "c:D", "checkpoint_on_preemption": True}}
     )
@@ -178,26 +152,21 @@ async def run_session(monkeypatch: pytest.MonkeyPatch, *, train: Any, evaluate: 
     return did
 
 
-async def terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.sleep(0.05)
-
-
-@pytest.mark.heavy
 @pytest.mark.soak
 @pytest.mark.own_process
 async def test_while_it_trains_the_iteration_is_ended_and_a_second_signal_ends_it_at_once(
+    session: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def train(run: Any) -> bool:
         for _ in range(3):
-            await terminate()
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
         return False
 
-    assert await run_session(monkeypatch, train=train, evaluate=None) == ["preempted", "stopped", "cancelled"]
+    assert await run_session(session, monkeypatch, train) == ["preempted", "stopped", "cancelled"]
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("begun", "whole", "failure", "waits"),
     [
@@ -208,6 +177,7 @@ async def test_while_it_trains_the_iteration_is_ended_and_a_second_signal_ends_i
     ],
 )
 async def test_run_that_fails_ends_only_when_its_last_checkpoint_is_whole(
+    session: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     begun: int,
@@ -225,19 +195,19 @@ async def test_run_that_fails_ends_only_when_its_last_checkpoint_is_whole(
         raise failure
 
     with pytest.raises(type(failure), match=str(failure)):
-        await run_session(monkeypatch, train=train, evaluate=None)
+        await run_session(session, monkeypatch, train)
     assert did == [*(["waited for the checkpoint"] if waits else []), "stopped"]
 
 
-@pytest.mark.heavy
 async def test_signal_that_comes_when_the_training_is_just_over_ends_the_run_before_its_evaluation(
+    session: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def train(run: Any) -> bool:
         run.preempted = True  # by the signal, when the last look at this was over
         return True
 
-    assert await run_session(monkeypatch, train=train, evaluate=None) == ["stopped", "told to go"]
+    assert await run_session(session, monkeypatch, train) == ["stopped", "told to go"]
 
 
 class Deaf:
@@ -245,9 +215,7 @@ class Deaf:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
-
-    def __getattr__(self, name: str) -> "Deaf":
-        return self
+        self.take_servers = self
 
     async def fanout(self, news: Any) -> None:
         self.told.append(news)
@@ -255,7 +223,6 @@ class Deaf:
             await asyncio.sleep(60)
 
 
-@pytest.mark.heavy
 async def test_unresponsive_worker_delays_no_announcement_to_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -263,8 +230,7 @@ async def test_unresponsive_worker_delays_no_announcement_to_the_others(
 
     monkeypatch.setattr(assembly, "WORKER_UPDATE_TIMEOUT_S", 0.05)
     failures: list[BaseException] = []
-    on_failure: Callable[[BaseException], None] = failures.append
-    worker_updates, service = assembly.WorkerUpdates(on_error=on_failure), Deaf()
+    worker_updates, service = assembly.WorkerUpdates(on_error=failures.append), Deaf()
     await worker_updates.begin(service)  # type: ignore[arg-type]
     worker_updates.tell("take_servers", "old")
     await asyncio.sleep(0.02)
@@ -277,23 +243,17 @@ async def test_unresponsive_worker_delays_no_announcement_to_the_others(
     assert failures == []
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize(("colocate", "expected"), [(False, 5.0), (True, 45.0)])
-def test_start_may_wait_for_another_s_turn(colocate: bool, expected: float) -> None:
+def test_start_may_wait_for_another_s_turn() -> None:
     from rl_bridge.loops.assembly import start_timeout_s
 
-    config = Config.model_validate(
-        {
-            "env": {"app": "a:b"},
-            "rollout": {"task": "c:D"},
-            "trainer": {"timeout_s": 40.0},
-            "monarch": {"start_timeout_s": 5.0, "colocate": colocate},
-        }
-    )
-    assert start_timeout_s(config) == expected
+    def timeout_s(*, colocate: bool) -> float:
+        monarch = {"start_timeout_s": 5.0, "colocate": colocate}
+        settings = {"rollout": {}, "trainer": {"timeout_s": 40.0}, "monarch": monarch}
+        return start_timeout_s(Config.model_validate(settings))
+
+    assert (timeout_s(colocate=False), timeout_s(colocate=True)) == (5.0, 45.0)
 
 
-@pytest.mark.heavy
 async def test_start_reports_slow_roles_and_start_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,10 +280,7 @@ async def test_start_reports_slow_roles_and_start_times(
     assert messages[-1] == "started: policy after 0 s, rollout after 0 s"
 
 
-@pytest.mark.heavy
-async def test_a_run_keeps_its_held_out_episodes_and_their_figures(tmp_path: Path) -> None:
-    from rl_bridge.loops.session import _report
-
+async def test_a_run_keeps_its_held_out_episodes_and_their_figures(session: Any, tmp_path: Path) -> None:
     reported: list[EvaluationResult] = []
 
     async def play_held_out(seeds: Sequence[int], done: Callable[..., None], **others: Any) -> None:
@@ -343,27 +300,14 @@ async def test_a_run_keeps_its_held_out_episodes_and_their_figures(tmp_path: Pat
         train_seconds=3.0,
     )
     for _ in range(2):
-        await _report(run)
+        await session._report(run)
     assert [(list(one.rewards), one.train_seconds) for one in reported] == [([0.0, 1.0, 2.0, 3.0], 3.0)] * 2
     folder = EvaluationFolder(tmp_path / "evaluation").read()
     assert [one.version for one in folder.records.values()] == [2] * 4
     assert json.loads((folder.path / FIGURES_FILE).read_text())["mean_reward"] == 1.5
     assert len((folder.path / RECORDS_FILE).read_text().splitlines()) == 4
 
-    async def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    run.tasks = {"": SimpleNamespace(report=full)}
+    full = raising(OSError(errno.ENOSPC, "No space left on device"))
+    run.tasks = {"": SimpleNamespace(report=lambda *_: full())}
     with pytest.raises(BridgeError, match=r"cannot write the report .*No space left on device; .*--resume"):
-        await _report(run)
-
-
-def test_numbers_of_any_library_can_be_logged() -> None:
-    metrics = to_floats({"wins": np.float32(0.5), "length": torch.tensor([3]), "lost": 1}, "metrics")
-    assert json.loads(json.dumps(metrics)) == {"wins": 0.5, "length": 3.0, "lost": 1.0}
-
-
-@pytest.mark.parametrize("value", ["most", None, [1.0, 2.0], torch.zeros(2)])
-def test_non_numeric_metric_is_refused_by_name(value: object) -> None:
-    with pytest.raises(RolloutError, match=r"the task's probe\(\), got wins="):
-        to_floats({"wins": value}, "probe")
+        await session._report(run)

@@ -37,7 +37,6 @@ class ScriptedLearner:
         self.learned: list[list[int]] = []
         self.looked_at: list[TrainBatch] = []
         self.exported_after: list[int] = []
-        self.exported_to: list[str | Path] = []
 
     def step(self, batch: TrainBatch) -> dict[str, float]:
         assert sorted(set(batch.trajectory.tolist())) == list(range(len(batch) // 2))
@@ -53,12 +52,9 @@ class ScriptedLearner:
 
     def export(self, folder: str | Path) -> None:
         self.exported_after.append(len(self.learned))
-        self.exported_to.append(folder)
 
 
-def run(
-    learner: ScriptedLearner, traces: int = 4, *, last: Path | None = None, **config: Any
-) -> tuple[SftResult, list[Validation]]:
+def run(learner: ScriptedLearner, traces: int = 4, **config: Any) -> tuple[SftResult, list[Validation]]:
     validations: list[Validation] = []
     result = fine_tune(
         learner,
@@ -67,41 +63,31 @@ def run(
         SftConfig(**{"batch_size": 2, "evaluate_every": 2, **config}),
         folder=Path("nowhere"),
         on_validation=validations.append,
-        last=last,
     )
     return result, validations
 
 
-def test_it_ends_when_the_validation_loss_has_stopped_falling_and_keeps_the_best() -> None:
-    learner = ScriptedLearner([4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1, 0.1])
-    result, validations = run(learner, patience=3)
-    assert result.settled
-    assert [one.validation_loss for one in validations] == pytest.approx(
-        [4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1]
-    )
-    assert result.kept == validations[4]
-    assert (result.kept.update, result.kept.loss) == (8, 8.0)
-    # Each time that it was the best so far: before any update, and after 2, 4 and 8. As good as the best is no better.
-    assert learner.exported_after == [0, 2, 4, 8]
-
-
-def test_initial_weights_are_kept_if_nothing_is_better() -> None:
-    learner = ScriptedLearner([1.0, 2.0, 1.5, 0.1])
-    result, validations = run(learner, patience=2)
-    assert result.settled
-    assert result.kept == validations[0]
-    assert (validations[0].update, validations[0].loss, validations[0].seconds) == (0, None, 0.0)
-    assert [validation.update for validation in validations] == [0, 2, 4]
-    assert learner.exported_after == [0]
-
-
-def test_a_limit_of_updates_comes_first() -> None:
-    learner = ScriptedLearner([4.0, 3.0, 2.0, 1.0])
-    result, _ = run(learner, patience=3, max_updates=5)
-    assert not result.settled
-    # Looked at before any, after 2, 4 and the last.
-    assert [validation.update for validation in result.validations] == [0, 2, 4, 5]
-    assert learner.exported_after == [0, 2, 4, 5]
+@pytest.mark.parametrize(
+    ("losses", "config", "settled", "updates", "exported"),
+    [
+        # As good as the best is no better.
+        ([4.0, 3.0, 2.0, 2.5, 1.9, 2.0, 1.9, 2.1, 0.1], {"patience": 3}, True, range(0, 15, 2), [0, 2, 4, 8]),
+        ([1.0, 2.0, 1.5, 0.1], {"patience": 2}, True, [0, 2, 4], [0]),  # the initial weights are the best
+        ([4.0, 3.0, 2.0, 1.0], {"patience": 3, "max_updates": 5}, False, [0, 2, 4, 5], [0, 2, 4, 5]),
+    ],
+)
+def test_it_ends_when_the_validation_loss_has_stopped_falling_and_keeps_the_best(
+    losses: list[float], config: dict[str, int], settled: bool, updates: Sequence[int], exported: list[int]
+) -> None:
+    learner = ScriptedLearner(losses)
+    result, validations = run(learner, **config)
+    assert result.settled == settled
+    assert list(result.validations) == validations
+    assert [one.update for one in validations] == list(updates)
+    assert [one.validation_loss for one in validations] == pytest.approx(losses[: len(validations)])
+    assert [one.loss for one in validations] == [float(update) or None for update in updates]
+    assert (result.kept.update, validations[0].seconds) == (exported[-1], 0.0)
+    assert learner.exported_after == exported
 
 
 def test_every_trace_comes_once_an_epoch_and_each_epoch_in_another_order() -> None:

@@ -4,12 +4,12 @@ import asyncio
 import errno
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loop_stage import Stage
+from loop_stage import Stage, raising
 
 from rl_bridge.errors import (
     BridgeError,
@@ -26,21 +26,17 @@ from rl_bridge.records import read_lines
 from rl_bridge.services.handle import Fanout, LocalService
 from rl_bridge.trainer.settings import ResumeState
 
+KILLED = raising(ReplicaLostError("the trainer was killed"))
+WAY_BACK = ["sleep", "get_resume_state", "push_weights", "release_gpu", "update_weights"]
+KNOWN = {"digest": "0f", "seed": 0, "shuffle": True}
+
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
 async def test_lost_trainer_takes_the_run_back_to_its_checkpoint(tmp_path: Path, max_staleness: int) -> None:
     stage = Stage(tmp_path, max_staleness=max_staleness, iterations=7, checkpoint_interval=3)
-    calls = 0
-
-    async def dies_in_the_sixth_step() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 6:
-            raise ReplicaLostError("the trainer was killed")
-
-    stage.parts.failing["train_step"] = dies_in_the_sixth_step
-    run = await stage.train(losses=1)
-    assert run.version == stage.parts.trained == stage.parts.served == 7
+    stage.on("train_step", KILLED, call=6)
+    run = await stage.train()
+    assert run.version == stage.roles.trained == stage.roles.served == 7
     # Iterations 4 and 5 were trained twice, and are there once: those of the history that led to the weights.
     assert [row["iteration"] for row in stage.rows()] == [1, 2, 3, 4, 5, 6, 7]
     history = stage.rows("groups.jsonl")
@@ -69,44 +65,20 @@ async def test_trainer_lost_while_the_loop_waits_for_rollouts(tmp_path: Path, ma
         lost=while_the_sixteenth_group_is_played,
         sessions=2,
     )
-    run = await asyncio.wait_for(stage.train(losses=1), 60)
-    assert run.version == stage.parts.trained == 6
+    run = await stage.train()
+    assert run.version == stage.roles.trained == 6
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(24))
 
 
 async def test_trainer_that_was_restarted_unseen_is_not_trained_on(tmp_path: Path) -> None:
+    def restarts() -> None:  # its process died when nobody called, and is back at the first checkpoint
+        stage.roles.trained = 2
+
     stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2)
-    saves = 0
-
-    async def restarts_after_the_second_checkpoint() -> None:
-        nonlocal saves
-        saves += 1
-        if saves == 2:
-            stage.parts.trained = (
-                2  # its process died when nobody called, and is back at the first checkpoint
-            )
-
-    stage.parts.failing["save_checkpoint"] = restarts_after_the_second_checkpoint
-    await stage.train(losses=1)
-    assert stage.parts.trained == 5
+    stage.on("save_checkpoint", restarts, call=2)
+    await stage.train()
+    assert stage.roles.trained == 5
     assert [row["iteration"] for row in stage.rows()] == [1, 2, 3, 4, 5]
-
-
-def nth(number: int, then: Callable[[], Any]) -> Callable[[], Any]:
-    """Does something when it is called for the n-th time."""
-    calls = 0
-
-    async def called() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == number:
-            then()
-
-    return called
-
-
-def is_killed() -> None:
-    raise ReplicaLostError("the trainer was killed")
 
 
 @pytest.mark.parametrize(
@@ -118,36 +90,23 @@ async def test_trainer_lost_in_any_phase_takes_the_run_back(
     tmp_path: Path, when: str, colocate: bool
 ) -> None:
     stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2, colocate=colocate)
-    stage.parts.failing["train_step"] = nth(3, is_killed)  # so that there is a way back to be lost on
-    stage.parts.failing[when] = nth(1 if when in ("get_resume_state", "export") else 3, is_killed)
-    run = await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    assert run.version == stage.parts.trained == stage.parts.served == 5
+    stage.on("train_step", KILLED, call=3)  # so that there is a way back to be lost on
+    stage.on(when, KILLED, call=1 if when in ("get_resume_state", "export") else 3)
+    run = await stage.train()
+    assert run.version == stage.roles.trained == stage.roles.served == 5
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(20))
 
 
 async def test_colocated_trainer_lost_in_the_generators_turn_has_them_sleep_first(tmp_path: Path) -> None:
     stage = Stage(tmp_path, iterations=3, checkpoint_interval=1, colocate=True)
-
-    def is_gone() -> None:
-        stage.run.mark_trainer_lost()
-
-    stage.parts.failing["update_weights"] = nth(
-        3, is_gone
-    )  # with the weights of the second step they have the turn
-    await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    at = stage.parts.calls.index(
-        "get_resume_state"
-    )  # which an actor that is started again answers in its own turn
-    assert stage.parts.calls[at - 2 : at + 4] == [
-        "update_weights",
-        "sleep",
-        "get_resume_state",
-        "push_weights",
-        "release_gpu",
-        "update_weights",
-    ]
-    assert stage.parts.trained == 3
-    assert stage.parts.awake
+    # With the weights of the second step they have the turn.
+    stage.on("update_weights", lambda: stage.run.mark_trainer_lost(), call=3)
+    await stage.train()
+    # An actor that is started again answers this in its own turn.
+    at = stage.roles.calls.index("get_resume_state")
+    assert stage.roles.calls[at - 2 : at + 4] == ["update_weights", *WAY_BACK]
+    assert stage.roles.trained == 3
+    assert stage.roles.awake
 
 
 class NobodyServes(LocalService):
@@ -168,45 +127,45 @@ async def test_colocated_run_goes_back_while_no_generator_serves(tmp_path: Path)
         run.policy = NobodyServes(run.policy._wrapped)
         assert await rewind(run) == 0
 
-    await asyncio.wait_for(stage.train(work=goes_back), 60)
-    assert stage.parts.calls == ["sleep", "get_resume_state", "push_weights", "release_gpu", "update_weights"]
+    await stage.train(goes_back)
+    assert stage.roles.calls == WAY_BACK
 
 
 async def test_weights_of_a_trainer_that_began_anew_are_not_exported_for_the_trained_ones(
     tmp_path: Path,
 ) -> None:
     def began_anew() -> None:  # nobody waited for it when it was lost, and there is no checkpoint
-        stage.parts.trained = 0
+        stage.roles.trained = 0
 
     stage = Stage(tmp_path, iterations=3, checkpoint_interval=0)
-    stage.parts.failing["export"] = nth(1, began_anew)
-    run = await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    assert stage.parts.calls.count("get_resume_state") == 1
-    assert run.version == stage.parts.trained == stage.parts.served == 3
+    stage.on("export", began_anew, call=1)
+    run = await stage.train()
+    assert stage.roles.calls.count("get_resume_state") == 1
+    assert run.version == stage.roles.trained == stage.roles.served == 3
 
 
 async def test_trainer_that_is_back_before_the_reference_has_answered_takes_the_run_back(
     tmp_path: Path,
 ) -> None:
     def back_at_once() -> None:
-        stage.parts.trained = stage.parts.saved.version
+        stage.roles.trained = stage.roles.saved.version
         stage.run.mark_trainer_lost()
 
     stage = Stage(tmp_path, iterations=4, checkpoint_interval=1)
-    stage.parts.failing["logprobs"] = nth(2, back_at_once)
-    run = await asyncio.wait_for(stage.train(work=train_with_recovery, reference=True), 60)
-    assert run.version == stage.parts.trained == stage.parts.served == 4
-    assert stage.parts.calls.count("get_resume_state") == 1
+    stage.on("logprobs", back_at_once, call=2)
+    run = await stage.train(reference=True)
+    assert run.version == stage.roles.trained == stage.roles.served == 4
+    assert stage.roles.calls.count("get_resume_state") == 1
     # It is at the very version that the loop has come to. A step from there would take it where it cannot be had back
     # from: what it says it resumed at is what it began with.
-    phases = [name for name in stage.parts.calls if name in ("logprobs", "train_step", "get_resume_state")]
+    phases = [name for name in stage.roles.calls if name in ("logprobs", "train_step", "get_resume_state")]
     assert phases[:4] == ["logprobs", "train_step", "logprobs", "get_resume_state"]
 
 
 async def test_damage_of_newer_checkpoints_is_reported(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    stage.parts.saved = ResumeState(damaged=("step-4 [is] torn",))
-    run = await stage.train(work=rewind)
+    stage.roles.saved = ResumeState(damaged=("step-4 [is] torn",))
+    run = await stage.train(rewind)
     assert run.console.file.getvalue() == "step-4 [is] torn\n"  # type: ignore[attr-defined]  # a StringIO
 
 
@@ -214,79 +173,60 @@ async def test_loss_that_is_not_finite_ends_the_run_and_a_resumed_one_trains_wha
     tmp_path: Path,
 ) -> None:
     async def diverges_in_the_fourth_step() -> None:
-        steps = stage.parts.calls.count("train_step")
+        steps = stage.roles.calls.count("train_step")
         while steps == 2 and len(stage.run.buffer.state()[1]) < 4:  # noqa: ASYNC110 - the next batch, of which none is told
             await asyncio.sleep(0)
         if steps == 4:
             raise NonFiniteLossError("the loss is nan")
 
     stage = Stage(tmp_path, max_staleness=2, iterations=6, checkpoint_interval=2)
-    stage.parts.failing["train_step"] = diverges_in_the_fourth_step
+    stage.on("train_step", diverges_in_the_fourth_step)
     with pytest.raises(NonFiniteLossError):
-        await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    saved = stage.parts.saved
-    assert (saved.version, "get_resume_state" in stage.parts.calls) == (2, False)
+        await stage.train()
+    saved = stage.roles.saved
+    assert (saved.version, "get_resume_state" in stage.roles.calls) == (2, False)
     finished = saved.run_state["ledger"]["finished"]
 
     async def resume(run: Run) -> None:
         assert await rewind(run) == 2
         await train_with_recovery(run)
 
-    assert (await asyncio.wait_for(stage.train(work=resume), 60)).version == 6
+    assert (await stage.train(resume)).version == 6
     trained = {row["iteration"]: row["trained"] for row in stage.rows("groups.jsonl")}
     assert trained[3] == finished[:4]
 
 
-async def test_checkpoint_is_waited_for_only_while_there_is_a_trainer_that_writes_it(tmp_path: Path) -> None:
-    async def fail(run: Run) -> None:
-        await run.wait_for_checkpoint()
-        run.trainer_lost.set()
-        await run.wait_for_checkpoint()
-
-    async def killed() -> None:
-        is_killed()
-
-    stage = Stage(tmp_path)
-    stage.parts.failing["wait_for_checkpoint"] = killed
-    await stage.train(work=fail)
-    assert stage.parts.calls.count("wait_for_checkpoint") == 1
-
-
-async def test_checkpoint_that_was_lost_with_its_trainer_does_not_count_as_begun(tmp_path: Path) -> None:
+async def test_checkpoint_that_was_lost_with_its_trainer_is_not_waited_for(tmp_path: Path) -> None:
     async def fail(run: Run) -> None:
         with pytest.raises(ReplicaLostError):
             await train(run)
         assert run.checkpoint_begun == 4
         assert await rewind(run) == run.checkpoint_begun == 2
+        await run.wait_for_checkpoint()
         run.mark_trainer_lost()
         assert run.checkpoint_begun == 0
+        await run.wait_for_checkpoint()
 
     stage = Stage(tmp_path, iterations=5, checkpoint_interval=2)
-    stage.parts.failing["save_checkpoint"] = nth(2, is_killed)
-    await stage.train(work=fail)
+    stage.on("save_checkpoint", KILLED, call=2)
+    stage.on("wait_for_checkpoint", KILLED)
+    await stage.train(fail)
+    assert stage.roles.calls.count("wait_for_checkpoint") == 1
 
 
-async def test_trainer_that_is_lost_for_ever_ends_the_run(tmp_path: Path) -> None:
-    async def killed() -> None:
-        is_killed()
-
-    stage = Stage(tmp_path)
-    stage.parts.failing["push_weights"] = killed
-    with pytest.raises(ReplicaLostError, match="killed"):
-        await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    assert stage.parts.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
-
-
-async def test_trainer_that_is_lost_in_the_same_step_every_time_ends_the_run(tmp_path: Path) -> None:
-    async def killed() -> None:
-        if stage.parts.trained == 3:  # which the run reaches every time
-            is_killed()
+@pytest.mark.parametrize(("when", "reached"), [("push_weights", 0), ("train_step", 3)])
+async def test_trainer_that_is_lost_at_the_same_place_every_time_ends_the_run(
+    tmp_path: Path, when: str, reached: int
+) -> None:
+    def is_killed() -> None:
+        if stage.roles.trained >= reached:  # which the run comes to every time
+            KILLED()
 
     stage = Stage(tmp_path, iterations=6, checkpoint_interval=1000)
-    stage.parts.failing["train_step"] = killed
+    stage.on(when, is_killed)
     with pytest.raises(ReplicaLostError, match="killed"):
-        await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    assert stage.parts.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
+        await stage.train()
+    assert stage.roles.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
 
 
 async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Path) -> None:
@@ -296,21 +236,18 @@ async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Pa
         raise WeightsError("whoever published version 3 is gone")
 
     stage = Stage(tmp_path, max_staleness=1, iterations=5, checkpoint_interval=2)
-    stage.parts.failing["update_weights"] = nth(3, gone)
-    run = await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    assert run.version == stage.parts.trained == stage.parts.served == 5
-    assert stage.parts.calls.count("get_resume_state") == 1
+    stage.on("update_weights", gone, call=3)
+    run = await stage.train()
+    assert run.version == stage.roles.trained == stage.roles.served == 5
+    assert stage.roles.calls.count("get_resume_state") == 1
 
 
 async def test_weights_that_cannot_be_had_of_a_living_trainer_end_the_run(tmp_path: Path) -> None:
-    def torn() -> None:
-        raise WeightsError("it is torn")
-
     stage = Stage(tmp_path)
-    stage.parts.failing["update_weights"] = nth(1, torn)
+    stage.on("update_weights", raising(WeightsError("it is torn")))
     with pytest.raises(WeightsError, match="torn"):
-        await asyncio.wait_for(stage.train(work=train_with_recovery), 60)
-    assert "get_resume_state" not in stage.parts.calls
+        await stage.train()
+    assert "get_resume_state" not in stage.roles.calls
 
 
 @pytest.mark.parametrize("loss_first", [True, False])
@@ -323,40 +260,30 @@ async def test_preempted_run_that_loses_its_trainer_ends_all_the_same(
             one()
 
     stage = Stage(tmp_path, iterations=9, checkpoint_interval=2)
-    stage.parts.failing["train_step"] = nth(4, preempted_and_lost)
-    ended: list[bool] = []
-
-    async def work(run: Run) -> None:
-        ended.append(await train_with_recovery(run))
-
-    run = await asyncio.wait_for(stage.train(work=work), 60)
-    assert ended == [False]
+    stage.on("train_step", preempted_and_lost, call=4)
+    run = await stage.train()
+    assert stage.done is False
     assert run.version < 9
-
-
-KNOWN = {"digest": "0f", "seed": 0, "shuffle": True}
 
 
 async def test_trained_policy_that_finds_no_room_ends_the_run_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(shutil, "copy2", full)
+    full = raising(OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(shutil, "copy2", lambda *_: full())
     stage = Stage(tmp_path)
     with pytest.raises(BridgeError, match=r"cannot write the trained policy .*No space left.*--resume"):
-        await stage.train(work=train_with_recovery)
-    assert stage.parts.saved.version == 2
+        await stage.train()
+    assert stage.roles.saved.version == 2
 
 
 async def test_checkpoint_of_another_dataset_is_refused_before_anything_goes_back(tmp_path: Path) -> None:
     stage = Stage(tmp_path, dataset=KNOWN)
     await stage.train()
     stage.dataset = {**KNOWN, "digest": "f0"}
-    stage.parts.calls.clear()
+    stage.roles.calls.clear()
     with pytest.raises(ConfigError, match=r"with digest='0f', got 'f0'.*data\.source"):
-        await stage.train(work=rewind)
-    assert stage.parts.calls == ["get_resume_state"]
+        await stage.train(rewind)
+    assert stage.roles.calls == ["get_resume_state"]
     stage.dataset = dict(KNOWN)
-    assert (await stage.train(work=rewind)).version == 2
+    assert (await stage.train(rewind)).version == 2

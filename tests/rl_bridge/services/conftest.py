@@ -1,8 +1,12 @@
 """Fixtures of the tests of services."""
 
+from collections.abc import AsyncIterator
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from service_waits import descendants, until_gone
 
 SILENCE_S = 15.0
 """Less than the tests wait: to Monarch, a process that dies during a call is silent, not dead."""
@@ -34,3 +38,15 @@ def roles() -> ModuleType:
     import service_roles
 
     return service_roles
+
+
+@pytest.fixture
+async def fleet(tmp_path: Path) -> AsyncIterator[Any]:
+    """An open fleet that looks for deaths five times a second; none of its processes outlives it."""
+    from rl_bridge.services.fleet import Fleet
+
+    before = descendants()
+    async with Fleet(tmp_path / "logs", heartbeat_s=0.2) as fleet:
+        yield fleet
+        started = descendants() - before
+    await until_gone(started)

@@ -26,7 +26,13 @@ async def pause(wait: float | Path) -> None:
         await asyncio.sleep(wait)
 
 
-class Policy(ServiceActor):
+class Role(ServiceActor):
+    @concurrent_endpoint
+    async def variable(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+
+class Policy(Role):
     """Takes weights, answers with what it holds."""
 
     REPLAYED = ("load", "tune")
@@ -125,7 +131,7 @@ class Leaving(ServiceActor):
         (self._folder / f"left-{os.getpid()}").touch()
 
 
-class Ranks(ServiceActor):
+class Ranks(Role):
     """Several processes that act as one."""
 
     @endpoint
@@ -137,10 +143,6 @@ class Ranks(ServiceActor):
         if context().actor_instance.rank.rank == 1:
             raise TrainingError("this rank cannot go on")
         await asyncio.sleep(600)
-
-    @endpoint
-    async def variable(self, name: str) -> str | None:
-        return os.environ.get(name)
 
 
 class Parent(ServiceActor):
@@ -157,21 +159,3 @@ class Unmakable(ServiceActor):
 
     def __init__(self) -> None:
         raise ValueError("never made")
-
-
-class Worker(ServiceActor):
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    @concurrent_endpoint
-    async def add(self, other: int) -> int:
-        return self._number + other
-
-    @concurrent_endpoint
-    async def describe(self) -> int:
-        print(f"I am {self._number}", flush=True)  # noqa: T201 - what is printed is looked for in the log
-        return os.getpid()
-
-    @concurrent_endpoint
-    async def wait(self) -> None:
-        await asyncio.sleep(600)

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -42,3 +43,11 @@ async def until_gone(pids: Iterable[int]) -> None:
 def kill(*pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
+
+
+def pids_of(service: Any) -> list[int]:
+    return [pid for status in service.replicas for pid in status.pids]
+
+
+def all_serve(service: Any) -> bool:
+    return all(status.state == "serving" for status in service.replicas)

@@ -1,10 +1,12 @@
 """Which hosts, GPUs, restarts and seeds replicas get."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 
 from rl_bridge.errors import RoleError
 from rl_bridge.services.options import (
-    FIRST_START,
     HOST_AVOIDANCE_S,
     START_VARIABLE,
     Placement,
@@ -18,6 +20,7 @@ from rl_bridge.services.options import (
 )
 
 ONE = ServiceOptions()
+NEEDY = ServiceOptions(with_gpus=True)
 PAIR = ServiceOptions(hosts=2, procs=2, with_gpus=True)
 
 
@@ -45,11 +48,10 @@ def test_gpus_are_shared_out_once() -> None:
 
 def test_process_may_have_several_gpus() -> None:
     placement = Placement(hosts=2, gpus=4)
-    pairs = ServiceOptions(procs=2, hosts=2, with_gpus=True, gpus_per_proc=2)
-    slot = placement.reserve(pairs, 0.0)
+    slot = placement.reserve(replace(PAIR, gpus_per_proc=2), 0.0)
     assert [slot.gpus_of(rank) for rank in range(4)] == [(0, 1), (2, 3), (0, 1), (2, 3)]
     with pytest.raises(RoleError, match=r"1 host\(s\) in a row with 2 free GPU\(s\)"):
-        placement.reserve(ServiceOptions(with_gpus=True, gpus_per_proc=2), 0.0)
+        placement.reserve(replace(NEEDY, gpus_per_proc=2), 0.0)
 
 
 def test_services_of_different_pools_share_gpus() -> None:
@@ -88,19 +90,17 @@ def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:
     placement.avoid(slot, 0.0)
     assert [placement.reserve(ONE, 1.0).first for _ in range(3)] == [1, 1, 1]
     # Where nothing else has room it is still good enough.
-    needy = ServiceOptions(with_gpus=True)
-    assert [placement.reserve(needy, 1.0).first for _ in range(2)] == [1, 0]
+    assert [placement.reserve(NEEDY, 1.0).first for _ in range(2)] == [1, 0]
     assert placement.reserve(ONE, HOST_AVOIDANCE_S).first == 0
 
 
 def test_replicas_without_gpus_avoid_hosts_with_gpus() -> None:
     placement = Placement(hosts=2, gpus=1, cpu_hosts=2)
-    needy = ServiceOptions(with_gpus=True)
     assert [placement.reserve(ONE, 0.0).first for _ in range(4)] == [2, 3, 2, 3]
-    slots = [placement.reserve(needy, 0.0) for _ in range(2)]
+    slots = [placement.reserve(NEEDY, 0.0) for _ in range(2)]
     assert [slot.first for slot in slots] == [0, 1]
     with pytest.raises(RoleError, match=r"got 4 host\(s\) with \[0, 0, 0, 0\] free"):
-        placement.reserve(needy, 0.0)
+        placement.reserve(NEEDY, 0.0)
     # They stay the second choice, not none: one that serves is better than one that fell silent.
     for first in (2, 3):
         placement.avoid(ReplicaSlot(first, 1, 1, ()), 0.0)
@@ -128,22 +128,17 @@ def test_restarts_older_than_the_window_do_not_count() -> None:
     assert budget.take_restart(30.0) == 1.0
 
 
-def test_no_two_starts_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_two_starts_draw_the_same_and_the_first_of_all_keeps_the_runs_seed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(START_VARIABLE, raising=False)
+    assert derive_seed(7) == 7
     seeds = set()
-    for place in [
-        (replica, rank, before) for replica in range(20) for rank in range(4) for before in range(3)
-    ]:
-        monkeypatch.setenv(START_VARIABLE, start_of(*place))
+    for start in itertools.product(range(20), range(4), range(3)):
+        monkeypatch.setenv(START_VARIABLE, start_of(*start))
         seed = derive_seed(7)
         assert derive_seed(7) == seed != derive_seed(8)
+        assert (seed == 7) == (start == (0, 0, 0))
         assert 0 <= seed < 1 << 31
         seeds.add(seed)
     assert len(seeds) == 20 * 4 * 3
-
-
-def test_the_first_of_all_keeps_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(START_VARIABLE, raising=False)
-    assert derive_seed(7) == 7
-    assert start_of(0, 0, 0) == FIRST_START
-    monkeypatch.setenv(START_VARIABLE, FIRST_START)
-    assert derive_seed(7) == 7

@@ -2,17 +2,17 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from fake_target import FakeTarget
 from service_waits import WAIT_S, until
 
 from rl_bridge.config.monarch import RestartPolicy
-from rl_bridge.errors import RoleError
-from rl_bridge.services.balancer import TargetGoneError
+from rl_bridge.errors import RoleError, WeightsError
 from rl_bridge.services.options import RankProcess
 
 pytestmark = pytest.mark.heavy
@@ -126,39 +126,21 @@ HANG_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 
 
-class Replica:
-    incarnation = 1
-
-    def __init__(self, replica: int, *, hangs: bool = False, gone: bool = False) -> None:
-        self.replica = replica
-        self._hangs = hangs
-        self._gone = gone
-        self.calls: list[str] = []
-
-    async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        self.calls.append(name)
-        if self._hangs:
-            await asyncio.Event().wait()
-        if self._gone:
-            raise TargetGoneError("killed")
-        return f"{name} of {self.replica}"
-
-
 @pytest.mark.parametrize("killed", [False, True])
 async def test_notification_of_generators_does_not_wait_for_starting_ones(killed: bool) -> None:
     from rl_bridge.generator.actor import PolicyActor
 
     service = service_of(PolicyActor)
     if killed:
-        service._balancer.add(Replica(0, gone=True))
-    starting: Any = Replica(0)
-    starting.incarnation = 2
+        service._balancer.add(gone := FakeTarget(0))
+        gone.die()
+    starting = FakeTarget(0, incarnation=2)
     async with asyncio.timeout(HANG_S):
         await service.update_weights.tell(3)
         notified = await service.sleep.tell()
         assert (notified.values, service.roster.targets) == ({}, ())
         await service.catch_up(starting)
-    assert starting.calls == ["sleep"]  # it needs no weights for that
+    assert starting.calls == [("sleep", ())]  # it needs no weights for that
     assert service.roster.targets == (starting,)
 
 
@@ -166,10 +148,30 @@ async def test_unresponsive_replica_hides_no_other_answer() -> None:
     from rl_bridge.services.actor import ServiceActor
 
     service = service_of(ServiceActor)
-    for replica in (Replica(0), Replica(1, hangs=True), Replica(2)):
-        service._balancer.add(replica)
+    targets = [FakeTarget(replica) for replica in range(3)]
+    targets[1].hold()
+    for target in targets:
+        service._balancer.add(target)
     async with asyncio.timeout(HANG_S):
-        assert await service.query_replicas("spans", timeout_s=0.05) == {0: "spans of 0", 2: "spans of 2"}
+        assert await service.query_replicas("spans", timeout_s=0.05) == {0: 0, 2: 2}
+
+
+async def test_starting_replica_that_refuses_the_state_is_replaced(roles: ModuleType) -> None:
+    service, refusing = service_of(roles.Policy), FakeTarget(0)
+    refusing.hold()
+    service._balancer.add(refusing)
+    async with asyncio.timeout(HANG_S):
+        fanning = asyncio.ensure_future(service.load.fanout(2))
+        await until(lambda: bool(refusing.calls))
+        await service.catch_up(FakeTarget(1))
+        refusing.error = WeightsError("the publisher cannot be reached from here")
+        refusing.released.set()
+        fanned = await fanning
+    assert fanned.values == {1: 1}
+    assert [type(error) for error in fanned.failed.values()] == [WeightsError]
+    # It would answer from the past.
+    assert [target.replica for target in service.roster.targets] == [1]
+    assert service.roster.lost == ((0, 1),)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,32 +1,14 @@
 """Which replica is picked: least loaded, oldest first, and never the one that fails them all."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from fake_target import FakeTarget
 
 from rl_bridge.services import balancer as balancer_module
 from rl_bridge.services.balancer import MAX_SUSPENSION_S, MIN_SUSPENSION_S, SUSPECT_AFTER, Balancer
-
-
-class Target:
-    incarnation = 1
-
-    def __init__(self, replica: int) -> None:
-        self.replica = replica
-        self.calls = 0
-        self.fails = False
-        self.ends: asyncio.Event | None = None
-
-    async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        self.calls += 1
-        if self.ends is not None:
-            await self.ends.wait()
-        if self.fails:
-            raise ValueError
-        return self.replica
 
 
 class Stage:
@@ -35,7 +17,7 @@ class Stage:
     def __init__(self, replicas: int, patch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.suspects: list[int] = []
-        self.targets = [Target(replica) for replica in range(replicas)]
+        self.targets = [FakeTarget(replica) for replica in range(replicas)]
         patch.setattr(balancer_module, "time", SimpleNamespace(monotonic=lambda: self.now))
         self.balancer = Balancer(
             "policy", frozenset(), 5.0, on_suspect=lambda target: self.suspects.append(target.replica)
@@ -56,44 +38,51 @@ class Stage:
         return calls
 
 
-async def test_the_least_loaded_is_picked_and_ties_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(3, monkeypatch)
+StageOf = Callable[[int], Stage]
+
+
+@pytest.fixture
+def stage_of(monkeypatch: pytest.MonkeyPatch) -> StageOf:
+    return lambda replicas: Stage(replicas, monkeypatch)
+
+
+async def test_the_least_loaded_is_picked_and_ties_go_round(stage_of: StageOf) -> None:
+    stage = stage_of(3)
     for target in stage.targets:
-        target.ends = asyncio.Event()
+        target.hold()
     calls = await stage.begin(6)
     assert [stage.balancer.in_flight(replica) for replica in range(3)] == [2, 2, 2]
-    stage.targets[1].ends.set()  # type: ignore[union-attr]
+    stage.targets[1].released.set()
     assert await asyncio.gather(calls[1], calls[4]) == [1, 1]
-    stage.targets[1].ends = asyncio.Event()
+    stage.targets[1].hold()
     calls[2].cancel()
     await asyncio.gather(calls[2], return_exceptions=True)
     more = await stage.begin(3)
-    assert [target.calls for target in stage.targets] == [2, 4, 3]
+    assert [len(target.calls) for target in stage.targets] == [2, 4, 3]
     for call in (*calls, *more):
         call.cancel()
 
 
-async def test_one_that_fails_fast_does_not_attract_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(2, monkeypatch)
-    stage.targets[0].fails = True
-    stage.targets[1].ends = asyncio.Event()
+async def test_one_that_fails_fast_does_not_attract_the_calls(stage_of: StageOf) -> None:
+    stage = stage_of(2)
+    stage.targets[0].error = ValueError()
+    stage.targets[1].hold()
     busy = asyncio.ensure_future(stage.call(1))  # the good one is always busier
     await asyncio.sleep(0)
-    stage.targets[1].ends = None
+    stage.targets[1].released = asyncio.Event()
+    stage.targets[1].released.set()
     for _ in range(1000):
         stage.now += 0.001
         await stage.call()
     # Three at once, one when the half second is over.
-    assert stage.targets[0].calls == SUSPECT_AFTER + 1
+    assert len(stage.targets[0].calls) == SUSPECT_AFTER + 1
     assert stage.suspects == [0, 0]
     busy.cancel()
 
 
-async def test_suspensions_double_up_to_a_bound_and_a_success_clears_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stage = Stage(2, monkeypatch)
-    stage.targets[0].fails = True
+async def test_suspensions_double_up_to_a_bound_and_a_success_clears_them(stage_of: StageOf) -> None:
+    stage = stage_of(2)
+    stage.targets[0].error = ValueError()
     for _ in range(SUSPECT_AFTER):
         await stage.call(0)
     lengths = []
@@ -105,20 +94,18 @@ async def test_suspensions_double_up_to_a_bound_and_a_success_clears_them(
         await stage.call(0)
     assert lengths[:4] == [MIN_SUSPENSION_S, 1.0, 2.0, 4.0]
     assert lengths[-1] == MAX_SUSPENSION_S
-    stage.targets[0].fails = False
+    stage.targets[0].error = None
     await stage.call(0)
     assert not stage.balancer.is_suspended(0)
     stage.suspects.clear()
-    stage.targets[0].fails = True
+    stage.targets[0].error = ValueError()
     await stage.call(0)
     assert stage.suspects == []  # it has its tries again
 
 
-async def test_failures_in_flight_at_a_suspension_do_not_lengthen_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stage = Stage(1, monkeypatch)
-    stage.targets[0].fails = True
+async def test_failures_in_flight_at_a_suspension_do_not_lengthen_it(stage_of: StageOf) -> None:
+    stage = stage_of(1)
+    stage.targets[0].error = ValueError()
     await asyncio.gather(*(stage.call(0) for _ in range(10)))
     assert stage.suspects == [0]
     stage.now = MIN_SUSPENSION_S - 0.01
@@ -127,27 +114,27 @@ async def test_failures_in_flight_at_a_suspension_do_not_lengthen_it(
     assert not stage.balancer.is_suspended(0)
 
 
-async def test_failures_between_successes_and_calls_given_up_are_no_suspicion(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stage = Stage(1, monkeypatch)
+async def test_failures_between_successes_and_calls_given_up_are_no_suspicion(stage_of: StageOf) -> None:
+    stage = stage_of(1)
     (target,) = stage.targets
     for fails in (True, True, False, True, None, True, False, True, True):
-        target.fails, target.ends = fails is True, asyncio.Event() if fails is None else None
+        target.error = ValueError() if fails else None
         if fails is None:
+            target.hold()
             (given_up,) = await stage.begin(1)
             given_up.cancel()
             await asyncio.gather(given_up, return_exceptions=True)
+            target.released.set()
         else:
             await stage.call(0)
     assert stage.suspects == []
     assert not stage.balancer.is_suspended(0)
 
 
-async def test_calls_are_routed_even_if_all_replicas_are_suspended(monkeypatch: pytest.MonkeyPatch) -> None:
-    stage = Stage(2, monkeypatch)
+async def test_calls_are_routed_even_if_all_replicas_are_suspended(stage_of: StageOf) -> None:
+    stage = stage_of(2)
     for target in stage.targets:
-        target.fails = True
+        target.error = ValueError()
         for _ in range(SUSPECT_AFTER):
             await stage.call(target.replica)
         stage.now += 0.1

@@ -1,47 +1,17 @@
 """Handles, sessions and replays over targets that are no processes; local services."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
+from fake_target import FakeTarget
 
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, WeightsError
 from rl_bridge.services import balancer as replays_module
-from rl_bridge.services.balancer import Replays, TargetGoneError
+from rl_bridge.services.balancer import Replays
 from rl_bridge.services.handle import LocalService, Roster, ServiceHandle
 
 HANG_S = 30.0
 """A bound for what would hang otherwise; none is meant to come near it."""
-
-
-class FakeTarget:
-    """Notes its calls; hangs, dies or raises where told to."""
-
-    def __init__(self, replica: int, incarnation: int = 1) -> None:
-        self.replica = replica
-        self.incarnation = incarnation
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.gone = asyncio.Event()
-        self.released = asyncio.Event()
-        self.released.set()
-        self.error: Exception | None = None
-
-    async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        self.calls.append((name, args))
-        await self.released.wait()
-        if self.gone.is_set():
-            raise TargetGoneError("killed")
-        if self.error is not None:
-            raise self.error
-        return self.replica
-
-    def hold(self) -> None:
-        self.released.clear()
-
-    def die(self) -> None:
-        self.gone.set()
-        self.released.set()
 
 
 def roster(
@@ -55,51 +25,31 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_calls_under_way_are_repeated_elsewhere_or_lost_when_the_process_is_gone() -> None:
+@pytest.mark.parametrize("reported", [False, True])
+async def test_calls_to_a_lost_replica_are_repeated_elsewhere_or_lost(reported: bool) -> None:
     first, second = FakeTarget(0), FakeTarget(1)
     handle = ServiceHandle(roster(1, first))
     first.hold()
-    request, notice = (
-        asyncio.ensure_future(handle.ask.route(1)),
-        asyncio.ensure_future(handle.tell.route(2)),
+    repeated, lost, cancelled = (
+        asyncio.ensure_future(endpoint.route()) for endpoint in (handle.ask, handle.tell, handle.ask)
     )
     await turns()
-    handle.update(roster(2, first, second))
-    first.die()
-    assert await request == 1
-    with pytest.raises(ReplicaLostError, match="replica 0 of policy was lost during tell: killed"):
-        await notice
+    cancelled.cancel()
+    if reported:
+        handle.update(roster(2, second, lost=((0, 1),)))
+    else:
+        handle.update(roster(2, first, second))
+        first.die()
+    assert await repeated == 1
+    reason = "the controller says that it is gone" if reported else "killed"
+    with pytest.raises(ReplicaLostError, match=f"replica 0 of policy was lost during tell: {reason}"):
+        await lost
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    assert second.calls == [("ask", ())]
     # Until the controller says so too, it is left out here.
     assert handle.serving == 1
     assert [await handle.tell.route() for _ in range(2)] == [1, 1]
-
-
-async def test_reported_loss_of_a_replica_ends_its_calls_at_once() -> None:
-    first, second = FakeTarget(0), FakeTarget(1)
-    handle = ServiceHandle(roster(1, first))
-    first.hold()
-    request, notice = (
-        asyncio.ensure_future(handle.ask.route()),
-        asyncio.ensure_future(handle.tell.route()),
-    )
-    await turns()
-    handle.update(roster(2, second, lost=((0, 1),)))
-    assert await request == 1
-    with pytest.raises(ReplicaLostError, match="the controller says that it is gone"):
-        await notice
-
-
-async def test_a_call_that_is_cancelled_is_cancelled_also_when_its_replica_is_lost() -> None:
-    first, second = FakeTarget(0), FakeTarget(1)
-    handle = ServiceHandle(roster(1, first))
-    first.hold()
-    request = asyncio.ensure_future(handle.ask.route())
-    await turns()
-    request.cancel()
-    handle.update(roster(2, second, lost=((0, 1),)))
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    assert second.calls == []
 
 
 async def test_an_error_of_ours_from_the_actor_is_no_loss_even_where_it_says_so() -> None:
@@ -202,23 +152,31 @@ async def test_sessions_are_spread_and_those_that_begin_alike_are_together_while
     assert {one.replica for one in (*homes, again)} == {target.replica for target in others}
 
 
-async def test_a_session_leaves_a_replica_that_fails_whatever_it_is_asked() -> None:
+async def test_sessions_leave_a_replica_that_fails_whatever_it_is_asked() -> None:
     targets = [FakeTarget(0), FakeTarget(1)]
     handle = ServiceHandle(roster(1, *targets))
-    session = handle.session()
-    home = session.replica
+    sessions = [handle.session() for _ in range(4)]
+    homes = [session.replica for session in sessions]
+    home = homes[0]
     assert home is not None
+    assert homes.count(home) == 2
     targets[home].error = WeightsError("broken")
     for _ in range(3):
         with pytest.raises(WeightsError):
-            await session.ask.route()
-    assert await session.ask.route() == 1 - home
+            await sessions[0].ask.route()
+    assert [await session.ask.route() for session in sessions] == [1 - home] * 4
     handle.update(roster(2))
-    request = asyncio.ensure_future(session.ask.route())
+    request = asyncio.ensure_future(sessions[0].ask.route())
     await turns()
     assert not request.done()  # it waits until somebody serves
-    handle.update(roster(3, FakeTarget(7)))
-    assert await request == 7
+    handle.update(roster(3, *targets))
+    # Nobody is counted where it has been before.
+    assert [handle.session().replica for _ in range(4)] == [home] * 4
+    assert await request == 1 - home
+
+
+def catch_up(replays: Replays, target: FakeTarget) -> "asyncio.Task[None]":
+    return asyncio.ensure_future(replays.catch_up(target))
 
 
 async def test_a_starting_replica_takes_the_last_of_each_fan_out_in_order() -> None:
@@ -226,41 +184,29 @@ async def test_a_starting_replica_takes_the_last_of_each_fan_out_in_order() -> N
     assert replays.record("ask", (1,), {}) is None
     replays.record("load", (1,), {})
     replays.record("tune", (0.5,), {})
-    newest = replays.record("load", (2,), {})
+    superseded = replays.record("load", (2,), {})
     target = FakeTarget(3)
     target.hold()
-    catching_up = asyncio.ensure_future(replays.catch_up(target))
+    catching_up = catch_up(replays, target)
     await turns()
-    replays.record("load", (3,), {})  # while it is at it
+    later = [replays.record("load", (3,), {}), replays.record("tune", (0.7,), {})]  # while it takes the first
     target.released.set()
     await catching_up
-    assert target.calls == [("tune", (0.5,)), ("load", (3,))]
-    assert newest is not None
-    assert newest.values == {}
+    assert target.calls == [("tune", (0.5,)), ("load", (3,)), ("tune", (0.7,))]
+    assert [one and one.values for one in (superseded, *later)] == [{}, {3: 3}, {3: 3}]
 
 
-async def test_a_fan_out_that_comes_while_its_forerunner_is_taken_is_taken_too() -> None:
-    replays = Replays(("load",))
-    replays.record("load", (1,), {})
-    target = FakeTarget(3)
-    target.hold()
-    catching_up = asyncio.ensure_future(replays.catch_up(target))
-    await turns()
-    later = replays.record("load", (2,), {})
-    target.released.set()
-    await catching_up
-    assert target.calls == [("load", (1,)), ("load", (2,))]
-    assert later is not None
-    assert later.values == {3: 3}
-
-
-async def test_the_last_fan_out_of_one_state_stands_for_those_before_it() -> None:
-    replays = Replays((("load", "sleep"), "tune"))
+async def test_a_withdrawn_fan_out_gives_way_to_the_previous_one() -> None:
+    replays, target = Replays((("load", "sleep"), "tune")), FakeTarget(3)
+    only = replays.record("sleep", (), {})
+    assert only is not None
+    replays.withdraw(only)
+    await replays.catch_up(target)
+    assert target.calls == []
     replays.record("load", (1,), {})
     replays.record("tune", (0.5,), {})
-    target = FakeTarget(3)
     target.error = WeightsError("its publisher has died")
-    catching_up = asyncio.ensure_future(replays.catch_up(target))
+    catching_up = catch_up(replays, target)
     await turns()
     target.error = None
     sleeping = replays.record("sleep", (), {})
@@ -268,26 +214,14 @@ async def test_the_last_fan_out_of_one_state_stands_for_those_before_it() -> Non
     assert target.calls == [("load", (1,)), ("tune", (0.5,)), ("sleep", ())]
     assert sleeping is not None
     replays.withdraw(sleeping)
-    other = FakeTarget(4)
-    await replays.catch_up(other)
-    assert other.calls == [("load", (1,)), ("tune", (0.5,))]
-
-
-async def test_fan_out_that_all_refused_gives_way_to_the_previous_one() -> None:
-    replays = Replays(("load",))
-    replays.record("load", (1,), {})
     refused = replays.record("load", (2,), {})
+    await replays.catch_up(other := FakeTarget(4))
+    assert other.calls == [("tune", (0.5,)), ("load", (2,))]
     assert refused is not None
-    replays.withdraw(refused)
-    target = FakeTarget(0)
-    await replays.catch_up(target)
-    assert target.calls == [("load", (1,))]
-    only = Replays(("load",))
-    first = only.record("load", (1,), {})
-    assert first is not None
-    only.withdraw(first)
-    await only.catch_up(target)
-    assert target.calls == [("load", (1,))]
+    replays.record("load", (3,), {})
+    replays.withdraw(refused)  # late: a newer one counts
+    await replays.catch_up(last := FakeTarget(5))
+    assert last.calls == [("tune", (0.5,)), ("load", (3,))]
 
 
 async def test_unavailable_state_is_waited_for_until_it_is_provided() -> None:
@@ -295,7 +229,7 @@ async def test_unavailable_state_is_waited_for_until_it_is_provided() -> None:
     replays.record("load", (1,), {})
     target = FakeTarget(0)
     target.error = WeightsError("its publisher has died")
-    catching_up = asyncio.ensure_future(replays.catch_up(target))
+    catching_up = catch_up(replays, target)
     await turns()
     assert target.calls == [("load", (1,))]
     assert not catching_up.done()
@@ -311,15 +245,13 @@ async def test_unavailable_state_is_waited_for_until_it_is_provided() -> None:
     assert target.calls[3:] == [("load", (0,))]
 
 
-async def test_unavailable_state_is_retried_without_a_fan_out_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_unavailable_state_is_retried_without_a_fan_out_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replays_module, "RETRY_INTERVAL_S", 0.01)
     replays = Replays(("load",))
     replays.record("load", (1,), {})
     target = FakeTarget(0)
     target.error = WeightsError("its publisher did not answer")
-    catching_up = asyncio.ensure_future(replays.catch_up(target))
+    catching_up = catch_up(replays, target)
     await turns()
     assert not catching_up.done()
     target.error = None
@@ -330,19 +262,13 @@ async def test_unavailable_state_is_retried_without_a_fan_out_too(
 
 
 class Buffer:
-    """Something of the controller's own."""
-
     limit = 3
 
     def add(self, group: str, *, version: int) -> tuple[str, int]:
         return group, version
 
     async def sample(self) -> str:
-        await asyncio.sleep(0)
         return "sampled"
-
-    def _private(self) -> None:
-        raise AssertionError
 
 
 async def test_an_object_of_this_process_is_called_the_same_way() -> None:
@@ -350,6 +276,5 @@ async def test_an_object_of_this_process_is_called_the_same_way() -> None:
     assert await buffer.add.route("group", version=3) == ("group", 3)
     assert await buffer.sample.route() == "sampled"
     assert (await buffer.sample.fanout()).values == {0: "sampled"}
-    assert buffer.endpoints == {"add", "sample"}
     with pytest.raises(AttributeError, match="one of the endpoints add, sample, got 'limit'"):
         _ = buffer.limit

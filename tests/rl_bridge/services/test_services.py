@@ -4,10 +4,11 @@ import asyncio
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
+from typing import Any
 
 import psutil
 import pytest
-from service_waits import WAIT_S, descendants, kill, until, until_gone
+from service_waits import WAIT_S, all_serve, descendants, kill, pids_of, until, until_gone
 
 from rl_bridge.errors import RemoteError, RoleError, TrainingError
 
@@ -47,17 +48,15 @@ async def test_services_end_side_by_side_and_all_of_them_though_the_run_is_told_
     await until_gone(started)
 
 
-async def test_calls_leave_nothing_in_the_memory_of_their_caller(roles: ModuleType, tmp_path: Path) -> None:
-    from rl_bridge.services.fleet import Fleet
-
-    async with Fleet(tmp_path):
-        policy = await roles.Policy.as_service()
-        sizes = []
-        for _ in range(2):
-            for _ in range(3000):
-                await policy.once.route()
-            sizes.append(psutil.Process().memory_info().rss)
-        assert sizes[1] - sizes[0] < 1 << 21  # a week has hundreds of millions
+@pytest.mark.usefixtures("fleet")
+async def test_calls_leave_nothing_in_the_memory_of_their_caller(roles: ModuleType) -> None:
+    policy = await roles.Policy.as_service()
+    sizes = []
+    for _ in range(2):
+        for _ in range(3000):
+            await policy.once.route()
+        sizes.append(psutil.Process().memory_info().rss)
+    assert sizes[1] - sizes[0] < 1 << 21  # a week has hundreds of millions
 
 
 async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
@@ -71,7 +70,7 @@ async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
         taken = await policy.load.fanout(3)
         assert (taken.values, taken.failed) == ({0: 3, 1: 3}, {})
         answers = await asyncio.gather(*(policy.generate.route(0.3) for _ in range(4)))
-        pids = sorted(pid for status in policy.replicas for pid in status.pids)
+        pids = pids_of(policy)
         assert sorted(pid for pid, _, _ in answers) == sorted([*pids, *pids])
         assert {version for _, version, _ in answers} == {3}
         for status in policy.replicas:
@@ -102,9 +101,9 @@ async def test_replicas_share_calls_take_fan_outs_and_are_restarted_when_killed(
         async with asyncio.timeout(WAIT_S):
             (other,) = {(await session.generate.route())[0] for _ in range(4)}
         assert (other, session.moves) == ((set(pids) - {home}).pop(), 1)
-        await until(lambda: all(status.state == "serving" for status in policy.replicas))
+        await until(lambda: all_serve(policy))
         assert sum(status.restarts for status in policy.replicas) == 1
-        pids = [pid for status in policy.replicas for pid in status.pids]
+        pids = pids_of(policy)
         assert home not in pids
         assert {version for _, version, _ in [await policy.generate.route() for _ in range(4)]} == {3}
         started |= set(pids) | (descendants() - before)
@@ -123,58 +122,41 @@ async def test_failed_start_is_an_error(roles: ModuleType, tmp_path: Path) -> No
     with pytest.raises(RoleError, match="expected an open fleet to start Policy in"):
         await roles.Policy.as_service()
     before = descendants()
-    async with Fleet(tmp_path / "logs") as fleet:
+    async with asyncio.timeout(WAIT_S), Fleet(tmp_path / "logs") as fleet:
         (tmp_path / "refuse").touch()
-        async with asyncio.timeout(WAIT_S):
-            with pytest.raises(ModelError, match="expected a model"):
-                await roles.Policy.options(num_replicas=2).as_service(tmp_path)
-            with pytest.raises(RoleError, match="never made"):
-                await roles.Unmakable.as_actor()
-        assert fleet.services == {}
+        with pytest.raises(ModelError, match="expected a model"):
+            await roles.Policy.options(num_replicas=2).as_service(tmp_path)
         (tmp_path / "refuse").unlink()
+        (tmp_path / "wait").touch()
+        with pytest.raises(RoleError, match="replica 0 of policy did not serve within 2 s"):
+            await roles.Policy.options(start_timeout_s=2.0).as_service(tmp_path)
+        (tmp_path / "wait").unlink()
+        with pytest.raises(RoleError, match="never made"):
+            await roles.Unmakable.as_actor()
+        with pytest.raises(TypeError, match="pickle"):
+            await roles.Policy.as_service(Lock())
+        await until_gone(descendants() - before)
+        assert fleet.services == {}
         # The name is free again, until it is taken.
         await roles.Policy.as_service(tmp_path)
         with pytest.raises(ValueError, match="a name that no other service has, got 'policy'"):
             await roles.Policy.as_service(tmp_path)
-        started = descendants() - before
-    await until_gone(started)
 
 
 @pytest.mark.soak
-async def test_a_first_start_that_takes_too_long_is_an_error_at_once(
-    roles: ModuleType, tmp_path: Path
-) -> None:
-    from rl_bridge.services.fleet import Fleet
-
-    before = descendants()
-    (tmp_path / "wait").touch()
-    async with Fleet(tmp_path / "logs"):
-        async with asyncio.timeout(WAIT_S):
-            with pytest.raises(RoleError, match="replica 0 of policy did not serve within 2 s"):
-                await roles.Policy.options(start_timeout_s=2.0).as_service(tmp_path)
-            with pytest.raises(TypeError, match="pickle"):
-                await roles.Policy.as_service(Lock())
-        await until_gone(descendants() - before)
-
-
-@pytest.mark.soak
-async def test_the_ranks_of_a_replica_act_as_one(roles: ModuleType, tmp_path: Path) -> None:
-    from rl_bridge.services.fleet import Fleet
-
-    async with Fleet(tmp_path) as fleet:
-        ranks = await roles.Ranks.options(
-            procs=2, name="crew", environment={"ROPEWALK_TEST": "set"}
-        ).as_actor()
-        status = ranks.replicas[0]
-        assert len(set(status.pids)) == 2
-        assert await fleet.guard(ranks.step.route(7)) == (0, status.pids[0], 7)
-        assert (await ranks.step.fanout(8)).values == {0: (0, status.pids[0], 8)}
-        assert await ranks.variable.route("ROPEWALK_TEST") == "set"
-        assert names(tmp_path, "*.log") == {"crew-0-0.log", "crew-0-1.log"}
-        # The first rank waits for the second, which failed: that ends the call, not the wait.
-        async with asyncio.timeout(WAIT_S):
-            with pytest.raises(TrainingError, match="cannot go on"):
-                await ranks.wait_for_others.route()
+async def test_the_ranks_of_a_replica_act_as_one(roles: ModuleType, fleet: Any, tmp_path: Path) -> None:
+    environment = {"ROPEWALK_TEST": "set"}
+    ranks = await roles.Ranks.options(procs=2, name="crew", environment=environment).as_actor()
+    status = ranks.replicas[0]
+    assert len(set(status.pids)) == 2
+    assert await fleet.guard(ranks.step.route(7)) == (0, status.pids[0], 7)
+    assert (await ranks.step.fanout(8)).values == {0: (0, status.pids[0], 8)}
+    assert await ranks.variable.route("ROPEWALK_TEST") == "set"
+    assert names(tmp_path / "logs", "*.log") == {"crew-0-0.log", "crew-0-1.log"}
+    # The first rank waits for the second, which failed: that ends the call, not the wait.
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(TrainingError, match="cannot go on"):
+            await ranks.wait_for_others.route()
 
 
 async def test_second_signal_still_ends_everything_and_returns_the_hosts(tmp_path: Path) -> None:
