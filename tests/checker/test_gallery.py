@@ -28,14 +28,8 @@ Verdict = dict[str, tuple[str, str]]
 
 def run_all_checks(folder: Path, step_timeout_s: float) -> Verdict:
     """Run every check on an environment, in a process of its own."""
-    done = finished(
-        sys.executable,
-        str(gallery.HERE / "judge.py"),
-        str(folder),
-        str(step_timeout_s),
-        cwd=ROOT,
-        timeout_s=ENDED_S,
-    )
+    words = [sys.executable, str(gallery.HERE / "judge.py"), str(folder), str(step_timeout_s)]
+    done = finished(*words, cwd=ROOT, timeout_s=ENDED_S)
     assert done.returncode == 0, done.stderr
     return {name: (status, message) for name, (status, message) in json.loads(done.stdout).items()}
 
@@ -121,20 +115,16 @@ def test_planted_bug_is_caught_at_a_url(name: str, tmp_path: Path) -> None:
 
 MIB = 1 << 20
 PAGE = 4096
-LOAD = ("threads_stay_level", "files_stay_level", "memory_stays_level")
-
-
-def growth(*values: int, episodes: int = 100) -> Growth:
-    return Growth(values, episodes)
 
 
 def test_a_kilobyte_an_episode_is_a_leak_also_through_noise() -> None:
-    windows = [50 * MIB + window * 100 * 1024 for window in range(7)]
-    found = growth(*windows)
+    windows = tuple(50 * MIB + window * 100 * 1024 for window in range(7))
+    found = Growth(windows, 100)
     assert leaks_memory(found)
     assert round(found.slope) == 1024
     noise = random.Random(1)
-    assert leaks_memory(growth(*(value + noise.randrange(-5, 6) * PAGE for value in windows)))
+    noisy = tuple(value + noise.randrange(-5, 6) * PAGE for value in windows)
+    assert leaks_memory(Growth(noisy, 100))
 
 
 NO_LEAKS = {
@@ -149,15 +139,15 @@ NO_LEAKS = {
 
 def test_growth_that_does_not_go_on_is_no_leak() -> None:
     for name, values in NO_LEAKS.items():
-        assert not leaks_memory(growth(*values)), name
+        assert not leaks_memory(Growth(values, 100)), name
     for seed in range(200):  # pages that allocators take and give
         steps = random.Random(seed)
         walk = accumulate((steps.randrange(-3, 4) * PAGE for _ in range(6)), initial=50 * MIB)
-        assert not leaks_memory(growth(*walk))
+        assert not leaks_memory(Growth(tuple(walk), 100))
 
 
 def test_threads_and_files_leak_by_few() -> None:
-    assert leaks_resources(growth(10, 10, 11, 11, 12, 12, 13))
-    assert not leaks_resources(growth(10, 12, 10, 11, 10, 12, 10))
-    assert not leaks_resources(growth(10, 10, 10, 10, 10, 10, 14))  # the last sessions still closing
-    assert not leaks_resources(growth(10, 11, 12, 12, 12, 12, 12))  # a pool that has filled
+    assert leaks_resources(Growth((10, 10, 11, 11, 12, 12, 13), 100))
+    assert not leaks_resources(Growth((10, 12, 10, 11, 10, 12, 10), 100))
+    assert not leaks_resources(Growth((10, 10, 10, 10, 10, 10, 14), 100))  # the last sessions still closing
+    assert not leaks_resources(Growth((10, 11, 12, 12, 12, 12, 12), 100))  # a pool that has filled

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 from fastapi import FastAPI
 from pydantic import ConfigDict
-from subjects import Go, Here, Seen, Walk, WalkState, folder_with, look, run, walk
+from subjects import Go, Here, Loose, Seen, Walk, WalkState, folder_with, look, run, walk
 
 from openenv_core import Environment, EnvironmentMetadata, EpisodeOverError, Observation, State
 from openenv_core.checker.check import CheckLevel, checks
@@ -147,10 +147,6 @@ class StateCosts(Walk):
     def state(self) -> WalkState:
         self.fee = 0.5
         return super().state
-
-
-class Loose(Go):
-    model_config = ConfigDict(extra="ignore")
 
 
 class Nothing(Walk):

@@ -21,7 +21,6 @@ from envs.mcp_tools_env.server.upstream import stdio
 from envs.mcp_tools_env.server.upstream.errors import FirstFailure
 from envs.mcp_tools_env.server.upstream.schemas import (
     MAX_VALUES,
-    ArgumentCheck,
     MessageThrottle,
     ValueCounter,
 )
@@ -32,14 +31,6 @@ from openenv_core.outcomes import infrastructure_failure
 from openenv_core.protocol.jsonio import dumps
 
 ROOT = Path(__file__).parents[3]
-
-
-async def until_gone(*pids: int) -> None:
-    await until(lambda: all(map(gone, pids)))
-
-
-async def pid_of(env: McpToolsEnvironment) -> int:
-    return int((await call(env, "about")).result["pid"])
 
 
 async def test_a_server_that_dies_in_a_call_is_started_anew_for_the_next_and_others_do_not_notice() -> None:
@@ -64,16 +55,15 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_for_the_next_and_oth
 
 async def test_a_server_that_is_killed_between_calls_is_started_anew() -> None:
     async with playing(house_of({"one": entry()})) as env:
-        os.kill(await pid_of(env), signal.SIGKILL)
-        await until(lambda: "SIGKILL" in str(env.state.servers[0].dead))
-        seen = await call(env, "count")
-        assert (seen.result, "state_lost" in seen.metadata) == (1, True)
-        pid = await pid_of(env)
-        os.kill(pid, signal.SIGKILL)
-        while not gone(pid):  # the loop hears nothing of it meanwhile
-            pass
-        seen = await call(env, "count")
-        assert (kind(seen), seen.result, "state_lost" in seen.metadata) == (None, 1, True)
+        for loop_notices in (True, False):
+            pid = int((await call(env, "about")).result["pid"])
+            os.kill(pid, signal.SIGKILL)
+            if loop_notices:
+                await until(lambda: "SIGKILL" in str(env.state.servers[0].dead))
+            while not gone(pid):
+                pass
+            seen = await call(env, "count")
+            assert (kind(seen), seen.result, "state_lost" in seen.metadata) == (None, 1, True)
 
 
 async def test_without_restarts_a_death_ends_the_episode() -> None:
@@ -86,10 +76,6 @@ async def test_without_restarts_a_death_ends_the_episode() -> None:
             await call(env, "count")
         assert not (await env.reset_async()).done
         assert (await call(env, "count")).result == 1
-
-
-@pytest.mark.soak
-async def test_restarts_come_to_an_end() -> None:
     async with playing(house_of({"one": entry(max_restarts=1)})) as env:
         for _ in range(2):
             assert not (await call(env, "die", code=1)).done
@@ -122,11 +108,11 @@ async def test_cancelled_call_is_cancelled_at_the_server_too() -> None:
 @pytest.mark.soak
 async def test_a_server_that_hears_nothing_after_a_hang_is_started_anew() -> None:
     async with playing(house_of({"one": entry(timeout_s=2.0)})) as env:
-        pid = await pid_of(env)
+        pid = int((await call(env, "about")).result["pid"])
         assert kind(await call(env, "wedge", seconds=600)) == "timeout"
         seen = await call(env, "count")
         assert (seen.result, "state_lost" in seen.metadata) == (1, True)
-        await until_gone(pid)
+        await until(lambda: gone(pid))
 
 
 async def test_ten_megabytes_are_cut_with_a_flag_or_passed_whole() -> None:
@@ -157,14 +143,9 @@ async def test_invalid_json_fails_the_call_and_not_the_server() -> None:
             broken = await call(env, "garbage", line=line)
             assert kind(broken) == "transport_error"
             assert "no JSON-RPC message" in (infrastructure_failure(broken) or "")
-        assert (await call(env, "count")).result == 1
-
-
-@pytest.mark.soak
-async def test_output_of_a_server_is_ignored() -> None:
-    async with playing(house_of({"one": entry()})) as env:
-        for line in ("Listening...", "[INFO] ready", "", "\x00\xff", '{"seen": 1}', "{'text': 1}", "{"):
+        for line in ("[INFO] ready", "", "\x00\xff", '{"seen": 1}', "{'text': 1}", "{"):
             assert (await call(env, "chatter", line=line)).result == "said it"
+        assert (await call(env, "count")).result == 1
 
 
 async def test_a_list_that_changes_is_seen_and_a_removed_tool_is_not_found() -> None:
@@ -227,15 +208,7 @@ async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers
     pid, stray, folder = (await asyncio.wait_for(owner.stdout.readline(), 30)).decode().split()
     owner.kill()
     await owner.wait()
-    await until_gone(int(pid), int(stray))
-    await until(lambda: not os.path.exists(folder))
-
-
-async def test_session_without_a_folder_is_an_infrastructure_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/no/such/place")
-    assert "/no/such/place" in await failure_to_begin({"one": entry()})
+    await until(lambda: gone(int(pid)) and gone(int(stray)) and not os.path.exists(folder))
 
 
 @pytest.mark.parametrize(
@@ -246,9 +219,6 @@ async def test_session_without_a_folder_is_an_infrastructure_failure(
             {"one": entry(), "two": entry("--start-s", "60", start_timeout_s=0.2)},
             "within 0.2 s",
             marks=pytest.mark.soak,
-        ),
-        pytest.param(
-            {"one": entry("--endless", start_timeout_s=0.3)}, "within 0.3 s", marks=pytest.mark.soak
         ),
         pytest.param(
             {"one": {"command": "sh", "args": ["-c", "yes '{\"id\"}'"]}},
@@ -263,6 +233,11 @@ async def test_session_without_a_folder_is_an_infrastructure_failure(
 )
 async def test_server_that_does_not_start_is_an_infrastructure_failure(servers: Any, why: str) -> None:
     assert why in await failure_to_begin(servers)
+
+
+async def test_session_without_a_folder_is_an_infrastructure_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/place")
+    assert "/no/such/place" in await failure_to_begin({"one": entry()})
 
 
 @pytest.mark.parametrize("cancellations", [0, 1, 2])  # a deadline cancels, and then the end of its socket
@@ -294,8 +269,7 @@ async def test_failed_reset_ends_the_servers_already_started(
         assert "late" in (infrastructure_failure(await reset) or "")
     if cancellations < 2:
         assert all(map(gone, started))
-    await until_gone(*started)
-    await until(lambda: not any(folders.iterdir()))
+    await until(lambda: all(map(gone, started)) and not any(folders.iterdir()))
     await env.close_async()
 
 
@@ -316,33 +290,6 @@ async def test_arguments_that_no_server_could_read_are_the_policys_fault_and_kil
         assert kind(await call(env, "echo", text="x", more=nested(60))) is None
         assert (await call(env, "count")).result == 2
         assert dumps(env.state)
-
-
-COUNTRIES = [f"c{number}" for number in range(250)]
-
-
-@pytest.mark.parametrize(
-    ("schema", "value"),
-    [
-        ({"items": {"enum": COUNTRIES}}, ["c249"] * 20_000),
-        ({"items": {"properties": {f"p{number}": {} for number in range(9000)}}}, [{}] * 3000),
-        ({"items": {}}, [1] * 300_000),
-        ({"anyOf": [{"type": "object"}] * 2000}, "x" * 1_000_000),
-        ({"items": {"enum": [[[1] * 1000 + [n]] for n in range(20)]}}, [[[1] * 1000 + [19]]] * 300),
-        ({"allOf": [{"uniqueItems": True}] * 1000}, list(range(40_000))),
-    ],
-    ids=["enum", "properties", "items", "told", "whole", "unique"],
-)
-def test_slow_validation_is_left_to_the_server(schema: dict[str, Any], value: Any) -> None:
-    check = ArgumentCheck({"properties": {"a": schema, "b": {"type": "string"}}})
-    assert check.find_faults({"a": value, "b": 1}) == []
-
-
-def test_ordinary_arguments_are_validated() -> None:
-    check = ArgumentCheck({"properties": {"a": {"items": {"enum": COUNTRIES}}}, "required": ["a"]})
-    assert check.find_faults({"a": ["c1"] * 100}) == []
-    assert check.find_faults({"a": [*["c1"] * 100, "no"]})
-    assert ArgumentCheck({"properties": {"text": {"type": "integer"}}}).find_faults({"text": "x" * 500_000})
 
 
 async def test_values_and_texts_of_an_answer_are_bounded_before_they_are_parsed() -> None:

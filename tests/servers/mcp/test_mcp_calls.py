@@ -13,7 +13,7 @@ from mcp.client.client import Client
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
 from mcp_requests import connected, start_call
-from serving import eventually, open_session, rpc, serving
+from serving import WAIT_TIMEOUT_S, eventually, open_session, rpc, serving
 from toolbox import ToolBox, toolbox_app
 
 from openenv_core import EpisodeOverError
@@ -70,9 +70,6 @@ async def test_result_of_ten_megabytes_passes_and_one_over_the_limit_is_an_error
         failed = await client.call_tool("long", {"size": 1001})
         assert failed.is_error
         assert "at most 1000" in text_of(failed)
-
-
-WAIT_TIMEOUT_S = 60.0
 
 
 class Ending(ToolBox):
@@ -286,12 +283,11 @@ async def test_change_notifications_reach_listening_clients() -> None:
     app = toolbox_app()
     async with serving(app) as address, host(address, message_handler=listen) as client:
         (session,) = app.sessions.standing
-        server_capabilities = client.server_capabilities
-        assert server_capabilities.tools is not None
-        assert server_capabilities.tools.list_changed
-        assert server_capabilities.resources is not None
-        assert server_capabilities.resources.subscribe
-        await client.list_tools()
+        capabilities = client.server_capabilities
+        assert capabilities.tools
+        assert capabilities.tools.list_changed
+        assert capabilities.resources
+        assert capabilities.resources.subscribe
         await eventually(lambda: session.listeners == 1)  # the stream of GET
         await client.list_tools()
         with pytest.warns(MCPDeprecationWarning):

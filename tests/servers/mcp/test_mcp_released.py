@@ -163,27 +163,20 @@ def test_sdk_is_imported_at_the_first_standard_request_and_named_if_missing() ->
         assert "ropewalk[mcp]" in body["error"]["message"]
 
 
-async def test_disconnect_closes_the_session_opened_for_one_call() -> None:
+async def test_disconnect_closes_the_session_opened_for_one_call_and_no_other() -> None:
     app = toolbox_app(cap=1)
     async with serving(app) as address:
         call = asyncio.create_task(rpc(address, "tools/call", {"name": "wait"}))
         await eventually(lambda: app.sessions.active == 1)
         call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        await asyncio.wait([call])
         await eventually(lambda: app.sessions.active == 0)
-
-
-async def test_disconnect_does_not_cancel_a_call_in_a_standing_session() -> None:
-    app = toolbox_app()
-    async with serving(app) as address:
         handle = await open_session(address)
         wait = {"name": "wait", "arguments": {"seconds": 0.3, "name": "left to itself"}, "session_id": handle}
         call = asyncio.create_task(rpc(address, "tools/call", wait))
         await eventually(lambda: app.sessions.find("", handle).busy)
         call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        await asyncio.wait([call])
         bump = await rpc(address, "tools/call", {"name": "bump", "session_id": handle})  # its turn comes next
         assert bump["result"]["data"] == 1
         assert "left to itself" not in ToolBox.cancelled

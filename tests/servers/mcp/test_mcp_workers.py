@@ -42,16 +42,15 @@ async def play(address: str, number: int, era: str) -> None:
     assert progress_values == [1]
 
 
+def name_at(worker: int) -> str:
+    return next(name for i in range(100) if worker_of(name := f"id-{i}", 2) == worker)
+
+
 @pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
 async def test_concurrent_sessions_over_two_workers_stay_separate(fleet: ServeProcess, era: str) -> None:
     await asyncio.gather(*(play(fleet.address, number + 1, era) for number in range(12)))
-
-
-@pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
-async def test_ten_megabytes_pass_between_workers(fleet: ServeProcess, era: str) -> None:
-    for number in range(2):
-        name = next(name for i in range(100) if worker_of(name := f"{era}-{i}", 2) == number)
-        async with host(fleet.address, mode=era, headers={"X-OpenEnv-Session": name}) as client:
+    for worker in range(2):
+        async with host(fleet.address, mode=era, headers={"X-OpenEnv-Session": name_at(worker)}) as client:
             assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
 
 
@@ -83,7 +82,7 @@ async def test_change_notifications_reach_a_stream_at_another_worker(fleet: Serv
 
 async def test_killed_worker_loses_only_its_own_sessions() -> None:
     with serve("--workers", "2", app="toolbox:app") as server:
-        names = [next(n for i in range(100) if worker_of(n := f"id-{i}", 2) == number) for number in range(2)]
+        names = [name_at(0), name_at(1)]
         async with (
             host(server.address, mode=HANDSHAKE, headers={"X-OpenEnv-Session": names[0]}) as one,
             host(server.address, mode=HANDSHAKE, headers={"X-OpenEnv-Session": names[1]}) as two,
