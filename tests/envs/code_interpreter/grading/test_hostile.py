@@ -29,16 +29,8 @@ AMPLE = {"timeout_s": 20.0, "total_s": 60.0}
 
 def task(cases: Sequence[tuple[list[Any], Any]], **more: Any) -> FunctionTask:
     hidden = [{"args": args, "expected": expected} for args, expected in cases]
-    line = {
-        "id": "t",
-        "kind": "function",
-        "prompt": "?",
-        "entry": "f",
-        "hidden": hidden,
-        "limits": AMPLE,
-        **more,
-    }
-    found = parse_task(json.dumps(line))
+    line = {"id": "t", "kind": "function", "prompt": "?", "entry": "f", "hidden": hidden, "limits": AMPLE}
+    found = parse_task(json.dumps({**line, **more}))
     assert isinstance(found, FunctionTask)
     return found
 
@@ -60,8 +52,6 @@ def f(x): return Liar()""": "bad_value",
     "class I(int):\n    def __eq__(s, o): return True\ndef f(x): return I(9)": "bad_value",
     "def f(x): return True if x == 1 else x + 1": "wrong_answer",
     "def f(x): return float(x)": "wrong_answer",
-    "def f(x): return float('nan')": "wrong_answer",
-    "def f(x): return str(x)": "wrong_answer",
     "def f(x):\n    v = x\n    for _ in range(10000): v = [v]\n    return v": "bad_value",
     "def f(x):\n    v = []\n    v.append(v)\n    return v": "bad_value",
     "def f(x): return [0] * 1_000_000": "bad_value",
@@ -177,9 +167,8 @@ async def test_total_time_limit_ends_grading(sandbox: Sandbox) -> None:
 
 
 async def test_verdict_reveals_nothing_of_a_hidden_case(sandbox: Sandbox) -> None:
-    some = task(
-        [(["hidden-input"], "hidden-answer")], public=[{"args": ["seen-input"], "expected": "seen-answer"}]
-    )
+    seen = [{"args": ["seen-input"], "expected": "seen-answer"}]
+    some = task([(["hidden-input"], "hidden-answer")], public=seen)
     tells = "def f(x):\n    print(x)\n    raise ValueError(x)"
     for code in (tells, "def f(x): return x", "def f(x): return [x] if x[0] == 's' else object()", "1/0"):
         verdict = await Grader(sandbox).grade(some, code)
