@@ -1,5 +1,6 @@
 """Helpers that tests of several environments share."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -15,3 +16,16 @@ def calls_of(environment: Any) -> Callable[[str, dict[str, Any]], CallToolObserv
         return seen
 
     return call
+
+
+def visible_in(environment: Any, first: Any, index: int) -> str:
+    """Return everything that an environment shows of a task of the training split before a call, as text."""
+    shown = [
+        first.model_dump(),
+        environment.state.model_dump(),
+        [tool.wire().model_dump() for tool in environment.list_tools()],
+        [one.to_mcp() for one in (*environment.list_resources(), *environment.list_prompts())],
+        environment.get_task("train", index),
+        environment.get_metadata().model_dump(),
+    ]
+    return json.dumps(shown)

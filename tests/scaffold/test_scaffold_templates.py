@@ -52,15 +52,8 @@ def image(engine: DockerEngine, folder: Path) -> Iterator[str]:
 def run(*words: str, cwd: Path, module: str = "openenv_core.cli") -> str:
     """Run a command as in a new shell, and return what it printed."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = finished(
-        sys.executable,
-        "-m",
-        module,
-        *words,
-        cwd=cwd,
-        env={**variables, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
-        timeout_s=600,
-    )
+    variables |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    done = finished(sys.executable, "-m", module, *words, cwd=cwd, env=variables, timeout_s=600)
     assert done.returncode == 0, f"{' '.join(words)}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return done.stdout
 
@@ -68,12 +61,8 @@ def run(*words: str, cwd: Path, module: str = "openenv_core.cli") -> str:
 def assert_all_passed(report: str) -> None:
     results = json.loads(report)["results"]
     assert {result["status"] for result in results} <= {"passed", "skipped"}
-    assert {result["level"] for result in results if result["status"] == "passed"} >= {
-        "runtime",
-        "semantic",
-        "hostile",
-        "load",
-    }
+    levels = {result["level"] for result in results if result["status"] == "passed"}
+    assert levels >= {"runtime", "semantic", "hostile", "load"}
 
 
 def test_own_tests_pass_and_the_environment_is_served(folder: Path, template: str) -> None:

@@ -64,9 +64,8 @@ async def test_state_output_results_and_errors(backend: TogetherBackend, fake: F
     third = await session.execute("x")
     assert (third.result, third.execution_count, third.session_id) == ("20", 3, session.session_id)
     assert len(fake.sessions) == 1
-    assert {body.get("session_id") for method, _, body in fake.seen[2:] if method == "POST"} == set(
-        fake.sessions
-    )
+    posted = {body.get("session_id") for method, _, body in fake.seen[2:] if method == "POST"}
+    assert posted == set(fake.sessions)
 
 
 async def test_a_rate_that_is_too_high_is_waited_out(backend: TogetherBackend, fake: FakeTogether) -> None:
@@ -200,10 +199,7 @@ async def test_code_that_may_have_run_is_never_run_twice(
         ran = await session.execute("n += 1\nn")
         assert (ran.status, ran.exit_code, ran.error, ran.result) == ("sandbox_error", -1, None, None), fail
         assert (await session.execute("n")).result == str(times), fail
-
-
-async def test_work_on_files_may_be_done_twice(backend: TogetherBackend, fake: FakeTogether) -> None:
-    session = await backend.open(LIMITS)
+    # Work on files may be done twice.
     fake.fails.extend([Fail(500), Fail(502, after=True), Fail(how="cut", after=True)])
     await session.put_file("file", b"content")
     fake.fails.extend([Fail(how="close", after=True)])
@@ -264,13 +260,9 @@ async def test_unsupported_requests_are_refused(backend: TogetherBackend, fake: 
 def test_settings_come_from_the_environment() -> None:
     made = backend_from_environment({"TOGETHER_API_KEY": f" {TOKEN} "})._settings
     assert (made.token, made.base_url) == (TOKEN, "https://api.together.ai/v1")
-    for environ in (
-        {},
-        {"TOGETHER_API_KEY": "with space"},
-        {"TOGETHER_API_KEY": TOKEN, "TOGETHER_BASE_URL": "http://example.com/v1"},
-        {"TOGETHER_API_KEY": TOKEN, "TOGETHER_BASE_URL": "https://user:secret@example.com/v1"},
-        {"TOGETHER_API_KEY": TOKEN, "TOGETHER_BASE_URL": "example.com"},
-    ):
+    urls = ("http://example.com/v1", "https://user:secret@example.com/v1", "example.com")
+    refused = [{"TOGETHER_API_KEY": TOKEN, "TOGETHER_BASE_URL": url} for url in urls]
+    for environ in [{}, {"TOGETHER_API_KEY": "with space"}, *refused]:
         with pytest.raises(ConfigurationError):
             backend_from_environment(environ)
 
@@ -291,10 +283,6 @@ async def test_code_of_many_sessions_runs_at_once() -> None:
         url = f"http://127.0.0.1:{service.sockets[0].getsockname()[1]}"
         backend = TogetherBackend(TogetherSettings(token=TOKEN, base_url=url))
         async with asyncio.timeout(60):
-            await asyncio.gather(
-                *(
-                    backend.execute("1", None, timeout_s=9.0, max_bytes=1000, repeatable=False)
-                    for _ in range(120)
-                )
-            )
+            options: dict[str, Any] = {"timeout_s": 9.0, "max_bytes": 1000, "repeatable": False}
+            await asyncio.gather(*(backend.execute("1", None, **options) for _ in range(120)))
         await backend.close()
