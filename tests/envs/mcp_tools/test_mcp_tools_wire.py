@@ -56,18 +56,13 @@ async def test_the_client_lists_calls_and_is_told_of_failures() -> None:
 
 
 async def test_the_same_tools_are_offered_over_mcp() -> None:
-    async with serving(app_of(house_of({"one": entry()}, calls=5))) as address, host(address) as client:
+    async with serving(app_of(house_of({"one": entry()}, calls=3))) as address, host(address) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert tools["echo"].input_schema["required"] == ["text"]
         assert "tool_reset" in tools
-        counted = await client.call_tool("count", {})
-        assert (counted.structured_content, text_of(counted)) == ({"result": 1}, "1")
         blocks = await client.call_tool("blocks", {})
         assert [block.type for block in blocks.content] == ["text", "image"]
-        failed = await client.call_tool("fail", {"text": "it is broken"})
-        assert (failed.is_error, text_of(failed)) == (True, "it is broken")
-        death = await client.call_tool("die", {"code": 1})
-        assert death.is_error
+        assert (await client.call_tool("die", {"code": 1})).is_error
         assert (await client.call_tool("count", {})).structured_content == {"result": 1}  # of a new process
         assert "used up" in text_of(await client.call_tool("count", {}))
 

@@ -131,43 +131,20 @@ async def test_tools_of_an_instance_are_listed(era: str) -> None:
 @handshake_first
 async def test_resources_prompts_and_completions_are_served(era: str) -> None:
     async with serving(toolbox_app()) as address, await connected(address, era) as client:
-        assert [str(one.uri) for one in (await client.list_resources()).resources] == ["notes:all"]
         (template,) = (await client.list_resource_templates()).resource_templates
         assert template.uri_template == "notes://{title}"
         (held,) = (await client.read_resource("notes://first")).contents
-        assert isinstance(held, types.TextResourceContents)
-        assert held.text == "hello"
+        assert getattr(held, "text", None) == "hello"
         with pytest.raises(MCPError) as missing:
             await client.read_resource("notes://second")
         assert missing.value.code == (types.INVALID_PARAMS if era == STATELESS else -32002)
-        prompt = await client.get_prompt("sum_up", {"tone": "dry"})
-        assert "dry tone" in str(prompt.messages[0].content)
+        assert "dry tone" in str(await client.get_prompt("sum_up", {"tone": "dry"}))
         for name, arguments in (("other", {}), ("sum_up", {})):
             with pytest.raises(MCPError):
                 await client.get_prompt(name, arguments)
-        completions = await client.complete(
-            types.PromptReference(name="sum_up"), {"name": "tone", "value": "d"}
-        )
+        tone = {"name": "tone", "value": "d"}
+        completions = await client.complete(types.PromptReference(name="sum_up"), tone)
         assert completions.completion.values == ["dry", "drunk"]
-
-
-async def test_progress_and_log_arrive_before_the_result(era: str) -> None:
-    messages: list[Any] = []
-
-    async def progress(done: float, total: float | None, message: str | None) -> None:
-        messages.append((done, total, message))
-
-    async def log(params: types.LoggingMessageNotificationParams) -> None:
-        messages.append(params.data)
-
-    options: dict[str, Any] = {"logging_callback": log}
-    if era == STATELESS:
-        options["log_level"] = "info"
-    async with serving(toolbox_app()) as address, await connected(address, era, **options) as client:
-        result = await client.call_tool("wait", {"seconds": 0}, progress_callback=progress)
-        assert text_of(result) == "waited"
-        await eventually(lambda: len(messages) == 2)
-    assert messages == [(1, 2, "half"), {"waiting": 0}]
 
 
 async def abort(client: Client, tool: str, name: str) -> None:
@@ -241,11 +218,11 @@ async def test_request_state_is_bound_to_session_tool_and_arguments() -> None:
         mine, other = await open_session(address), await open_session(address)
 
         async def call(handle: str, state: str | None = None, **changed: Any) -> Any:
-            responses = changed.pop("responses", {"who": {"action": "accept", "content": {"name": "Ann"}}})
+            ann = {"who": {"action": "accept", "content": {"name": "Ann"}}}
             parameters = {
                 "name": "greet",
                 "request_state": state,
-                "input_responses": state and responses,
+                "input_responses": state and ann,
                 **changed,
             }
             async with host(address, f"/mcp/{handle}", STATELESS, elicitation_callback=answer) as client:
@@ -265,8 +242,7 @@ async def test_request_state_is_bound_to_session_tool_and_arguments() -> None:
             refused = await call(handle, sealed, **changed)
             assert refused.code == types.INVALID_PARAMS
             assert "requestState" in refused.message
-        wrong = {"nobody": {"action": "cancel"}}
-        second = await call(mine, state, responses=wrong)
+        second = await call(mine, state, input_responses={"nobody": {"action": "cancel"}})
         assert second.input_requests["who"].params.message == "Who are you?"
         third = await call(mine, second.request_state)
         assert third.input_requests["who"].params.message == "And you?"
@@ -310,17 +286,15 @@ async def test_change_notifications_reach_stateless_listeners() -> None:
         async with (
             host(address, f"/mcp/{handle}", STATELESS) as client,
             client.listen(tools_list_changed=True, resource_subscriptions=["notes://first"]) as events,
+            asyncio.timeout(60),
         ):
             for title in ("first", "second"):
-                params = {"name": "note", "arguments": {"title": title, "text": "x"}, "session_id": handle}
-                await client.call_tool("note", {"title": title, "text": "x"})
+                note = {"title": title, "text": "x"}
+                await client.call_tool("note", note)
+                params = {"name": "note", "arguments": note, "session_id": handle}
                 assert (await rpc(address, "tools/call", params))["result"]["is_error"] is False
-            event_names = []
-            async with asyncio.timeout(60):
-                async for event in events:
-                    event_names.append(type(event).__name__)
-                    if len(event_names) == 2:
-                        break
+            listening = aiter(events)
+            event_names = [type(await anext(listening)).__name__ for _ in range(2)]
     assert event_names == ["ResourceUpdated", "ToolsListChanged"]
 
 
