@@ -179,14 +179,11 @@ def test_a_small_schema_is_exhausted_and_an_impossible_one_is_a_finding() -> Non
     for impossible in ({"$ref": "#/$defs/gone"}, {"type": "integer", "minimum": 5, "maximum": 1}):
         with pytest.raises(CheckError, match="got none"):
             sample(impossible, 4, 0)
-
-
-def test_an_author_s_examples_go_first() -> None:
-    schema = {"type": "object", "examples": [{"b": 2}]}
-    samples = pool(schema, [{"a": 1}], lambda: [], 0).draw(random.Random(0))
-    first = [next(samples) for _ in range(20)]
+    # An author's examples go first, and are all that is drawn.
+    drawn = pool({"type": "object", "examples": [{"b": 2}]}, [{"a": 1}], lambda: [], 0).draw(random.Random(0))
+    first = [next(drawn) for _ in range(20)]
     assert first[:2] == [{"a": 1}, {"b": 2}]
-    assert {json.dumps(one) for one in first} == {'{"a": 1}', '{"b": 2}'}
+    assert all(one in first[:2] for one in first)
 
 
 def test_a_url_has_neither_folder_nor_code_nor_a_server_of_ours() -> None:
@@ -227,8 +224,8 @@ def test_paths_are_found_and_followed(tmp_path: Path, monkeypatch: Any) -> None:
     assert target_of("walk_env") == Target(TargetKind.PATH, str(folder), folder)
     monkeypatch.chdir(folder)
     assert target_of(".").folder == folder
-    file = folder / "server" / "app.py"
-    assert target_of(f"{file}:other") == Target(TargetKind.PATH, f"{file}:other", folder)
+    file = f"{folder / 'server' / 'app.py'}:other"
+    assert target_of(file) == Target(TargetKind.PATH, file, folder)
     with pytest.raises(ConfigurationError, match="no folder or file"):
         target_of("./nowhere")
     with pytest.raises(ConfigurationError, match="got 'x'"):

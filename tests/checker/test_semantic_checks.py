@@ -66,16 +66,16 @@ def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> N
 
 
 def test_exception_of_the_environment_is_an_error_or_a_finding() -> None:
-    class Broken(Counter):
-        def __init__(self) -> None:
-            raise RuntimeError("no table")
-
     with LocalEnvironment(serve_factory(Counter)) as environment:
         environment.reset(seed=50)
         with pytest.raises(ExecutionError):
             environment.step({"amount": 1})
+
+    def broken() -> Counter:
+        raise RuntimeError("no table")
+
     with pytest.raises(CheckError, match="no table"):
-        LocalEnvironment(serve_factory(Broken))
+        LocalEnvironment(serve_factory(broken))
 
 
 def test_environments_that_take_a_seed() -> None:
