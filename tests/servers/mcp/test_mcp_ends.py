@@ -33,30 +33,19 @@ from servers.mcp.engine import MAX_CONNECTIONS, _Connection
 async def test_stopping_server_finishes_calls_and_closes_streams(workers: int) -> None:
     options = ["--workers", str(workers)] if workers > 1 else []
     with serve(*options, app="toolbox:app") as server:
-        async with http_client(server.address) as http:
-            listening, started = asyncio.Event(), asyncio.Event()
-
-            async def listen(head: dict[str, str]) -> None:
-                async with http.stream("GET", "/mcp", headers=head) as stream:
-                    listening.set()
-                    assert not b"".join([part async for part in stream.aiter_bytes()])
-
-            async def wait(head: dict[str, str]) -> str:
-                text = ""
-                body = tool_call("wait", seconds=1.5)
-                async with http.stream("POST", "/mcp", json=body, headers=head) as reply:
-                    async for part in reply.aiter_text():
-                        started.set()
-                        text += part
-                return text
-
-            greeted = await http.post("/mcp", json=HELLO, headers=STREAMS)
-            head = STREAMS | {"mcp-session-id": greeted.headers["mcp-session-id"]}
-            both = asyncio.gather(listen(head), wait(head))
-            await asyncio.wait_for(asyncio.gather(listening.wait(), started.wait()), WAIT_TIMEOUT_S)
+        head = STREAMS | {"mcp-session-id": (await greet(server.address)).headers["mcp-session-id"]}
+        call = {"json": tool_call("wait", seconds=1.5), "headers": head}
+        async with (
+            http_client(server.address) as http,
+            http.stream("GET", "/mcp", headers=head) as listening,
+            http.stream("POST", "/mcp", **call) as reply,
+            asyncio.timeout(WAIT_TIMEOUT_S),
+        ):
+            parts = reply.aiter_text()
+            await anext(parts)
             server.process.send_signal(signal.SIGTERM)
-            _, reply_text = await both
-            assert '"text":"waited"' in reply_text
+            assert '"text":"waited"' in "".join([part async for part in parts])
+            assert not await listening.aread()
         assert await asyncio.to_thread(server.process.wait, WAIT_TIMEOUT_S) == 0
         assert "Traceback" not in server.output
 
@@ -100,14 +89,10 @@ async def test_concurrent_handshakes_keep_the_connection_limit_of_a_session() ->
     app = toolbox_app()
     async with serving(app) as address:
         handle = await open_session(address)
-        async with http_client(address) as http:
-            requests = [
-                http.post(f"/mcp/{handle}", json=HELLO, headers=STREAMS) for _ in range(2 * MAX_CONNECTIONS)
-            ]
-            statuses = {reply.status_code for reply in await asyncio.gather(*requests)}
-            assert statuses <= {200, 503}
-            (connections,) = engine_of(app)._connections.values()
-            assert len(connections) == MAX_CONNECTIONS
+        greetings = [greet(address, f"/mcp/{handle}") for _ in range(2 * MAX_CONNECTIONS)]
+        assert {reply.status_code for reply in await asyncio.gather(*greetings)} <= {200, 503}
+        (connections,) = engine_of(app)._connections.values()
+        assert len(connections) == MAX_CONNECTIONS
         await rpc(address, "openenv/session/close", {"session_id": handle})
         await eventually(lambda: nothing_left(app))
 

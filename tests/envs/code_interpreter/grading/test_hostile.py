@@ -255,20 +255,13 @@ async def test_numbers_are_read_from_where_the_task_says(sandbox: Sandbox) -> No
         assert "0.5" not in verdict.model_dump_json(exclude={"grading_time_s"})
 
 
-class OnlyRuns:
-    """A real sandbox whose interpreters have no `call`, as hosted ones have none."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    async def open(self, limits: Limits) -> Any:
-        inner = await self._sandbox.open(limits)
+async def test_interpreters_that_only_run_code_are_given_calls_as_code(sandbox: Sandbox) -> None:
+    async def open_without_call(limits: Limits) -> Any:  # as hosted ones have none
+        inner = await sandbox.open(limits)
         names = ("session_id", "execute", "put_file", "get_file", "list_files", "restart", "close")
         return SimpleNamespace(isolation="remote", **{name: getattr(inner, name) for name in names})
 
-
-async def test_interpreters_that_only_run_code_are_given_calls_as_code(sandbox: Sandbox) -> None:
-    grader = Grader(OnlyRuns(sandbox))
+    grader = Grader(SimpleNamespace(open=open_without_call))  # type: ignore[arg-type]
     both = task([([[1, 2]], {"$tuple": [1, 2]}), ([[]], {"$tuple": []})])
     right = await grader.grade(both, "def f(x):\n    print('some noise')\n    return tuple(x)")
     assert (right.reward, right.isolation) == (1.0, "remote")
@@ -287,21 +280,19 @@ class FakeBroken:
     """Breaks where a real sandbox hardly ever does."""
 
     session_id = isolation = "fake"
+    closed = 0
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self.closed = 0
-
-    def _break(self, where: str, error: Exception) -> None:
-        if self._where == where:
-            raise error
 
     async def open(self, limits: Limits) -> "FakeBroken":
-        self._break("open", SandboxUnavailableError("none left"))
+        if self._where == "open":
+            raise SandboxUnavailableError("none left")
         return self
 
     async def execute(self, code: str, **_: Any) -> Execution:
-        self._break("raise", SandboxUnavailableError("gone"))
+        if self._where == "raise":
+            raise SandboxUnavailableError("gone")
         return Execution(status="sandbox_error" if self._where == "execute" else "ok", reason="zygote gone")
 
     async def call(self, *_: Any, **__: Any) -> Any:
