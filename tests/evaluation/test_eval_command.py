@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
+from chat_server import ChatServer, chat_server
 from counter import Add, BlockingCounter, Count
 from module_run import finished
 from serve_process import SUPPORT, eventually, serve
@@ -282,42 +282,14 @@ def test_server_that_dies_makes_no_zeros(tmp_path: Path, capsys: pytest.CaptureF
     assert {one.ending for one in records} == {"completed", "failed_environment"}
 
 
-Model: TypeAlias = tuple[str, list[Any], list[Any]]
-"""A model's URL, the requests that come, and what it answers one after the other."""
-
-
 @pytest.fixture
-def model() -> Iterator[Model]:
-    """A model behind the OpenAI chat protocol."""
-    requests: list[Any] = []
-    answers: list[Any] = []
+def model() -> Iterator[ChatServer]:
+    with chat_server() as server:
+        yield server
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.reply(200, {"data": [{"id": "m"}]})
 
-        def do_POST(self) -> None:
-            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            found = answers[min(len(requests), len(answers)) - 1]
-            refused = isinstance(found, int)
-            self.reply(found if refused else 200, {"choices": [{"message": found}]})
-
-        def reply(self, status: int, body: Any) -> None:
-            content = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class says so
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1", requests, answers
-        server.shutdown()
-        thread.join()
+def url_of(model: ChatServer) -> str:
+    return f"http://127.0.0.1:{model.port}/v1"
 
 
 def act(arguments: str) -> dict[str, Any]:
@@ -328,38 +300,39 @@ def act(arguments: str) -> dict[str, Any]:
 STAND = act('{"action": "stand"}')
 
 
-def test_model_plays_by_calls(table: str, tmp_path: Path, model: Model) -> None:
-    url, requests, answers = model
-    answers += [{"content": "Hm."}, act("{"), act(r'{"action": "\ud800"}'), STAND]
+def test_model_plays_by_calls(table: str, tmp_path: Path, model: ChatServer) -> None:
+    model.answers += [{"content": "Hm."}, act("{"), act(r'{"action": "\ud800"}'), STAND]
     out = tmp_path / "out"
-    assert evaluate(table, "--policy", url, "--episodes", "1", "--out", str(out)) == 0
+    assert evaluate(table, "--policy", url_of(model), "--episodes", "1", "--out", str(out)) == 0
     (record,) = lines(out)
     assert (record["ending"], record["tool_calls"], len(record["turns"])) == ("completed", 3, 4)
-    assert requests[0]["tools"][0]["function"]["name"] == "act"
-    assert requests[0]["messages"][0]["content"].startswith("You hold")
-    replies = [one["content"] for one in requests[2]["messages"] if one["role"] in ("user", "tool")]
+    assert model.requests[0]["tools"][0]["function"]["name"] == "act"
+    assert model.requests[0]["messages"][0]["content"].startswith("You hold")
+    replies = [one["content"] for one in model.requests[2]["messages"] if one["role"] in ("user", "tool")]
     assert "there is no call of a tool" in replies[1]
     assert "no JSON object: {" in replies[2]
     assert record["turns"][1]["context"].startswith("[user] error: there is no call")
 
 
-def test_every_episode_is_sampled_with_a_seed_of_its_own(table: str, tmp_path: Path, model: Model) -> None:
-    url, requests, answers = model
-    answers.append(STAND)
-    words = (table, "--policy", url, "--episodes", "3", "--repetitions", "2", "--temperature", "1")
+def test_every_episode_is_sampled_with_a_seed_of_its_own(
+    table: str, tmp_path: Path, model: ChatServer
+) -> None:
+    model.answers.append(STAND)
+    words = (table, "--policy", url_of(model), "--episodes", "3", "--repetitions", "2", "--temperature", "1")
     for name in ("first", "second"):
         assert evaluate(*words, "--out", str(tmp_path / name)) == 0
-    first, second = ({request["seed"] for request in half} for half in (requests[:6], requests[6:]))
+    first, second = (
+        {request["seed"] for request in half} for half in (model.requests[:6], model.requests[6:])
+    )
     assert len(first) == 6
     assert first == second
 
 
 @pytest.mark.slow
-def test_server_with_room_for_one_is_waited_for(tmp_path: Path, model: Model) -> None:
-    url, _, answers = model
-    answers.append(STAND)
+def test_server_with_room_for_one_is_waited_for(tmp_path: Path, model: ChatServer) -> None:
+    model.answers.append(STAND)
     with serve("--max-sessions", "1", app="blackjack") as server:
-        for policy in ("random", url):
+        for policy in ("random", url_of(model)):
             out = tmp_path / policy[-2:]
             how = f"--policy {policy} --sessions 4 --patience 0.2 --timeout 5 --episodes 20 --out {out}"
             assert evaluate(f"http://{server.address}", *how.split()) == 0
@@ -368,22 +341,21 @@ def test_server_with_room_for_one_is_waited_for(tmp_path: Path, model: Model) ->
 
 
 def test_model_plays_in_text_until_its_context_is_full(
-    table: str, tmp_path: Path, model: Model, capsys: pytest.CaptureFixture[str]
+    table: str, tmp_path: Path, model: ChatServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url, requests, answers = model
-    answers += [{"content": "I cannot say."}, 400]
+    model.answers += ["I cannot say.", 400]
     out = tmp_path / "out"
-    words = (table, "--policy", url, "--mode", "text", "--episodes", "1", "--system", "Play well.", "--out")
+    how = ("--mode", "text", "--episodes", "1", "--system", "Play well.", "--out")
+    words = (table, "--policy", url_of(model), *how)
     assert evaluate(*words, str(out)) == 0
     (record,) = lines(out)
     assert (record["ending"], record["reward"]) == ("truncated_length", 0.0)
-    assert "tools" not in requests[0]
-    assert requests[0]["messages"][0]["content"].startswith("Play well.\n\nCall one tool at a time")
-    answers[:] = [400]
-    requests.clear()
+    assert "tools" not in model.requests[0]
+    assert model.requests[0]["messages"][0]["content"].startswith("Play well.\n\nCall one tool at a time")
+    model.answers[:] = [400]
     assert evaluate(*words, str(tmp_path / "refused")) == 1
     assert "refuses the first request" in capsys.readouterr().err
-    answers[:] = [503]
+    model.answers[:] = [503]
     late = ("--policy-timeout", "0.2", "--out", str(tmp_path / "late"))
     assert evaluate(*words[:-1], *late) == 1  # it has no figure, and no zero
     assert "1 dropped" in capsys.readouterr().err

@@ -110,25 +110,20 @@ def test_the_released_shape_has_no_other_key() -> None:
     assert seen.metadata["last_code"] == "code"
     assert seen.metadata == envelope["metadata"]
     # And with the fields of the full shape the same model refuses it, which is why there are two.
+    full = json.loads(encode_observation(to_observation(EXECUTION)))["data"]["observation"]
     with pytest.raises(ValidationError):
-        ReleasedObservation.model_validate(
-            json.loads(encode_observation(to_observation(EXECUTION)))["data"]["observation"]
-        )
+        ReleasedObservation.model_validate(full)
 
 
 def test_both_shapes_are_read_into_the_same_fields() -> None:
-    read = {}
-    for name, observation in (
-        ("full", to_observation(EXECUTION)),
-        ("released", to_released(EXECUTION, None)),
-    ):
+    read = []
+    for observation in (to_observation(EXECUTION), to_released(EXECUTION, None)):
         data = json.loads(encode_observation(observation))["data"]
-        read[name] = CodeInterpreterObservation.model_validate(
-            {**data["observation"], "reward": data["reward"], "done": data["done"]}
-        )
-    assert read["full"] == read["released"]
+        fields = {**data["observation"], "reward": data["reward"], "done": data["done"]}
+        read.append(CodeInterpreterObservation.model_validate(fields))
+    assert read[0] == read[1]
     for field in ("status", "stdout", "error", "outputs", "cut", "files", "state_lost", "isolation"):
-        assert getattr(read["full"], field) == getattr(EXECUTION, field)
+        assert getattr(read[0], field) == getattr(EXECUTION, field)
 
 
 SETTINGS = InterpreterSettings(
@@ -148,16 +143,12 @@ def test_without_options_the_server_decides() -> None:
 
 
 def test_options_are_read() -> None:
-    choice = read_options(
-        {
-            "packages": ["csv", "json", "csv"],
-            "limits": {"timeout_s": 8, "memory_bytes": 64 << 20},
-            "files": {"a/b.txt": "é", "c": {"content_base64": "AAEC"}},
-            "snapshot": True,
-            "task": "sum",
-        },
-        SETTINGS,
-    )
+    options = {
+        **{"packages": ["csv", "json", "csv"], "snapshot": True, "task": "sum"},
+        "limits": {"timeout_s": 8, "memory_bytes": 64 << 20},
+        "files": {"a/b.txt": "é", "c": {"content_base64": "AAEC"}},
+    }
+    choice = read_options(options, SETTINGS)
     assert choice.packages == ("csv", "json")
     assert (choice.limits.timeout_s, choice.limits.memory_bytes) == (8, 64 << 20)
     assert choice.files == {"a/b.txt": "é".encode(), "c": b"\x00\x01\x02"}
@@ -185,6 +176,7 @@ def test_options_are_read() -> None:
         ({"limits": {"timeout_s": float("nan")}}, "timeout_s"),
         ({"limits": {"allow_subprocess": True}}, "allow_subprocess"),
         ({"files": {"../a": ""}}, "relative to the workspace"),
+        ({"files": {"/a": ""}}, "relative to the workspace"),
         ({"files": {"a\0": ""}}, "relative to the workspace"),
         ({"files": {"a": {"content_base64": "*"}}}, "base64"),
         ({"files": {"a": {"content_base64": "AAEC", "mode": 1}}}, "got dict"),
