@@ -44,7 +44,7 @@ class Misdescribed(Go):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"type": "nonsense"})
 
 
-def after_step(change: Callable[[Walk, Seen], None]) -> type[Walk]:
+def after_step(change: Callable[[Walk, Seen], Any]) -> type[Walk]:
     """A walk that changes something after each step."""
 
     class Changed(Walk):
@@ -80,11 +80,14 @@ def after_end(answer: Callable[[Walk], Seen]) -> type[Walk]:
     return Answers
 
 
-def with_state(seen: Seen, env: Walk, **values: Any) -> Seen:
-    """Change the state of an environment; return an observation of it."""
-    for name, value in values.items():
-        setattr(env._state, name, value)
-    return seen
+def with_state(**values: Any) -> Callable[[Walk, Seen], Seen]:
+    """Return a change that sets fields of the state."""
+
+    def change(env: Walk, seen: Seen) -> Seen:
+        env._state = env._state.model_copy(update=values)
+        return seen
+
+    return change
 
 
 def seen_with(name: str, value: Any) -> type[Walk]:
@@ -106,6 +109,10 @@ class Endless(Walk):
     def step(self, action: Go) -> Seen:
         self._state.step_count += 1
         return Seen(place=0, reward=0.0)
+
+
+def in_another_episode(env: Walk) -> Seen:
+    return with_state(episode_id="another")(env, Seen(done=True))
 
 
 class StaysOver(Walk):
@@ -170,27 +177,11 @@ def unhealthy() -> Any:
         ("episode_ends", walk(Endless), "within 20 steps"),
         ("step_after_done", walk(after_end(lambda env: env.reset())), "a new episode without a reset"),
         ("step_after_done", walk(after_end(lambda _: Seen(done=True, reward=1.0))), "got 1.0"),
-        (
-            "step_after_done",
-            walk(after_end(lambda env: with_state(Seen(done=True), env, episode_id="another"))),
-            "got 'another'",
-        ),
+        ("step_after_done", walk(after_end(in_another_episode)), "got 'another'"),
         ("step_after_done", walk(StaysOver), "got one that is done"),
-        (
-            "state_counts_steps",
-            walk(after_step(lambda env, seen: with_state(seen, env, step_count=0))),
-            "got 0",
-        ),
-        (
-            "state_counts_steps",
-            walk(after_reset(lambda env, seen: with_state(seen, env, step_count=3))),
-            "step_count 0",
-        ),
-        (
-            "episode_id",
-            walk(after_reset(lambda env, seen: with_state(seen, env, episode_id="own"))),
-            "got 'own'",
-        ),
+        ("state_counts_steps", walk(after_step(with_state(step_count=0))), "got 0"),
+        ("state_counts_steps", walk(after_reset(with_state(step_count=3))), "step_count 0"),
+        ("episode_id", walk(after_reset(with_state(episode_id="own"))), "got 'own'"),
         ("episode_id", walk(OneId), "got 'always' and 'always'"),
         ("state_is_only_read", walk(StateMoves), "other values of place"),
         ("state_is_only_read", walk(StateCosts), "got another"),

@@ -76,9 +76,11 @@ def world(kind: Kind) -> Iterator[Any]:
     found.close()
 
 
-def test_the_solver_solves_tasks_of_every_split_and_level(kind: Kind, world: Any) -> None:
-    options = [{"split": split, "index": at} for split in ("train", "validation", "test") for at in range(4)]
-    options += [{"difficulty": level, "index": at} for level in ("easy", "medium", "hard") for at in range(3)]
+@pytest.mark.parametrize("count", [4, pytest.param(300, marks=pytest.mark.soak)])
+def test_the_solver_solves_tasks_of_every_split_and_level(kind: Kind, world: Any, count: int) -> None:
+    places = range(count)
+    options = [{"split": split, "index": at} for split in ("train", "validation", "test") for at in places]
+    options += [{"difficulty": level, "index": at} for level in ("easy", "medium", "hard") for at in places]
     for option in options:
         assert kind.solve(world.reset(**option).task, calls_of(world)) == 1.0, option
         assert world.state.difficulty == option.get("difficulty", world.state.difficulty)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from openenv_core.tools import CallToolAction, CallToolObservation
+from openenv_core.tools import CallToolAction, CallToolObservation, ToolContext
 
 
 def calls_of(environment: Any) -> Callable[[str, dict[str, Any]], CallToolObservation]:
@@ -29,3 +29,17 @@ def visible_in(environment: Any, first: Any, index: int) -> str:
         environment.get_metadata().model_dump(),
     ]
     return json.dumps(shown)
+
+
+class RecordedContext(ToolContext):
+    """Keeps what a tool tells its caller during a call."""
+
+    def __init__(self) -> None:
+        self.progressed: list[float] = []
+        self.lists_changed = 0
+
+    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        self.progressed.append(progress)
+
+    def tools_changed(self) -> None:
+        self.lists_changed += 1

@@ -109,8 +109,6 @@ def test_policies_are_compared_task_by_task(
     assert found["tasks"] == found["better"] + found["equal"] + found["worse"] == 150
     assert found["difference"] == pytest.approx(found["second_mean"] - found["first_mean"])
     assert found["ci95"][0] > 0  # hitting below 17 is better than chance, on the same hands
-    assert evaluate("--compare", *map(str, folders[:2])) == 0
-    assert "B better" in capsys.readouterr().out
 
 
 def lines(folder: Path) -> list[Any]:
@@ -126,15 +124,15 @@ def test_policy_errors_are_reported(
     assert {(one["ending"], one["reward"]) for one in lines(Path(out))} == {("refused_action", 0.0)}
     assert evaluate(table, "--policy", f"{HERE}:broken", "--out", str(tmp_path / "broken")) == 1
     assert "it is broken" in capsys.readouterr().err
-    for words, message in {
-        ("--policy", "random", "--out", out): "choose another by --out",
-        ("--policy", f"{HERE}:absent", "--out", str(tmp_path / "a")): "cannot import the policy",
-        ("--policy", "random", "--episodes", "0"): "episodes: Input should be greater than 0",
-        ("--policy", "random", "--resume", out): "--resume without --policy and ENV",
-        (): "expected environments and --policy",
-        ("--policy", "random", "--split", "test", "--out", str(tmp_path / "b")): "split 'test'",
-    }.items():
-        assert evaluate(table, *words) == 2
+    for words, message in (
+        (f"--policy random --out {out}", "choose another by --out"),
+        (f"--policy {HERE}:absent --out {tmp_path}/a", "cannot import the policy"),
+        ("--policy random --episodes 0", "episodes: Input should be greater than 0"),
+        (f"--policy random --resume {out}", "--resume without --policy and ENV"),
+        ("", "expected environments and --policy"),
+        (f"--policy random --split test --out {tmp_path}/b", "split 'test'"),
+    ):
+        assert evaluate(table, *words.split()) == 2
         assert message in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
 

@@ -26,6 +26,7 @@ from openenv_core.tools import (
     ToolResult,
     is_tool_host,
 )
+from tests.envs.tool_calls import RecordedContext
 
 SETTINGS = InterpreterSettings(
     packages=("json",),
@@ -35,14 +36,6 @@ SETTINGS = InterpreterSettings(
 )
 PNG = b"\x89PNG\r\n\x1a\n and more"
 IMAGE = {"type": "image", "data": base64.b64encode(PNG).decode(), "mimeType": "image/png"}
-
-
-class RecordedProgress(ToolContext):
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        self.seconds.append(progress)
 
 
 @pytest.fixture
@@ -168,11 +161,11 @@ async def test_infrastructure_failure_is_reported_as_such(
 async def cancel_once_it_runs(env: CodeInterpreterEnvironment, code: str) -> None:
     """Call `run_python`, and cancel the call once the code runs and progress is told."""
     folder = (await call(env, "run_python", code="import os; print(os.getcwd(), end='')")).value["stdout"]
-    started, progress = Path(folder) / "started", RecordedProgress()  # this process sees it at this level
+    started, progress = Path(folder) / "started", RecordedContext()  # this process sees it at this level
     code = f"begun = True\nopen('started', 'w').close()\n{code}"
     running = asyncio.create_task(call(env, "run_python", progress, code=code))
-    await eventually(lambda: started.exists() and len(progress.seconds) > 2)
-    assert progress.seconds == sorted(progress.seconds)
+    await eventually(lambda: started.exists() and len(progress.progressed) > 2)
+    assert progress.progressed == sorted(progress.progressed)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

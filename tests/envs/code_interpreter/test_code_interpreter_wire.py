@@ -66,12 +66,6 @@ def client(server: ServeProcess) -> Iterator[Any]:  # the sync face passes the t
         yield found
 
 
-@pytest.fixture
-def raw(server: ServeProcess) -> Iterator[Any]:
-    with GenericEnvClient(base_url=f"http://{server.address}").sync() as found:
-        yield found
-
-
 async def test_an_official_client_runs_code_and_sees_figures(server: ServeProcess) -> None:
     async with host(server.address, f"/mcp/{await open_session(server.address)}", HANDSHAKE) as client:
         assert "run_python" in [tool.name for tool in (await client.list_tools()).tools]

@@ -10,8 +10,8 @@ from tool_houses import call, entry, house_of, kind, names, playing
 from envs.mcp_tools_env.server.episode import fit_name, name_tools, prefix_of
 from envs.mcp_tools_env.server.upstream.results import result_of
 from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck
-from openenv_core.tools import ToolContext
 from openenv_core.tools.specs import NAME, openai_tools
+from tests.envs.tool_calls import RecordedContext
 
 
 def test_names_are_what_chat_templates_take_and_depend_on_the_configuration_alone() -> None:
@@ -174,18 +174,10 @@ def test_ordinary_schemas_are_held(
     assert check.find_faults(wrong)
 
 
-class RecordedProgress(ToolContext):
-    def __init__(self) -> None:
-        self.changed = 0
-
-    def tools_changed(self) -> None:
-        self.changed += 1
-
-
 async def test_a_caller_over_mcp_is_told_of_a_changed_list() -> None:
-    context = RecordedProgress()
+    context = RecordedContext()
     async with playing(house_of({"one": entry()})) as env:
         await env.call_tool("add", {"name": "extra"}, context)
         await env.call_tool("count", {}, context)
         assert "extra" in [spec.name for spec in await env.list_tools()]
-    assert context.changed == 1
+    assert context.lists_changed == 1

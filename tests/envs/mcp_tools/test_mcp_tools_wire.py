@@ -16,10 +16,11 @@ from envs.mcp_tools_env.models import McpToolsState
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.shared import SharedState
 from openenv_core.errors import ToolCallError
-from openenv_core.tools import CallToolAction, ToolAction, ToolContext, ToolObservation
+from openenv_core.tools import CallToolAction, ToolAction, ToolObservation
 from openenv_core.tools.specs import openai_tools
 from servers import create_app
 from servers.app import EnvironmentApp
+from tests.envs.tool_calls import RecordedContext
 
 
 def app_of(house: SharedState) -> EnvironmentApp:
@@ -77,14 +78,6 @@ def test_nothing_is_left_of_a_server_that_is_stopped(tmp_path: Path) -> None:
         assert os.path.isdir(home)
     assert not os.path.exists(home)
     assert not os.path.exists(f"/proc/{about['pid']}")
-
-
-class RecordedProgress(ToolContext):
-    def __init__(self) -> None:
-        self.progressed: list[float] = []
-
-    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        self.progressed.append(progress)
 
 
 def configuration() -> dict[str, Any]:
@@ -148,7 +141,7 @@ async def everything(env: Any) -> None:
     assert [block["type"] for block in image][:2] == ["text", "image"]
     variables = json.loads((await call(env, "all__get-env")).result)
     assert "canary" not in variables.values()
-    progress = RecordedProgress()
+    progress = RecordedContext()
     await env.call_tool("all__trigger-long-running-operation", {"duration": 0.2, "steps": 2}, progress)
     assert progress.progressed == [1, 2]
     hung = await call(env, "all__trigger-long-running-operation", duration=60, steps=2)

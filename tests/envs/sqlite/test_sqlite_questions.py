@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from envs.sqlite_env.questions import FAMILIES, Kind, Question, draw_family_question, draw_question, phrase
 from envs.sqlite_env.questions.answers import ExpectedAnswer, number, pairs, sequence, text, texts
 from envs.sqlite_env.server.environment import SqliteEnvironment
-from envs.sqlite_env.solver import Schema, read_question, solve, write_query
+from envs.sqlite_env.solver import Schema, read_question, write_query
 from envs.sqlite_env.world.domains import DOMAINS
 from envs.sqlite_env.world.making import make_world
 from envs.sqlite_env.world.reading import ReadOnlyDatabase
@@ -31,8 +30,10 @@ def schema_of(world: DatabaseContents) -> Schema:
     )
 
 
-def compare(worlds: range) -> Counter[str]:
-    """Ask every family that has a question about each world, and hold SQL against the records."""
+@pytest.mark.parametrize(
+    ("worlds", "least"), [(range(8), 1), pytest.param(range(1000, 1150), 76, marks=pytest.mark.soak)]
+)
+def test_sql_and_records_agree_on_every_family_and_domain(worlds: range, least: int) -> None:
     seen: Counter[str] = Counter()
     for place in worlds:
         source = random.Random(f"compared {place}")
@@ -41,29 +42,18 @@ def compare(worlds: range) -> Counter[str]:
         for family in FAMILIES.values():
             question: Question | None = None
             for _ in range(3):
-                question = question or draw_family_question(
-                    family, world, source, held_out=source.random() < 0.3
-                )
+                if question is None:
+                    held_out = source.random() < 0.3
+                    question = draw_family_question(family, world, source, held_out=held_out)
             if question is None:
                 continue
             read = read_question(question.text, world.domain)
             assert read.family == family.name
             rows = reader.query(write_query(read, schema_of(world)))["rows"]
-            for answer in (rows, [row[0] for row in rows], rows[0][0] if rows else None):
-                if question.answer.matches(answer):
-                    break
-            else:
-                pytest.fail(f"{question.text} SQL says {rows}, the records say {question.answer.value}")
+            answers = (rows, [row[0] for row in rows], rows[0][0] if rows else None)
+            assert any(map(question.answer.matches, answers)), f"{question.text} SQL says {rows}"
             seen[family.name] += 1
         reader.close()
-    return seen
-
-
-@pytest.mark.parametrize(
-    ("worlds", "least"), [(range(8), 1), pytest.param(range(1000, 1150), 76, marks=pytest.mark.soak)]
-)
-def test_sql_and_records_agree_on_every_family_and_domain(worlds: range, least: int) -> None:
-    seen = compare(worlds)
     assert seen.keys() == FAMILIES.keys()
     assert len(FAMILIES) >= 30
     assert min(seen.values()) >= least
@@ -150,17 +140,6 @@ def world() -> Iterator[SqliteEnvironment]:
     found = SqliteEnvironment()
     yield found
     found.close()
-
-
-@pytest.mark.soak
-def test_the_solver_solves_every_task_of_many(world: SqliteEnvironment) -> None:
-    seen = set()
-    for split, index in product(("train", "validation", "test"), range(300)):
-        task = world.reset(split=split, index=index).task
-        assert world._task is not None
-        seen.add(world._task.question.family)
-        assert solve(task, calls_of(world)) == 1.0, (split, index)
-    assert seen == FAMILIES.keys()
 
 
 def test_answers_are_visible_nowhere(world: SqliteEnvironment) -> None:

@@ -59,12 +59,8 @@ async def test_tool_results_have_every_content_form(era: str) -> None:
         assert (await client.call_tool("bump")).structured_content == {"result": 1}
 
 
-@pytest.mark.soak
-async def test_result_of_ten_megabytes_passes_and_one_over_the_limit_is_an_error(
-    era: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_result_over_the_limit_is_an_error(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(toolbox_app()) as address, await connected(address, era) as client:
-        assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
         monkeypatch.setattr("servers.mcp.handlers.MAX_RESULT_CHARS", 1000)
         assert not (await client.call_tool("long", {"size": 1000})).is_error
         failed = await client.call_tool("long", {"size": 1001})

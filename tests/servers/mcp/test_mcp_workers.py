@@ -10,7 +10,7 @@ import psutil
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
-from mcp_requests import LISTING, STREAMS, start_call
+from mcp_requests import LISTING, STREAMS, connected, start_call
 from serve_process import ServeProcess, serve
 from serving import open_session, request
 
@@ -27,18 +27,16 @@ def fleet() -> Iterator[ServeProcess]:
 
 
 async def play(address: str, number: int, era: str) -> None:
-    path = f"/mcp/{await open_session(address)}" if era == STATELESS else "/mcp"
     progress_values: list[float] = []
 
     async def progress(done: float, *_: Any) -> None:
         progress_values.append(done)
 
-    async with host(address, path, era) as client:
+    async with await connected(address, era) as client:
         for turn in range(3):
             assert text_of(await client.call_tool("bump", {"by": number})) == str(number * (turn + 1))
-        assert (
-            text_of(await client.call_tool("wait", {"seconds": 0.2}, progress_callback=progress)) == "waited"
-        )
+        waited = await client.call_tool("wait", {"seconds": 0.2}, progress_callback=progress)
+        assert text_of(waited) == "waited"
     assert progress_values == [1]
 
 
@@ -56,8 +54,7 @@ async def test_concurrent_sessions_over_two_workers_stay_separate(fleet: ServePr
 
 async def test_cancelled_calls_free_their_sessions_across_workers(fleet: ServeProcess) -> None:
     async def abort(era: str) -> None:
-        path = f"/mcp/{await open_session(fleet.address)}" if era == STATELESS else "/mcp"
-        async with host(fleet.address, path, era) as client:
+        async with await connected(fleet.address, era) as client:
             call = await start_call(client, "wait")
             call.cancel()
             await asyncio.wait([call])
