@@ -164,6 +164,16 @@ def test_tools_are_listed_and_their_arguments_asked_for() -> None:
 
 
 @pytest.mark.soak
+def test_environment_text_cannot_control_the_terminal() -> None:
+    with in_terminal("play", "playground:fields_app", cwd=SUPPORT) as terminal:
+        terminal.until("\nsteps (integer 1..9): ")
+        assert "\x1b]0;" not in terminal.raw
+        assert "\x1b[2J" not in terminal.raw
+        terminal.type(":quit")
+        assert terminal.ended() == 0
+
+
+@pytest.mark.soak
 def test_the_same_seed_is_the_same_random_game() -> None:
     games = [play("blackjack", "--seed", "3", "--random", "12", "--json") for _ in range(2)]
     assert [game.returncode for game in games] == [0, 0], games[0].stderr
@@ -211,8 +221,6 @@ def test_server_that_reloads_is_played_on(tmp_path: Path) -> None:
         in_terminal("play", f"http://{server.address}") as terminal,
     ):
         terminal.until("\nsteps (integer 1..9): ")
-        assert "\x1b]0;" not in terminal.raw  # its text cannot control the terminal
-        assert "\x1b[2J" not in terminal.raw
         source.touch()
         eventually(lambda: "serving again" in server.output)
         terminal.type('{"steps": 1}')
