@@ -45,9 +45,6 @@ def raising(error: BaseException) -> Any:
     return work
 
 
-# ---- how a check comes out
-
-
 @pytest.mark.parametrize(
     ("work", "status", "message", "change"),
     [
@@ -83,37 +80,25 @@ def test_episodes_too_few_for_a_verdict_are_not_played() -> None:
         assert "39 episodes are too few for a verdict" in result.message
 
 
-# ---- which checks there are
-
-
 def test_checks_are_chosen_by_level_and_by_name() -> None:
     assert select_checks() == checks()
     assert {one.level for one in select_checks([CheckLevel.RUNTIME])} == {CheckLevel.RUNTIME}
-    assert [one.name for one in select_checks(names=["episode-ends", "check_health"])] == [
-        "health",
-        "episode_ends",
-    ]
+    named = select_checks(names=["episode-ends", "check_health"])
+    assert [one.name for one in named] == ["health", "episode_ends"]
     with pytest.raises(ConfigurationError, match="did you mean 'episode_ends'"):
         select_checks(names=["episode_end"])
 
 
-# ---- what is told of them
-
-
 def report() -> CheckReport:
-    subject = Subject(NOWHERE)
+    hostile = CheckError("expected a,\n got \x1b[2J\x00b", change="do a")
     works = [
         make_check(lambda _: "fine", name="good"),
-        make_check(
-            raising(CheckError("expected a,\n got \x1b[2J\x00b", change="do a")),
-            CheckLevel.RUNTIME,
-            name="bad",
-        ),
+        make_check(raising(hostile), CheckLevel.RUNTIME, name="bad"),
         make_check(raising(NotApplicableError("no folder")), CheckLevel.RUNTIME, name="idle"),
         make_check(raising(CheckWarnedError("doubtful", change="look")), CheckLevel.RUNTIME, name="odd"),
         make_check(raising(KeyError("x")), CheckLevel.LOAD, name="broken"),
     ]
-    return run(subject, works)
+    return run(Subject(NOWHERE), works)
 
 
 def test_the_report_for_programs() -> None:
@@ -123,9 +108,8 @@ def test_the_report_for_programs() -> None:
     root = ElementTree.fromstring(as_junit(report()))
     counts = {key: root.get(key) for key in ("tests", "failures", "errors", "skipped")}
     assert counts == {"tests": "5", "failures": "1", "errors": "1", "skipped": "1"}
-    assert [suite.get("name") for suite in root] == [
-        f"{NOWHERE.text}: {one}" for one in ("static", "runtime", "load")
-    ]
+    levels = [f"{NOWHERE.text}: {level}" for level in ("static", "runtime", "load")]
+    assert [suite.get("name") for suite in root] == levels
     assert "change: do a" in root.findtext(".//testcase[@name='bad']/failure", "")
 
 
@@ -140,20 +124,9 @@ def test_the_report_for_people() -> None:
     text = out.getvalue()
     assert "\x1b" not in text  # neither ours, for this is no terminal, nor the subject's
     assert "\x00" not in text
-    for words in (
-        "good",
-        "fine",
-        "no folder",
-        "runtime.bad: It holds.",
-        "change: do a",
-        "warned: doubtful",
-        "crashed: KeyError",
-    ):
+    for words in ("good", "fine", "no folder", "runtime.bad", "change: do a", "warned: doubtful", "KeyError"):
         assert words in text
     assert "5 checks: 1 passed, 1 warned, 1 failed, 1 skipped, 1 crashed" in text
-
-
-# ---- what is drawn
 
 
 class Leaf(BaseModel):
@@ -161,7 +134,16 @@ class Leaf(BaseModel):
     size: int = Field(gt=3, lt=5)
 
 
+class Left(BaseModel):
+    side: Literal["left"] = "left"
+
+
+class Right(BaseModel):
+    side: Literal["right"] = "right"
+
+
 class Everything(BaseModel):
+    to: Annotated[Left | Right, Field(discriminator="side")]
     count: int
     share: Annotated[float, Field(ge=0, lt=1)]
     code: str = Field(pattern=r"^[a-z]{3}\d+$")
@@ -188,6 +170,7 @@ def test_samples_follow_the_schema_and_the_seed(modest: bool) -> None:
     assert samples == sample(schema, 40, 1, keep_small=modest)
     assert samples != sample(schema, 40, 2, keep_small=modest)
     assert any("metadata" in value for value in samples) is not modest
+    assert {value["to"]["side"] for value in samples} == {"left", "right"}
 
 
 def test_a_small_schema_is_exhausted_and_an_impossible_one_is_a_finding() -> None:
@@ -196,33 +179,20 @@ def test_a_small_schema_is_exhausted_and_an_impossible_one_is_a_finding() -> Non
     for impossible in ({"$ref": "#/$defs/gone"}, {"type": "integer", "minimum": 5, "maximum": 1}):
         with pytest.raises(CheckError, match="got none"):
             sample(impossible, 4, 0)
-
-
-def test_an_author_s_examples_go_first() -> None:
-    schema = {"type": "object", "examples": [{"b": 2}]}
-    samples = pool(schema, [{"a": 1}], lambda: [], 0).draw(random.Random(0))
-    first = [next(samples) for _ in range(20)]
+    # An author's examples go first, and are all that is drawn.
+    drawn = pool({"type": "object", "examples": [{"b": 2}]}, [{"a": 1}], lambda: [], 0).draw(random.Random(0))
+    first = [next(drawn) for _ in range(20)]
     assert first[:2] == [{"a": 1}, {"b": 2}]
-    assert {json.dumps(one) for one in first} == {'{"a": 1}', '{"b": 2}'}
-
-
-# ---- the subject
+    assert all(one in first[:2] for one in first)
 
 
 def test_a_url_has_neither_folder_nor_code_nor_a_server_of_ours() -> None:
     subject = Subject(NOWHERE)
     assert subject.cap is None
-    for use in (
-        lambda: subject.manifest,
-        lambda: subject.app,
-        lambda: subject.require_folder(),
-        lambda: subject.server().__enter__(),
-    ):
+    uses = (lambda: subject.manifest, lambda: subject.app, subject.require_folder, subject.server().__enter__)
+    for use in uses:
         with pytest.raises(NotApplicableError):
             use()
-
-
-# ---- the manifest, targets, applications
 
 
 def test_every_fault_of_a_manifest_is_told_at_once() -> None:
@@ -241,7 +211,6 @@ def test_every_fault_of_a_manifest_is_told_at_once() -> None:
         ("nosuch.module:app", TargetKind.MODULE),
         ("blackjack-env:latest", TargetKind.IMAGE),
         ("registry.example.org:5000/team/blackjack-env:1", TargetKind.IMAGE),
-        ("openenv_core", TargetKind.NAME),
     ],
 )
 def test_target_of_a_text(text: str, kind: TargetKind, tmp_path: Path, monkeypatch: Any) -> None:
@@ -255,16 +224,15 @@ def test_paths_are_found_and_followed(tmp_path: Path, monkeypatch: Any) -> None:
     assert target_of("walk_env") == Target(TargetKind.PATH, str(folder), folder)
     monkeypatch.chdir(folder)
     assert target_of(".").folder == folder
-    file = folder / "server" / "app.py"
-    assert target_of(f"{file}:other") == Target(TargetKind.PATH, f"{file}:other", folder)
+    file = f"{folder / 'server' / 'app.py'}:other"
+    assert target_of(file) == Target(TargetKind.PATH, file, folder)
     with pytest.raises(ConfigurationError, match="no folder or file"):
         target_of("./nowhere")
     with pytest.raises(ConfigurationError, match="got 'x'"):
         target_of("x", kind=TargetKind.URL)
 
 
-def test_an_app_comes_through_the_entry_point(monkeypatch: Any) -> None:
-    assert targets.load_app("blackjack").name == "blackjack"
+def test_without_the_entry_point_of_apps_the_extra_is_named(monkeypatch: Any) -> None:
     monkeypatch.setattr(targets, "APPS", "ropewalk.nobody")
     with pytest.raises(ConfigurationError, match=r"ropewalk\[server\]"):
         targets.load_app("blackjack")
@@ -272,27 +240,12 @@ def test_an_app_comes_through_the_entry_point(monkeypatch: Any) -> None:
 
 def test_equal_failures_are_reported_once() -> None:
     with Subject(NOWHERE) as subject:
-        checks_of = [
-            make_check(raising(CheckError(f"expected {n}", change="do a", cause="one")), name=f"check {n}")
-            for n in "ab"
+        a, b = (CheckError(f"expected {n}", change="do a", cause="one") for n in "ab")
+        c, d = (ExecutionError("no task", code="EXECUTION_ERROR") for _ in range(2))
+        works = [
+            make_check(raising(error), name=name) for name, error in zip("abcd", (a, b, c, d), strict=True)
         ]
-        checks_of += [
-            make_check(raising(ExecutionError("no task", code="EXECUTION_ERROR")), name=n) for n in "cd"
-        ]
-        found = run(subject, checks_of).results
+        found = run(subject, works).results
     assert [one.status for one in found] == [Status.FAILED, Status.SKIPPED] * 2
-    assert found[1].message == "as check a"
+    assert found[1].message == "as a"
     assert "reset_options" in found[2].change
-
-
-def test_the_tag_of_a_discriminated_union_is_always_drawn() -> None:
-    class Left(BaseModel):
-        side: Literal["left"] = "left"
-
-    class Right(BaseModel):
-        side: Literal["right"] = "right"
-
-    class Turn(BaseModel):
-        to: Annotated[Left | Right, Field(discriminator="side")]
-
-    assert {one["to"]["side"] for one in sample(Turn.model_json_schema(), 32, 0)} == {"left", "right"}

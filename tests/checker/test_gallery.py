@@ -28,14 +28,8 @@ Verdict = dict[str, tuple[str, str]]
 
 def run_all_checks(folder: Path, step_timeout_s: float) -> Verdict:
     """Run every check on an environment, in a process of its own."""
-    done = finished(
-        sys.executable,
-        str(gallery.HERE / "judge.py"),
-        str(folder),
-        str(step_timeout_s),
-        cwd=ROOT,
-        timeout_s=ENDED_S,
-    )
+    words = [sys.executable, str(gallery.HERE / "judge.py"), str(folder), str(step_timeout_s)]
+    done = finished(*words, cwd=ROOT, timeout_s=ENDED_S)
     assert done.returncode == 0, done.stderr
     return {name: (status, message) for name, (status, message) in json.loads(done.stdout).items()}
 
@@ -44,42 +38,27 @@ def checks_with(verdict: Verdict, *statuses: Status) -> set[str]:
     return {name for name, (status, _) in verdict.items() if status in statuses}
 
 
-class Verdicts:
-    """What came of each environment. Two are looked at side by side, ahead of the tests that ask."""
-
-    def __init__(self, folder: Path, names: list[str]) -> None:
-        self._pool = ThreadPoolExecutor(2)
-        by_name: dict[str, gallery.Bug | None] = {GOOD: None, **{bug.name: bug for bug in BUGS}}
-        self._futures = {name: self._submit(folder, by_name[name]) for name in names}
-
-    def of(self, name: str) -> Verdict:
-        return self._futures[name].result()
-
-    def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def _submit(self, folder: Path, bug: gallery.Bug | None) -> Future[Verdict]:
-        patience_s = gallery.STEP_TIMEOUT_S if bug is None else bug.step_timeout_s
-        return self._pool.submit(run_all_checks, gallery.build(folder, bug), patience_s)
-
-
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Any:
-    wanted = [item.callspec.params["name"] for item in request.session.items if _of_verdicts(item)]
-    found = Verdicts(tmp_path_factory.mktemp("gallery"), list(dict.fromkeys([GOOD, *wanted])))
-    yield found
-    found.close()
+    """What came of each environment. Two are looked at side by side, ahead of the tests that ask."""
+    here = [item for item in request.session.items if item.path == request.path]
+    wanted = [item.callspec.params["name"] for item in here if "verdicts" in item.fixturenames]
+    folder, pool = tmp_path_factory.mktemp("gallery"), ThreadPoolExecutor(2)
 
+    def submit(name: str) -> Future[Verdict]:
+        bug = None if name == GOOD else gallery.bug(name)
+        timeout_s = gallery.STEP_TIMEOUT_S if bug is None else bug.step_timeout_s
+        return pool.submit(run_all_checks, gallery.build(folder, bug), timeout_s)
 
-def _of_verdicts(item: Any) -> bool:
-    return item.module.__name__ == __name__ and "verdicts" in item.fixturenames
+    yield {name: submit(name) for name in dict.fromkeys([GOOD, *wanted])}
+    pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(ENDED_S)
 @pytest.mark.parametrize("name", [GOOD, *(bug.name for bug in BUGS)])
-def test_a_planted_bug_is_caught_by_its_check_alone(name: str, verdicts: Verdicts) -> None:
-    good, verdict = verdicts.of(GOOD), verdicts.of(name)
+def test_a_planted_bug_is_caught_by_its_check_alone(name: str, verdicts: dict[str, Future[Verdict]]) -> None:
+    good, verdict = verdicts[GOOD].result(), verdicts[name].result()
     bad = {check: verdict[check] for check in checks_with(verdict, *BAD)}
     skipped = checks_with(verdict, Status.SKIPPED)
     if name == GOOD:
@@ -121,43 +100,38 @@ def test_planted_bug_is_caught_at_a_url(name: str, tmp_path: Path) -> None:
 
 MIB = 1 << 20
 PAGE = 4096
-LOAD = ("threads_stay_level", "files_stay_level", "memory_stays_level")
-
-
-def growth(*values: int, episodes: int = 100) -> Growth:
-    return Growth(values, episodes)
 
 
 def test_a_kilobyte_an_episode_is_a_leak_also_through_noise() -> None:
-    windows = [50 * MIB + window * 100 * 1024 for window in range(7)]
-    found = growth(*windows)
+    windows = tuple(50 * MIB + window * 100 * 1024 for window in range(7))
+    found = Growth(windows, 100)
     assert leaks_memory(found)
     assert round(found.slope) == 1024
     noise = random.Random(1)
-    assert leaks_memory(growth(*(value + noise.randrange(-5, 6) * PAGE for value in windows)))
+    noisy = tuple(value + noise.randrange(-5, 6) * PAGE for value in windows)
+    assert leaks_memory(Growth(noisy, 100))
 
 
-NO_LEAKS = {
-    "level": (50 * MIB,) * 7,
-    "one jump": (50 * MIB, 50 * MIB, 50 * MIB, 58 * MIB, 58 * MIB, 58 * MIB, 58 * MIB),
-    "a cache that has filled": (50 * MIB, 54 * MIB, 55 * MIB, 55 * MIB, 55 * MIB, 55 * MIB, 55 * MIB),
-    "garbage that comes and goes": (50 * MIB, 51 * MIB, 50 * MIB, 51 * MIB, 50 * MIB, 51 * MIB, 50 * MIB),
-    "shrinking": tuple((57 - window) * MIB for window in range(7)),
-    "a page a window": tuple(50 * MIB + window * PAGE for window in range(7)),
-}
+NO_LEAKS = (
+    (50 * MIB, 50 * MIB, 50 * MIB, 58 * MIB, 58 * MIB, 58 * MIB, 58 * MIB),  # one jump
+    (50 * MIB, 54 * MIB, 55 * MIB, 55 * MIB, 55 * MIB, 55 * MIB, 55 * MIB),  # a cache that has filled
+    (50 * MIB, 51 * MIB, 50 * MIB, 51 * MIB, 50 * MIB, 51 * MIB, 50 * MIB),  # garbage that comes and goes
+    tuple((57 - window) * MIB for window in range(7)),
+    tuple(50 * MIB + window * PAGE for window in range(7)),
+)
 
 
 def test_growth_that_does_not_go_on_is_no_leak() -> None:
-    for name, values in NO_LEAKS.items():
-        assert not leaks_memory(growth(*values)), name
+    for values in NO_LEAKS:
+        assert not leaks_memory(Growth(values, 100)), values
     for seed in range(200):  # pages that allocators take and give
         steps = random.Random(seed)
         walk = accumulate((steps.randrange(-3, 4) * PAGE for _ in range(6)), initial=50 * MIB)
-        assert not leaks_memory(growth(*walk))
+        assert not leaks_memory(Growth(tuple(walk), 100))
 
 
 def test_threads_and_files_leak_by_few() -> None:
-    assert leaks_resources(growth(10, 10, 11, 11, 12, 12, 13))
-    assert not leaks_resources(growth(10, 12, 10, 11, 10, 12, 10))
-    assert not leaks_resources(growth(10, 10, 10, 10, 10, 10, 14))  # the last sessions still closing
-    assert not leaks_resources(growth(10, 11, 12, 12, 12, 12, 12))  # a pool that has filled
+    assert leaks_resources(Growth((10, 10, 11, 11, 12, 12, 13), 100))
+    assert not leaks_resources(Growth((10, 12, 10, 11, 10, 12, 10), 100))
+    assert not leaks_resources(Growth((10, 10, 10, 10, 10, 10, 14), 100))  # the last sessions still closing
+    assert not leaks_resources(Growth((10, 11, 12, 12, 12, 12, 12), 100))  # a pool that has filled

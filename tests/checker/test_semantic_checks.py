@@ -23,8 +23,6 @@ from openenv_core.checker.watching import hook_folder
 from openenv_core.errors import ExecutionError
 from servers import create_app
 
-# ---- episodes that are held against each other
-
 
 def result(reward: Any = None, done: bool = False, **observation: Any) -> dict[str, Any]:
     return {"observation": observation, "reward": reward, "done": done, "metadata": None}
@@ -63,25 +61,21 @@ def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> N
     actions = [{"amount": 4}, {"amount": "x"}, {"amount": 9}, {"amount": 1}]
     with LocalEnvironment(serve_factory(factory)) as environment:
         played = [turn.wire_result for turn in turns(environment, 3, actions)]
-    assert [one.get("error") or (one["observation"]["total"], one["done"]) for one in played] == [
-        (3, False),
-        (7, False),
-        "VALIDATION_ERROR",
-        (16, True),
-    ]
+    found = [one.get("error") or (one["observation"]["total"], one["done"]) for one in played]
+    assert found == [(3, False), (7, False), "VALIDATION_ERROR", (16, True)]
 
 
 def test_exception_of_the_environment_is_an_error_or_a_finding() -> None:
-    class Broken(Counter):
-        def __init__(self) -> None:
-            raise RuntimeError("no table")
-
     with LocalEnvironment(serve_factory(Counter)) as environment:
         environment.reset(seed=50)
         with pytest.raises(ExecutionError):
             environment.step({"amount": 1})
+
+    def broken() -> Counter:
+        raise RuntimeError("no table")
+
     with pytest.raises(CheckError, match="no table"):
-        LocalEnvironment(serve_factory(Broken))
+        LocalEnvironment(serve_factory(broken))
 
 
 def test_environments_that_take_a_seed() -> None:
@@ -94,8 +88,6 @@ def test_environments_that_take_a_seed() -> None:
     assert takes_seed(serve_factory(lambda: Counter())) is None
 
 
-# ---- whom a server talks to
-
 UDP = "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"
 
 
@@ -104,10 +96,10 @@ def test_local_and_allowed_hosts() -> None:
         "127.0.0.1",
         "127.1.2.3",
         "::ffff:127.0.0.1",
-        "localhost",
         "::1",
         "",
         "0.0.0.0",
+        "localhost",
         "LOCALHOST.",
     ):
         assert inside.is_local(host), host
@@ -128,21 +120,18 @@ def run_with_hook(code: str, *allowed: str) -> tuple[list[str], str]:
         return notes.read_text().split(), done.stdout + done.stderr
 
 
-def test_connection_to_another_host_is_recorded_and_stopped() -> None:
+def test_connection_to_another_host_is_recorded_and_stopped_also_in_a_child_that_swallows_it() -> None:
     hosts, output = run_with_hook(f"{UDP}\ns.sendto(b'', ('192.0.2.7', 9))\nprint('sent')")
     assert hosts == ["192.0.2.7"]
     assert "does not allow 192.0.2.7" in output
     assert "sent" not in output
-
-
-def test_swallowed_connection_error_is_recorded_also_in_a_child() -> None:
-    inner = "try: socket.create_connection(('telemetry.invalid', 80), 1)\nexcept OSError: print('went on')"
-    inner = f"import socket\n{inner}"
-    hosts, output = run_with_hook(
-        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {inner!r}])"
+    inner = (
+        "import socket\n"
+        "try: socket.create_connection(('telemetry.invalid', 80), 1)\nexcept OSError: print('went on')"
     )
-    assert hosts == ["telemetry.invalid"]
-    assert "went on" in output
+    outer = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {inner!r}])"
+    hosts, output = run_with_hook(outer)
+    assert (hosts, "went on" in output) == (["telemetry.invalid"], True)
 
 
 def test_loopback_and_what_is_allowed_pass() -> None:
@@ -152,8 +141,7 @@ def test_loopback_and_what_is_allowed_pass() -> None:
         "try: socket.getaddrinfo('nothing.invalid', 80)\nexcept socket.gaierror: pass\nprint('done')"
     )
     hosts, output = run_with_hook(code, "nothing.invalid")
-    assert hosts == []
-    assert "done" in output
+    assert (hosts, "done" in output) == ([], True)
 
 
 def test_an_allowed_lookup_allows_its_own_addresses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +169,6 @@ def test_a_sitecustomize_of_the_users_own_runs_as_well(tmp_path: Path) -> None:
         env["PYTHONPATH"] = os.pathsep.join([env_vars["PYTHONPATH"], str(tmp_path)])
         output = subprocess.check_output([sys.executable, "-c", ""], env=env, text=True, timeout=30)
     assert output.strip() == "my own"
-
-
-# ---- what is sent to a server that is ill-treated
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from subjects import DOCKERFILE, Go, Here, Walk, WalkState, folder_with, look, of_folder, run, walk
+from subjects import DOCKERFILE, Here, Loose, Walk, WalkState, folder_with, look, of_folder, run, walk
 
 from openenv_core import Action, Observation, State
 from openenv_core.checker.check import CheckLevel, checks
@@ -29,6 +29,10 @@ def dockerfile(before: str, after: str) -> dict[str, Any]:
     return {"dockerfile": DOCKERFILE.replace(before, after)}
 
 
+def in_validation(text: str) -> dict[str, Any]:
+    return {"manifest": f"spec_version: 1\nname: x\nvalidation: {{{text}}}\n"}
+
+
 ELSEWHERE = "ARG BASE_IMAGE=python:3.11-slim\nFROM ${BASE_IMAGE}\n"
 
 
@@ -38,11 +42,7 @@ ELSEWHERE = "ARG BASE_IMAGE=python:3.11-slim\nFROM ${BASE_IMAGE}\n"
         ("manifest_present", {"manifest": None}, "got none"),
         ("manifest_valid", {"manifest": "spec_version: 1\nname: x\nprot: 8000\n"}, "did you mean 'port'"),
         ("manifest_valid", {"manifest": "{"}, "to be YAML"),
-        (
-            "manifest_valid",
-            {"manifest": "spec_version: 1\nname: x\nvalidation: {reward: {range: [1, 0]}}\n"},
-            "lower end first",
-        ),
+        ("manifest_valid", in_validation("reward: {range: [1, 0]}"), "lower end first"),
         ("manifest_app", {"manifest": "spec_version: 1\nname: x\napp: sever.app:app\n"}, "no sever/app.py"),
         ("readme", {"readme": "# Walk\n"}, "got 2 words"),
         ("dockerfile_present", {"dockerfile": None}, "got none"),
@@ -113,10 +113,6 @@ def test_settings_of_the_base_image_need_not_be_repeated(tmp_path: Path) -> None
     )
     for check in ("dockerfile_base", "dockerfile_user", "dockerfile_health", "dockerfile_port"):
         assert of_folder(check, tmp_path).status is Status.PASSED, check
-
-
-class Loose(Go):
-    model_config = ConfigDict(extra="ignore")
 
 
 class Foreign(BaseModel):
@@ -209,7 +205,7 @@ def test_tools_with_names_of_their_own_pass() -> None:
 def test_declared_tools_and_example_actions(
     check: str, validation: str, status: Status, tmp_path: Path
 ) -> None:
-    folder_with(tmp_path, manifest=f"spec_version: 1\nname: x\nvalidation: {{{validation}}}\n")
+    folder_with(tmp_path, **in_validation(validation))
     assert look(check, walk(), tmp_path).status is status
 
 

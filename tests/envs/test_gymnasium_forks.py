@@ -1,6 +1,6 @@
 """Gymnasium's environments that say that they can be forked can be; those of which nothing is known do not say so."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -57,24 +57,20 @@ class Declared(Foreign):
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "options", "forkable"),
-    [(Foreign, {}, False), (Declared, {}, True), (NormalizeObservation, {"render_mode": "rgb_array"}, False)],
+    ("wrapper", "options", "forkable", "blocking"),
+    [
+        (NormalizeObservation, {}, True, True),
+        (Foreign, {}, False, True),
+        (Declared, {}, True, True),
+        (None, {}, True, False),
+        (None, {"render_mode": "rgb_array"}, False, True),
+    ],
 )
-def test_unknown_environments_declare_no_forks(
-    wrapper: Callable[..., Any], options: dict[str, Any], forkable: bool
+def test_only_known_environments_are_forked_and_step_on_the_event_loop(
+    wrapper: Any, options: dict[str, Any], forkable: bool, blocking: bool
 ) -> None:
-    env = GymnasiumEnvironment("CartPole-v1", [wrapper], options)
+    app = gymnasium_app("CartPole-v1", [] if wrapper is None else [wrapper], **options)
+    env: Any = app.sessions.factory()
     assert env.FORKABLE is forkable
+    assert env.BLOCKING is blocking
     env.close()
-
-
-@pytest.mark.parametrize(
-    ("options", "wrappers", "quick"),
-    [({}, [], True), ({"render_mode": "rgb_array"}, [], False), ({}, [gymnasium.Wrapper], False)],
-)
-def test_only_nonblocking_environments_step_on_the_event_loop(
-    options: dict[str, Any], wrappers: list[Any], quick: bool
-) -> None:
-    made: Any = gymnasium_app("Blackjack-v1", wrappers, **options).sessions.factory()
-    assert made.BLOCKING is not quick
-    made.close()

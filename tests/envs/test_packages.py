@@ -7,6 +7,7 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -17,7 +18,11 @@ ENVS = {
     name: ROOT / "envs" / f"{name}_env"
     for name in ("blackjack", "code_interpreter", "harbor", "mcp_tools", "shop", "sqlite")
 }
-every_environment = pytest.mark.parametrize("name", ENVS)
+
+
+def one_in_the_second_tier(quick: str) -> Any:
+    marks = {name: pytest.mark.slow if name == quick else pytest.mark.soak for name in ENVS}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=marks[name]) for name in ENVS])
 
 
 def run(*command: str, cwd: Path = ROOT, **variables: str) -> str:
@@ -26,7 +31,7 @@ def run(*command: str, cwd: Path = ROOT, **variables: str) -> str:
     return done.stdout
 
 
-@every_environment
+@pytest.mark.parametrize("name", ENVS)
 def test_the_distribution_names_every_package_and_the_manifest_its_app(name: str) -> None:
     folder = ENVS[name]
     settings = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -53,10 +58,7 @@ def test_a_server_of_blackjack_starts_without_gymnasium_but_not_if_it_is_missing
     assert "No module named 'gymnasium'; pip install 'ropewalk[gymnasium]'" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=getattr(pytest.mark, "slow" if name == "sqlite" else "soak")) for name in ENVS],
-)
+@one_in_the_second_tier("sqlite")
 def test_the_wheel_holds_everything_and_imports_under_its_own_name(name: str, tmp_path: Path) -> None:
     folder = ENVS[name]
     # A copy, since a build writes into the folder that it builds.
@@ -73,10 +75,8 @@ def test_the_wheel_holds_everything_and_imports_under_its_own_name(name: str, tm
     files = {path.relative_to(folder).as_posix() for kind in kinds for path in folder.rglob(kind)}
     assert {f"{folder.name}/{file}" for file in files} <= packed
     code = f"import {folder.name}.server.app as app; print(app.__file__)"
-    output = run(
-        sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=os.pathsep.join([str(installed), str(ROOT)])
-    )
-    assert str(installed) in output
+    path = os.pathsep.join([str(installed), str(ROOT)])
+    assert str(installed) in run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=path)
 
 
 README_OUTPUT = {
@@ -90,13 +90,7 @@ README_OUTPUT = {
 """What the blocks of Python of a README print together; None stands for what its own comments say."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=getattr(pytest.mark, "slow" if name == "blackjack" else "soak"))
-        for name in ENVS
-    ],
-)
+@one_in_the_second_tier("blackjack")
 def test_the_readme_runs(name: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (ENVS[name] / "README.md").read_text(), flags=re.DOTALL)
     assert blocks

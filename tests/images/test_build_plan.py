@@ -21,27 +21,22 @@ from openenv_core.images.errors import (
 DOCKERFILE = "ARG BASE_IMAGE=ropewalk-base:latest\nARG COLOUR=red\nFROM ${BASE_IMAGE}\nARG COLOUR\n"
 
 
-def folder(
-    tmp_path: Path, *, dockerfile: str = DOCKERFILE, name: str = "dice_env", manifest: bool = True
-) -> Path:
+def folder(tmp_path: Path, *, dockerfile: str = DOCKERFILE, name: str = "dice_env") -> Path:
     env_folder = tmp_path / name
     (env_folder / "server").mkdir(parents=True)
     (env_folder / "server" / "Dockerfile").write_text(dockerfile)
-    if manifest:
-        (env_folder / "openenv.yaml").write_text(f'spec_version: 1\nname: "{name}"  # so\nport: 8000\n')
+    (env_folder / "openenv.yaml").write_text(f'spec_version: 1\nname: "{name}"  # so\nport: 8000\n')
     return env_folder
 
 
 def test_image_is_named_after_its_environment() -> None:
     for name, tag in (
-        ("blackjack_env", "blackjack-env:latest"),
-        ("Dice-Env", "dice-env:latest"),
-        ("my.env", "my-env:latest"),
-        ("two words", "two-words-env:latest"),
-        ("env", "env-env:latest"),
+        ("Dice-Env", "dice-env"),
+        ("my.env", "my-env"),
+        ("two words", "two-words-env"),
+        ("env", "env-env"),
     ):
-        assert default_tag(name) == tag
-        assert complete_tags([tag], "") == [tag]
+        assert default_tag(name) == f"{tag}:latest"
     with pytest.raises(ConfigurationError, match="give one with --tag"):
         default_tag("___")
 
@@ -49,7 +44,6 @@ def test_image_is_named_after_its_environment() -> None:
 def test_tags_are_completed_and_impossible_ones_refused() -> None:
     for tag, becomes in (
         ("a", "a:latest"),
-        ("registry.example.org/team/a", "registry.example.org/team/a:latest"),
         ("localhost:5000/a:2", "localhost:5000/a:2"),
         ("127.0.0.1:5000/x/{name}:2", "127.0.0.1:5000/x/dice-env:2"),
         ("host:5000/{name}", "host:5000/dice-env:latest"),
@@ -61,51 +55,41 @@ def test_tags_are_completed_and_impossible_ones_refused() -> None:
 
 
 def test_plan_of_a_folder(tmp_path: Path) -> None:
-    build_plan = plan(folder(tmp_path), build_args={"COLOUR": "blue"})
-    assert build_plan.name == "dice_env"
-    assert build_plan.request.dockerfile == "server/Dockerfile"
-    assert build_plan.request.tags == ("dice-env:latest",)
-    assert build_plan.variant is base.Variant.RUNTIME
-    assert build_plan.request.build_args == {
-        "COLOUR": "blue",
-        "BASE_IMAGE": base.tags(base.Variant.RUNTIME)[0],
-    }
-    assert build_plan.notes == ()
-
-
-def test_a_released_folder_gets_the_base_with_uv(tmp_path: Path) -> None:
+    build_plan = plan(folder(tmp_path), build_args={"COLOUR": "blue"}, pull=True)
+    assert (build_plan.name, build_plan.variant, build_plan.notes) == ("dice_env", base.Variant.RUNTIME, ())
+    request = build_plan.request
+    assert (request.dockerfile, request.tags) == ("server/Dockerfile", ("dice-env:latest",))
+    assert request.build_args == {"COLOUR": "blue", "BASE_IMAGE": base.tags(base.Variant.RUNTIME)[0]}
+    assert not request.pull  # no registry has our base
     text = "ARG BASE_IMAGE=registry.example.org/team/openenv-base:latest\nFROM ${BASE_IMAGE}\n"
-    build_plan = plan(folder(tmp_path, dockerfile=text))
-    assert build_plan.request.build_args["BASE_IMAGE"].endswith("-build")
+    released = plan(folder(tmp_path, dockerfile=text, name="released_env"))
+    assert released.request.build_args["BASE_IMAGE"].endswith("-build")
 
 
 def test_another_base_replaces_the_default(tmp_path: Path) -> None:
-    build_plan = plan(folder(tmp_path), base_image="mine:1")
-    assert build_plan.variant is None
-    assert build_plan.request.build_args == {"BASE_IMAGE": "mine:1"}
-    build_plan = plan(tmp_path / "dice_env", build_args={"BASE_IMAGE": "mine:2"})
-    assert build_plan.variant is None
+    env_folder, named = folder(tmp_path), {"BASE_IMAGE": "mine:1"}
+    for build_plan in (
+        plan(env_folder, base_image="mine:1", pull=True),
+        plan(env_folder, build_args=named, pull=True),
+    ):
+        assert (build_plan.variant, build_plan.request.pull) == (None, True)
+        assert build_plan.request.build_args == named
     with pytest.raises(ConfigurationError, match="both --base and"):
-        plan(tmp_path / "dice_env", base_image="mine:1", build_args={"BASE_IMAGE": "mine:2"})
+        plan(env_folder, base_image="mine:1", build_args=named)
     with pytest.raises(ConfigurationError, match=r"expected a Dockerfile that stands on its ARG BASE_IMAGE"):
         plan(folder(tmp_path, dockerfile="FROM python:3.11-slim\n", name="other"), base_image="mine:1")
 
 
-def test_pull_asks_no_registry_for_our_base(tmp_path: Path) -> None:
-    assert not plan(folder(tmp_path), pull=True).request.pull
-    assert plan(tmp_path / "dice_env", pull=True, base_image="mine:1").request.pull
-
-
 def test_an_unknown_build_argument_is_refused_with_the_nearest(tmp_path: Path) -> None:
     env_folder = folder(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"got COLOR; did you mean COLOUR\?"):
-        plan(env_folder, build_args={"COLOR": "blue"})
-    with pytest.raises(ConfigurationError, match=r"it has: BASE_IMAGE, COLOUR"):
-        plan(env_folder, build_args={"ZZZ": "blue"})
-    assert (
-        plan(env_folder, build_args={"HTTPS_PROXY": "http://p"}).request.build_args["HTTPS_PROXY"]
-        == "http://p"
-    )
+    for name, words in (
+        ("COLOR", r"got COLOR; did you mean COLOUR\?"),
+        ("ZZZ", "it has: BASE_IMAGE, COLOUR"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            plan(env_folder, build_args={name: "blue"})
+    proxied = plan(env_folder, build_args={"HTTPS_PROXY": "http://p"})
+    assert proxied.request.build_args["HTTPS_PROXY"] == "http://p"
 
 
 def test_build_arguments_come_from_the_line_or_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,19 +102,21 @@ def test_build_arguments_come_from_the_line_or_the_shell(monkeypatch: pytest.Mon
 
 
 def test_a_folder_without_a_manifest_is_built_and_one_that_is_no_environment_refused(tmp_path: Path) -> None:
-    odd = plan(folder(tmp_path, manifest=False, name="Odd Folder"))
+    odd_folder, env_folder = folder(tmp_path, name="Odd Folder"), folder(tmp_path)
+    (odd_folder / "openenv.yaml").unlink()
+    odd = plan(odd_folder)
     assert odd.request.tags == ("odd-folder-env:latest",)
     assert "no openenv.yaml" in odd.notes[0]
-    env_folder = folder(tmp_path)
-    with pytest.raises(ConfigurationError, match=f"a part of one: .* build {env_folder}"):
-        plan(env_folder / "server")
-    with pytest.raises(ConfigurationError, match=r"with neither openenv.yaml nor a Dockerfile"):
-        plan(tmp_path)
+    for place, words in (
+        (env_folder / "server", f"a part of one: .* build {env_folder}"),
+        (tmp_path, "with neither openenv.yaml nor a Dockerfile"),
+        (tmp_path / "absent", "no environment's folder"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            plan(place)
     (tmp_path / "openenv.yaml").write_text("name: a\n")
     with pytest.raises(ConfigurationError, match=r"expected a Dockerfile at server/Dockerfile or Dockerfile"):
         plan(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"no environment's folder"):
-        plan(tmp_path / "absent")
 
 
 def test_dockerfile_is_found_at_the_root_or_where_named(tmp_path: Path) -> None:
@@ -162,9 +148,6 @@ def test_invalid_commands_fail_before_an_engine_is_used(
         assert expected in capsys.readouterr().err
 
 
-# ---- docker build
-
-
 def docker_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Put a stand-in for the command `docker` first on the PATH; it runs the script."""
     command = tmp_path / "bin" / "docker"
@@ -178,12 +161,13 @@ def test_docker_output_passes_through_and_its_failure_has_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     docker_that(tmp_path, monkeypatch, "echo Step 1/1; echo the --mount option requires BuildKit >&2; exit 1")
+    request = BuildRequest(context=tmp_path, dockerfile="Dockerfile", tags=("a:1",))
     with pytest.raises(BuildError, match="install docker's component buildx"):
-        build_image(BuildRequest(context=tmp_path, dockerfile="Dockerfile", tags=("a:1",)))
+        build_image(request)
     assert capsys.readouterr().err == "Step 1/1\nthe --mount option requires BuildKit\n"
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match="there is no command `docker`"):
-        build_image(BuildRequest(context=tmp_path, dockerfile="Dockerfile", tags=("a:1",)))
+        build_image(request)
 
 
 def test_a_request_becomes_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,9 +202,6 @@ def test_failures_have_a_remedy() -> None:
         assert remedy in remedy_for(output)
 
 
-# ---- names in a registry, and what registries say
-
-
 def test_an_image_s_name_in_a_registry() -> None:
     for image, registry, remote in (
         ("a-env", "registry.example.org/team", "registry.example.org/team/a-env:latest"),
@@ -245,16 +226,8 @@ def test_an_image_s_name_in_a_registry() -> None:
     [
         ("denied: requested access to the resource is denied", NotAllowedError, "docker login a.b:5000"),
         ("no basic auth credentials", NotAllowedError, "docker login"),
-        (
-            "Get http://a.b:5000/v2/: dial tcp: connect: connection refused",
-            NotReachedError,
-            "insecure-registries",
-        ),
-        (
-            "Get https://a.b/v2/: x509: certificate signed by unknown authority",
-            NotReachedError,
-            "certificate",
-        ),
+        ("Get http://a.b:5000/v2/: connect: connection refused", NotReachedError, "insecure-registries"),
+        ("x509: certificate signed by unknown authority", NotReachedError, "certificate"),
         ("An image does not exist locally with the tag: a.b:5000/x", NoSuchImageError, "ropewalk build"),
         ("blob upload invalid", PushError, "blob upload invalid"),
     ],

@@ -12,23 +12,24 @@ from openenv_core.images.dockerfile import Dockerfile
 ROOT = Path(__file__).parents[2]
 
 
-def test_instructions_are_joined_over_continued_lines_and_comments() -> None:
-    found = Dockerfile.parse(
-        '# a comment\nfrom python:3.11 as one\n\nRUN a && \\\n  # in between\n\n  b\nCMD ["x"]\n'
-    )
-    assert [(one.keyword, one.arguments, one.line) for one in found.all] == [
-        ("RUN", "a && b", 4),
-        ("CMD", '["x"]', 8),
-    ]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('# a comment\n\nRUN a && \\\n  # in between\n\n  b\nCMD ["x"]', ["RUN a && b", 'CMD ["x"]']),
+        ("RUN one \\", ["RUN one"]),
+        ("RUN <<EOF\nUSER x\nEOF\nCMD b", ["RUN <<EOF", "CMD b"]),
+        ("COPY <<'END' /file\nUSER x\nEND\nCMD b", ["COPY <<'END' /file", "CMD b"]),
+        ("RUN echo $((1 << 4)) <<< w\nCMD b", ["RUN echo $((1 << 4)) <<< w", "CMD b"]),
+    ],
+)
+def test_instructions_of_continued_lines_comments_and_heredocs(text: str, expected: list[str]) -> None:
+    found = Dockerfile.parse(f"from python:3.11 as one\n{text}\n")
+    assert [f"{one.keyword} {one.arguments}" for one in found.all] == expected
 
 
-def test_escapes_and_a_last_line_that_is_continued() -> None:
+def test_escapes_and_arguments_of_the_head() -> None:
     found = Dockerfile.parse("# escape=`\nFROM a\nRUN one `\n  two\nRUN c:\\\nRUN d\n")
-    assert [one.arguments for one in found.all] == ["one two", "c:\\", "d"]
-    assert Dockerfile.parse("FROM a\nRUN one \\").all[-1].arguments == "one"
-
-
-def test_args_have_their_first_default_and_no_quotes() -> None:
+    assert [(one.arguments, one.line) for one in found.all] == [("one two", 3), ("c:\\", 5), ("d", 6)]
     found = Dockerfile.parse('ARG A=1\nARG B\nFROM x\nARG A=2\nARG C="two words" D=4\n')
     assert found.args == {"A": "1", "B": None, "C": "two words", "D": "4"}
 
@@ -39,15 +40,6 @@ def test_base_is_found_below_the_stages_of_the_file() -> None:
     )
     assert (found.base, found.base_image) == ("${B}", "x")
     assert [one.arguments for one in found.final] == ["one"]
-
-
-def test_heredoc_bodies_are_not_instructions_and_shifts_are_not_heredocs() -> None:
-    for line in (
-        "RUN <<EOF\necho hello\nEOF",
-        "COPY <<'END' /file\nUSER x\nEND",
-        "RUN echo $((1 << 4)) <<< w",
-    ):
-        assert [one.keyword for one in Dockerfile.parse(f"FROM a\n{line}\nCMD b\n").all][1:] == ["CMD"], line
 
 
 def test_a_file_without_from_is_refused(tmp_path: Path) -> None:

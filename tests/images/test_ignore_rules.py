@@ -8,18 +8,8 @@ from docker.utils.build import exclude_paths
 from openenv_core.images.ignore_rules import secret_in, walk
 
 TREE = (
-    "a.py",
-    "b.txt",
-    "data/x.bin",
-    "data/keep.txt",
-    "data/deep/y.bin",
-    "deep/data/z.bin",
-    "docs/a.md",
-    "docs/b.md",
-    "logs/one.log",
-    "two.log",
-    "with space.txt",
-    "s/[odd].txt",
+    *("a.py", "b.txt", "two.log", "with space.txt", "s/[odd].txt", "logs/one.log", "docs/a.md", "docs/b.md"),
+    *("data/x.bin", "data/keep.txt", "data/deep/y.bin", "deep/data/z.bin"),
 )
 
 
@@ -36,23 +26,9 @@ def gone(folder: Path) -> set[str]:
 
 
 DOCKER_RULES = (
-    "*.txt",
-    "**/*.txt",
-    "data",
-    "data/\n!data/keep.txt",
-    "/data/*.bin",
-    "**/data",
-    "*\n!a.py",
-    "**\n!docs/*.md",
-    "docs/?.md",
-    "logs\n# data\n\n!logs/one.log",
-    "d*/x.bin",
-    "data/**/y.bin",
-    "./two.log",
-    "with space.txt",
-    "[a-b].*",
-    "[!a]*",
-    "*.log\n!two.log\ntwo*",
+    *("*.txt", "**/*.txt", "data", "/data/*.bin", "**/data", "docs/?.md", "d*/x.bin", "data/**/y.bin"),
+    *("./two.log", "with space.txt", "[a-b].*", "[!a]*", "data/\n!data/keep.txt", "*\n!a.py"),
+    *("**\n!docs/*.md", "logs\n# data\n\n!logs/one.log", "*.log\n!two.log\ntwo*"),
 )
 
 
@@ -66,19 +42,8 @@ def test_dockerignore_rules_match_those_of_docker(tmp_path: Path) -> None:
 
 
 GIT_RULES = (
-    "*.txt",
-    "data",
-    "data/",
-    "/data",
-    "data/\n!data/keep.txt",
-    "data/*\n!data/keep.txt",
-    "deep/data",
-    "*.log\n!two.log",
-    "docs/*.md",
-    "**/deep",
-    "data/**",
-    "a.py/",
-    "[ab].*",
+    *("*.txt", "data", "data/", "/data", "deep/data", "docs/*.md", "**/deep", "data/**", "a.py/", "[ab].*"),
+    *("data/\n!data/keep.txt", "data/*\n!data/keep.txt", "*.log\n!two.log"),
 )
 
 

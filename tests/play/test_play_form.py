@@ -1,7 +1,6 @@
 """Actions read from schemas, typed text turned into values, observations made harmless. No process, no socket."""
 
 import io
-import json
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -9,7 +8,7 @@ import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
 from openenv_core.cli.command import sanitize
-from openenv_core.play.form import ABSENT, Form, FormField, forms_of, value_of
+from openenv_core.play.form import ABSENT, forms_of, value_of
 from openenv_core.play.prompts import Prompts
 from openenv_core.play.reporters import LONGEST, Terminal, format_number, observation_lines
 from openenv_core.tools import CallToolAction, ListToolsAction
@@ -39,18 +38,13 @@ class Everything(BaseModel):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
-def fields_of(model: type[BaseModel]) -> dict[str, FormField]:
-    (form,) = forms_of(model.model_json_schema())
-    return {field.name: field for field in form.fields}
+(FORM,) = forms_of(Everything.model_json_schema())
+FIELDS = {field.name: field for field in FORM.fields}
 
 
 def test_form_has_what_can_be_chosen_and_no_more() -> None:
-    (form,) = forms_of(Everything.model_json_schema())
-    assert form.fixed == {"kind": "all"}
-    assert not form.calls_tools
-    assert not form.lists_tools
-    fields = fields_of(Everything)
-    assert {name: field.label for name, field in fields.items()} == {
+    assert (FORM.fixed, FORM.calls_tools, FORM.lists_tools) == ({"kind": "all"}, False, False)
+    assert {name: field.label for name, field in FIELDS.items()} == {
         "whole": "integer -3..3",
         "real": "number",
         "text": "string",
@@ -61,11 +55,10 @@ def test_form_has_what_can_be_chosen_and_no_more() -> None:
         "spot": "JSON object of x or null",
         "either": "JSON",
     }
-    assert [name for name, field in fields.items() if field.required] == ["whole", "text"]
-    assert fields["whole"].description == "a number"
-    defaults = (fields["text"].default, fields["colour"].default, fields["maybe"].default)
-    assert defaults == (ABSENT, "red", None)
-    assert (fields["maybe"].nullable, fields["colour"].nullable) == (True, False)
+    assert [name for name, field in FIELDS.items() if field.required] == ["whole", "text"]
+    assert FIELDS["whole"].description == "a number"
+    assert [FIELDS[name].default for name in ("text", "colour", "maybe")] == [ABSENT, "red", None]
+    assert (FIELDS["maybe"].nullable, FIELDS["colour"].nullable) == (True, False)
 
 
 def test_union_is_several_forms_and_tools_are_known() -> None:
@@ -89,7 +82,6 @@ def test_schema_that_says_little_is_a_form_all_the_same() -> None:
     ]
     for schema in schemas:
         for form in forms_of(schema):
-            assert isinstance(form, Form)
             assert all(field.label for field in form.fields)
 
 
@@ -112,7 +104,7 @@ def test_schema_that_says_little_is_a_form_all_the_same() -> None:
     ],
 )
 def test_text_becomes_a_value(name: str, text: str, value: Any) -> None:
-    found = value_of(fields_of(Everything)[name], text)
+    found = value_of(FIELDS[name], text)
     assert (found, type(found)) == (value, type(value))
 
 
@@ -132,7 +124,7 @@ def test_text_becomes_a_value(name: str, text: str, value: Any) -> None:
 )
 def test_text_that_is_no_value_is_refused(name: str, text: str, why: str) -> None:
     with pytest.raises(ValueError, match="expected") as refused:
-        value_of(fields_of(Everything)[name], text)
+        value_of(FIELDS[name], text)
     assert why in str(refused.value)
 
 
@@ -142,30 +134,26 @@ def test_text_of_an_environment_does_not_move_the_terminal() -> None:
     assert sanitize(nasty, colours=True) == "ab\x1b[31mred\x1b[0m\n\tc\x1b[0m"
     screen = io.StringIO()
     tool = {"name": f"to{nasty}", "input_schema": {}}
-    prompts = Prompts(
-        Terminal(io.StringIO("x\n"), screen), forms_of(CallToolAction.model_json_schema()), [tool]
-    )
+    terminal = Terminal(io.StringIO("x\n"), screen)
     with pytest.raises(EOFError):
-        prompts.action()
+        Prompts(terminal, forms_of(CallToolAction.model_json_schema()), [tool]).action()
     assert "tool (toabred" in screen.getvalue()
     assert "expected one of toabred" in screen.getvalue()
     assert "\x1b" not in screen.getvalue()
 
 
 def test_observation_shows_its_text_first() -> None:
-    lines = list(
-        observation_lines(
-            {"n": None, "metadata": {"a": 1}, "board": [[1, 2]] * 40, "text": "first\nlines", "s": "x\ny"}
-        )
-    )
-    assert lines[:4] == ["first", "lines", "  n: null", "  board:"]
-    assert lines[4] == "    [1, 2]"
+    observation = {
+        "n": None,
+        "metadata": {"a": 1},
+        "board": [[1, 2]] * 40,
+        "text": "first\nlines",
+        "s": "x\ny",
+    }
+    lines = list(observation_lines(observation))
+    assert lines[:5] == ["first", "lines", "  n: null", "  board:", "    [1, 2]"]
     assert lines[-3:] == ["  s:", "    x", "    y"]
     (long,) = observation_lines({"text": "x" * (LONGEST + 7)})
-    assert long.endswith("(7 more characters; --json shows all)")
-
-
-def test_rewards_are_read_easily() -> None:
-    figures = (0.1 + 0.2, 1.0, -1.5, None, True, 3)
-    assert [format_number(figure) for figure in figures] == ["0.3", "1", "-1.5", "none", "true", "3"]
-    assert json.loads(format_number(False)) is False
+    assert "7 more characters" in long
+    figures = (0.1 + 0.2, 1.0, -1.5, None)
+    assert [format_number(figure) for figure in figures] == ["0.3", "1", "-1.5", "none"]

@@ -3,7 +3,6 @@
 import ast
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,36 +20,21 @@ from openenv_core.scaffold.names import LONGEST, EnvironmentNames, names_of
 FOLDER = Path(making.__file__).with_name("templates")
 NAMES = EnvironmentNames("rock_paper")
 PARTS = {
-    ".dockerignore",
-    ".gitignore",
-    "README.md",
-    "__init__.py",
-    "client.py",
-    "models.py",
-    "openenv.yaml",
-    "py.typed",
-    "pyproject.toml",
-    "server/Dockerfile",
-    "server/__init__.py",
-    "server/app.py",
-    "server/environment.py",
-    "tests/__init__.py",
-    "tests/test_checks.py",
-    "tests/test_environment.py",
+    *(".dockerignore", ".gitignore", "README.md", "openenv.yaml", "py.typed", "pyproject.toml"),
+    *("__init__.py", "client.py", "models.py"),
+    *("server/Dockerfile", "server/__init__.py", "server/app.py", "server/environment.py"),
+    *("tests/__init__.py", "tests/test_checks.py", "tests/test_environment.py"),
 }
+
+
+def files(folder: Path) -> dict[str, str]:
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in found}
 
 
 @pytest.fixture(params=TEMPLATES)
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make(NAMES, request.param, tmp_path)
-
-
-def files(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8")
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def entries(folder: Path) -> list[str]:
@@ -73,9 +57,8 @@ def test_folder_is_whole_and_has_its_own_name_everywhere(made: Path) -> None:
     assert read_manifest(made).name == "rock_paper_env"
     for path in made.rglob("*.py"):
         assert ast.get_docstring(ast.parse(path.read_text())), path
-    plain = made.parent / "plain"
-    plain.mkdir()
-    assert made.stat().st_mode == plain.stat().st_mode, "other people can read it"
+    (made.parent / "plain").mkdir()
+    assert made.stat().st_mode == (made.parent / "plain").stat().st_mode, "other people can read it"
 
 
 def test_its_caller_loads_no_server(made: Path) -> None:
@@ -83,9 +66,8 @@ def test_its_caller_loads_no_server(made: Path) -> None:
         f"import sys, {made.name} as made\nprint(made.RockPaperEnv.default_app)\n"
         "print([m for m in ('gymnasium', 'fastapi', 'servers', 'numpy') if m in sys.modules])"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=made.parent, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == ["rock_paper_env.server.app:app", "[]"]
+    done = finished(sys.executable, "-c", code, cwd=made.parent, timeout_s=60)
+    assert done.stdout.splitlines() == ["rock_paper_env.server.app:app", "[]"], done.stderr
 
 
 def test_template_files_equal_those_of_blackjack() -> None:
@@ -164,14 +146,7 @@ def test_command_says_what_it_made_and_what_to_do_next(
     assert main(["init", "rock-paper", "--dir", "two words", "--template", "tools"]) == 0
     output = capsys.readouterr().out
     assert "cd 'two words/rock_paper_env'\n" in output
-    for word in (
-        "play .",
-        "serve . --reload",
-        "pytest",
-        "validate .",
-        "build .",
-        "validate rock-paper-env:latest",
-    ):
+    for word in ("play .", "serve . --reload", "pytest", "validate .", "build .", "validate rock-paper-env:"):
         assert word in output
     assert "pip install gymnasium" not in output
     monkeypatch.setitem(sys.modules, "gymnasium", None)
@@ -194,30 +169,16 @@ def test_the_released_packages_validator_reads_the_manifest(made: Path) -> None:
         "found = OpenEnvYamlParser().parse(Path(sys.argv[1]))\n"
         "print(found.name, found.reward.range, found.network.mode)"
     )
-    done = finished(
-        str(released.python("0.10.0")),
-        "-c",
-        code,
-        str(made),
-        env=released.environment(),
-        timeout_s=released.WAIT_TIMEOUT_S,
-    )
+    command = [str(released.python("0.10.0")), "-c", code, str(made)]
+    done = finished(*command, env=released.environment(), timeout_s=released.WAIT_TIMEOUT_S)
     assert done.stdout.split("\n")[0] == "rock_paper_env (0.0, 1.0) no-network", done.stderr
 
 
-# Names
-
-
-@pytest.mark.parametrize("text", ["rock_paper", "rock-paper", "rock_paper_env", "rock-paper-env"])
-def test_all_ways_to_write_a_name_are_one_name(text: str) -> None:
-    names = names_of(text)
-    assert names == EnvironmentNames("rock_paper")
-    assert (names.package, names.image, names.prefix, names.title) == (
-        "rock_paper_env",
-        "rock-paper-env",
-        "RockPaper",
-        "Rock Paper",
-    )
+def test_all_ways_to_write_a_name_are_one_name() -> None:
+    for text in ("rock_paper", "rock-paper", "rock_paper_env", "rock-paper-env"):
+        names = names_of(text)
+        assert (names.package, names.image) == ("rock_paper_env", "rock-paper-env")
+        assert (names.prefix, names.title) == ("RockPaper", "Rock Paper")
 
 
 @pytest.mark.parametrize(
@@ -249,17 +210,13 @@ def test_invalid_names_are_refused(text: str, says: str) -> None:
 def test_name_that_an_installed_package_has_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "site" / "taken_env").mkdir(parents=True)
+    for name in ("site/taken_env", "there_env"):
+        (tmp_path / name).mkdir(parents=True)
     (tmp_path / "site" / "taken_env" / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     with pytest.raises(ConfigurationError, match="there is a package taken_env at"):
         names_of("taken")
-
-
-def test_folder_in_the_working_directory_is_no_installed_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "there_env").mkdir()
+    # A folder in the working directory is none.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     assert names_of("there").package == "there_env"

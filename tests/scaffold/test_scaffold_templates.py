@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from docker_engine import engine
 from module_run import finished
-from released import ROOT, drive, our_server
+from released import ROOT
 
 from openenv_core import GenericEnvClient
 from openenv_core.providers.docker import DockerEngine
@@ -52,15 +52,8 @@ def image(engine: DockerEngine, folder: Path) -> Iterator[str]:
 def run(*words: str, cwd: Path, module: str = "openenv_core.cli") -> str:
     """Run a command as in a new shell, and return what it printed."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    done = finished(
-        sys.executable,
-        "-m",
-        module,
-        *words,
-        cwd=cwd,
-        env={**variables, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"},
-        timeout_s=600,
-    )
+    variables |= {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+    done = finished(sys.executable, "-m", module, *words, cwd=cwd, env=variables, timeout_s=600)
     assert done.returncode == 0, f"{' '.join(words)}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return done.stdout
 
@@ -68,12 +61,8 @@ def run(*words: str, cwd: Path, module: str = "openenv_core.cli") -> str:
 def assert_all_passed(report: str) -> None:
     results = json.loads(report)["results"]
     assert {result["status"] for result in results} <= {"passed", "skipped"}
-    assert {result["level"] for result in results if result["status"] == "passed"} >= {
-        "runtime",
-        "semantic",
-        "hostile",
-        "load",
-    }
+    levels = {result["level"] for result in results if result["status"] == "passed"}
+    assert levels >= {"runtime", "semantic", "hostile", "load"}
 
 
 def test_own_tests_pass_and_the_environment_is_served(folder: Path, template: str) -> None:
@@ -90,18 +79,6 @@ def test_own_tests_pass_and_the_environment_is_served(folder: Path, template: st
 @pytest.mark.soak
 def test_made_environment_passes_every_level(folder: Path) -> None:
     assert_all_passed(run("validate", ".", "--json", cwd=folder))
-
-
-@pytest.mark.soak
-@pytest.mark.interop
-def test_made_environment_is_played_by_the_released_client(folder: Path, template: str) -> None:
-    with our_server(str(folder)) as url:
-        plan = [{"reset": {"seed": 7}}, {"step": PLAYED[template]}, {"state": {}}]
-        (outcomes,) = drive("0.10.0", "episodes", url, "sync", plan=[plan])
-        first, stepped, state = outcomes
-        assert (first["done"], stepped["done"]) == (False, False)
-        assert 0 <= stepped["reward"] <= 1
-        assert (state["step_count"], state["seed"]) == (1, 7)
 
 
 @pytest.mark.soak

@@ -29,6 +29,9 @@ def chat_server(*answers: Answer) -> Iterator[ChatServer]:
     server_state = ChatServer(*answers)
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply(200, json.dumps({"data": [{"id": "m"}]}).encode())
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             server_state.requests.append({"path": self.path, **json.loads(body)})
@@ -40,11 +43,13 @@ def chat_server(*answers: Answer) -> Iterator[ChatServer]:
             status = answer if isinstance(answer, int) else 200
             message = answer if isinstance(answer, dict) else {"content": str(answer)}
             body_bytes = json.dumps({"choices": [{"message": {"role": "assistant", **message}}]}).encode()
-            reply = answer if isinstance(answer, bytes) else body_bytes
+            self.reply(status, answer if isinstance(answer, bytes) else body_bytes)
+
+        def reply(self, status: int, content: bytes) -> None:
             self.send_response(status)
-            self.send_header("Content-Length", str(len(reply)))
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(reply)
+            self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             pass

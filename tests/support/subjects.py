@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from serving import serving
 
 from openenv_core import Action, Environment, EpisodeOverError, Observation, State
@@ -46,6 +46,10 @@ README = "# Walk\n\nStep forward until the end of the path.\n\nA step that reach
 
 class Go(Action):
     by: int = Field(ge=1, le=3)
+
+
+class Loose(Go):
+    model_config = ConfigDict(extra="ignore")
 
 
 class Seen(Observation):

@@ -9,15 +9,7 @@ STEP_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Bug:
-    """A bug, by its name; the sentence says what is wrong.
-
-    Attributes:
-        environment: Texts to replace in server/environment.py.
-        files: Texts to replace in other files.
-        also_caught_by: Other checks that find the same bug.
-        also_skipped: Checks that then have nothing to look at any more.
-        step_timeout_s: How long a reply is waited for.
-    """
+    """A bug, by its name; the sentence says what is wrong. Texts are replaced in server/environment.py and in files."""
 
     name: str
     sentence: str
@@ -26,6 +18,7 @@ class Bug:
     files: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     also_caught_by: frozenset[str] = frozenset()
     also_skipped: frozenset[str] = frozenset()
+    """Checks that then have nothing to look at any more."""
     step_timeout_s: float = STEP_TIMEOUT_S
 
 
@@ -92,18 +85,6 @@ BUGS = [
         },
         also_caught_by=frozenset(["forks_go_their_own_way"]),
         also_skipped=frozenset(["sessions_at_once"]),
-    ),
-    Bug(
-        "hang_on_empty",
-        "An empty note is waited for.",
-        "valid_actions_are_survived",
-        {
-            "import random\n": "import random\nimport time\n",
-            "        self._guesses.append(": "        while not action.note:\n"
-            "            time.sleep(0.1)\n"
-            "        self._guesses.append(",
-        },
-        step_timeout_s=10.0,
     ),
     Bug(
         "hashed_seed",

@@ -123,8 +123,8 @@ def test_agreement() -> None:
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ({}, "expected an answer for .* found none"),
-        (lambda *_: 1, "expected 'hit', 'stand' or None at .* against 1, got 1"),
+        ({}, "found none"),
+        (lambda *_: 1, "against 1, got 1"),
         (lambda *_: {"hit": 0.5}, "sum to 1"),
         (lambda *_: {"hit": math.nan, "stand": 1.0}, ">= 0"),
     ],
@@ -140,21 +140,21 @@ def arbitrary_policy(seed: int) -> dict[DecisionState, oracle.Choice]:
     return {state: "hit" if coin.random() < 0.6 else "stand" for state in DECISION_STATES}
 
 
+ARBITRARY, OPTIMAL = arbitrary_policy(1), oracle.optimal_policy()
+MANY = [
+    (OPTIMAL, Rules()),
+    (ARBITRARY, Rules()),
+    (OPTIMAL, Rules(sab=True)),
+    (b.random_policy, Rules(natural=True, sab=True)),
+]
+
+
 @pytest.mark.parametrize(
     ("policy", "rules", "hands"),
     [
         (arbitrary_policy(3), Rules(natural=True), 5_000),
-        *(
-            pytest.param(policy, rules, 60_000, marks=pytest.mark.soak)
-            for policy, rules in (
-                (oracle.optimal_policy(), Rules()),
-                (arbitrary_policy(1), Rules()),
-                (oracle.optimal_policy(), Rules(sab=True)),
-                (b.random_policy, Rules(natural=True, sab=True)),
-            )
-        ),
+        *(pytest.param(policy, rules, 60_000, marks=pytest.mark.soak) for policy, rules in MANY),
     ],
-    ids=["arbitrary-natural", "optimum", "arbitrary", "optimum-sab", "random-both"],
 )
 def test_gymnasium_agrees(policy: Policy, rules: Rules, hands: int) -> None:
     table = Table(natural=rules.natural, sab=rules.sab)

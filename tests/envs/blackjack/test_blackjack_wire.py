@@ -1,6 +1,7 @@
 """BlackJack through a real server, as its callers meet it."""
 
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Any, TypeAlias
 
 import pytest
@@ -18,17 +19,17 @@ def table() -> Iterator[Client]:
         yield client
 
 
-def play(client: Client, seed: int, **options: Any) -> list[StepResult[BlackjackObservation]]:
-    """Hits below 15, then stands."""
-    episode = [client.reset(seed=seed, **options)]
-    while not episode[-1].done:
-        total = episode[-1].observation.player_total
-        episode.append(client.step(HIT if total < 15 else STAND))
-    return episode
+def play(client: Client, seed: int, **options: Any) -> Iterator[StepResult[BlackjackObservation]]:
+    """Hit below 15, then stand; yield each result."""
+    result = client.reset(seed=seed, **options)
+    yield result
+    while not result.done:
+        result = client.step(HIT if result.observation.player_total < 15 else STAND)
+        yield result
 
 
 def test_observations_arrive_whole(table: Client) -> None:
-    episode = play(table, 7, natural=True, episode_id="seven")
+    episode = list(play(table, 7, natural=True, episode_id="seven"))
     assert all(isinstance(result.observation, BlackjackObservation) for result in episode)
     assert (episode[0].reward, episode[0].done, episode[0].observation.outcome) == (None, False, None)
     last = episode[-1]
@@ -42,16 +43,12 @@ def test_observations_arrive_whole(table: Client) -> None:
 
 def test_sessions_with_seeds_of_their_own_play_side_by_side_as_they_play_alone(table: Client) -> None:
     with BlackjackEnv(base_url=table.base_url).sync() as sibling:
-        alone = {seed: play(table, seed) for seed in range(20)}
+        alone = {seed: list(play(table, seed)) for seed in range(20)}
         assert len({str(episode[0].observation) for episode in alone.values()}) > 15
-        for mine, other in zip(range(0, 20, 2), range(1, 20, 2), strict=True):
-            got = {mine: [table.reset(seed=mine)], other: [sibling.reset(seed=other)]}
-            while not (got[mine][-1].done and got[other][-1].done):
-                for seed, client in ((mine, table), (other, sibling)):
-                    if not got[seed][-1].done:
-                        total = got[seed][-1].observation.player_total
-                        got[seed].append(client.step(HIT if total < 15 else STAND))
-            assert got == {mine: alone[mine], other: alone[other]}
+        for seed in range(0, 20, 2):
+            turns = list(zip_longest(play(table, seed), play(sibling, seed + 1)))
+            assert [one for one, _ in turns if one is not None] == alone[seed]
+            assert [other for _, other in turns if other is not None] == alone[seed + 1]
 
 
 def test_invalid_action_is_an_error_and_leaves_the_hand_unchanged(table: Client) -> None:

@@ -17,6 +17,7 @@ from envs.code_interpreter_env import (
     Restart,
     Submit,
 )
+from envs.code_interpreter_env.models import AnyAction
 from envs.code_interpreter_env.server import shared
 from envs.code_interpreter_env.server.environment import MAX_FETCHED_BYTES, CodeInterpreterEnvironment
 from envs.code_interpreter_env.server.settings import InterpreterSettings
@@ -41,10 +42,16 @@ async def env(backend: FakeBackend) -> AsyncIterator[CodeInterpreterEnvironment]
     assert backend.closed == backend.started
 
 
-async def run(env: CodeInterpreterEnvironment, code: str, **options: Any) -> CodeInterpreterObservation:
-    seen = await env.step_async(Execute(type="execute", code=code), **options)
+async def do(
+    env: CodeInterpreterEnvironment, action: AnyAction, **options: Any
+) -> CodeInterpreterObservation:
+    seen = await env.step_async(action, **options)
     assert isinstance(seen, CodeInterpreterObservation)
     return seen
+
+
+async def run(env: CodeInterpreterEnvironment, code: str, **options: Any) -> CodeInterpreterObservation:
+    return await do(env, Execute(type="execute", code=code), **options)
 
 
 async def test_a_reset_ends_the_interpreter_before(
@@ -64,20 +71,6 @@ async def test_a_reset_ends_the_interpreter_before(
     assert (state.episode_id, state.seed, state.step_count, state.execution_count) == ("mine", 5, 0, 0)
 
 
-async def test_lost_state_is_reported_once_and_reset_files_are_restored(
-    env: CodeInterpreterEnvironment, backend: FakeBackend
-) -> None:
-    await env.reset_async(files={"a": "given"})
-    await env.step_async(PutFile(path="b", content="put"))
-    seen = await run(env, "lose")
-    assert (seen.status, seen.state_lost, seen.exit_code, seen.signal) == ("killed", True, 137, 9)
-    assert env.state.last_exit_code == 137
-    after = await run(env, "1")
-    assert (after.status, after.state_lost, after.execution_count) == ("ok", False, 1)
-    assert [one.files for one in backend.opened] == [{}, {"a": b"given"}]
-    assert backend.opened[0].closed
-
-
 async def test_infrastructure_failures_are_no_errors_of_the_code(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
@@ -88,9 +81,8 @@ async def test_infrastructure_failures_are_no_errors_of_the_code(
     assert "a machine that works" in str(seen.reason)
     backend.refusing = True
     for action in (GetFile(path="a"), PutFile(path="a", content=""), Restart()):
-        observation = await env.step_async(action)
-        assert isinstance(observation, CodeInterpreterObservation)
-        assert (observation.status, observation.error) == ("sandbox_error", None)
+        failed = await do(env, action)
+        assert (failed.status, failed.error) == ("sandbox_error", None)
     began = await env.reset_async()
     assert began.metadata["execution"]["status"] == "sandbox_error"
     backend.refusing = False
@@ -126,15 +118,6 @@ async def test_cancelled_caller_keeps_no_interpreter_open(
     gate.set()
     assert (await run(env, "1")).session_id == "1"
     await eventually(lambda: backend.opened[0].closed)
-
-
-async def test_submission_without_a_task_is_the_policy_s_mistake(env: CodeInterpreterEnvironment) -> None:
-    seen = await env.step_async(Submit(code="1"))
-    assert isinstance(seen, CodeInterpreterObservation)
-    assert seen.error is not None
-    assert (seen.status, seen.error.ename, seen.done, seen.reward) == ("error", "NoTask", False, None)
-    with pytest.raises(NotImplementedError):
-        await env.list_splits()
 
 
 async def test_a_house_keeps_its_backend_for_as_long_as_anybody_holds_it(backend: FakeBackend) -> None:
@@ -181,6 +164,8 @@ async def test_bad_options_leave_the_episode_as_it_was(
     assert len(backend.opened) == 1
     with pytest.raises(InvalidResetOptionError, match="no snapshot"):
         await env.reset_async(snapshot=True)
+    with pytest.raises(NotImplementedError):
+        await env.list_splits()
 
 
 async def test_unreadable_files_are_the_code_s_mistake(
@@ -189,31 +174,38 @@ async def test_unreadable_files_are_the_code_s_mistake(
     await env.reset_async()
     backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES + 1)
     for action in (GetFile(path="none"), PutFile(path="../a", content=""), GetFile(path="big")):
-        seen = await env.step_async(action)
-        assert isinstance(seen, CodeInterpreterObservation)
+        seen = await do(env, action)
         assert seen.error is not None
         assert (seen.status, seen.error.ename, seen.exit_code) == ("error", "FileRefusedError", 1)
+    without_task = await do(env, Submit(code="1"))
+    assert without_task.error is not None
+    assert (without_task.error.ename, without_task.done, without_task.reward) == ("NoTask", False, None)
     backend.opened[0].files["big"] = bytes(MAX_FETCHED_BYTES)
-    assert (await env.step_async(GetFile(path="big"))).exit_code == 0
-    await env.step_async(PutFile(path="a", content_base64="AAEC"))
-    got = await env.step_async(GetFile(path="a"))
-    assert isinstance(got, CodeInterpreterObservation)
+    assert (await do(env, GetFile(path="big"))).exit_code == 0
+    await do(env, PutFile(path="a", content_base64="AAEC"))
+    got = await do(env, GetFile(path="a"))
     assert got.file is not None
     assert (got.file.path, got.file.size, got.file.data) == ("a", 3, b"\x00\x01\x02")
-    assert env.state.step_count == 6
+    assert env.state.step_count == 7
 
 
-async def test_restart_keeps_only_the_files_of_the_reset(
+async def test_restart_or_a_loss_keeps_only_the_files_of_the_reset(
     env: CodeInterpreterEnvironment, backend: FakeBackend
 ) -> None:
     await env.reset_async(files={"a": "x"})
     await run(env, "1")
-    await env.step_async(PutFile(path="b", content="y"))
-    seen = await env.step_async(Restart())
-    assert isinstance(seen, CodeInterpreterObservation)
+    await do(env, PutFile(path="b", content="y"))
+    seen = await do(env, Restart())
     assert (seen.status, seen.execution_count, [file.path for file in seen.files]) == ("ok", 0, ["a"])
     assert backend.opened[0].files == {"a": b"x"}
     assert env.state.execution_count == 0
+    await do(env, PutFile(path="b", content="y"))
+    lost = await run(env, "lose")
+    assert (lost.status, lost.state_lost, lost.exit_code, lost.signal) == ("killed", True, 137, 9)
+    assert env.state.last_exit_code == 137
+    after = await run(env, "1")  # the loss is told once
+    assert (after.status, after.state_lost, after.execution_count) == ("ok", False, 1)
+    assert [(one.files, one.closed) for one in backend.opened] == [({}, True), ({"a": b"x"}, False)]
     await run(env, "lose")
-    assert not (await env.step_async(Restart())).state_lost  # type: ignore[attr-defined]
-    assert len(backend.opened) == 2
+    assert not (await do(env, Restart())).state_lost
+    assert len(backend.opened) == 3

@@ -25,7 +25,6 @@ from openenv_core.errors import ExecutionError
 from openenv_core.sandbox import Isolation
 from openenv_core.tools import ToolObservation
 from servers import create_app
-from servers.app import EnvironmentApp
 
 SETTINGS = InterpreterSettings(
     preload=(),
@@ -37,7 +36,7 @@ SETTINGS = InterpreterSettings(
 
 
 @asynccontextmanager
-async def interpreters() -> AsyncIterator[tuple[EnvironmentApp, VectorClient]]:
+async def interpreters() -> AsyncIterator[VectorClient]:
     shared = SharedBackend(SETTINGS)
     app = create_app(
         lambda: CodeInterpreterEnvironment(shared),
@@ -52,7 +51,7 @@ async def interpreters() -> AsyncIterator[tuple[EnvironmentApp, VectorClient]]:
         client: EnvClient[Any, Any, Any] = EnvClient(f"http://{address}")
         members = await client.vector(1)
         try:
-            yield app, members
+            yield members
         finally:
             await members.close()
             await eventually(lambda: app.sessions.active == 0)
@@ -73,62 +72,36 @@ def processes() -> int:
 
 async def test_forks_have_variables_modules_and_files_and_go_their_own_ways() -> None:
     before = processes()
-    async with interpreters() as (_, client):
-        await client.ask("reset", options={"snapshot": True, "files": {"f": "base"}})
-        began = "import wave; wave.mark = 'loaded'; x = [0]"
-        assert await run(client, (0, began)) == [None]
-        assert await client.fork(0, 3) == [1, 2, 3]
-        look = "x.append({0}); open('f', 'a').write('{0}'); wave.mark, x, open('f').read()"
-        assert await run(client, *((one, look.format(one)) for one in range(4))) == [
-            f"('loaded', [0, {one}], 'base{one}')" for one in range(4)
-        ]
-        # One that dies takes nobody along.
-        killed = "import os, signal; os.kill(os.getppid(), signal.SIGKILL); os._exit(1)"
-        await run(client, (2, killed))
-        assert await run(client, (0, "x"), (1, "x"), (2, "'x' in dir()"), (3, "x")) == [
-            "[0, 0]",
-            "[0, 1]",
-            "False",
-            "[0, 3]",
-        ]
-        # The first may end before its forks, which can be forked on.
-        await client.end([0])
-        (deeper,) = await client.fork(3, 1)
-        assert await run(client, (deeper, "x"), (3, "x")) == ["[0, 3]"] * 2
-    await eventually(lambda: processes() <= before)
-
-
-async def test_a_snapshot_is_restored_again_and_again_and_no_process_is_left() -> None:
-    before = processes()
-    async with interpreters() as (_, client):
-        await client.ask("reset", options={"snapshot": True})
-        await run(client, (0, "x = 1"))
-        snapshot = await client.snapshot(0)
-        await run(client, (0, "x = 2"))
-        alive = processes()
-        for _ in range(12):
-            members = await client.restore(snapshot)
-            assert await run(client, (members[0], "x")) == ["1"]
-            await client.end(members)
-        await eventually(lambda: processes() <= alive + 4)  # the last ones are reaped with the next fork
-        await client.end(snapshots=[snapshot])
-        assert await run(client, (0, "x")) == ["2"]
-    await eventually(lambda: processes() <= before)
-
-
-async def test_episode_without_snapshot_option_is_not_forked() -> None:
-    async with interpreters() as (app, client):
+    async with interpreters() as client:
         await client.fork(0, 1)  # nothing has been run yet
         await client.ask("reset")
         with pytest.raises(ExecutionError, match="snapshot=true"):
             await client.fork(0, 1)
-        assert await run(client, (0, "6 * 7")) == ["42"]
-        assert app.sessions.active == 2
+        await client.ask("reset", options={"snapshot": True, "files": {"f": "base"}}, members=[0])
+        await run(client, (0, "import wave; wave.mark = 'loaded'; x = [0]"))
+        snapshot = await client.snapshot(0)
+        forks = await client.fork(0, 2)
+        look = "x.append({0}); open('f', 'a').write('{0}'); wave.mark, x, open('f').read()"
+        assert await run(client, *((one, look.format(one)) for one in (0, *forks))) == [
+            f"('loaded', [0, {one}], 'base{one}')" for one in (0, *forks)
+        ]
+        alive = processes()
+        for _ in range(12):
+            restored = await client.restore(snapshot)
+            assert await run(client, (restored[0], "x, open('f').read()")) == ["([0], 'base')"]
+            await client.end(restored)
+        await eventually(lambda: processes() <= alive + 4)  # the last ones are reaped with the next fork
+        await client.end(snapshots=[snapshot])
+        # The first may end before its forks, which can be forked on.
+        await client.end([0])
+        (deeper,) = await client.fork(forks[0], 1)
+        assert await run(client, (deeper, "x"), (forks[0], "x")) == [f"[0, {forks[0]}]"] * 2
+    await eventually(lambda: processes() <= before)
 
 
 async def test_client_cancelled_while_forking_leaves_no_process() -> None:
     before = processes()
-    async with interpreters() as (_, client):
+    async with interpreters() as client:
         await client.ask("reset", options={"snapshot": True})
         await run(client, (0, "x = 1"))
         forking = asyncio.create_task(client.fork(0, 8))

@@ -26,6 +26,7 @@ from openenv_core.tools import (
     ToolResult,
     is_tool_host,
 )
+from tests.envs.tool_calls import RecordedContext
 
 SETTINGS = InterpreterSettings(
     packages=("json",),
@@ -34,16 +35,7 @@ SETTINGS = InterpreterSettings(
     tasks="none",
 )
 PNG = b"\x89PNG\r\n\x1a\n and more"
-
-
-class RecordedProgress(ToolContext):
-    """Keeps the seconds that are reported as progress."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        self.seconds.append(progress)
+IMAGE = {"type": "image", "data": base64.b64encode(PNG).decode(), "mimeType": "image/png"}
 
 
 @pytest.fixture
@@ -100,14 +92,13 @@ async def test_tools_are_listed_with_schemas_and_called_as_steps(env: CodeInterp
 
 
 async def test_a_run_is_shown_as_text_and_pictures_and_told_as_data(env: CodeInterpreterEnvironment) -> None:
-    code = f"class Figure:\n    def _repr_png_(self): return {PNG!r}\n"
-    code += (
+    code = (
+        f"class Figure:\n    def _repr_png_(self): return {PNG!r}\n"
         "import sys; print('out'); print('err', file=sys.stderr); open('made.txt', 'w').write('x')\nFigure()"
     )
     result = await call(env, "run_python", code=code)
     assert texts(result)[:2] == ["out\n", "stderr:\nerr\n"]
-    image = {"type": "image", "data": base64.b64encode(PNG).decode(), "mimeType": "image/png"}
-    assert result.content[2] == image
+    assert result.content[2] == IMAGE
     assert result.structured is not None
     assert [file["path"] for file in result.structured["files"]] == ["made.txt"]
     assert texts(await call(env, "run_python", code="x = 1")) == ["It ran, and printed nothing."]
@@ -133,14 +124,12 @@ async def test_files_are_written_read_and_listed(env: CodeInterpreterEnvironment
     written = await call(env, "write_file", path="data/words.txt", content="héllo")
     assert written.structured is not None
     assert (written.structured["path"], written.structured["size"]) == ("data/words.txt", 6)
-    await call(env, "write_file", path="one.png", content_base64=base64.b64encode(PNG).decode())
+    await call(env, "write_file", path="one.png", content_base64=IMAGE["data"])
     await call(env, "write_file", path="any.bin", content_base64="/wD/")
     words = await call(env, "read_file", path="data/words.txt")
     assert (words.value, texts(words)) == ("héllo", ["héllo"])
     picture = await call(env, "read_file", path="one.png")
-    assert picture.content == [
-        {"type": "image", "data": base64.b64encode(PNG).decode(), "mimeType": "image/png"}
-    ]
+    assert picture.content == [IMAGE]
     other = await call(env, "read_file", path="any.bin")
     assert other.content[0]["resource"]["blob"] == "/wD/"
     assert other.value["content_base64"] == "/wD/"
@@ -156,12 +145,12 @@ async def test_infrastructure_failure_is_reported_as_such(
 ) -> None:
     env, backend = faked
     backend.refusing = True
-    calls: dict[str, dict[str, Any]] = {
-        "run_python": {"code": "1"},
-        "read_file": {"path": "a"},
-        "list_files": {},
-    }
-    for name, arguments in {**calls, "write_file": {"path": "a", "content": ""}}.items():
+    for name, arguments in (
+        ("run_python", {"code": "1"}),
+        ("read_file", {"path": "a"}),
+        ("list_files", {}),
+        ("write_file", {"path": "a", "content": ""}),
+    ):
         result = await call(env, name, **arguments)
         assert error(result)[0] == "transport_error"
         assert infrastructure_failure(result.observation(name)) == "expected a free place, got none"
@@ -169,9 +158,17 @@ async def test_infrastructure_failure_is_reported_as_such(
     assert not (await call(env, "run_python", code="1")).is_error
 
 
-async def workspace(env: CodeInterpreterEnvironment) -> Path:
-    """The folder that the code runs in; at this level of isolation this process sees it too."""
-    return Path((await call(env, "run_python", code="import os; print(os.getcwd(), end='')")).value["stdout"])
+async def cancel_once_it_runs(env: CodeInterpreterEnvironment, code: str) -> None:
+    """Call `run_python`, and cancel the call once the code runs and progress is told."""
+    folder = (await call(env, "run_python", code="import os; print(os.getcwd(), end='')")).value["stdout"]
+    started, progress = Path(folder) / "started", RecordedContext()  # this process sees it at this level
+    code = f"begun = True\nopen('started', 'w').close()\n{code}"
+    running = asyncio.create_task(call(env, "run_python", progress, code=code))
+    await eventually(lambda: started.exists() and len(progress.progressed) > 2)
+    assert progress.progressed == sorted(progress.progressed)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 async def test_cancelled_call_interrupts_the_code_and_the_interpreter_lives(
@@ -179,28 +176,13 @@ async def test_cancelled_call_interrupts_the_code_and_the_interpreter_lives(
 ) -> None:
     monkeypatch.setattr(shared, "PROGRESS_INTERVAL_S", 0.02)
     await call(env, "write_file", path="kept.txt", content="x")
-    started = await workspace(env) / "started"
-    code = "begun = True\nopen('started', 'w').close()\nwhile True: pass"
-    progress = RecordedProgress()
-    running = asyncio.create_task(call(env, "run_python", progress, code=code))
-    await eventually(lambda: started.exists() and len(progress.seconds) > 2)
-    assert progress.seconds == sorted(progress.seconds)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel_once_it_runs(env, "while True: pass")
     after = await call(env, "run_python", code="begun, open('kept.txt').read()")
-    assert after.value["result"] == "(True, 'x')"
-    assert not after.value["state_lost"]
+    assert (after.value["result"], after.value["state_lost"]) == ("(True, 'x')", False)
     # Code that ignores an interrupt is ended, and the files of the reset are back.
     await env.reset_async(files={"given": "y"}, limits={"grace_s": 0.05})
-    started = await workspace(env) / "started"
-    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + code
-    progress = RecordedProgress()
-    running = asyncio.create_task(call(env, "run_python", progress, code=code))
-    await eventually(lambda: started.exists() and progress.seconds)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    ignores = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    await cancel_once_it_runs(env, f"{ignores}\nwhile True: pass")
     after = await call(env, "run_python", code="'begun' in globals(), open('given').read()")
     assert after.value["result"] == "(False, 'y')"
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +66,8 @@ def client(server: ServeProcess) -> Iterator[Any]:  # the sync face passes the t
         yield found
 
 
-@pytest.fixture
-def raw(server: ServeProcess) -> Iterator[Any]:
-    with GenericEnvClient(base_url=f"http://{server.address}").sync() as found:
-        yield found
-
-
-async def test_an_official_client_runs_code_sees_figures_and_gives_up(server: ServeProcess) -> None:
-    path = f"/mcp/{await open_session(server.address)}"
-    started = asyncio.Event()
-
-    async def progress(*_: Any) -> None:
-        started.set()
-
-    async with host(server.address, path, HANDSHAKE) as client:
+async def test_an_official_client_runs_code_and_sees_figures(server: ServeProcess) -> None:
+    async with host(server.address, f"/mcp/{await open_session(server.address)}", HANDSHAKE) as client:
         assert "run_python" in [tool.name for tool in (await client.list_tools()).tools]
         code = "class Figure:\n    def _repr_png_(self): return b'png'\nkept = 1\nFigure()"
         figure = await client.call_tool("run_python", {"code": code})
@@ -86,13 +75,7 @@ async def test_an_official_client_runs_code_sees_figures_and_gives_up(server: Se
         failed = await client.call_tool("run_python", {"code": "1 / 0"})
         assert failed.is_error
         assert "ZeroDivisionError" in text_of(failed)
-        endless = {"code": "while True: pass"}
-        call = asyncio.create_task(client.call_tool("run_python", endless, progress_callback=progress))
-        await asyncio.wait_for(started.wait(), WAIT_TIMEOUT_S)
-        call.cancel()
-        await asyncio.wait([call], timeout=WAIT_TIMEOUT_S)
-        after = await client.call_tool("run_python", {"code": "kept"})
-        assert text_of(after) == "1"
+        assert text_of(await client.call_tool("run_python", {"code": "kept"})) == "1"
 
 
 def test_a_task_is_given_judged_and_over(client: Any) -> None:
@@ -106,10 +89,9 @@ def test_a_task_is_given_judged_and_over(client: Any) -> None:
     right = client.submit("def double(x): return x * 2")
     assert (right.reward, right.done, right.observation.verdict.reason) == (1.0, True, "passed")
     assert right.observation.isolation == began.isolation
-    for seen in (began, wrong.observation, right.observation):
-        text = seen.model_dump_json()
-        assert HIDDEN_NUMBER not in text
-        assert HIDDEN_TEXT not in text
+    told = "".join(seen.model_dump_json() for seen in (began, wrong.observation, right.observation))
+    assert HIDDEN_NUMBER not in told
+    assert HIDDEN_TEXT not in told
     assert (client.state().task, client.state().done) == ("double", True)
     with pytest.raises(ExecutionError, match="after the end"):
         client.execute("1")
@@ -120,9 +102,8 @@ def test_a_task_is_given_judged_and_over(client: Any) -> None:
 def test_a_task_is_chosen_by_its_place_or_by_the_seed(client: Any) -> None:
     for options in ({"split": "train", "index": 1}, {"task": {"split": "train", "id": "eleven"}}):
         assert client.reset(**options).observation.prompt == "Print 11."
-    prompts = [
-        client.reset(task={"split": "train"}, seed=seed).observation.prompt for seed in [*range(8)] * 2
-    ]
+    seeds = [*range(8)] * 2
+    prompts = [client.reset(task={"split": "train"}, seed=seed).observation.prompt for seed in seeds]
     assert prompts[:8] == prompts[8:]
     assert len(set(prompts)) == 2
     for task in ("none", {"split": "none"}, {"split": "train", "index": 2}, {"index": 1}, 3):
@@ -181,11 +162,9 @@ def zygotes() -> list[psutil.Process]:
     """Return the processes of this one that interpreters are forked from."""
     found = []
     for process in psutil.Process().children():
-        try:
+        with suppress(psutil.NoSuchProcess):
             if any(part.endswith("sandbox/inside/boot.py") for part in process.cmdline()):
                 found.append(process)
-        except psutil.NoSuchProcess:
-            continue
     return found
 
 
@@ -246,13 +225,8 @@ class Repeats(Environment[CodeAlone, Printed, State]):
 
     def step(self, action: CodeAlone) -> Printed:
         failed = action.code == "fail"
-        return Printed(
-            stdout=action.code,
-            exit_code=int(failed),
-            stderr="it failed" if failed else "",
-            reward=0.5,
-            metadata={"last_code": action.code},
-        )
+        told = {"stderr": "it failed" if failed else "", "metadata": {"last_code": action.code}}
+        return Printed(stdout=action.code, exit_code=int(failed), reward=0.5, **told)
 
     @property
     def state(self) -> State:

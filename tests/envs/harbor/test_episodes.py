@@ -105,13 +105,8 @@ def test_the_same_actions_are_tools(player: Player) -> None:
         action = CallToolAction(tool_name=name, arguments=arguments)
         return player.thread.run(player.env.step_async, action)
 
-    assert [spec.name for spec in player.env.list_tools()] == [
-        "run",
-        "read_file",
-        "write_file",
-        "edit_file",
-        "submit",
-    ]
+    tools = [spec.name for spec in player.env.list_tools()]
+    assert tools == ["run", "read_file", "write_file", "edit_file", "submit"]
     assert call("run", command="grep -c ERROR log.txt; exit 1").result == "3\n\n[exit code 1]"
     assert call("write_file", path="count.txt", content="2\n").error is None
     assert call("edit_file", path="count.txt", old="7", new="3").error.error_type == "execution_error"
@@ -132,33 +127,30 @@ def test_taking_down_the_sandbox_earns_nothing(player: Player) -> None:
     assert infrastructure_failure(seen) is None
 
 
-def task_of(folder: Path, name: str, *, test: str = "", agent: str = "", verifier: str = "") -> HarborTasks:
-    """Make the first of our tasks with another test, or other limits."""
-    shutil.copytree(TASKS / "count-lines", folder / name)
+def task_of(folder: Path, test: str = "", limits: str = "") -> HarborTasks:
+    """Make the first of our tasks with another test, or another limit of its time, as "TABLE: LINE"."""
+    shutil.copytree(TASKS / "count-lines", folder / "task")
     if test:
-        (folder / name / "tests" / "test.sh").write_text(f"#!/bin/bash\n{test}\n")
-    for table, line in (("agent", agent), ("verifier", verifier)):
-        if line:
-            file = folder / name / "task.toml"
-            text = file.read_text().replace(f"[{table}]\ntimeout_sec", f"[{table}]\n{line}\n#")
-            file.write_text(text)
+        (folder / "task" / "tests" / "test.sh").write_text(f"#!/bin/bash\n{test}\n")
+    if limits:
+        table, line = limits.split(": ")
+        file = folder / "task" / "task.toml"
+        file.write_text(file.read_text().replace(f"[{table}]\ntimeout_sec", f"[{table}]\n{line}\n#"))
     return HarborTasks(folder)
 
 
 def play(player: Player, tasks: HarborTasks, command: str) -> Any:
-    env = player.environment(tasks)
+    env, run = player.environment(tasks), player.thread.run
     try:
-        player.thread.run(env.reset_async)
-        seen = player.thread.run(env.step_async, Run(command=command))
-        if seen.done:
-            return seen
-        return player.thread.run(env.step_async, Submit())
+        run(env.reset_async)
+        seen = run(env.step_async, Run(command=command))
+        return seen if seen.done else run(env.step_async, Submit())
     finally:
-        player.thread.run(env.close_async)
+        run(env.close_async)
 
 
 def test_the_time_of_a_task_ends_its_episode_which_is_judged(player: Player, tmp_path: Path) -> None:
-    tasks = task_of(tmp_path, "short", agent="timeout_sec = 0.5")
+    tasks = task_of(tmp_path, limits="agent: timeout_sec = 0.5")
     seen = play(player, tasks, "echo 3 > count.txt; sleep 60")
     assert (seen.done, seen.reward, seen.status) == (True, 1.0, "timeout")
     assert was_truncated(seen)
@@ -170,20 +162,20 @@ def test_the_time_of_a_task_ends_its_episode_which_is_judged(player: Player, tmp
 
 
 @pytest.mark.parametrize(
-    ("test", "verifier", "why"),
+    ("test", "limits", "why"),
     [
         ("true", "", "wrote neither"),
         ("echo good > /logs/verifier/reward.txt", "", "expected finite numbers"),
         ("echo 1 > /logs/verifier/reward.txt; echo '[1]' > /logs/verifier/reward.json", "", "finite numbers"),
-        ("echo 1 > /logs/verifier/reward.txt; sleep 60", "timeout_sec = 0.5", "did not end"),
+        ("echo 1 > /logs/verifier/reward.txt; sleep 60", "verifier: timeout_sec = 0.5", "did not end"),
         ("ln -s /tests/expected.txt /logs/verifier/reward.txt", "", "wrote neither"),
     ],
     ids=["none", "text", "json", "slow", "link"],
 )
 def test_without_a_reward_an_episode_is_unscored_and_not_0(
-    player: Player, tmp_path: Path, test: str, verifier: str, why: str
+    player: Player, tmp_path: Path, test: str, limits: str, why: str
 ) -> None:
-    seen = play(player, task_of(tmp_path, "odd", test=test, verifier=verifier), "echo 3 > count.txt")
+    seen = play(player, task_of(tmp_path, test, limits), "echo 3 > count.txt")
     assert (seen.done, seen.reward) == (True, None)
     assert why in (unscored_reason(seen) or ""), seen
     assert infrastructure_failure(seen) is None
@@ -204,13 +196,8 @@ def test_resets_choose_tasks_by_id_split_and_seed(player: Player) -> None:
     assert (env.state.task, env.state.kind, env.state.seed) == ("make-tool", "process", None)
     run(env.reset_async, seed=5 * 10 + 1)
     assert (env.state.task, env.state.index, env.state.seed) == ("fix-median", 1, 51)
-    for wrong in (
-        {"task": "none"},
-        {"task": "make-tool", "index": 1},
-        {"split": "test"},
-        {"index": 9},
-        {"x": 1},
-    ):
+    both = {"task": "make-tool", "index": 1}
+    for wrong in ({"task": "none"}, both, {"split": "test"}, {"index": 9}, {"x": 1}):
         with pytest.raises(InvalidResetOptionError):
             run(env.reset_async, **wrong)
     assert env.state.task == "fix-median"  # the episode goes on

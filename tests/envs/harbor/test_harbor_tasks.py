@@ -29,11 +29,8 @@ def test_a_task_is_what_its_folder_says() -> None:
     assert tasks.splits == ["train"]
     assert tasks.num_tasks("train") == 5
     task_row = tasks.get_task("train", 0)
-    assert (task_row["id"], task_row["kind"], task_row["metadata"]) == (
-        "ropewalk/count-lines",
-        "process",
-        {"difficulty": "easy"},
-    )
+    assert (task_row["id"], task_row["kind"]) == ("ropewalk/count-lines", "process")
+    assert task_row["metadata"] == {"difficulty": "easy"}
     assert task_row["task"].startswith("Write into `count.txt`")  # without the canary above it
     assert "expected" not in str(task_row)
     assert tasks.find("sort-table") == ("train", 4)
@@ -50,10 +47,7 @@ def test_folders_of_splits_are_splits_and_one_task_is_a_folder_of_one(tmp_path: 
     for split, task in (("train", "count-lines"), ("test", "make-tool")):
         shutil.copytree(TASKS / task, tmp_path / split / task)
     tasks = HarborTasks(tmp_path)
-    assert [(one["name"], one["type"]) for one in tasks.list_splits()] == [
-        ("train", "train"),
-        ("test", "test"),
-    ]
+    assert tasks.list_splits() == [{"name": split, "type": split} for split in ("train", "test")]
     assert tasks.find("make-tool") == ("test", 0)
     assert HarborTasks(TASKS / "make-tool").find("make-tool") == ("train", 0)
     shutil.copytree(TASKS / "make-tool", tmp_path / "train" / "make-tool")
@@ -69,21 +63,15 @@ async def test_a_server_without_tasks_does_not_start(
 ) -> None:
     monkeypatch.setenv("HARBOR_TASKS", folder and str(tmp_path / folder))
     shared_tasks.cache_clear()
-    with pytest.raises(
-        ConfigurationError, match=f"expected a folder of Harbor tasks.*{got}.*serve harbor PATH"
-    ):
+    with pytest.raises(ConfigurationError, match=f"{got}.*serve harbor PATH"):
         async with app.running():
             pass
 
 
 def test_older_spellings_are_read(tmp_path: Path) -> None:
     text = '[environment]\nallow_internet = false\nmemory = "2G"\nstorage = "512M"\n'
-    environment = HarborTask.read(with_config(tmp_path, text)).config.environment
-    assert (environment.network_mode, environment.memory_mb, environment.storage_mb) == (
-        "no-network",
-        2048,
-        512,
-    )
+    found = HarborTask.read(with_config(tmp_path, text)).config.environment
+    assert (found.network_mode, found.memory_mb, found.storage_mb) == ("no-network", 2048, 512)
 
 
 @pytest.mark.parametrize(
@@ -142,10 +130,10 @@ def test_variables_are_filled_in_and_missing_ones_are_named(
 
 
 def test_an_image_is_built_anew_when_what_it_is_built_of_changes(tmp_path: Path) -> None:
-    folder = tmp_path / "environment"
-    shutil.copytree(TASKS / "sort-table" / "environment", folder)
+    original, folder = TASKS / "sort-table" / "environment", tmp_path / "environment"
+    shutil.copytree(original, folder)
     before = compute_digest(folder)
-    assert compute_digest(TASKS / "sort-table" / "environment") == before
+    assert compute_digest(original) == before
     (folder / "people.csv").write_text("name,age\n")
     changed = compute_digest(folder)
     (folder / "people.csv").chmod(0o755)

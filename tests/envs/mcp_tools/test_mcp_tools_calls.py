@@ -10,8 +10,8 @@ from tool_houses import call, entry, house_of, kind, names, playing
 from envs.mcp_tools_env.server.episode import fit_name, name_tools, prefix_of
 from envs.mcp_tools_env.server.upstream.results import result_of
 from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck
-from openenv_core.tools import ToolContext
 from openenv_core.tools.specs import NAME, openai_tools
+from tests.envs.tool_calls import RecordedContext
 
 
 def test_names_are_what_chat_templates_take_and_depend_on_the_configuration_alone() -> None:
@@ -102,6 +102,14 @@ def hostile(depth: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/l0", "$defs": {**levels, f"l{depth}": {"type": "object"}}}
 
 
+COUNTRIES = [f"c{number}" for number in range(250)]
+
+
+def of_a(schema: dict[str, Any], value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a schema of two properties and arguments of which the second is wrong."""
+    return {"properties": {"a": schema, "b": {"type": "string"}}}, {"a": value, "b": 1}
+
+
 @pytest.mark.timeout(60)  # without bounds, longer than anybody waits
 @pytest.mark.parametrize(
     ("schema", "arguments"),
@@ -117,6 +125,12 @@ def hostile(depth: int) -> dict[str, Any]:
         ({"type": 7, "properties": [], "required": {"a": 1}}, {}),
         ({"properties": {"a": {"pattern": "("}}}, {"a": "x"}),
         ({"description": "x" * 300_000, "required": ["a"]}, {}),
+        of_a({"items": {"enum": COUNTRIES}}, ["c249"] * 20_000),
+        of_a({"items": {"properties": {f"p{number}": {} for number in range(9000)}}}, [{}] * 3000),
+        of_a({"items": {}}, [1] * 300_000),
+        of_a({"anyOf": [{"type": "object"}] * 2000}, "x" * 1_000_000),
+        of_a({"items": {"enum": [[[1] * 1000 + [n]] for n in range(20)]}}, [[[1] * 1000 + [19]]] * 300),
+        of_a({"allOf": [{"uniqueItems": True}] * 1000}, list(range(40_000))),
     ],
 )
 def test_hostile_schemas_cost_no_more_than_a_moment(
@@ -142,6 +156,8 @@ def test_no_reference_is_followed_out_of_a_schema() -> None:
         ({"properties": {"a": {"uniqueItems": True}}}, {"a": [1, "1", {"x": 1}]}, {"a": [{"x": 1}, {"x": 1}]}),
         ({"properties": {"a": {}}, "additionalProperties": False}, {"a": 1}, {"b": 1}),
         ({"patternProperties": {"^x-": {"type": "string"}}}, {"x-a": "1"}, {"x-a": 1}),
+        ({"properties": {"a": {"items": {"enum": COUNTRIES}}}}, {"a": ["c1"] * 100}, {"a": ["c1"] * 100 + ["no"]}),
+        ({"properties": {"a": {"type": "integer"}}}, {"a": 1}, {"a": "x" * 500_000}),
         (
             {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"n": {"type": "integer"}},
              "properties": {"a": {"$ref": "#/definitions/n"}}},
@@ -158,18 +174,10 @@ def test_ordinary_schemas_are_held(
     assert check.find_faults(wrong)
 
 
-class RecordedProgress(ToolContext):
-    def __init__(self) -> None:
-        self.changed = 0
-
-    def tools_changed(self) -> None:
-        self.changed += 1
-
-
 async def test_a_caller_over_mcp_is_told_of_a_changed_list() -> None:
-    context = RecordedProgress()
+    context = RecordedContext()
     async with playing(house_of({"one": entry()})) as env:
         await env.call_tool("add", {"name": "extra"}, context)
         await env.call_tool("count", {}, context)
         assert "extra" in [spec.name for spec in await env.list_tools()]
-    assert context.changed == 1
+    assert context.lists_changed == 1

@@ -21,7 +21,6 @@ from envs.mcp_tools_env.server.upstream import stdio
 from envs.mcp_tools_env.server.upstream.errors import FirstFailure
 from envs.mcp_tools_env.server.upstream.schemas import (
     MAX_VALUES,
-    ArgumentCheck,
     MessageThrottle,
     ValueCounter,
 )
@@ -34,14 +33,6 @@ from openenv_core.protocol.jsonio import dumps
 ROOT = Path(__file__).parents[3]
 
 
-async def until_gone(*pids: int) -> None:
-    await until(lambda: all(map(gone, pids)))
-
-
-async def pid_of(env: McpToolsEnvironment) -> int:
-    return int((await call(env, "about")).result["pid"])
-
-
 async def test_a_server_that_dies_in_a_call_is_started_anew_for_the_next_and_others_do_not_notice() -> None:
     house = house_of({"one": entry()})
     async with playing(house) as env, playing(house) as other:
@@ -49,8 +40,7 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_for_the_next_and_oth
         assert (await call(other, "count")).result == 1
         death = await call(env, "die", code=3)
         assert kind(death) == "transport_error"
-        failure = infrastructure_failure(death)
-        assert failure is not None
+        failure = infrastructure_failure(death) or ""
         assert "status 3" in failure
         assert "I am dying" in failure
         assert not death.done
@@ -64,16 +54,15 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_for_the_next_and_oth
 
 async def test_a_server_that_is_killed_between_calls_is_started_anew() -> None:
     async with playing(house_of({"one": entry()})) as env:
-        os.kill(await pid_of(env), signal.SIGKILL)
-        await until(lambda: "SIGKILL" in str(env.state.servers[0].dead))
-        seen = await call(env, "count")
-        assert (seen.result, "state_lost" in seen.metadata) == (1, True)
-        pid = await pid_of(env)
-        os.kill(pid, signal.SIGKILL)
-        while not gone(pid):  # the loop hears nothing of it meanwhile
-            pass
-        seen = await call(env, "count")
-        assert (kind(seen), seen.result, "state_lost" in seen.metadata) == (None, 1, True)
+        for loop_notices in (True, False):
+            pid = int((await call(env, "about")).result["pid"])
+            os.kill(pid, signal.SIGKILL)
+            if loop_notices:
+                await until(lambda: "SIGKILL" in str(env.state.servers[0].dead))
+            while not gone(pid):
+                pass
+            seen = await call(env, "count")
+            assert (kind(seen), seen.result, "state_lost" in seen.metadata) == (None, 1, True)
 
 
 async def test_without_restarts_a_death_ends_the_episode() -> None:
@@ -86,10 +75,6 @@ async def test_without_restarts_a_death_ends_the_episode() -> None:
             await call(env, "count")
         assert not (await env.reset_async()).done
         assert (await call(env, "count")).result == 1
-
-
-@pytest.mark.soak
-async def test_restarts_come_to_an_end() -> None:
     async with playing(house_of({"one": entry(max_restarts=1)})) as env:
         for _ in range(2):
             assert not (await call(env, "die", code=1)).done
@@ -122,11 +107,11 @@ async def test_cancelled_call_is_cancelled_at_the_server_too() -> None:
 @pytest.mark.soak
 async def test_a_server_that_hears_nothing_after_a_hang_is_started_anew() -> None:
     async with playing(house_of({"one": entry(timeout_s=2.0)})) as env:
-        pid = await pid_of(env)
+        pid = int((await call(env, "about")).result["pid"])
         assert kind(await call(env, "wedge", seconds=600)) == "timeout"
         seen = await call(env, "count")
         assert (seen.result, "state_lost" in seen.metadata) == (1, True)
-        await until_gone(pid)
+        await until(lambda: gone(pid))
 
 
 async def test_ten_megabytes_are_cut_with_a_flag_or_passed_whole() -> None:
@@ -157,14 +142,9 @@ async def test_invalid_json_fails_the_call_and_not_the_server() -> None:
             broken = await call(env, "garbage", line=line)
             assert kind(broken) == "transport_error"
             assert "no JSON-RPC message" in (infrastructure_failure(broken) or "")
-        assert (await call(env, "count")).result == 1
-
-
-@pytest.mark.soak
-async def test_output_of_a_server_is_ignored() -> None:
-    async with playing(house_of({"one": entry()})) as env:
-        for line in ("Listening...", "[INFO] ready", "", "\x00\xff", '{"seen": 1}', "{'text': 1}", "{"):
+        for line in ("[INFO] ready", "", "\x00\xff", '{"seen": 1}', "{'text': 1}", "{"):
             assert (await call(env, "chatter", line=line)).result == "said it"
+        assert (await call(env, "count")).result == 1
 
 
 async def test_a_list_that_changes_is_seen_and_a_removed_tool_is_not_found() -> None:
@@ -200,42 +180,31 @@ async def test_closing_leaves_no_process_or_folder() -> None:
     await until(lambda: not os.path.exists(folder))
 
 
+OWNER = """
+import asyncio
+from tool_houses import call, entry, house_of, playing
+async def main():
+    async with playing(house_of({"one": entry()})) as env:
+        about = (await call(env, "about")).result
+        print(about["pid"], (await call(env, "spawn")).result, about["environ"]["HOME"], flush=True)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
 @pytest.mark.soak
-async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers_along(
-    tmp_path: Path,
-) -> None:
-    program = tmp_path / "owner.py"
-    program.write_text(
-        "import asyncio, sys\n"
-        "from tool_houses import call, entry, house_of\n"
-        "from envs.mcp_tools_env.server.environment import McpToolsEnvironment\n"
-        "async def main():\n"
-        "    env = McpToolsEnvironment(house_of({'one': entry()}))\n"
-        "    await env.reset_async()\n"
-        "    about = (await call(env, 'about')).result\n"
-        "    stray = (await call(env, 'spawn')).result\n"
-        "    print(about['pid'], stray, about['environ']['HOME'], flush=True)\n"
-        "    await asyncio.sleep(600)\n"
-        "asyncio.run(main())\n"
-    )
+async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers_along() -> None:
     places = [str(ROOT), str(ROOT / "tests" / "support")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     owner = await asyncio.create_subprocess_exec(
-        sys.executable, str(program), stdout=asyncio.subprocess.PIPE, env=environ
+        *(sys.executable, "-c", OWNER),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
     )
     assert owner.stdout is not None
     pid, stray, folder = (await asyncio.wait_for(owner.stdout.readline(), 30)).decode().split()
     owner.kill()
     await owner.wait()
-    await until_gone(int(pid), int(stray))
-    await until(lambda: not os.path.exists(folder))
-
-
-async def test_session_without_a_folder_is_an_infrastructure_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/no/such/place")
-    assert "/no/such/place" in await failure_to_begin({"one": entry()})
+    await until(lambda: gone(int(pid)) and gone(int(stray)) and not os.path.exists(folder))
 
 
 @pytest.mark.parametrize(
@@ -246,9 +215,6 @@ async def test_session_without_a_folder_is_an_infrastructure_failure(
             {"one": entry(), "two": entry("--start-s", "60", start_timeout_s=0.2)},
             "within 0.2 s",
             marks=pytest.mark.soak,
-        ),
-        pytest.param(
-            {"one": entry("--endless", start_timeout_s=0.3)}, "within 0.3 s", marks=pytest.mark.soak
         ),
         pytest.param(
             {"one": {"command": "sh", "args": ["-c", "yes '{\"id\"}'"]}},
@@ -263,6 +229,11 @@ async def test_session_without_a_folder_is_an_infrastructure_failure(
 )
 async def test_server_that_does_not_start_is_an_infrastructure_failure(servers: Any, why: str) -> None:
     assert why in await failure_to_begin(servers)
+
+
+async def test_session_without_a_folder_is_an_infrastructure_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/no/such/place")
+    assert "/no/such/place" in await failure_to_begin({"one": entry()})
 
 
 @pytest.mark.parametrize("cancellations", [0, 1, 2])  # a deadline cancels, and then the end of its socket
@@ -294,8 +265,7 @@ async def test_failed_reset_ends_the_servers_already_started(
         assert "late" in (infrastructure_failure(await reset) or "")
     if cancellations < 2:
         assert all(map(gone, started))
-    await until_gone(*started)
-    await until(lambda: not any(folders.iterdir()))
+    await until(lambda: all(map(gone, started)) and not any(folders.iterdir()))
     await env.close_async()
 
 
@@ -316,33 +286,6 @@ async def test_arguments_that_no_server_could_read_are_the_policys_fault_and_kil
         assert kind(await call(env, "echo", text="x", more=nested(60))) is None
         assert (await call(env, "count")).result == 2
         assert dumps(env.state)
-
-
-COUNTRIES = [f"c{number}" for number in range(250)]
-
-
-@pytest.mark.parametrize(
-    ("schema", "value"),
-    [
-        ({"items": {"enum": COUNTRIES}}, ["c249"] * 20_000),
-        ({"items": {"properties": {f"p{number}": {} for number in range(9000)}}}, [{}] * 3000),
-        ({"items": {}}, [1] * 300_000),
-        ({"anyOf": [{"type": "object"}] * 2000}, "x" * 1_000_000),
-        ({"items": {"enum": [[[1] * 1000 + [n]] for n in range(20)]}}, [[[1] * 1000 + [19]]] * 300),
-        ({"allOf": [{"uniqueItems": True}] * 1000}, list(range(40_000))),
-    ],
-    ids=["enum", "properties", "items", "told", "whole", "unique"],
-)
-def test_slow_validation_is_left_to_the_server(schema: dict[str, Any], value: Any) -> None:
-    check = ArgumentCheck({"properties": {"a": schema, "b": {"type": "string"}}})
-    assert check.find_faults({"a": value, "b": 1}) == []
-
-
-def test_ordinary_arguments_are_validated() -> None:
-    check = ArgumentCheck({"properties": {"a": {"items": {"enum": COUNTRIES}}}, "required": ["a"]})
-    assert check.find_faults({"a": ["c1"] * 100}) == []
-    assert check.find_faults({"a": [*["c1"] * 100, "no"]})
-    assert ArgumentCheck({"properties": {"text": {"type": "integer"}}}).find_faults({"text": "x" * 500_000})
 
 
 async def test_values_and_texts_of_an_answer_are_bounded_before_they_are_parsed() -> None:
@@ -389,11 +332,8 @@ async def test_a_server_that_reads_nothing_is_not_written_to_for_ever(
     fault = FirstFailure()
     try:
         async with stdio.stdio_streams(process, fault) as (_, to_server):
-            message = stdio.SessionMessage(
-                stdio.jsonrpc_message_adapter.validate_python(
-                    {"jsonrpc": "2.0", "method": "x", "params": {"x": "x" * (1 << 19)}}
-                )
-            )
+            long = {"jsonrpc": "2.0", "method": "x", "params": {"x": "x" * (1 << 19)}}
+            message = stdio.SessionMessage(stdio.jsonrpc_message_adapter.validate_python(long))
             sent = 0
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 while sent < 100:
@@ -438,12 +378,8 @@ def test_a_tree_that_is_deeper_than_there_are_calls_is_removed(tmp_path: Path) -
 @pytest.mark.parametrize("line", [r"\n", '{"jsonrpc": "2.0", "method": "x"}\\n'])
 async def test_a_server_that_never_stops_talking_costs_the_others_little(line: str) -> None:
     program = f"import os\nwhile True: os.write(1, b'{line}' * 4096)"
-    talker = {
-        "command": sys.executable,
-        "args": ["-I", "-S", "-c", program],
-        "ropewalk": {"start_timeout_s": 1},
-    }
-    env = McpToolsEnvironment(house_of({"talker": talker}))
+    command = {"command": sys.executable, "args": ["-I", "-S", "-c", program]}
+    env = McpToolsEnvironment(house_of({"talker": {**command, "ropewalk": {"start_timeout_s": 1}}}))
     async with playing(house_of({"one": entry()}, calls=10**6)) as other:
         talking = asyncio.create_task(env.reset_async())
         calls = 0

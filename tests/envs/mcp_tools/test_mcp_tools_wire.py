@@ -16,10 +16,11 @@ from envs.mcp_tools_env.models import McpToolsState
 from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.shared import SharedState
 from openenv_core.errors import ToolCallError
-from openenv_core.tools import CallToolAction, ToolAction, ToolContext, ToolObservation
+from openenv_core.tools import CallToolAction, ToolAction, ToolObservation
 from openenv_core.tools.specs import openai_tools
 from servers import create_app
 from servers.app import EnvironmentApp
+from tests.envs.tool_calls import RecordedContext
 
 
 def app_of(house: SharedState) -> EnvironmentApp:
@@ -56,18 +57,13 @@ async def test_the_client_lists_calls_and_is_told_of_failures() -> None:
 
 
 async def test_the_same_tools_are_offered_over_mcp() -> None:
-    async with serving(app_of(house_of({"one": entry()}, calls=5))) as address, host(address) as client:
+    async with serving(app_of(house_of({"one": entry()}, calls=3))) as address, host(address) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert tools["echo"].input_schema["required"] == ["text"]
         assert "tool_reset" in tools
-        counted = await client.call_tool("count", {})
-        assert (counted.structured_content, text_of(counted)) == ({"result": 1}, "1")
         blocks = await client.call_tool("blocks", {})
         assert [block.type for block in blocks.content] == ["text", "image"]
-        failed = await client.call_tool("fail", {"text": "it is broken"})
-        assert (failed.is_error, text_of(failed)) == (True, "it is broken")
-        death = await client.call_tool("die", {"code": 1})
-        assert death.is_error
+        assert (await client.call_tool("die", {"code": 1})).is_error
         assert (await client.call_tool("count", {})).structured_content == {"result": 1}  # of a new process
         assert "used up" in text_of(await client.call_tool("count", {}))
 
@@ -82,14 +78,6 @@ def test_nothing_is_left_of_a_server_that_is_stopped(tmp_path: Path) -> None:
         assert os.path.isdir(home)
     assert not os.path.exists(home)
     assert not os.path.exists(f"/proc/{about['pid']}")
-
-
-class RecordedProgress(ToolContext):
-    def __init__(self) -> None:
-        self.progressed: list[float] = []
-
-    def progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        self.progressed.append(progress)
 
 
 def configuration() -> dict[str, Any]:
@@ -153,7 +141,7 @@ async def everything(env: Any) -> None:
     assert [block["type"] for block in image][:2] == ["text", "image"]
     variables = json.loads((await call(env, "all__get-env")).result)
     assert "canary" not in variables.values()
-    progress = RecordedProgress()
+    progress = RecordedContext()
     await env.call_tool("all__trigger-long-running-operation", {"duration": 0.2, "steps": 2}, progress)
     assert progress.progressed == [1, 2]
     hung = await call(env, "all__trigger-long-running-operation", duration=60, steps=2)

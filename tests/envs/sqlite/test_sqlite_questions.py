@@ -1,6 +1,5 @@
 """Questions and answers: worked out in two ways, compared leniently, and never visible."""
 
-import json
 import random
 import re
 from collections import Counter
@@ -13,15 +12,13 @@ import pytest
 from envs.sqlite_env.questions import FAMILIES, Kind, Question, draw_family_question, draw_question, phrase
 from envs.sqlite_env.questions.answers import ExpectedAnswer, number, pairs, sequence, text, texts
 from envs.sqlite_env.server.environment import SqliteEnvironment
-from envs.sqlite_env.solver import Schema, read_question, solve, write_query
+from envs.sqlite_env.solver import Schema, read_question, write_query
 from envs.sqlite_env.world.domains import DOMAINS
 from envs.sqlite_env.world.making import make_world
 from envs.sqlite_env.world.reading import ReadOnlyDatabase
 from envs.sqlite_env.world.records import DatabaseContents, write_database
 from openenv_core.tools import ToolFailedError
-from tests.envs.tool_calls import calls_of
-
-LETTERS = [["Ada Berg", 3], ["Bela O'Neill", 1.5]]
+from tests.envs.tool_calls import calls_of, visible_in
 
 
 def schema_of(world: DatabaseContents) -> Schema:
@@ -33,8 +30,10 @@ def schema_of(world: DatabaseContents) -> Schema:
     )
 
 
-def compare(worlds: range) -> Counter[str]:
-    """Ask every family that has a question about each world, and hold SQL against the records."""
+@pytest.mark.parametrize(
+    ("worlds", "least"), [(range(8), 1), pytest.param(range(1000, 1150), 76, marks=pytest.mark.soak)]
+)
+def test_sql_and_records_agree_on_every_family_and_domain(worlds: range, least: int) -> None:
     seen: Counter[str] = Counter()
     for place in worlds:
         source = random.Random(f"compared {place}")
@@ -43,33 +42,21 @@ def compare(worlds: range) -> Counter[str]:
         for family in FAMILIES.values():
             question: Question | None = None
             for _ in range(3):
-                question = question or draw_family_question(
-                    family, world, source, held_out=source.random() < 0.3
-                )
+                if question is None:
+                    held_out = source.random() < 0.3
+                    question = draw_family_question(family, world, source, held_out=held_out)
             if question is None:
                 continue
             read = read_question(question.text, world.domain)
             assert read.family == family.name
             rows = reader.query(write_query(read, schema_of(world)))["rows"]
-            for answer in (rows, [row[0] for row in rows], rows[0][0] if rows else None):
-                if question.answer.matches(answer):
-                    break
-            else:
-                pytest.fail(f"{question.text} SQL says {rows}, the records say {question.answer.value}")
+            answers = (rows, [row[0] for row in rows], rows[0][0] if rows else None)
+            assert any(map(question.answer.matches, answers)), f"{question.text} SQL says {rows}"
             seen[family.name] += 1
         reader.close()
-    return seen
-
-
-def test_sql_and_records_agree_on_every_family_and_domain() -> None:
-    seen = compare(range(8))
     assert seen.keys() == FAMILIES.keys()
     assert len(FAMILIES) >= 30
-
-
-@pytest.mark.soak
-def test_sql_and_records_agree_on_many_worlds() -> None:
-    assert min(compare(range(1000, 1150)).values()) > 75
+    assert min(seen.values()) >= least
 
 
 def test_held_out_phrasings_are_never_asked_in_training() -> None:
@@ -94,6 +81,7 @@ def test_held_out_phrasings_are_never_asked_in_training() -> None:
     assert phrasings_used(True) <= held_out
 
 
+ADA = ["Ada Berg", 3]
 TAKEN: list[tuple[ExpectedAnswer, list[Any], list[Any]]] = [
     (
         number(12),
@@ -113,15 +101,12 @@ TAKEN: list[tuple[ExpectedAnswer, list[Any], list[Any]]] = [
     (sequence(["b", "a"]), [["b", "a"], "b, a"], [["a", "b"], "a,b", "b", {}]),
     (
         pairs([("Ada Berg", 3), ("Bela O'Neill", Fraction(3, 2))], 1),
-        [LETTERS[::-1], {"Ada Berg": 3, "Bela O'Neill": 1.5}, "Ada Berg: 3, Bela O'Neill: 1.5"],
         [
-            LETTERS[:1],
-            [*LETTERS, LETTERS[0]],
-            [["Ada Berg", 3], ["Bela O'Neill", 2]],
-            "Ada Berg",
-            [[["x"]]],
-            3,
+            [["Bela O'Neill", 1.5], ADA],
+            {"Ada Berg": 3, "Bela O'Neill": 1.5},
+            "Ada Berg: 3, Bela O'Neill: 1.5",
         ],
+        [[ADA], [ADA, ["Bela O'Neill", 1.5], ADA], [ADA, ["Bela O'Neill", 2]], "Ada Berg", [[["x"]]], 3],
     ),
 ]
 
@@ -157,53 +142,28 @@ def world() -> Iterator[SqliteEnvironment]:
     found.close()
 
 
-def hidden(world: SqliteEnvironment) -> Any:
-    assert world._task is not None
-    return world._task.question.answer
-
-
-@pytest.mark.soak
-def test_the_solver_solves_every_task_of_many(world: SqliteEnvironment) -> None:
-    seen: Counter[str] = Counter()
-    for split in ("train", "validation", "test"):
-        for index in range(300):
-            task = world.reset(split=split, index=index).task
-            assert world._task is not None
-            seen[world._task.question.family] += 1
-            assert solve(task, calls_of(world)) == 1.0, (split, index)
-    assert seen.keys() == FAMILIES.keys()
-
-
 def test_answers_are_visible_nowhere(world: SqliteEnvironment) -> None:
     # What is asked for by date may be the day of the task, which is told.
     looked = 0
     for index in range(30):
         seen = world.reset(index=index)
-        answer = hidden(world)
+        assert world._task is not None
+        answer = world._task.question.answer
         if answer.kind is not Kind.TEXT or answer.value[:2] == "20":
             continue
         looked += 1
-        visible = [
-            seen.model_dump(),
-            world.state.model_dump(),
-            [tool.wire().model_dump() for tool in world.list_tools()],
-            [one.to_mcp() for one in (*world.list_resources(), *world.list_prompts())],
-            world.get_task("train", index),
-            world.get_metadata().model_dump(),
-            calls_of(world)("list_tables", {}).model_dump(),
-            calls_of(world)("submit_answer", {"answer": "nothing of the kind"}).model_dump(),
-        ]
-        assert answer.value not in json.dumps(visible), seen.question
+        visible = visible_in(world, seen, index)
+        for name, arguments in (("list_tables", {}), ("submit_answer", {"answer": "nothing of the kind"})):
+            visible += calls_of(world)(name, arguments).model_dump_json()
+        assert answer.value not in visible, seen.question
     assert looked > 3
 
 
 def test_readers_are_closed_with_their_episode(world: SqliteEnvironment) -> None:
-    world.reset(seed=2)
-    readers = [world._reader]
-    world.reset(seed=3)
-    readers.append(world._reader)
-    world.close()
-    for reader in readers:
+    for end in (lambda: world.reset(seed=3), world.close):
+        world.reset(seed=2)
+        reader = world._reader
         assert reader is not None
+        end()
         with pytest.raises(ToolFailedError, match="closed"):
             reader.query("SELECT 1")

@@ -13,7 +13,7 @@ from mcp.client.client import Client
 from mcp.shared.exceptions import MCPDeprecationWarning, MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
 from mcp_requests import connected, start_call
-from serving import eventually, open_session, rpc, serving
+from serving import WAIT_TIMEOUT_S, eventually, open_session, rpc, serving
 from toolbox import ToolBox, toolbox_app
 
 from openenv_core import EpisodeOverError
@@ -59,20 +59,13 @@ async def test_tool_results_have_every_content_form(era: str) -> None:
         assert (await client.call_tool("bump")).structured_content == {"result": 1}
 
 
-@pytest.mark.soak
-async def test_result_of_ten_megabytes_passes_and_one_over_the_limit_is_an_error(
-    era: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_result_over_the_limit_is_an_error(era: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(toolbox_app()) as address, await connected(address, era) as client:
-        assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
         monkeypatch.setattr("servers.mcp.handlers.MAX_RESULT_CHARS", 1000)
         assert not (await client.call_tool("long", {"size": 1000})).is_error
         failed = await client.call_tool("long", {"size": 1001})
         assert failed.is_error
         assert "at most 1000" in text_of(failed)
-
-
-WAIT_TIMEOUT_S = 60.0
 
 
 class Ending(ToolBox):
@@ -134,43 +127,20 @@ async def test_tools_of_an_instance_are_listed(era: str) -> None:
 @handshake_first
 async def test_resources_prompts_and_completions_are_served(era: str) -> None:
     async with serving(toolbox_app()) as address, await connected(address, era) as client:
-        assert [str(one.uri) for one in (await client.list_resources()).resources] == ["notes:all"]
         (template,) = (await client.list_resource_templates()).resource_templates
         assert template.uri_template == "notes://{title}"
         (held,) = (await client.read_resource("notes://first")).contents
-        assert isinstance(held, types.TextResourceContents)
-        assert held.text == "hello"
+        assert getattr(held, "text", None) == "hello"
         with pytest.raises(MCPError) as missing:
             await client.read_resource("notes://second")
         assert missing.value.code == (types.INVALID_PARAMS if era == STATELESS else -32002)
-        prompt = await client.get_prompt("sum_up", {"tone": "dry"})
-        assert "dry tone" in str(prompt.messages[0].content)
+        assert "dry tone" in str(await client.get_prompt("sum_up", {"tone": "dry"}))
         for name, arguments in (("other", {}), ("sum_up", {})):
             with pytest.raises(MCPError):
                 await client.get_prompt(name, arguments)
-        completions = await client.complete(
-            types.PromptReference(name="sum_up"), {"name": "tone", "value": "d"}
-        )
+        tone = {"name": "tone", "value": "d"}
+        completions = await client.complete(types.PromptReference(name="sum_up"), tone)
         assert completions.completion.values == ["dry", "drunk"]
-
-
-async def test_progress_and_log_arrive_before_the_result(era: str) -> None:
-    messages: list[Any] = []
-
-    async def progress(done: float, total: float | None, message: str | None) -> None:
-        messages.append((done, total, message))
-
-    async def log(params: types.LoggingMessageNotificationParams) -> None:
-        messages.append(params.data)
-
-    options: dict[str, Any] = {"logging_callback": log}
-    if era == STATELESS:
-        options["log_level"] = "info"
-    async with serving(toolbox_app()) as address, await connected(address, era, **options) as client:
-        result = await client.call_tool("wait", {"seconds": 0}, progress_callback=progress)
-        assert text_of(result) == "waited"
-        await eventually(lambda: len(messages) == 2)
-    assert messages == [(1, 2, "half"), {"waiting": 0}]
 
 
 async def abort(client: Client, tool: str, name: str) -> None:
@@ -244,11 +214,11 @@ async def test_request_state_is_bound_to_session_tool_and_arguments() -> None:
         mine, other = await open_session(address), await open_session(address)
 
         async def call(handle: str, state: str | None = None, **changed: Any) -> Any:
-            responses = changed.pop("responses", {"who": {"action": "accept", "content": {"name": "Ann"}}})
+            ann = {"who": {"action": "accept", "content": {"name": "Ann"}}}
             parameters = {
                 "name": "greet",
                 "request_state": state,
-                "input_responses": state and responses,
+                "input_responses": state and ann,
                 **changed,
             }
             async with host(address, f"/mcp/{handle}", STATELESS, elicitation_callback=answer) as client:
@@ -268,8 +238,7 @@ async def test_request_state_is_bound_to_session_tool_and_arguments() -> None:
             refused = await call(handle, sealed, **changed)
             assert refused.code == types.INVALID_PARAMS
             assert "requestState" in refused.message
-        wrong = {"nobody": {"action": "cancel"}}
-        second = await call(mine, state, responses=wrong)
+        second = await call(mine, state, input_responses={"nobody": {"action": "cancel"}})
         assert second.input_requests["who"].params.message == "Who are you?"
         third = await call(mine, second.request_state)
         assert third.input_requests["who"].params.message == "And you?"
@@ -286,12 +255,11 @@ async def test_change_notifications_reach_listening_clients() -> None:
     app = toolbox_app()
     async with serving(app) as address, host(address, message_handler=listen) as client:
         (session,) = app.sessions.standing
-        server_capabilities = client.server_capabilities
-        assert server_capabilities.tools is not None
-        assert server_capabilities.tools.list_changed
-        assert server_capabilities.resources is not None
-        assert server_capabilities.resources.subscribe
-        await client.list_tools()
+        capabilities = client.server_capabilities
+        assert capabilities.tools
+        assert capabilities.tools.list_changed
+        assert capabilities.resources
+        assert capabilities.resources.subscribe
         await eventually(lambda: session.listeners == 1)  # the stream of GET
         await client.list_tools()
         with pytest.warns(MCPDeprecationWarning):
@@ -314,17 +282,15 @@ async def test_change_notifications_reach_stateless_listeners() -> None:
         async with (
             host(address, f"/mcp/{handle}", STATELESS) as client,
             client.listen(tools_list_changed=True, resource_subscriptions=["notes://first"]) as events,
+            asyncio.timeout(60),
         ):
             for title in ("first", "second"):
-                params = {"name": "note", "arguments": {"title": title, "text": "x"}, "session_id": handle}
-                await client.call_tool("note", {"title": title, "text": "x"})
+                note = {"title": title, "text": "x"}
+                await client.call_tool("note", note)
+                params = {"name": "note", "arguments": note, "session_id": handle}
                 assert (await rpc(address, "tools/call", params))["result"]["is_error"] is False
-            event_names = []
-            async with asyncio.timeout(60):
-                async for event in events:
-                    event_names.append(type(event).__name__)
-                    if len(event_names) == 2:
-                        break
+            listening = aiter(events)
+            event_names = [type(await anext(listening)).__name__ for _ in range(2)]
     assert event_names == ["ResourceUpdated", "ToolsListChanged"]
 
 

@@ -40,18 +40,13 @@ async def test_recent_events_of_a_connection_are_bounded() -> None:
     assert (retained := recent.after("2")) is not None
     assert len(retained[1]) == MAX_EVENTS - 1
     vast = JSONRPCNotification(jsonrpc="2.0", method="m", params={"text": "x" * MAX_WEIGHT})
-    start, place, reply = (
-        await recent.store_event("e", None),
-        await recent.store_event("e", vast),
-        await recent.store_event("e", answer("x" * MAX_WEIGHT)),
-    )
+    messages = (None, vast, answer("x" * MAX_WEIGHT))
+    start, place, reply = [await recent.store_event("e", message) for message in messages]
     retained = recent.after(start)
     assert retained is not None
     event_kinds = [(str(event.number), type(event.message)) for event in retained[1]]
-    assert event_kinds == [
-        (place, type(None)),
-        (reply, JSONRPCError),
-    ]  # heavier than all that may be: their places
+    # Of what is heavier than all that may be, its place is kept.
+    assert event_kinds == [(place, type(None)), (reply, JSONRPCError)]
     one, other = await recent.store_event("b", answer("1")), await recent.store_event("d", answer("2"))
     assert recent.after(one) == ("b", [])
     assert recent.after(other) == ("d", [])
@@ -64,10 +59,7 @@ async def test_recent_events_of_a_connection_are_bounded() -> None:
 async def test_get_stream_can_resume_until_it_has_missed_an_event() -> None:
     recent = RecentEvents(HeldEvents())
     note = JSONRPCNotification(jsonrpc="2.0", method="m", params={})
-    older, last = (
-        await recent.store_event(GET_STREAM_KEY, note),
-        await recent.store_event(GET_STREAM_KEY, note),
-    )
+    older, last = [await recent.store_event(GET_STREAM_KEY, note) for _ in range(2)]
     for _ in range(MAX_EVENTS):
         await recent.store_event("a call", note)
     assert recent.after(last) == (GET_STREAM_KEY, [])
@@ -180,6 +172,7 @@ async def test_notification_or_request_before_the_reply_makes_it_a_stream() -> N
 
 NAME = Elicit(message="Who?", schema={"type": "object", "properties": {}})
 THOUGHT = Sample(messages="2 + 2?", max_tokens=5)
+BOTH: dict[str, Request] = {"name": NAME, "thought": THOUGHT}
 ANN = {"action": "accept", "content": {"name": "Ann"}}
 FOUR = {"role": "assistant", "content": {"type": "text", "text": "4"}, "model": "m"}
 
@@ -188,36 +181,17 @@ def next_round(before: _AnswerRounds, responses: Any) -> _AnswerRounds:
     return _AnswerRounds(before.result()["requestState"], responses)
 
 
-def both() -> dict[str, Request]:
-    return {"name": NAME, "thought": THOUGHT}
-
-
 def test_missing_answers_are_requested_again_and_given_ones_are_kept() -> None:
-    first = _AnswerRounds(None, None)
-    assert first.answers(both()) is None
+    for wrong in (None, FOUR, 5, [], {"action": "perhaps"}):
+        first = _AnswerRounds(None, wrong and {"name": wrong})
+        assert first.answers(BOTH) is None
     assert list(first.result()["inputRequests"]) == ["name", "thought"]
     second = next_round(first, {"name": ANN, "other": FOUR})
-    assert second.answers(both()) is None
+    assert second.answers(BOTH) is None
     assert list(second.result()["inputRequests"]) == ["thought"]
     third = next_round(second, {"thought": FOUR})
-    assert third.answers(both()) == {"name": ANN, "thought": FOUR}
+    assert third.answers(BOTH) == {"name": ANN, "thought": FOUR}
     assert not third.open
-
-
-def test_answers_of_the_wrong_kind_are_ignored() -> None:
-    for wrong in (FOUR, 5, None, [], {"action": "perhaps"}):
-        rounds = _AnswerRounds(None, {"name": wrong})
-        assert rounds.answers({"name": NAME}) is None
-
-
-def test_name_can_be_reused_for_successive_questions() -> None:
-    bob = ANN | {"content": {"name": "Bob"}}
-    first = _AnswerRounds(None, {"name": ANN})
-    assert first.answers({"name": NAME}) == {"name": ANN}
-    assert first.answers({"name": NAME}) is None  # the answer was to the first
-    second = next_round(first, {"name": bob})
-    assert second.answers({"name": NAME}) == {"name": ANN}
-    assert second.answers({"name": NAME}) == {"name": bob}
 
 
 def test_different_question_in_a_later_round_is_asked_again() -> None:
@@ -234,15 +208,10 @@ def test_different_question_in_a_later_round_is_asked_again() -> None:
 # _Lines of a host, read by a thread that may outlive the loop they are for
 
 
-def reader() -> threading.Thread:
-    (found,) = (thread for thread in threading.enumerate() if thread.name == "lines of MCP")
-    return found
-
-
 async def test_lines_are_read_ahead_in_order_up_to_a_limit() -> None:
     reading, writing = os.pipe()
     lines = _Lines(reading, 100)
-    thread = reader()
+    (thread,) = (one for one in threading.enumerate() if one.name == "lines of MCP")
     sent = [f"{number}\n" for number in range(3 * MAX_READ_AHEAD)]
     os.write(writing, "".join(sent).encode())
     os.close(writing)

@@ -42,41 +42,31 @@ async def test_handshake_opens_a_session_and_disconnect_closes_it() -> None:
 
 
 async def test_auto_mode_uses_the_handshake_without_a_session_id() -> None:
-    app = toolbox_app()
-    async with serving(app) as address:
-        async with host(address, mode="auto") as client:
-            assert client.protocol_version == "2025-11-25"
-            assert text_of(await client.call_tool("bump")) == "1"
+    async with serving(toolbox_app()) as address:
         handle = await open_session(address)
-        for path, headers in ((f"/mcp/{handle}", {}), ("/mcp", {"X-OpenEnv-Session": handle})):
+        for path, headers, version, count in (
+            ("/mcp", {}, "2025-11-25", "1"),
+            (f"/mcp/{handle}", {}, STATELESS, "1"),
+            ("/mcp", {"X-OpenEnv-Session": handle}, STATELESS, "2"),
+        ):
             async with host(address, path, "auto", headers) as client:
-                assert client.protocol_version == STATELESS
-                await client.call_tool("bump")
-        assert (await rpc(address, "tools/call", {"name": "bump", "session_id": handle}))["result"][
-            "data"
-        ] == 3
-
-
-async def test_handshake_and_stateless_clients_keep_separate_sessions() -> None:
-    app = toolbox_app()
-    async with serving(app) as address, host(address) as one, host(address) as two:
-        handle = await open_session(address)
-        async with host(address, mode=STATELESS, headers={"X-OpenEnv-Session": handle}) as three:
-            for client, by in ((one, 1), (two, 10), (three, 100)):
-                await client.call_tool("bump", {"by": by})
-            sums = [text_of(await client.call_tool("bump", {"by": 0})) for client in (one, two, three)]
-    assert sums == ["1", "10", "100"]
+                assert client.protocol_version == version
+                assert text_of(await client.call_tool("bump")) == count
 
 
 async def test_connections_share_the_session_of_a_handle_and_leave_it_open() -> None:
     app = toolbox_app()
-    async with serving(app) as address:
+    async with serving(app) as address, host(address) as own:
         handle = await open_session(address)
-        async with host(address, f"/mcp/{handle}") as one, host(address, f"/mcp/{handle}") as two:
-            await one.call_tool("bump")
-            assert text_of(await two.call_tool("bump")) == "2"
-        (session,) = app.sessions.standing
-        assert not session.ended
+        async with (
+            host(address, f"/mcp/{handle}") as one,
+            host(address, f"/mcp/{handle}") as two,
+            host(address, mode=STATELESS, headers={"X-OpenEnv-Session": handle}) as three,
+        ):
+            await own.call_tool("bump", {"by": 100})
+            sums = [text_of(await client.call_tool("bump")) for client in (one, two, three, own)]
+        assert sums == ["1", "2", "3", "101"]
+        assert not app.sessions.find("", handle).ended
         assert (await rpc(address, "openenv/session/close", {"session_id": handle}))["result"]["closed"]
 
 
@@ -95,26 +85,23 @@ async def test_stateless_client_without_a_session_can_only_list() -> None:
         assert app.sessions.active == 0
 
 
-async def test_invalid_session_header_is_refused() -> None:
-    async with serving(toolbox_app()) as address:
-        for header in ("new", "a b"):
-            head = STREAMS | {"X-OpenEnv-Session": header, "mcp-protocol-version": STATELESS}
-            reply = await request(address, "POST", "/mcp", LISTING, head)
-            assert reply.status_code == 400
-            assert reply.json()["id"] == 2
-
-
 async def test_connection_id_is_not_accepted_for_another_session() -> None:
     async with serving(toolbox_app()) as address:
         mine = (await greet(address)).headers["mcp-session-id"]
         other = await open_session(address)
         head = STREAMS | {"mcp-session-id": mine}
-        assert (await request(address, "POST", f"/mcp/{mine}", LISTING, head)).status_code == 200
-        assert (await request(address, "POST", f"/mcp/{other}", LISTING, head)).status_code == 404
-        both = STREAMS | {"X-OpenEnv-Session": mine, "mcp-protocol-version": STATELESS}
-        refused = await request(address, "POST", f"/mcp/{other}", LISTING, both)
-        assert refused.status_code == 400
-        assert "the path names one session" in refused.text
+        for path, named, status in (
+            (f"/mcp/{mine}", mine, 200),
+            (f"/mcp/{other}", other, 404),
+            ("/mcp", other, 404),
+            (f"/mcp/{other}", mine, 400),
+        ):
+            both = head | {"X-OpenEnv-Session": named}
+            assert (await request(address, "POST", path, LISTING, both)).status_code == status
+        for path, named in ((f"/mcp/{other}", mine), ("/mcp", "new"), ("/mcp", "a b")):
+            stateless = STREAMS | {"X-OpenEnv-Session": named, "mcp-protocol-version": STATELESS}
+            refused = await request(address, "POST", path, LISTING, stateless)
+            assert (refused.status_code, refused.json()["id"]) == (400, 2)
 
 
 @pytest.mark.soak
@@ -123,13 +110,11 @@ async def test_concurrent_openings_of_one_session_reset_it_once() -> None:
     async with serving(app) as address:
         heads = await asyncio.gather(*(greet(address, **{"X-OpenEnv-Session": "ours"}) for _ in range(4)))
         links = {reply.headers["mcp-session-id"] for reply in heads}
-        assert len(links) == 4
-        assert "ours" in links
+        assert (len(links), "ours" in links, len(app.sessions.standing)) == (4, True, 1)
         async with host(address, "/mcp/ours", STATELESS) as client:
             where = (await client.call_tool("where")).structured_content
-        assert where is not None
+        assert where
         assert where["episode"] == 1
-        assert len(app.sessions.standing) == 1
 
 
 @pytest.mark.soak
@@ -152,33 +137,29 @@ async def test_session_of_another_token_is_not_found() -> None:
     async with serving(app) as address:
         mine = (await greet(address, authorization=f"Bearer {ALICE}")).headers["mcp-session-id"]
         head = STREAMS | bearer(BOB)
-        connected = head | {"mcp-session-id": mine}
-        assert (await request(address, "POST", "/mcp", LISTING, connected)).status_code == 404
-        assert (await request(address, "GET", "/mcp", None, connected)).status_code == 404
-        assert (await request(address, "DELETE", "/mcp", None, connected)).status_code == 404
-        assert (await request(address, "POST", f"/mcp/{mine}", HELLO, head)).status_code == 404
-        stateless = head | {"mcp-protocol-version": STATELESS}
-        assert (await request(address, "POST", f"/mcp/{mine}", LISTING, stateless)).status_code == 404
-        assert (await request(address, "POST", "/mcp", LISTING, STREAMS)).status_code == 401
-        owned = STREAMS | bearer(ALICE) | {"mcp-session-id": mine}
-        assert (await request(address, "DELETE", "/mcp", None, owned)).status_code == 200
-        assert (await request(address, "POST", "/mcp", LISTING, owned)).status_code == 404
+        connected, stateless = head | {"mcp-session-id": mine}, head | {"mcp-protocol-version": STATELESS}
+        for method, path, body, headers, status in (
+            ("POST", "/mcp", LISTING, connected, 404),
+            ("GET", "/mcp", None, connected, 404),
+            ("DELETE", "/mcp", None, connected, 404),
+            ("POST", f"/mcp/{mine}", HELLO, head, 404),
+            ("POST", f"/mcp/{mine}", LISTING, stateless, 404),
+            ("POST", "/mcp", LISTING, STREAMS, 401),
+            ("DELETE", "/mcp", None, connected | bearer(ALICE), 200),
+            ("POST", "/mcp", LISTING, connected | bearer(ALICE), 404),
+        ):
+            assert (await request(address, method, path, body, headers)).status_code == status
         assert app.sessions.active == 0
 
 
 async def test_session_cap_holds_and_a_closed_session_frees_its_slot() -> None:
-    app = toolbox_app(cap=1, max_wait_s=0.0)
-    async with serving(app) as address:
-        first = await greet(address)
+    async with serving(toolbox_app(cap=1, max_wait_s=0.0)) as address:
+        first = (await greet(address)).headers["mcp-session-id"]
         refused = await greet(address)
-        assert refused.status_code == 503
-        assert refused.headers["retry-after"] == "1"
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert refused.json()["error"]["data"] == {"active_sessions": 1, "max_sessions": 1}
         assert refused.json()["id"] == 7
-        gone = await request(
-            address, "DELETE", "/mcp", None, {"mcp-session-id": first.headers["mcp-session-id"]}
-        )
-        assert gone.status_code == 200
+        assert (await request(address, "DELETE", "/mcp", None, {"mcp-session-id": first})).status_code == 200
         assert (await greet(address)).status_code == 200
 
 
@@ -198,14 +179,11 @@ async def test_failed_handshake_leaves_no_session() -> None:
         only_json = {"accept": "application/json"}
         assert (await request(address, "POST", "/mcp", HELLO, only_json)).status_code == 406
         await eventually(lambda: app.sessions.active == 0)
-    app = create_app(Stubborn, ToolAction, ToolObservation, max_concurrent_envs=2)
-    async with serving(app) as address:
+    async with serving(app := create_app(Stubborn, ToolAction, ToolObservation)) as address:
         reply = await greet(address)
-        assert reply.status_code == 500
+        assert (reply.status_code, app.sessions.active) == (500, 0)
         assert "no game today" in reply.json()["error"]["message"]
-        assert app.sessions.active == 0
-    app = create_app(Sleepy, ToolAction, ToolObservation, max_concurrent_envs=2)
-    async with serving(app) as address:
+    async with serving(app := create_app(Sleepy, ToolAction, ToolObservation)) as address:
         leaving = asyncio.create_task(greet(address))
         await eventually(lambda: app.sessions.standing)
         leaving.cancel()
@@ -213,41 +191,21 @@ async def test_failed_handshake_leaves_no_session() -> None:
         await eventually(lambda: app.sessions.active == 0)
 
 
-async def test_idle_session_ends_unless_a_stream_is_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_idle_session_ends_unless_a_stream_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.05)  # a lower limit is heeded at once
     app = toolbox_app(idle_timeout_s=600)
-    async with serving(app) as address:
-        async with host(address):
+    async with serving(app) as address, http_client(address) as http:
+        head = STREAMS | {"mcp-session-id": (await greet(address)).headers["mcp-session-id"]}
+        async with http.stream("GET", "/mcp", headers=head) as stream:
+            assert stream.status_code == 200
             (listened,) = app.sessions.standing
-            await eventually(lambda: listened.listeners == 1)  # the stream of GET
+            await eventually(lambda: listened.listeners == 1)
             unused = (await greet(address)).headers["mcp-session-id"]
             app.sessions._idle_timeout_s = 0.2  # from when both stand, however long that took
             await eventually(lambda: app.sessions.standing == [listened])
             reply = await request(address, "GET", "/mcp", None, STREAMS | {"mcp-session-id": unused})
             assert reply.status_code == 404
             assert not listened.ended
-        await eventually(lambda: app.sessions.active == 0)
-
-
-@pytest.mark.soak
-async def test_session_ends_after_its_client_drops_all_connections(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reaper, "MAX_INTERVAL_S", 0.05)  # a lower limit is heeded at once
-    app = toolbox_app(idle_timeout_s=600)
-    async with serving(app) as address:
-        link = (await greet(address)).headers["mcp-session-id"]
-        head = STREAMS | {"mcp-session-id": link}
-        async with (
-            http_client(address) as http,
-            http.stream("GET", "/mcp", headers=head) as stream,
-        ):
-            assert stream.status_code == 200
-            (session,) = app.sessions.standing
-            await eventually(lambda: session.listeners == 1)
-            app.sessions._idle_timeout_s = 0.2  # from when the stream stands, however long that took
         await eventually(lambda: app.sessions.active == 0)
 
 
@@ -279,11 +237,10 @@ async def test_draining_ends_streams_and_sessions() -> None:
 
 
 async def test_environment_without_tools_is_answered_with_404() -> None:
-    app = create_app(Counter, Add, Count)
-    async with serving(app) as address:
+    async with serving(create_app(Counter, Add, Count)) as address:
         reply = await greet(address)
-        assert reply.status_code == 404
-        assert "offers no tools" in reply.json()["error"]["message"]
+    assert reply.status_code == 404
+    assert "offers no tools" in reply.json()["error"]["message"]
 
 
 @pytest.mark.soak

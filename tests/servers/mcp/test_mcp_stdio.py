@@ -83,10 +83,8 @@ async def test_host_plays_one_session(era: str, tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         async with Client(stdio_client(parameters, errlog=log), mode=era) as client:
             assert text_of(await client.call_tool("bump")) == "6"
-            assert (
-                text_of(await client.call_tool("wait", {"seconds": 0}, progress_callback=progress))
-                == "waited"
-            )
+            waited = await client.call_tool("wait", {"seconds": 0}, progress_callback=progress)
+            assert text_of(waited) == "waited"
             assert len(text_of(await client.call_tool("long", {"size": size}))) == size
     assert progress_values == [1]
     assert closed.exists()
@@ -146,6 +144,5 @@ def test_invalid_and_oversized_lines_are_skipped() -> None:
 )
 def test_unusable_target_or_option_is_reported(app: str, options: tuple[str, ...], expected: str) -> None:
     status, out, err = Host(*options, app=app).ended()
-    assert status == 2
-    assert out == ""
+    assert (status, out) == (2, "")
     assert expected in err

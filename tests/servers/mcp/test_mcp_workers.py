@@ -10,7 +10,7 @@ import psutil
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_hosts import HANDSHAKE, STATELESS, host, text_of
-from mcp_requests import LISTING, STREAMS, start_call
+from mcp_requests import LISTING, STREAMS, connected, start_call
 from serve_process import ServeProcess, serve
 from serving import open_session, request
 
@@ -27,38 +27,34 @@ def fleet() -> Iterator[ServeProcess]:
 
 
 async def play(address: str, number: int, era: str) -> None:
-    path = f"/mcp/{await open_session(address)}" if era == STATELESS else "/mcp"
     progress_values: list[float] = []
 
     async def progress(done: float, *_: Any) -> None:
         progress_values.append(done)
 
-    async with host(address, path, era) as client:
+    async with await connected(address, era) as client:
         for turn in range(3):
             assert text_of(await client.call_tool("bump", {"by": number})) == str(number * (turn + 1))
-        assert (
-            text_of(await client.call_tool("wait", {"seconds": 0.2}, progress_callback=progress)) == "waited"
-        )
+        waited = await client.call_tool("wait", {"seconds": 0.2}, progress_callback=progress)
+        assert text_of(waited) == "waited"
     assert progress_values == [1]
+
+
+def name_at(worker: int) -> str:
+    return next(name for i in range(100) if worker_of(name := f"id-{i}", 2) == worker)
 
 
 @pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
 async def test_concurrent_sessions_over_two_workers_stay_separate(fleet: ServeProcess, era: str) -> None:
     await asyncio.gather(*(play(fleet.address, number + 1, era) for number in range(12)))
-
-
-@pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
-async def test_ten_megabytes_pass_between_workers(fleet: ServeProcess, era: str) -> None:
-    for number in range(2):
-        name = next(name for i in range(100) if worker_of(name := f"{era}-{i}", 2) == number)
-        async with host(fleet.address, mode=era, headers={"X-OpenEnv-Session": name}) as client:
+    for worker in range(2):
+        async with host(fleet.address, mode=era, headers={"X-OpenEnv-Session": name_at(worker)}) as client:
             assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
 
 
 async def test_cancelled_calls_free_their_sessions_across_workers(fleet: ServeProcess) -> None:
     async def abort(era: str) -> None:
-        path = f"/mcp/{await open_session(fleet.address)}" if era == STATELESS else "/mcp"
-        async with host(fleet.address, path, era) as client:
+        async with await connected(fleet.address, era) as client:
             call = await start_call(client, "wait")
             call.cancel()
             await asyncio.wait([call])
@@ -83,7 +79,7 @@ async def test_change_notifications_reach_a_stream_at_another_worker(fleet: Serv
 
 async def test_killed_worker_loses_only_its_own_sessions() -> None:
     with serve("--workers", "2", app="toolbox:app") as server:
-        names = [next(n for i in range(100) if worker_of(n := f"id-{i}", 2) == number) for number in range(2)]
+        names = [name_at(0), name_at(1)]
         async with (
             host(server.address, mode=HANDSHAKE, headers={"X-OpenEnv-Session": names[0]}) as one,
             host(server.address, mode=HANDSHAKE, headers={"X-OpenEnv-Session": names[1]}) as two,

@@ -109,25 +109,18 @@ def test_call_results_are_read_between_markers(tmp_path: Any) -> None:
 
 def test_invalid_listings_are_refused() -> None:
     listing = FileListing(LIMITS)
-    assert [
-        each.path
-        for each in listing.read({"files": [["b", 1, 2, "d"], ["a/../x", 1, 1, ""], ["a", 1, 2, "d"]]})
-    ] == ["b", "a"]
+
+    def read(*rows: list[Any]) -> list[str]:
+        return [file.path for file in listing.read({"files": rows})]
+
+    assert read(["b", 1, 2, "d"], ["a/../x", 1, 1, ""], ["a", 1, 2, "d"]) == ["b", "a"]
     assert [each.path for each in listing.files()] == ["a", "b"]
     assert listing.arguments()["known"] == {"a": [1, 2], "b": [1, 2]}
-    assert [each.path for each in listing.read({"files": [["a", 1, 2, ""], ["b", 1, 3, "e"]]})] == ["b"]
-    assert (
-        listing.read({"files": [["a", 1, 9, "d"], ["b", 1, 3, ""]]}) == ()
-    )  # the same content at another time
+    assert read(["a", 1, 2, ""], ["b", 1, 3, "e"]) == ["b"]
+    assert read(["a", 1, 9, "d"], ["b", 1, 3, ""]) == []  # the same content at another time
     many = [[f"f{index}", 1, 1, "d"] for index in range(50)]
     random.Random(7).shuffle(many)
-    assert len(listing.read({"files": many})) == LIMITS.files
-    for nonsense in (
-        {},
-        {"files": 7},
-        {"files": [7]},
-        {"files": [["a", "x", 1, ""]]},
-        {"files": [[7, 1, 1, ""]]},
-    ):
+    assert len(read(*many)) == LIMITS.files
+    for files in (None, 7, [7], [["a", "x", 1, ""]], [[7, 1, 1, ""]]):
         with pytest.raises(FileRefusedError):
-            listing.read(nonsense)
+            listing.read({"files": files})

@@ -29,16 +29,8 @@ AMPLE = {"timeout_s": 20.0, "total_s": 60.0}
 
 def task(cases: Sequence[tuple[list[Any], Any]], **more: Any) -> FunctionTask:
     hidden = [{"args": args, "expected": expected} for args, expected in cases]
-    line = {
-        "id": "t",
-        "kind": "function",
-        "prompt": "?",
-        "entry": "f",
-        "hidden": hidden,
-        "limits": AMPLE,
-        **more,
-    }
-    found = parse_task(json.dumps(line))
+    line = {"id": "t", "kind": "function", "prompt": "?", "entry": "f", "hidden": hidden, "limits": AMPLE}
+    found = parse_task(json.dumps({**line, **more}))
     assert isinstance(found, FunctionTask)
     return found
 
@@ -60,8 +52,6 @@ def f(x): return Liar()""": "bad_value",
     "class I(int):\n    def __eq__(s, o): return True\ndef f(x): return I(9)": "bad_value",
     "def f(x): return True if x == 1 else x + 1": "wrong_answer",
     "def f(x): return float(x)": "wrong_answer",
-    "def f(x): return float('nan')": "wrong_answer",
-    "def f(x): return str(x)": "wrong_answer",
     "def f(x):\n    v = x\n    for _ in range(10000): v = [v]\n    return v": "bad_value",
     "def f(x):\n    v = []\n    v.append(v)\n    return v": "bad_value",
     "def f(x): return [0] * 1_000_000": "bad_value",
@@ -177,9 +167,8 @@ async def test_total_time_limit_ends_grading(sandbox: Sandbox) -> None:
 
 
 async def test_verdict_reveals_nothing_of_a_hidden_case(sandbox: Sandbox) -> None:
-    some = task(
-        [(["hidden-input"], "hidden-answer")], public=[{"args": ["seen-input"], "expected": "seen-answer"}]
-    )
+    seen = [{"args": ["seen-input"], "expected": "seen-answer"}]
+    some = task([(["hidden-input"], "hidden-answer")], public=seen)
     tells = "def f(x):\n    print(x)\n    raise ValueError(x)"
     for code in (tells, "def f(x): return x", "def f(x): return [x] if x[0] == 's' else object()", "1/0"):
         verdict = await Grader(sandbox).grade(some, code)
@@ -266,20 +255,13 @@ async def test_numbers_are_read_from_where_the_task_says(sandbox: Sandbox) -> No
         assert "0.5" not in verdict.model_dump_json(exclude={"grading_time_s"})
 
 
-class OnlyRuns:
-    """A real sandbox whose interpreters have no `call`, as hosted ones have none."""
-
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
-
-    async def open(self, limits: Limits) -> Any:
-        inner = await self._sandbox.open(limits)
+async def test_interpreters_that_only_run_code_are_given_calls_as_code(sandbox: Sandbox) -> None:
+    async def open_without_call(limits: Limits) -> Any:  # as hosted ones have none
+        inner = await sandbox.open(limits)
         names = ("session_id", "execute", "put_file", "get_file", "list_files", "restart", "close")
         return SimpleNamespace(isolation="remote", **{name: getattr(inner, name) for name in names})
 
-
-async def test_interpreters_that_only_run_code_are_given_calls_as_code(sandbox: Sandbox) -> None:
-    grader = Grader(OnlyRuns(sandbox))
+    grader = Grader(SimpleNamespace(open=open_without_call))  # type: ignore[arg-type]
     both = task([([[1, 2]], {"$tuple": [1, 2]}), ([[]], {"$tuple": []})])
     right = await grader.grade(both, "def f(x):\n    print('some noise')\n    return tuple(x)")
     assert (right.reward, right.isolation) == (1.0, "remote")
@@ -298,21 +280,19 @@ class FakeBroken:
     """Breaks where a real sandbox hardly ever does."""
 
     session_id = isolation = "fake"
+    closed = 0
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self.closed = 0
-
-    def _break(self, where: str, error: Exception) -> None:
-        if self._where == where:
-            raise error
 
     async def open(self, limits: Limits) -> "FakeBroken":
-        self._break("open", SandboxUnavailableError("none left"))
+        if self._where == "open":
+            raise SandboxUnavailableError("none left")
         return self
 
     async def execute(self, code: str, **_: Any) -> Execution:
-        self._break("raise", SandboxUnavailableError("gone"))
+        if self._where == "raise":
+            raise SandboxUnavailableError("gone")
         return Execution(status="sandbox_error" if self._where == "execute" else "ok", reason="zygote gone")
 
     async def call(self, *_: Any, **__: Any) -> Any:

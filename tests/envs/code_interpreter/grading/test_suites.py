@@ -1,6 +1,7 @@
 """Suites of tests as graders: their guarantee is weaker, and known tricks still fail."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,7 +51,7 @@ def task(**more: object) -> SuiteTask:
 WRONG = "def add(a, b): return 41\n"
 
 TRICKS = {
-    "nothing else": (WRONG, "wrong_answer"),
+    "prints": (f"print('4 passed')\n{WRONG}", "wrong_answer"),
     "ends at import": ("import sys\nsys.exit(0)", "error"),
     "ends at import, hard": ("import os\nos._exit(0)", "killed"),
     "ends in a call": ("import sys\ndef add(a, b): sys.exit(0)", None),
@@ -86,8 +87,13 @@ TRICKS = {
         f"{WRONG}",
         "wrong_answer",
     ),
+    "left for the next test": (
+        "import __main__, builtins\ndef add(a, b):\n"
+        "    __main__._run_one_test = lambda source, name, token: token[::-1]\n"
+        "    builtins.exec = lambda *a: None\n    return 0",
+        "wrong_answer",
+    ),
     "a tracer": (f"import sys\nsys.settrace(lambda *a: sys.exit(0))\n{WRONG}", "error"),
-    "prints": (f"print('4 passed')\n{WRONG}", "wrong_answer"),
     "compiles what it likes": (
         f"import builtins\nreal = compile\nbuiltins.compile = lambda s, *a, **k: real('def test_sum(): pass\\n"
         f"test_small = test_float = test_len = test_sum', *a, **k)\n{WRONG}",
@@ -131,18 +137,6 @@ async def test_a_forged_answer_without_the_token_is_worth_nothing(sandbox: Sandb
     assert verdict.reward == 0.0
 
 
-async def test_effects_of_one_test_are_undone_before_the_next(sandbox: Sandbox) -> None:
-    code = (
-        "import __main__, builtins\n"
-        "def add(a, b):\n"
-        "    __main__._run_one_test = lambda source, name, token: token[::-1]\n"
-        "    builtins.exec = lambda *a: None\n"
-        "    return 0"
-    )
-    verdict = await Grader(sandbox).grade(task(), code)
-    assert [case.passed for case in verdict.cases[:3]] == [False] * 3
-
-
 async def test_right_solution_passes_each_test_and_nothing_hidden_is_revealed(sandbox: Sandbox) -> None:
     right = await Grader(sandbox).grade(task(), "def add(a, b): return a + b")
     assert (right.reward, right.passed, right.total) == (1.0, 4, 4)
@@ -179,14 +173,10 @@ async def test_an_episode_takes_as_many_submissions_as_its_task(sandbox: Sandbox
     await solved.submit("def add(a, b): return a + b")
     assert solved.done
 
+    async def full(limits: object) -> None:
+        raise OSError("too many open files")
 
-async def test_a_submission_that_the_sandbox_failed_is_not_counted(sandbox: Sandbox) -> None:
-    class FakeFull:
-        async def open(self, limits: object) -> object:
-            raise OSError("too many open files")
-
-    session = TaskSession(task(), Grader(FakeFull()))  # type: ignore[arg-type]
-    verdict = await session.submit(WRONG)
+    failed = TaskSession(task(), Grader(SimpleNamespace(open=full)))  # type: ignore[arg-type]
+    verdict = await failed.submit(WRONG)
     assert (verdict.reward, verdict.reason) == (None, "sandbox_error")
-    assert session.attempts_left == 1
-    assert not session.done
+    assert (failed.attempts_left, failed.done) == (1, False)  # it is not counted

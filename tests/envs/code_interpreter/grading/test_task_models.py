@@ -10,38 +10,28 @@ from envs.code_interpreter_env.grading import InvalidTaskError, JsonlTasks, pars
 from envs.code_interpreter_env.grading.trial import CaseInfo, reward_of
 from openenv_core.errors import ConfigurationError
 
+SECRET = "def double(n): return 2 * n  # the secret way"
+
 
 def a_task(**more: Any) -> dict[str, Any]:
-    return {
-        "id": "double",
-        "kind": "function",
-        "prompt": "Write `double`.",
-        "entry": "double",
-        "public": [{"args": [1], "expected": 2}],
-        "hidden": [{"args": [77001], "expected": 154002}, {"args": [{"$tuple": [3]}], "expected": None}],
-        "reference": "def double(n): return 2 * n  # the secret way",
-        **more,
-    }
+    public, hidden = [{"args": [1], "expected": 2}], [{"args": [77001], "expected": 154002}]
+    hidden.append({"args": [{"$tuple": [3]}], "expected": None})
+    task = {"id": "double", "kind": "function", "prompt": "?", "entry": "double", "reference": SECRET}
+    return {**task, "public": public, "hidden": hidden, **more}
 
 
 KINDS = [
     a_task(),
     {
-        "id": "io",
-        "kind": "stdio",
-        "prompt": "Echo.",
+        **{"id": "io", "kind": "stdio", "prompt": "Echo.", "reference": SECRET},
         "public": [{"stdin": "a", "stdout": "a"}],
         "hidden": [{"stdin": "77001", "stdout": "154002"}],
-        "reference": "the secret way",
     },
-    {"id": "n", "kind": "numeric", "prompt": "?", "answer": "154002", "reference": "the secret way"},
+    {"id": "n", "kind": "numeric", "prompt": "?", "answer": "154002", "reference": SECRET},
     {
-        "id": "s",
-        "kind": "suite",
-        "prompt": "?",
+        **{"id": "s", "kind": "suite", "prompt": "?", "reference": SECRET},
         "public": "def test_a():\n    pass\n",
         "hidden": "def test_secret():\n    assert 77001 + 77001 == 154002\n",
-        "reference": "the secret way",
     },
 ]
 
@@ -111,11 +101,8 @@ def test_tasks_are_read_where_they_are(tmp_path: Path) -> None:
     tasks = JsonlTasks(folder(tmp_path, train=text.rstrip()))
     assert tasks.num_tasks("train") == 5
     assert [tasks.task("train", at).id for at in (4, 0, 2)] == ["task 4 é", "task 0 é", "task 2 é"]
-    assert [view["id"] for view in tasks.get_task_range("train", 1, -1)] == [
-        "task 1 é",
-        "task 2 é",
-        "task 3 é",
-    ]
+    some = tasks.get_task_range("train", 1, -1)
+    assert [view["id"] for view in some] == ["task 1 é", "task 2 é", "task 3 é"]
     assert len(tasks.list_tasks("train")) == 5
     assert "secret" not in json.dumps([tasks.list_tasks("train"), tasks.get_task("train", 0)])
     assert tasks.find("train", "task 3 é") == 3
@@ -138,19 +125,13 @@ def test_mistake_is_reported_with_file_and_line(tmp_path: Path) -> None:
         tasks.get_task("train", 2)
     assert tasks.get_task("train", 0)["id"] == "task 0 é"
     hides = json.dumps(a_task(hidden=[{"args": ["77001"], "expect": 1}]))
-    with pytest.raises(InvalidTaskError) as error:  # which shows nothing of the line
-        JsonlTasks(folder(tmp_path, train=hides)).get_task("train", 0)
-    assert "77001" not in str(error.value)
-
-
-def test_file_changed_while_in_use_is_reported(tmp_path: Path) -> None:
-    place = folder(tmp_path, train=lines(2)) / "train.jsonl"
-    tasks = JsonlTasks(place)
-    assert tasks.num_tasks("train") == 2
-    place.write_text(lines(1))
-    os.utime(place, ns=(1, 1))
+    changed = folder(tmp_path, train=hides) / "train.jsonl"
+    os.utime(changed, ns=(1, 1))
     with pytest.raises(InvalidTaskError, match="changed"):
         tasks.task("train", 0)
+    with pytest.raises(InvalidTaskError) as error:  # which shows nothing of the line
+        JsonlTasks(changed).get_task("train", 0)
+    assert "77001" not in str(error.value)
 
 
 def cases(*hidden: bool) -> list[CaseInfo]:
