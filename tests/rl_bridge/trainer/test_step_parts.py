@@ -14,11 +14,12 @@ from trainer_ranks import batch, settings
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
 from rl_bridge.config.sections import Checkpointing
+from rl_bridge.errors import TrainingError
 from rl_bridge.planning import ModelSize, with_checkpointing
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter, peak_flops
 from rl_bridge.trainer.passes import Passes, rank_batches
 from rl_bridge.trainer.policy import loss_settings, with_advantages
-from rl_bridge.trainer.weights import Offload
+from rl_bridge.trainer.weights import Offload, Readers
 from rl_bridge.types import NO_VERSION, TrainSample
 
 
@@ -54,29 +55,24 @@ def algorithm(**keys: Any) -> AlgorithmConfig:
 
 
 def advantages_of(batch: TrainBatch, algorithm: AlgorithmConfig, **options: Any) -> TrainBatch:
-    return with_advantages(
-        batch, algorithm, **options, gather_values=lambda numbers: numbers.astype(np.float64)
-    )
+    def gather(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        whole = np.zeros(batch.total)
+        whole[batch.index] = numbers
+        return whole
 
-
-def test_a_trajectory_earns_its_reward_with_its_last_token() -> None:
-    assert BATCH.rewards.tolist() == [0.0, 0.0, 1.0, 0.0, 4.0, 2.0]
-    assert BATCH.group.tolist() == [0, 0, 0, 0, 1, 1]
-    rows = [sample(tokens, trajectory=7, group=0, reward=5.0, advantage=0.0) for tokens in (3, 2)]
-    assert TrainBatch.from_samples(rows).rewards.tolist() == [0.0, 0.0, 0.0, 0.0, 5.0]
+    return with_advantages(batch, algorithm, **options, gather_values=gather)
 
 
 def test_the_divergence_in_the_reward_of_groups() -> None:
-    batch = advantages_of(
-        BATCH.with_reference(REFERENCE),
-        algorithm(kl_coef=0.1, kl_in="reward", kl_estimator="k1", normalize_std=False),
-    )
+    keys: dict[str, Any] = {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"}
+    whole, plain = BATCH.with_reference(REFERENCE), algorithm(**keys, normalize_std=False)
     # Group 0: 1 - 0.1 * (1 + 1 - 1) = 0.9 and 0 - 0.2: mean 0.35. Group 1: 4 and 2.
-    assert batch.advantages.tolist() == pytest.approx([0.55, 0.55, 0.55, -0.55, 1.0, -1.0])
-    normalised = advantages_of(
-        BATCH.with_reference(REFERENCE), algorithm(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
-    )
-    assert normalised.advantages.tolist() == pytest.approx([1, 1, 1, -1, 1, -1], abs=1e-5)
+    expected = [0.55, 0.55, 0.55, -0.55, 1.0, -1.0]
+    assert advantages_of(whole, plain).advantages.tolist() == pytest.approx(expected)
+    backwards = advantages_of(whole.take(np.arange(6)[::-1].copy()), plain)  # as a rank may have them
+    assert backwards.advantages.tolist() == pytest.approx(expected[::-1])
+    normalised = advantages_of(whole, algorithm(**keys)).advantages
+    assert normalised.tolist() == pytest.approx([1, 1, 1, -1, 1, -1], abs=1e-5)
 
 
 VALUES = np.array([0.5, 0.0, 0.25, 1.0, 3.0, 3.0], dtype=np.float32)
@@ -207,6 +203,13 @@ def test_ranks_and_passes_add_up_to_the_whole(
             assert mine.batch.weights[np.concatenate(passes)] == pytest.approx(1 / parts[0].sizes[update])
 
 
+def test_a_trajectory_weighs_as_much_in_an_update_however_many_rows_it_has(tmp_path: Path) -> None:
+    made = settings(tmp_path, folder=tmp_path, algorithm={"aggregation": "sequence_mean"})
+    (mine,) = rank_batches(BATCH, made, version=0, ranks=1)
+    assert mine.batch.weights is not None
+    assert mine.batch.weights.tolist() == pytest.approx([1 / 12] * 3 + [1 / 4] * 3)
+
+
 def test_updates_are_drawn_by_seed_and_version(tmp_path: Path) -> None:
     """So that a run that goes back draws what it drew before; tensor-parallel ranks have the same part."""
     one, options = batch(0), settings(tmp_path, folder=tmp_path, updates_per_iteration=2, tensor_parallel=2)
@@ -333,6 +336,16 @@ def test_trainer_computes_as_little_anew_as_its_gpu_has_room_for(
     assert (trainer.activation_checkpointing, trainer.iterations) == (kind, made.config.trainer.iterations)
     assert words.startswith(kind)
     assert reason in words
+
+
+def test_an_update_waits_for_all_who_read_the_weights() -> None:
+    readers = Readers()
+    assert readers.wait_until_none(0.0) == 0.0
+    with readers:
+        with readers:
+            pass
+        with pytest.raises(TrainingError, match="still being read"):
+            readers.wait_until_none(0.0)
 
 
 def test_copies_take_what_they_hold_and_stay_from_one_time_to_the_next() -> None:
