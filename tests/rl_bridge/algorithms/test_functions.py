@@ -1,6 +1,5 @@
 """Functions named by a configuration: those of the documentation run, and invalid ones are refused."""
 
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,7 +83,7 @@ def inputs(count: int = 3) -> LossInputs:
 
 def test_the_documented_loss_wraps_the_one_that_is_built_in() -> None:
     ours, metrics = load_loss("mine:loss")(inputs(), PLAIN)
-    plain, plain_metrics = load_loss(AlgorithmConfig().loss)(inputs(), PLAIN)
+    plain, plain_metrics = load_loss(PLAIN.loss)(inputs(), PLAIN)
     assert torch.equal(plain, policy_loss(inputs(), PLAIN)[0])
     # Ratios exp(1.5), exp(0.5), exp(-0.5): the first is beyond exp(1).
     assert ours.tolist() == pytest.approx([0.5 * plain[0].item(), *plain[1:].tolist()])
@@ -116,30 +115,25 @@ def test_the_documented_advantage_and_filter() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("of_a_sum", r"expected the loss of shape \[2\], one number a token, got \[\]"),
-        ("alone", r"expected a pair \(loss of each token, metrics by name\), got Tensor"),
-        ("without_gradient", "expected a loss with gradient, got one without"),
-        ("of_a_metric", r"expected mine of shape \[2\], one number a token, got \[\]"),
-        ("no_number", r"expected finite losses of two ordinary tokens, got \[nan, nan\]"),
-        ("raising", "raised KeyError: 'entropy_bonus'"),
-        (
-            "one_argument",
-            r"expected a function of \(inputs: LossInputs, algorithm: AlgorithmConfig\), got one where too",
-        ),
-        ("slow", "expected a plain function, got a coroutine function"),
-        ("THREE", "expected a plain function, got int"),
+        ("of_a_sum", r"the loss of shape \[2\].* got \[\]"),
+        ("alone", r"a pair \(loss of each token, metrics by name\), got Tensor"),
+        ("without_gradient", "a loss with gradient, got one without"),
+        ("of_a_metric", r"mine of shape \[2\].* got \[\]"),
+        ("no_number", r"finite losses .* got \[nan, nan\]"),
+        ("raising", "KeyError: 'entropy_bonus'"),
+        ("one_argument", r"a function of \(inputs: LossInputs, algorithm: AlgorithmConfig\)"),
+        ("slow", "a plain function, got a coroutine function"),
+        ("THREE", "a plain function, got int"),
     ],
 )
 def test_invalid_loss_function_is_refused_when_loaded(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^algorithm\.loss=wrong_functions:{name}:? {message}"):
+    with pytest.raises(ConfigError, match=rf"^algorithm\.loss=wrong_functions:{name}:?.* {message}"):
         load_loss(f"wrong_functions:{name}")
 
 
 def test_loss_of_another_shape_is_refused_later_too() -> None:
     loss = load_loss("wrong_functions:at_first")
-    with pytest.raises(
-        TrainingError, match=r"wrong_functions:at_first: expected the loss of shape \[3\].* got \[2\]"
-    ):
+    with pytest.raises(TrainingError, match=r"wrong_functions:at_first: .* of shape \[3\].* got \[2\]"):
         loss(inputs(), PLAIN)
 
 
@@ -148,9 +142,7 @@ def test_loss_of_another_shape_is_refused_later_too() -> None:
 )
 def test_invalid_advantages_are_refused(name: str, got: str) -> None:
     advantage = load_advantage(f"wrong_functions:{name}")
-    with pytest.raises(
-        TrainingError, match=rf"^algorithm\.advantage=.*:{name}: expected 2 finite .* got {got}"
-    ):
+    with pytest.raises(TrainingError, match=rf"^algorithm\.advantage=.*:{name}: .* got {got}"):
         advantage([1.0, 0.0], normalize_std=True)
 
 
@@ -162,12 +154,15 @@ def test_invalid_refusal_reason_of_a_filter_is_refused() -> None:
         load_group_filter("mine:group_filte")
 
 
-@pytest.mark.parametrize("keys", [{"loss": "mine.loss"}, {"advantage": "groups"}, {"group_filter": "mine"}])
-def test_invalid_function_path_is_refused_by_the_configuration(keys: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=re.escape(next(iter(keys)))):
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"loss": "mine.loss"}, "loss"),
+        ({"advantage": "groups"}, "advantage"),
+        ({"group_filter": "mine"}, "group_filter"),
+        ({"name": "dapo", "group_filter": "mine:group_filter"}, r"dynamic_sampling=false"),
+    ],
+)
+def test_invalid_functions_are_refused_by_the_configuration(keys: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         AlgorithmConfig.model_validate(keys)
-
-
-def test_a_filter_takes_the_place_of_dynamic_sampling() -> None:
-    with pytest.raises(ValueError, match=r"expected algorithm\.dynamic_sampling=false with"):
-        AlgorithmConfig.model_validate({"name": "dapo", "group_filter": "mine:group_filter"})
