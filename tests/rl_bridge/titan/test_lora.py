@@ -1,6 +1,5 @@
 """Adapters follow their formula for every model, and leave the model's own weights unchanged."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -104,21 +103,3 @@ def test_a_checkpoint_is_known_by_its_weights_and_not_by_its_files(tmp_path: Pat
     content[8 + int.from_bytes(content[:8], "little")] ^= 1  # the first byte of the first tensor
     (other / "model.safetensors").write_bytes(content)
     assert checkpoint_identity(other) != checkpoint_identity(one)
-
-
-def test_exported_adapters_load_in_peft(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    from rl_bridge.weights.peft import write_adapter
-
-    lora = LoraConfig(rank=2, targets=("q_proj",))
-    stem = "base_model.model.model.layers.0.self_attn.q_proj"
-    state = {f"{stem}.lora_A.weight": torch.rand(2, 4), f"{stem}.lora_B.weight": torch.rand(6, 2)}
-    write_adapter(tmp_path, state, lora, base="/models/base")
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert config["peft_type"] == "LORA"
-    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (2, 32.0, ["q_proj"])
-    assert config["base_model_name_or_path"] == "/models/base"
-    read = load_file(tmp_path / "adapter_model.safetensors")
-    assert read.keys() == state.keys()
-    assert all(torch.equal(read[name], state[name]) for name in state)

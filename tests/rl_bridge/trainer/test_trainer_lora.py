@@ -51,7 +51,8 @@ def test_adapters_are_trained_merged_exported_and_resumed(policy: Path, tmp_path
         sent = {name: shard.values() for name, shard in own_shards(state, rank=0).items()}
     assert_close(sent, exported)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"]) == (LORA.rank, LORA.alpha)
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", LORA.rank, LORA.alpha)
+    assert config["target_modules"] == list(LORA.targets)
     assert config["base_model_name_or_path"] == str(policy)
 
     held = trainer._checkpoints.names_below("model", 1)
