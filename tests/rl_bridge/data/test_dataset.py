@@ -48,10 +48,10 @@ def test_lines_of_a_file_are_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"expected a JSON object, got invalid JSON: .*line 2\)"),
-        ("[1]", r"expected an object with a prompt, got list .*line 2\)"),
-        ('{"prompt": [{"role": "user"}]}', r"expected the prompt to be a text or messages"),
-        ('{"prompt": []}', r"expected the prompt to be a text or messages"),
+        ("{", r"a JSON object, got invalid JSON: .*line 2\)"),
+        ("[1]", r"an object with a prompt, got list .*line 2\)"),
+        ('{"prompt": [{"role": "user"}]}', r"the prompt to be a text or messages"),
+        ('{"prompt": []}', r"the prompt to be a text or messages"),
         # JSON may have half a character, of which no tokenizer makes anything.
         (r'{"prompt": [{"role": "user", "content": "\udc00"}]}', r"got '\\udc00' after .*line 2\)"),
     ],

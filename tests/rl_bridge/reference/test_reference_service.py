@@ -30,18 +30,13 @@ class Fake:
         return part.target.astype(np.float32)
 
 
-@pytest.mark.parametrize("replicas", [0, 1, 2, 3, 100])
+@pytest.mark.parametrize("replicas", [0, 1, 3, 100])
 async def test_every_loss_token_is_asked_for_once_and_gets_its_own_answer(replicas: int) -> None:
-    everything = batch(1)
+    everything = batch(1, rows=60)
     fake: Any = Fake(replicas)
     assert (await reference_logprobs(fake, everything)).tolist() == everything.target.tolist()
     assert sum(map(len, fake.asked)) == len(everything)
     assert len(fake.asked) == min(max(1, replicas), len(everything.lengths))
-
-
-async def test_shares_are_about_equal() -> None:
-    fake: Any = Fake(4)
-    await reference_logprobs(fake, batch(2, rows=60))
     sizes = [int(part.lengths.sum()) for part in fake.asked]
     assert max(sizes) - min(sizes) <= 16  # two of the longest contexts
 

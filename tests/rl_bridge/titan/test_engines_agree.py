@@ -1,6 +1,5 @@
 """Engine and trainer agree for every architecture, before and after new weights."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,8 @@ WAIT_S = 200.0
 LENGTH, ANSWER = 32, 6
 
 
-@pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from rl_bridge.generator.vllm_api import engine_environment
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for name, value in engine_environment(on_gpu=False).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("engine_environment")
 def test_engine_and_trainer_agree(name: str, tmp_path: Path) -> None:
     from rl_bridge.config import Config, RolloutConfig
     from rl_bridge.generator.engine import VllmEngine

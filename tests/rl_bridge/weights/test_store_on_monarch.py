@@ -16,22 +16,17 @@ from rl_bridge.errors import ReplicaLostError, RoleError, SnapshotOverwrittenErr
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.weights.directory import WeightDirectory
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
-EVERY_TRANSPORT = pytest.mark.parametrize("transport", ["shared_memory", "rdma", "torchstore"])
-OF_THE_PUBLISHER = pytest.mark.parametrize("transport", ["shared_memory", "rdma"])
-IN_A_VOLUME = pytest.mark.parametrize("transport", ["torchstore"])
 SHORT_S = 3.0
 
 
-@pytest.fixture(autouse=True)
-def _transport_is_there(request: pytest.FixtureRequest) -> None:
-    callspec = getattr(request.node, "callspec", None)
-    wanted = None if callspec is None else callspec.params.get("transport")
-    if wanted == "torchstore" and importlib.util.find_spec("torchstore") is None:
+@pytest.fixture(params=["shared_memory", "rdma", "torchstore"])
+def transport(request: pytest.FixtureRequest) -> str:
+    if request.param == "torchstore" and importlib.util.find_spec("torchstore") is None:
         missing("needs TorchStore: pip install --no-deps torchstore==0.1.2 pygtrie")
+    return str(request.param)
 
 
 @pytest.fixture
@@ -42,9 +37,9 @@ async def fleet(tmp_path: Path, importable_modules: None) -> AsyncIterator["Flee
         yield fleet
 
 
-@EVERY_TRANSPORT
 async def test_weights_put_by_one_role_are_read_by_another(fleet: "Fleet", transport: str) -> None:
-    from store_roles import Publisher, Reader, state_of
+    from store_roles import Publisher, Reader
+    from store_stage import state_of
 
     from rl_bridge.weights import WeightStore
 
@@ -67,7 +62,6 @@ async def test_weights_put_by_one_role_are_read_by_another(fleet: "Fleet", trans
 
 
 @pytest.mark.soak
-@EVERY_TRANSPORT
 async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
     fleet: "Fleet", transport: str, tmp_path: Path
 ) -> None:
@@ -90,9 +84,10 @@ async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
 
 
 @pytest.mark.soak
-@OF_THE_PUBLISHER
+@pytest.mark.parametrize("transport", ["shared_memory", "rdma"])
 async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Fleet", transport: str) -> None:
-    from store_roles import Publisher, Reader, state_of
+    from store_roles import Publisher, Reader
+    from store_stage import state_of
 
     from rl_bridge.weights import WeightStore
 
@@ -139,24 +134,20 @@ class Volumes:
         return self.held[name].clone()
 
 
-@IN_A_VOLUME
-async def test_late_data_of_a_replaced_publisher_is_never_taken_for_its_successor_s(
-    transport: str,
-) -> None:
+async def test_late_data_of_a_replaced_publisher_is_never_taken_for_its_successor_s() -> None:
+    from store_stage import Directory
+
     from rl_bridge.weights import WeightStore
-    from rl_bridge.weights.directory import WeightDirectory
 
-    directory, volumes = WeightDirectory(), Volumes()
-
-    def life(name: str) -> WeightStore:
-        store = WeightStore(directory, transport="torchstore", volumes=volumes, timeout_s=SHORT_S)  # type: ignore[arg-type]
-        store._directory = Named(directory, name)  # type: ignore[assignment]
-        return store
-
-    before, after = life("first"), life("second")
+    directory, volumes = Directory(), Volumes()
+    before, after = (
+        WeightStore(directory, transport="torchstore", volumes=volumes, timeout_s=SHORT_S)  # type: ignore[arg-type]
+        for _ in range(2)
+    )
     volumes.late = late = asyncio.Event()
     sending = asyncio.ensure_future(before.put(5, {"w": torch.full((3,), 1.0)}))
     await eventually(lambda: volumes.late is None)  # it is on its way
+    directory.caller = "second trainer"
     await after.put(5, {"w": torch.full((3,), 2.0)})
     assert (await after.get(5))["w"].tolist() == [2.0] * 3
     late.set()  # and arrives under the name that its successor has
@@ -168,21 +159,7 @@ async def test_late_data_of_a_replaced_publisher_is_never_taken_for_its_successo
     assert (await after.get(6))["w"].tolist() == [3.0] * 3
 
 
-class Named:
-    """The directory as the processes of one publisher's life see it."""
-
-    def __init__(self, directory: "WeightDirectory", name: str) -> None:
-        self._directory, self._name = directory, name
-
-    def group(self) -> str:
-        return self._name
-
-    def __getattr__(self, method: str) -> object:
-        return getattr(self._directory, method)
-
-
-@IN_A_VOLUME
-async def test_volume_holds_only_the_kept_versions_and_overwrites_failed_ones(transport: str) -> None:
+async def test_volume_holds_only_the_kept_versions_and_overwrites_failed_ones() -> None:
     from rl_bridge.weights.torch_store import VolumeAddress, VolumePublisher
 
     volumes = Volumes()
