@@ -6,17 +6,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_checkpoints import NAMES, WIDTH, documents, load_reference, make_checkpoint, model_logprobs, rows
+from tiny_checkpoints import (
+    NAMES,
+    WIDTH,
+    documents,
+    load_reference,
+    make_checkpoint,
+    model_logprobs,
+    rows,
+    titan,
+)
 
 pytestmark = pytest.mark.heavy
 
 
 def critic(path: Path, *, dtype: str = "float32") -> Any:
-    from rl_bridge.titan.model import TitanModel
-
-    return TitanModel(
-        path, dtype=dtype, max_length=32, device=torch.device("cpu"), trainable=True, value_head=True
-    )
+    return titan(path, dtype=dtype, trainable=True, value_head=True)
 
 
 def give_head(model: Any) -> torch.Tensor:

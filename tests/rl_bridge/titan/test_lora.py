@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import load_reference, logprobs, make_checkpoint, model_logprobs, rows
+from tiny_checkpoints import load_reference, logprobs, make_checkpoint, model_logprobs, rows, titan
 from torch import Tensor
 
 from rl_bridge.config import LoraConfig
@@ -23,25 +23,14 @@ CASES = [
 ]
 
 
-def adapted(path: Path, lora: LoraConfig, **options: Any) -> Any:
+def adapted(path: Path, lora: LoraConfig) -> Any:
     """A model whose adapters do something."""
-    from rl_bridge.titan.model import TitanModel
-
-    model = TitanModel(
-        path,
-        dtype="float32",
-        max_length=32,
-        trainable=True,
-        device=torch.device("cpu"),
-        lora=lora,
-        seed=3,
-        **options,
-    )
+    model = titan(path, trainable=True, lora=lora, seed=3, activation_checkpointing="full")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, value in model.adapter_state().items():
             if "lora_B" in name:
-                value.to_local().copy_(0.1 * torch.randn(value.shape, generator=generator))  # type: ignore[attr-defined]
+                value.to_local().copy_(0.1 * torch.randn(value.shape, generator=generator))
     return model
 
 
@@ -61,7 +50,7 @@ def factors(model: Any) -> dict[str, tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize(("name", "lora"), CASES)
 def test_gradients_are_those_of_merged_weights(name: str, lora: LoraConfig, tmp_path: Path) -> None:
     path, tokens, scale = make_checkpoint(tmp_path, name), rows(), lora.alpha / lora.rank
-    model, merged = adapted(path, lora, activation_checkpointing="full"), load_reference(path)
+    model, merged = adapted(path, lora), load_reference(path)
     base = logprobs(merged(tokens).logits, tokens).detach()
     weights = dict(merged.named_parameters())
     pairs = factors(model)

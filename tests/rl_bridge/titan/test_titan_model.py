@@ -19,6 +19,7 @@ from tiny_checkpoints import (
     make_checkpoint,
     model_logprobs,
     rows,
+    titan,
 )
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -37,19 +38,6 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def any_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "qwen3")
-
-
-def titan(path: Path, *, trainable: bool = False, max_length: int = 32, **options: Any) -> Any:
-    from rl_bridge.titan.model import TitanModel
-
-    return TitanModel(
-        path,
-        dtype="float32",
-        max_length=max_length,
-        trainable=trainable,
-        device=torch.device("cpu"),
-        **options,
-    )
 
 
 def test_names_log_probabilities_and_gradients_are_those_of_transformers(checkpoint: Path) -> None:

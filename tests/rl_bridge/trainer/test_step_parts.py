@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from train_samples import train_sample
 from trainer_ranks import batch, settings
 
 from rl_bridge.buffer.batch import TrainBatch
@@ -20,30 +21,15 @@ from rl_bridge.trainer.metrics import LossMetrics, StepMeter, peak_flops
 from rl_bridge.trainer.passes import Passes, rank_batches
 from rl_bridge.trainer.policy import loss_settings, with_advantages
 from rl_bridge.trainer.weights import Offload, Readers
-from rl_bridge.types import NO_VERSION, TrainSample
-
-
-def sample(tokens: int, *, trajectory: int, group: int, reward: float, advantage: float) -> TrainSample:
-    return TrainSample(
-        tokens=[1] + [2] * tokens,
-        loss_mask=[False] + [True] * tokens,
-        logprobs=[0.0] + [-1.0] * tokens,
-        versions=[NO_VERSION] + [0] * tokens,
-        advantage=advantage,
-        trajectory=trajectory,
-        group=group,
-        reward=reward,
-    )
-
 
 # Group 0: a trajectory of two rows, three tokens in all, and one of one token. Group 1: two of one token each.
 BATCH = TrainBatch.from_samples(
     [
-        sample(2, trajectory=0, group=0, reward=1.0, advantage=0.5),
-        sample(1, trajectory=0, group=0, reward=1.0, advantage=0.5),
-        sample(1, trajectory=1, group=0, reward=0.0, advantage=-0.5),
-        sample(1, trajectory=2, group=1, reward=4.0, advantage=1.0),
-        sample(1, trajectory=3, group=1, reward=2.0, advantage=-1.0),
+        train_sample([1, 2, 2], [0, 1, 1], trajectory=0, group=0, reward=1.0, advantage=0.5),
+        train_sample([1, 2], [0, 1], trajectory=0, group=0, reward=1.0, advantage=0.5),
+        train_sample([1, 2], [0, 1], trajectory=1, group=0, reward=0.0, advantage=-0.5),
+        train_sample([1, 2], [0, 1], trajectory=2, group=1, reward=4.0, advantage=1.0),
+        train_sample([1, 2], [0, 1], trajectory=3, group=1, reward=2.0, advantage=-1.0),
     ]
 )
 # x = log(pi / pi_ref) of each token: 1, 1, -1, 2, 0, 0.
@@ -263,17 +249,6 @@ def test_a_step_is_measured_by_its_slowest_rank(monkeypatch: pytest.MonkeyPatch)
         "train/mfu": pytest.approx(4e14 / 2.0 / (2 * 989e12)),
         "memory/allocated_gb": 6.0,
         "memory/reserved_gb": 7.0,
-    }
-
-
-def test_on_a_cpu_neither_peak_nor_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
-    meter = StepMeter(torch.device("cpu"))
-    meter.begin()
-    assert set(meter.metrics(tokens=10, flops=10)) == {
-        "train/tokens_per_s",
-        "train/tokens_per_s_per_rank",
-        "train/flops_per_token",
     }
 
 
