@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.shapes import shape_of
 from rl_bridge.config import Config, load_config
 from rl_bridge.planning import (
     USABLE_SHARE,
@@ -151,23 +150,6 @@ def test_as_little_is_computed_anew_as_there_is_room_for(tmp_path: Path) -> None
     assert (plan.roles[0].process_bytes, plan.decided[KEY]) == (needed["selective"], "selective")
     # Of a model whose shapes nobody knows nothing is promised.
     assert choose_checkpointing(bytes_by_checkpointing(config, ModelSize(parameters=1000)), 1e15) == "full"
-
-
-@pytest.mark.parametrize(
-    ("name", "gigabytes", "kind"),
-    [("0.6B", 150, "none"), ("0.6B", 85, "none"), ("0.6B", 25, "full"), ("8B", 150, "full")],
-)
-def test_known_models_on_known_cards(name: str, gigabytes: int, kind: str, tmp_path: Path) -> None:
-    size = ModelSize(parameters=(one := shape_of(name)).parameters, architecture=one)
-    config = load(tmp_path, "trainer.num_gpus=1", "rollout.max_length=2048", "trainer.tokens_per_pass=16384")
-    plan = RunPlan().with_memory(size, config, gpu_bytes=gigabytes * 1e9)
-    assert plan.decided[KEY] == kind
-
-
-@pytest.mark.parametrize("override", ["algorithm=ppo", "algorithm.advantage=gae"])
-def test_critic_is_counted_however_it_was_asked_for(tmp_path: Path, override: str) -> None:
-    # 1000 without 50 x 5 of the output layer, and 5 of the value head.
-    assert roles(load(tmp_path, override))["trainer"].parts["critic"] == 16 * 755
 
 
 def test_tensor_parallel_ranks_share_a_pass(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A real trainer under every algorithm: ratios that move, sequences over several passes, a critic that learns."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,15 @@ from rl_bridge.errors import NonFiniteLossError
 pytestmark = pytest.mark.heavy
 
 
-def train(policy: Path, folder: Path, algorithm: dict[str, Any], **options: Any) -> Any:
-    return alone(policy, folder, algorithm=algorithm, **options)
+Train = Callable[..., Any]
+
+
+@pytest.fixture
+def train(tiny_policy: Path, tmp_path: Path) -> Train:
+    def make(algorithm: dict[str, Any], **options: Any) -> Any:
+        return alone(tiny_policy, tmp_path, algorithm=algorithm, **options)
+
+    return make
 
 
 def on_policy(trainer: Any, one: TrainBatch) -> TrainBatch:
@@ -38,11 +46,9 @@ def recorded_gradients(trainer: Any, one: TrainBatch) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_ratios_move_and_some_are_clipped_under_every_preset(
-    tiny_policy: Path, tmp_path: Path, name: str
-) -> None:
+def test_ratios_move_and_some_are_clipped_under_every_preset(train: Train, name: str) -> None:
     algorithm = {"name": name, "entropy_coef": 0.01}
-    trainer = train(tiny_policy, tmp_path, algorithm, updates_per_iteration=6, learning_rate=5e-3)
+    trainer = train(algorithm, updates_per_iteration=6, learning_rate=5e-3)
     figures = trainer.step(on_policy(trainer, batch(1, rows=48)))
     assert all(np.isfinite(value) for value in figures.values())
     assert figures["loss/ratio_mean"] != pytest.approx(1.0, abs=1e-6)
@@ -53,18 +59,18 @@ def test_ratios_move_and_some_are_clipped_under_every_preset(
     assert ("critic/loss" in figures) == (name == "ppo")
 
 
-def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_path: Path) -> None:
+def test_ratios_of_sequences_that_several_passes_share(train: Train) -> None:
     """The gradient is that of exp(mean log rho) as autograd finds it with everything in one pass."""
     algorithm = {"name": "gspo", "clip_low": 0.05, "clip_high": 0.05}
     one = batch(2, rows=12, rows_a_trajectory=3)
     trajectories, index = np.unique(one.trajectory, return_inverse=True)
     advantages = np.array([1.0, 1.0, -1.0, -1.0], dtype=np.float32)
     log_ratios = np.array([0.0, 0.1, -0.1, 0.1], dtype=np.float32)  # the second and the third are clipped
-    whole = train(tiny_policy, tmp_path, algorithm, tokens_per_pass=4096, max_grad_norm=1e9)
+    whole = train(algorithm, tokens_per_pass=4096, max_grad_norm=1e9)
     old = whole.logprobs(one) - log_ratios[index]
     one = replace(one, advantages=advantages[index], old_logprobs=old)
-    parts = train(tiny_policy, tmp_path, algorithm, tokens_per_pass=32, max_grad_norm=1e9)
-    model = train(tiny_policy, tmp_path, algorithm)._model
+    parts = train(algorithm, tokens_per_pass=32, max_grad_norm=1e9)
+    model = train(algorithm)._model
     with model.spmd():
         logprobs = model.outputs(model.pack(one)).logprobs
         loss, clipped = torch.zeros(()), 0
@@ -84,11 +90,9 @@ def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_pa
 
 @pytest.mark.parametrize("correction", ["truncated", "icepop", "decoupled"])
 def test_ratios_are_against_what_the_trainer_computed_before_the_first_update(
-    tiny_policy: Path, tmp_path: Path, correction: str
+    train: Train, correction: str
 ) -> None:
-    trainer = train(
-        tiny_policy, tmp_path, {"correction": correction, "correction_cap": 1.05, "correction_high": 1.05}
-    )
+    trainer = train({"correction": correction, "correction_cap": 1.05, "correction_high": 1.05})
     one = on_policy(trainer, batch(3))
     # The engine had sampled with probabilities that are lower by a factor of exp(0.1).
     figures = trainer.step(replace(one, old_logprobs=one.old_logprobs - np.float32(0.1)))
@@ -100,12 +104,8 @@ def test_ratios_are_against_what_the_trainer_computed_before_the_first_update(
     assert figures["loss/corrected_fraction"] == (0.0 if correction == "decoupled" else 1.0)
 
 
-def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(
-    tiny_policy: Path, tmp_path: Path
-) -> None:
+def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(train: Train) -> None:
     trainer = train(
-        tiny_policy,
-        tmp_path,
         {"name": "gspo", "correction": "truncated"},
         updates_per_iteration=3,
         tokens_per_pass=64,
@@ -121,8 +121,8 @@ def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(
 PPO = {"name": "ppo", "critic_learning_rate": 3e-3, "value_clip": None}
 
 
-def test_the_critic_learns_what_states_are_worth(tiny_policy: Path, tmp_path: Path) -> None:
-    trainer = train(tiny_policy, tmp_path, PPO, learning_rate=1e-6)
+def test_the_critic_learns_what_states_are_worth(train: Train) -> None:
+    trainer = train(PPO, learning_rate=1e-6)
     metrics = [trainer.step(batch(5)) for _ in range(15)]
     assert metrics[0]["critic/value_mean"] == 0.0
     assert metrics[0]["critic/explained_variance"] == 0.0
@@ -130,8 +130,8 @@ def test_the_critic_learns_what_states_are_worth(tiny_policy: Path, tmp_path: Pa
     assert metrics[-1]["critic/loss"] < 0.5 * metrics[0]["critic/loss"]
 
 
-def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(tiny_policy: Path, tmp_path: Path) -> None:
-    trainer = train(tiny_policy, tmp_path, PPO)
+def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(train: Train) -> None:
+    trainer = train(PPO)
     before, one = copied(trainer), batch(6)
     one.rewards[one.rewards != 0] *= np.float32(
         1e30
@@ -140,7 +140,7 @@ def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(tiny_policy: P
         trainer.step(one)
     assert_close(copied(trainer), before)
     # Nor is a gradient left: the next step is as if it had never been.
-    assert trainer.step(batch(6)) == train(tiny_policy, tmp_path, PPO).step(batch(6))
+    assert trainer.step(batch(6)) == train(PPO).step(batch(6))
 
 
 OWN = """
@@ -161,10 +161,10 @@ def first_alone(rewards, *, normalize_std):
 
 
 def test_functions_of_ones_own_in_the_trainer(
-    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def trainer_with(**algorithm: Any) -> Any:
-        return train(tiny_policy, tmp_path, algorithm, tokens_per_pass=64)
+        return train(algorithm, tokens_per_pass=64)
 
     (tmp_path / "own_algorithm.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))

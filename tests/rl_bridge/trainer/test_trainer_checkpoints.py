@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from trainer_ranks import WAIT_S, RankDiedError, Ranks, alone, assert_close, batch, copied, ranks, settings
 
 from rl_bridge.errors import CheckpointError, ModelError, NonFiniteLossError, RankLostError, TrainingError
@@ -40,21 +39,6 @@ def trainer(policy: Path, tmp_path: Path) -> Any:
 
 def whole(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoint").iterdir())
-
-
-def test_stored_state_comes_back(trainer: Any, policy: Path, tmp_path: Path) -> None:
-    assert trainer.resume() == ResumeState()
-    assert newest_checkpoint(tmp_path) == 0
-    for number in range(2):
-        trainer.step(batch(number))
-    torch.rand(3)  # on from where the seed put it
-    attachments = {"empty": b"", "groups.bin": bytes(range(256))}
-    trainer.save(2, RUN_STATE, attachments)
-    drawn = torch.rand(4)
-    again = alone(policy, tmp_path, **OPTIONS)
-    assert again.resume() == ResumeState(version=2, run_state=RUN_STATE, attachments=attachments)
-    assert torch.equal(torch.rand(4), drawn)
-    assert newest_checkpoint(tmp_path) == again.version == 2
 
 
 def test_two_are_kept_the_same_version_is_replaced_and_a_half_written_one_is_swept(

@@ -11,8 +11,12 @@ import pytest
 import torch
 from missing import missing
 from serving import eventually
+from store_stage import Directory, state_of
 
 from rl_bridge.errors import ReplicaLostError, RoleError, SnapshotOverwrittenError, WeightsError
+from rl_bridge.weights import Box, WeightStore
+from rl_bridge.weights.directory import WeightDirectory
+from rl_bridge.weights.snapshot import Contribution, Origin, Publication, Snapshot, StoredPart
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
@@ -39,9 +43,6 @@ async def fleet(tmp_path: Path, importable_modules: None) -> AsyncIterator["Flee
 
 async def test_weights_put_by_one_role_are_read_by_another(fleet: "Fleet", transport: str) -> None:
     from store_roles import Publisher, Reader
-    from store_stage import state_of
-
-    from rl_bridge.weights import WeightStore
 
     store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
     publisher = await Publisher.options(name="publisher").as_actor(store)
@@ -68,8 +69,6 @@ async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
     from monarch.actor import this_host
     from store_roles import Ranked
 
-    from rl_bridge.weights import WeightStore
-
     store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
     trainers, generators = (this_host().spawn_procs(per_host={"ranks": ranks}) for ranks in (2, 3))
     try:
@@ -87,9 +86,6 @@ async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
 @pytest.mark.parametrize("transport", ["shared_memory", "rdma"])
 async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Fleet", transport: str) -> None:
     from store_roles import Publisher, Reader
-    from store_stage import state_of
-
-    from rl_bridge.weights import WeightStore
 
     store = WeightStore.create(transport=transport, timeout_s=SHORT_S)  # type: ignore[arg-type]
     publisher = await Publisher.options(name="publisher").as_actor(store)
@@ -135,10 +131,6 @@ class Volumes:
 
 
 async def test_late_data_of_a_replaced_publisher_is_never_taken_for_its_successor_s() -> None:
-    from store_stage import Directory
-
-    from rl_bridge.weights import WeightStore
-
     directory, volumes = Directory(), Volumes()
     before, after = (
         WeightStore(directory, transport="torchstore", volumes=volumes, timeout_s=SHORT_S)  # type: ignore[arg-type]
@@ -190,9 +182,7 @@ async def test_volume_holds_only_the_kept_versions_and_overwrites_failed_ones() 
 async def test_overwritten_snapshot_is_told_apart_from_a_failed_fetch(
     monkeypatch: pytest.MonkeyPatch, overwritten: bool
 ) -> None:
-    from rl_bridge.weights import Box, rdma
-    from rl_bridge.weights.directory import WeightDirectory
-    from rl_bridge.weights.snapshot import Contribution, Origin, Publication, Snapshot, StoredPart
+    from rl_bridge.weights import rdma
 
     first, second = (Publication(group="trainer", number=number) for number in (1, 2))
     origin = Origin(machine="another", pid=1, started=1, rank=0)
