@@ -1,9 +1,9 @@
 """Functions named by a configuration: those of the documentation run, and invalid ones are refused."""
 
-import re
+import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,62 +18,16 @@ from rl_bridge.types import Group
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 EXAMPLE = PAGE.split("## Functions of your own\n")[1].split("```python\n")[1].split("```")[0]
-WRONG = """
-import math
-import torch
-
-def of_a_sum(inputs, settings):
-    return inputs.logprobs.sum(), {}
-
-def alone(inputs, settings):
-    return inputs.logprobs
-
-def without_gradient(inputs, settings):
-    return inputs.advantages, {}
-
-def of_a_metric(inputs, settings):
-    return inputs.logprobs, {"mine": inputs.logprobs.mean()}
-
-def no_number(inputs, settings):
-    return inputs.logprobs * math.nan, {}
-
-def at_first(inputs, settings):
-    return inputs.logprobs[:2], {}
-
-def raising(inputs, settings):
-    raise KeyError("entropy_bonus")
-
-def one_argument(inputs):
-    return inputs
-
-async def slow(inputs, settings):
-    return inputs
-
-def too_few(rewards, *, normalize_std):
-    return rewards[1:]
-
-def infinite(rewards, *, normalize_std):
-    return [math.inf] * len(rewards)
-
-def none_at_all(rewards, *, normalize_std):
-    return None
-
-def yes(group, rewards):
-    return True
-
-THREE = 3
-"""
 PLAIN = AlgorithmConfig()
 
 
 @pytest.fixture(autouse=True)
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (tmp_path / "mine.py").write_text(EXAMPLE)
-    (tmp_path / "wrong_functions.py").write_text(WRONG)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    for name in ("mine", "wrong_functions"):
-        sys.modules.pop(name, None)
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The documentation's functions as the module `mine`."""
+    module = ModuleType("mine")
+    exec(EXAMPLE, module.__dict__)
+    monkeypatch.setitem(sys.modules, "mine", module)
+    return module
 
 
 def inputs(count: int = 3) -> LossInputs:
@@ -84,7 +38,7 @@ def inputs(count: int = 3) -> LossInputs:
 
 def test_the_documented_loss_wraps_the_one_that_is_built_in() -> None:
     ours, metrics = load_loss("mine:loss")(inputs(), PLAIN)
-    plain, plain_metrics = load_loss(AlgorithmConfig().loss)(inputs(), PLAIN)
+    plain, plain_metrics = load_loss(PLAIN.loss)(inputs(), PLAIN)
     assert torch.equal(plain, policy_loss(inputs(), PLAIN)[0])
     # Ratios exp(1.5), exp(0.5), exp(-0.5): the first is beyond exp(1).
     assert ours.tolist() == pytest.approx([0.5 * plain[0].item(), *plain[1:].tolist()])
@@ -113,61 +67,68 @@ def test_the_documented_advantage_and_filter() -> None:
     assert chosen.function(group, [1.0, 0.0]) is None
 
 
+async def slow(inputs: LossInputs, settings: AlgorithmConfig) -> Any:
+    return inputs
+
+
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("function", "message"),
     [
-        ("of_a_sum", r"expected the loss of shape \[2\], one number a token, got \[\]"),
-        ("alone", r"expected a pair \(loss of each token, metrics by name\), got Tensor"),
-        ("without_gradient", "expected a loss with gradient, got one without"),
-        ("of_a_metric", r"expected mine of shape \[2\], one number a token, got \[\]"),
-        ("no_number", r"expected finite losses of two ordinary tokens, got \[nan, nan\]"),
-        ("raising", "raised KeyError: 'entropy_bonus'"),
+        (lambda inputs, _: (inputs.logprobs.sum(), {}), r"the loss of shape \[2\].* got \[\]"),
+        (lambda inputs, _: inputs.logprobs, r"a pair \(loss of each token, metrics by name\), got Tensor"),
+        (lambda inputs, _: (inputs.advantages, {}), "a loss with gradient, got one without"),
         (
-            "one_argument",
-            r"expected a function of \(inputs: LossInputs, algorithm: AlgorithmConfig\), got one where too",
+            lambda inputs, _: (inputs.logprobs, {"mine": inputs.logprobs.mean()}),
+            r"mine of shape \[2\].* got \[\]",
         ),
-        ("slow", "expected a plain function, got a coroutine function"),
-        ("THREE", "expected a plain function, got int"),
+        (lambda inputs, _: (inputs.logprobs * math.nan, {}), r"finite losses .* got \[nan, nan\]"),
+        (lambda inputs, _: {}["entropy_bonus"], "KeyError: 'entropy_bonus'"),
+        (lambda inputs: inputs, r"a function of \(inputs: LossInputs, algorithm: AlgorithmConfig\)"),
+        (slow, "a plain function, got a coroutine function"),
+        (3, "a plain function, got int"),
     ],
 )
-def test_invalid_loss_function_is_refused_when_loaded(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^algorithm\.loss=wrong_functions:{name}:? {message}"):
-        load_loss(f"wrong_functions:{name}")
+def test_invalid_loss_function_is_refused_when_loaded(
+    function: object, message: str, module: ModuleType
+) -> None:
+    module.own = function  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=rf"^algorithm\.loss=mine:own:?.* {message}"):
+        load_loss("mine:own")
 
 
-def test_loss_of_another_shape_is_refused_later_too() -> None:
-    loss = load_loss("wrong_functions:at_first")
-    with pytest.raises(
-        TrainingError, match=r"wrong_functions:at_first: expected the loss of shape \[3\].* got \[2\]"
-    ):
+def test_loss_of_another_shape_is_refused_later_too(module: ModuleType) -> None:
+    module.own = lambda inputs, _: (inputs.logprobs[:2], {})  # type: ignore[attr-defined]
+    loss = load_loss("mine:own")
+    with pytest.raises(TrainingError, match=r"mine:own: .* of shape \[3\].* got \[2\]"):
         loss(inputs(), PLAIN)
 
 
 @pytest.mark.parametrize(
-    ("name", "got"), [("too_few", r"\[0\.0\]"), ("infinite", r"\[inf, inf\]"), ("none_at_all", "None")]
+    ("given", "got"), [([0.0], r"\[0\.0\]"), ([math.inf] * 2, r"\[inf, inf\]"), (None, "None")]
 )
-def test_invalid_advantages_are_refused(name: str, got: str) -> None:
-    advantage = load_advantage(f"wrong_functions:{name}")
-    with pytest.raises(
-        TrainingError, match=rf"^algorithm\.advantage=.*:{name}: expected 2 finite .* got {got}"
-    ):
-        advantage([1.0, 0.0], normalize_std=True)
+def test_invalid_advantages_are_refused(given: object, got: str, module: ModuleType) -> None:
+    module.own = lambda rewards, *, normalize_std: given  # type: ignore[attr-defined]
+    with pytest.raises(TrainingError, match=rf"^algorithm\.advantage=mine:own: .* got {got}"):
+        load_advantage("mine:own")([1.0, 0.0], normalize_std=True)
 
 
-def test_invalid_refusal_reason_of_a_filter_is_refused() -> None:
-    chosen: Any = load_group_filter("wrong_functions:yes")
-    with pytest.raises(TrainingError, match=r"expected a reason in words, or None .* got True"):
-        chosen(None, [1.0])
+def test_invalid_refusal_reason_of_a_filter_is_refused(module: ModuleType) -> None:
+    module.own = lambda group, rewards: True  # type: ignore[attr-defined]
+    with pytest.raises(TrainingError, match=r"a reason in words, or None .* got True"):
+        load_group_filter("mine:own")(Group(seed=0), [1.0])
     with pytest.raises(ConfigError, match="has no 'group_filte'; did you mean 'group_filter'"):
         load_group_filter("mine:group_filte")
 
 
-@pytest.mark.parametrize("keys", [{"loss": "mine.loss"}, {"advantage": "groups"}, {"group_filter": "mine"}])
-def test_invalid_function_path_is_refused_by_the_configuration(keys: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=re.escape(next(iter(keys)))):
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"loss": "mine.loss"}, "loss"),
+        ({"advantage": "groups"}, "advantage"),
+        ({"group_filter": "mine"}, "group_filter"),
+        ({"name": "dapo", "group_filter": "mine:group_filter"}, r"dynamic_sampling=false"),
+    ],
+)
+def test_invalid_functions_are_refused_by_the_configuration(keys: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         AlgorithmConfig.model_validate(keys)
-
-
-def test_a_filter_takes_the_place_of_dynamic_sampling() -> None:
-    with pytest.raises(ValueError, match=r"expected algorithm\.dynamic_sampling=false with"):
-        AlgorithmConfig.model_validate({"name": "dapo", "group_filter": "mine:group_filter"})

@@ -34,7 +34,7 @@ def gradients(outputs: tuple[Tensor, Tensor], wrt: tuple[Tensor, Tensor], *, ent
     return list(torch.autograd.grad(loss, wrt))
 
 
-@pytest.mark.parametrize("chunk", [1, 4, TOKENS, 1000])
+@pytest.mark.parametrize("chunk", [1, 4, 1000])
 @pytest.mark.parametrize("entropy", [0.0, 0.3])
 def test_chunked_results_equal_unchunked_ones(chunk: int, entropy: float) -> None:
     hidden, weight, target = inputs()

@@ -1,19 +1,33 @@
 """Examples in an order that can be gone on with: from a file, from a list, from a checkpoint."""
 
+import asyncio
 import json
-from collections import Counter
+import os
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from rl_bridge.config import DataConfig
 from rl_bridge.data.examples import Dataset, Example, ExampleList, JsonLines, open_source, require_same
+from rl_bridge.data.sampling import Passes
 from rl_bridge.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def _lists_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+def _importable_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generated() -> Iterator[Example]:
+        for number in range(3):
+            yield Example(id=f"made-{number}", prompt=({"role": "user", "content": "hm"},), target=number)
+
+    module = ModuleType("example_lists")
+    listed = [{"prompt": f"What is {number} + {number}?", "target": 2 * number} for number in range(5)]
+    vars(module).update(LISTED=listed, NUMBER=5, generated=generated, nothing=list)
+    monkeypatch.setitem(sys.modules, "example_lists", module)
 
 
 def written(path: Path, *lines: Any) -> Path:
@@ -48,10 +62,10 @@ def test_lines_of_a_file_are_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"expected a JSON object, got invalid JSON: .*line 2\)"),
-        ("[1]", r"expected an object with a prompt, got list .*line 2\)"),
-        ('{"prompt": [{"role": "user"}]}', r"expected the prompt to be a text or messages"),
-        ('{"prompt": []}', r"expected the prompt to be a text or messages"),
+        ("{", r"a JSON object, got invalid JSON: .*line 2\)"),
+        ("[1]", r"an object with a prompt, got list .*line 2\)"),
+        ('{"prompt": [{"role": "user"}]}', r"the prompt to be a text or messages"),
+        ('{"prompt": []}', r"the prompt to be a text or messages"),
         # JSON may have half a character, of which no tokenizer makes anything.
         (r'{"prompt": [{"role": "user", "content": "\udc00"}]}', r"got '\\udc00' after .*line 2\)"),
     ],
@@ -81,14 +95,34 @@ def test_source_without_examples_is_refused(name: str, message: str) -> None:
         open_source(name)
 
 
-def test_samples_go_through_the_examples_again_and_again() -> None:
-    dataset = Dataset(numbers(50), seed=3)
-    epochs = [[dataset.sample().target for _ in range(50)] for _ in range(2)]
-    assert [Counter(epoch) for epoch in epochs] == [Counter(range(50))] * 2
-    assert epochs[0] != epochs[1]
-    in_order = Dataset(numbers(50), seed=3, shuffle=False)
-    assert [in_order.sample().target for _ in range(100)] == [*range(50), *range(50)]
-    assert dataset.get_example(7).target == in_order.get_example(7).target == 7
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_samples_go_through_the_examples_again_and_again(shuffle: bool) -> None:
+    dataset, passes = Dataset(numbers(50), seed=3, shuffle=shuffle), Passes(50, seed=3, shuffle=shuffle)
+    assert [dataset.sample().target for _ in range(100)] == [passes[number] for number in range(100)]
+    assert dataset.get_example(7).target == 7
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(300)
+async def test_each_place_has_the_same_example_after_a_restart(tmp_path: Path) -> None:
+    from rl_bridge.data.actor import DatasetActor
+    from rl_bridge.services.fleet import Fleet
+    from rl_bridge.services.options import RestartPolicy
+
+    path = written(
+        tmp_path / "examples.jsonl", *({"prompt": f"Say {number}", "target": number} for number in range(100))
+    )
+    alone = Dataset(open_source(str(path)), seed=5)
+    expected = [alone.sample() for _ in range(20)]
+    async with Fleet(tmp_path / "logs"), asyncio.timeout(120):
+        service = DatasetActor.options(name="dataset", restarts=RestartPolicy(backoff_s=0.0))
+        dataloader = await service.as_service(DataConfig(source=str(path)), 5)
+        assert [await dataloader.sample.route() for _ in range(20)] == expected
+        os.kill(dataloader.replicas[0].pids[0], signal.SIGKILL)
+        places = range(20)
+        again = await asyncio.gather(*(dataloader.get_example.route(place) for place in places))
+        assert again == [alone.get_example(place) for place in places]
+        assert await dataloader.identity.route() == alone.identity()
 
 
 @pytest.mark.parametrize(

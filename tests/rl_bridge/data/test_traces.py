@@ -1,7 +1,7 @@
 """Traces: recording an episode, reading and writing files, and which tokens are learned."""
 
 import json
-from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -33,7 +33,7 @@ class Riddle(Observation):
 
 
 class RiddleSession:
-    """`look` tells a number, `say` ends the episode; it earns 1 with the right one. `leave` and `fall` end it too."""
+    """`look` tells a number, `say` ends the episode; it earns 1 with the right one."""
 
     def __init__(self, *, broken: bool = False) -> None:
         self.resets: list[dict[str, Any]] = []
@@ -45,25 +45,19 @@ class RiddleSession:
 
     async def step(self, action: Any, /) -> StepResult[Any]:
         if isinstance(action, ListToolsAction):
-            tools = [
-                Tool(name=name, description=name, input_schema={"type": "object", "properties": {}})
-                for name in ("look", "say")
-            ]
+            schema = {"type": "object", "properties": {}}
+            tools = [Tool(name=name, description=name, input_schema=schema) for name in ("look", "say")]
             return StepResult(ListToolsObservation(tools=tools), None, False)
         assert isinstance(action, CallToolAction)
+        found, name = partial(CallToolObservation, tool_name=action.tool_name), action.tool_name
         if self._broken:
-            lost = CallToolObservation(tool_name="look", metadata={INFRASTRUCTURE_ERROR: "the disk is gone"})
-            return StepResult(lost, None, False)
-        if action.tool_name == "look":
-            return StepResult(CallToolObservation(tool_name="look", result={"number": 7}), 0.25, False)
-        if action.tool_name == "say":
-            right = action.arguments == {"number": 7}
-            return StepResult(CallToolObservation(tool_name="say", result="heard"), float(right), True)
-        if action.tool_name == "leave":
-            return StepResult(Riddle(task="nobody is there"), 0.5, True)
+            return StepResult(found(metadata={INFRASTRUCTURE_ERROR: "the disk is gone"}), None, False)
+        if name == "look":
+            return StepResult(found(result={"number": 7}), 0.25, False)
+        if name == "say":
+            return StepResult(found(result="heard"), float(action.arguments == {"number": 7}), True)
         error = ToolError(error_type=ToolErrorType.TOOL_NOT_FOUND, message="there is no such tool")
-        gave = CallToolObservation(tool_name=action.tool_name, error=error)
-        return StepResult(gave, -0.5, action.tool_name == "fall")
+        return StepResult(found(error=error), -0.5, False)
 
 
 @pytest.fixture
@@ -79,7 +73,7 @@ async def record_trace(task: ToolTask) -> Trace:
     return recorder.trace()
 
 
-async def test_a_trace_is_what_a_policy_would_have_read_and_written(task: ToolTask) -> None:
+async def test_a_trace_is_what_a_policy_would_have_read_and_written(task: ToolTask, tmp_path: Path) -> None:
     session = RiddleSession()
     recorder = Recorder(task, session)
     first = await recorder.begin(3, level="easy")
@@ -102,6 +96,8 @@ async def test_a_trace_is_what_a_policy_would_have_read_and_written(task: ToolTa
             "content": '<tool_call>\n{"name": "say", "arguments": {"number": 7}}\n</tool_call>',
         },
     )
+    save_traces(tmp_path / "traces.jsonl", [trace, trace])
+    assert load_traces(tmp_path / "traces.jsonl") == [trace, trace]
 
 
 async def test_a_call_that_failed_is_read_and_earns_what_it_earns(task: ToolTask) -> None:
@@ -123,12 +119,6 @@ async def test_infrastructure_failure_gives_no_trace(task: ToolTask) -> None:
         await recorder.call("look", {})
 
 
-async def test_traces_come_back_from_their_file(task: ToolTask, tmp_path: Path) -> None:
-    traces = [await record_trace(task), await record_trace(task)]
-    save_traces(tmp_path / "traces.jsonl", traces)
-    assert load_traces(tmp_path / "traces.jsonl") == traces
-
-
 USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
 
@@ -137,18 +127,15 @@ CALL = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
 def test_chats_of_other_files_are_read(tmp_path: Path, end: str) -> None:
     """Without tools and reward; with ends of lines inside of a text; with calls that are none."""
     question = {"role": "user", "content": "one\u2028two\x85"}
-    line = json.dumps(
-        {"messages": [question, {**ASSISTANT, "tool_calls": [], "function_call": None}]}, ensure_ascii=False
-    )
+    messages = [question, {**ASSISTANT, "tool_calls": [], "function_call": None}]
+    line = json.dumps({"messages": messages}, ensure_ascii=False)
     (tmp_path / "chats.jsonl").write_text(f"{line}{end}{end}{line}", encoding="utf-8", newline="")
-    assert (
-        load_traces(tmp_path / "chats.jsonl")
-        == [Trace(tools=(), messages=(question, ASSISTANT), reward=0.0)] * 2
-    )
+    expected = Trace(tools=(), messages=(question, ASSISTANT), reward=0.0)
+    assert load_traces(tmp_path / "chats.jsonl") == [expected] * 2
 
 
-def chat(*messages: dict[str, Any], **more: Any) -> str:
-    return json.dumps({"messages": messages, **more})
+def chat(*messages: dict[str, Any]) -> str:
+    return json.dumps({"messages": messages})
 
 
 @pytest.mark.parametrize(
@@ -184,13 +171,9 @@ async def test_only_tokens_of_the_assistant_are_learned(task: ToolTask, tmp_path
     assert tokenizer.call_style is CallStyle.HERMES
     (row,) = samples_of(trace, tokenizer, index=5)
     assert (row.trajectory, row.advantage) == (5, 1.0)
-
-    def text(tokens: Sequence[int]) -> str:
-        return tokenizer.decode_written([*tokens, -1][:-1])
-
     # By hand, as the template writes it.
     look, say = (m["content"] for m in trace.messages if m["role"] == "assistant")
-    assert text(row.tokens) == (
+    assert tokenizer.decode_written(row.tokens) == (
         "<|im_start|>system\n<tool_call>\nlook()\nsay()\n</tool_call><|im_end|>\n"
         "<|im_start|>user\nwhat is the number?<|im_end|>\n"
         f"<|im_start|>assistant\n{look}<|im_end|>\n"
@@ -198,10 +181,8 @@ async def test_only_tokens_of_the_assistant_are_learned(task: ToolTask, tmp_path
         f"<|im_start|>assistant\n{say}"
     )
     learned = [token for token, own in zip(row.tokens, row.loss_mask, strict=True) if own]
-    end = tokenizer.stop_token_ids[0]
     assert learned == [*tokenizer.answer(look), *tokenizer.answer(say)]
-    assert learned.count(end) == 2
-    assert learned[-1] == row.tokens[-1] == end
+    assert learned[-1] == row.tokens[-1] == tokenizer.stop_token_ids[0]
 
 
 @pytest.mark.heavy
@@ -220,16 +201,10 @@ async def test_where_a_template_opens_a_thought_an_answer_closes_it(
     folder = tiny_policy.make_tool_policy(tmp_path / "policy", [trace], seed=0, width=64, layers=1)
     tokenizer = ChatTokenizer(folder)
     (row,) = samples_of(trace, tokenizer, index=0)
-    spans = [
-        list(span)
-        for own, span in groupby(zip(row.tokens, row.loss_mask, strict=True), key=itemgetter(1))
-        if own
-    ]
-    answers = [tokenizer.decode_written([token for token, _ in span][:-1]) for span in spans]
+    spans = groupby(zip(row.tokens, row.loss_mask, strict=True), key=itemgetter(1))
+    answers = [tokenizer.decode_written([token for token, _ in span]) for own, span in spans if own]
     expected = [m["content"] for m in trace.messages if m["role"] == "assistant"]
     assert answers == [f"\n</think>\n\n{text}" for text in expected]
     for answer, text in zip(answers, expected, strict=True):
-        as_played = parse_tool_calls(answer, style=CallStyle.HERMES, repair=False, in_thought=True)
-        assert (
-            as_played == parse_tool_calls(text, style=CallStyle.HERMES, repair=False, in_thought=False) != []
-        )
+        as_played = parse_tool_calls(answer, style=CallStyle.HERMES, in_thought=True)
+        assert as_played == parse_tool_calls(text, style=CallStyle.HERMES) != []

@@ -10,7 +10,7 @@ QWEN: dict[str, Any] = {
     "rms_norm_eps": 1e-06,
     "rope_theta": 1e6,
 }
-QWEN2_5_1_5B: dict[str, Any] = QWEN | {
+QWEN2_5_1_5B = QWEN | {
     "model_type": "qwen2",
     "hidden_size": 1536,
     "intermediate_size": 8960,
@@ -20,26 +20,24 @@ QWEN2_5_1_5B: dict[str, Any] = QWEN | {
     "max_position_embeddings": 32768,
     "tie_word_embeddings": True,
 }
-QWEN3_1_7B: dict[str, Any] = QWEN | {
+QWEN3 = QWEN | {
     "model_type": "qwen3",
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+}
+QWEN3_1_7B = QWEN3 | {
     "hidden_size": 2048,
     "intermediate_size": 6144,
     "num_hidden_layers": 28,
     "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
     "tie_word_embeddings": True,
 }
-QWEN3_8B: dict[str, Any] = QWEN | {
-    "model_type": "qwen3",
+QWEN3_8B = QWEN3 | {
     "hidden_size": 4096,
     "intermediate_size": 12288,
     "num_hidden_layers": 36,
     "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
     "tie_word_embeddings": False,
 }
 LLAMA3_8B: dict[str, Any] = {

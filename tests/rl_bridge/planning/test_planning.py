@@ -1,11 +1,9 @@
 """The calculators against the guide's figures, and the memory of each role against sums by hand."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks.gpu.shapes import shape_of
 from rl_bridge.config import Config, load_config
 from rl_bridge.planning import (
     USABLE_SHARE,
@@ -38,6 +36,8 @@ SIZE = ModelSize(parameters=1000, architecture=architecture_of(SHAPES, where="he
 LAYER = 5 * 6 + 5 * 3 * 2 + 6 * 5 + 3 * 5 * 7 + 2 * 5 + 6 + 3 + 3
 KEPT = 4 * (4 * 7 + 3 * 5 + 2 * 9) + 4 * (4 * 5 + 2 * 9)
 """Bytes that a block saves of a token in float32."""
+ON_THEIR_WAY = "2 versions of the weights on their way"
+COLOCATED = ("monarch.colocate=true", "model.dtype=bfloat16")
 CHECKPOINT = {"weights and moments, to be written to a checkpoint": 12_000}
 FILE = """
 env: {app: 'a:b'}
@@ -55,61 +55,36 @@ def load(tmp_path: Path, *overrides: str) -> Config:
 @pytest.mark.parametrize(
     ("monarch", "times"),
     [
-        ({"num_nodes": 8, "gpus_per_node": 8, "roles": {"policy": {"replicas": 14, "gpus": 1}}}, 14),
+        ("{num_nodes: 8, gpus_per_node: 8, roles: {policy: {replicas: 14, gpus: 1}}}", 14),
         # Sixteen hosts send, and two with eight generators each receive.
         (
-            {
-                "num_nodes": 18,
-                "gpus_per_node": 8,
-                "roles": {
-                    "policy": {"replicas": 16, "gpus": 1},
-                    "trainer": {"procs": 8, "hosts": 16, "gpus": 128},
-                },
-            },
+            "{num_nodes: 18, gpus_per_node: 8, roles: {policy: {replicas: 16, gpus: 1},"
+            " trainer: {procs: 8, hosts: 16, gpus: 128}}}",
             8,
         ),
         # Six ranks on each of two hosts, which have room for two generators each.
         (
-            {
-                "num_nodes": 2,
-                "gpus_per_node": 8,
-                "roles": {
-                    "policy": {"replicas": 4, "gpus": 1},
-                    "trainer": {"procs": 6, "hosts": 2, "gpus": 12},
-                },
-            },
+            "{num_nodes: 2, gpus_per_node: 8, roles: {policy: {replicas: 4, gpus: 1},"
+            " trainer: {procs: 6, hosts: 2, gpus: 12}}}",
             2,
         ),
-        ({"roles": {"policy": {"replicas": 3}}}, 3),
+        ("{roles: {policy: {replicas: 3}}}", 3),
         # A file that does not say yet what its hosts have is planned all the same.
-        ({"num_nodes": 2, "roles": {"policy": {"replicas": 4, "gpus": 1}}}, 4),
+        ("{num_nodes: 2, roles: {policy: {replicas: 4, gpus: 1}}}", 4),
         # Its volume is on the controller's host, whatever the trainer is.
-        (
-            {
-                "transport": "torchstore",
-                "num_nodes": 8,
-                "roles": {"policy": {"replicas": 4}, "trainer": {"hosts": 4}},
-            },
-            4,
-        ),
+        ("{transport: torchstore, num_nodes: 8, roles: {policy: {replicas: 4}, trainer: {hosts: 4}}}", 4),
     ],
 )
-def test_how_often_a_version_goes_over_the_narrowest_link(monarch: dict[str, Any], times: int) -> None:
-    config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {}, "monarch": monarch})
+def test_how_often_a_version_goes_over_the_narrowest_link(monarch: str, times: int, tmp_path: Path) -> None:
+    config = load(tmp_path, f"monarch={monarch}")
     (broadcast,) = RunPlan().with_broadcasts(140e9, [100.0], None, config).broadcasts
     assert broadcast.seconds == pytest.approx(11.2)
     assert broadcast.all_seconds == pytest.approx(11.2 * times)
 
 
 def test_kinds_of_gpus_with_prices_of_their_own() -> None:
-    fleet = RentedFleet(
-        spot_gpus=10,
-        on_demand_gpus=2,
-        spot_price=1.0,
-        on_demand_price=5.0,
-        spot_kind_on_demand_price=3.0,
-        hours=1,
-    )
+    prices = {"spot_price": 1.0, "on_demand_price": 5.0, "spot_kind_on_demand_price": 3.0}
+    fleet = RentedFleet(spot_gpus=10, on_demand_gpus=2, hours=1, **prices)
     # 10 + 10, instead of 30 + 10.
     assert (fleet.cost, fleet.all_on_demand, fleet.saved_share) == (20.0, 40.0, 0.5)
 
@@ -131,9 +106,8 @@ def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
         "activations": 100 * (3 * KEPT + 12 * 5),
     }
     assert trainer.process_bytes == 16_000 + sum(trainer.per_process.values())
-    assert trainer.host == {"2 versions of the weights on their way": 8000} | CHECKPOINT
-    without = roles(load(tmp_path, "trainer.checkpoint_interval=0"))["trainer"]
-    assert without.host == {"2 versions of the weights on their way": 8000}
+    assert trainer.host == {ON_THEIR_WAY: 8000} | CHECKPOINT
+    assert roles(load(tmp_path, "trainer.checkpoint_interval=0"))["trainer"].host == {ON_THEIR_WAY: 8000}
     assert policy.parts == {"weights": 4000, "key-value cache": 256 * 1024 * 1024}
     assert policy.per_process == {"a tensor of new weights": 1000}
     # 4 prompts x 32 tokens x 2 x 2 layers x 1 x 3 numbers x 4 bytes.
@@ -142,23 +116,16 @@ def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
 
 
 def test_on_gpus_a_block_keeps_little_and_rows_that_are_longer_than_a_pass_count(tmp_path: Path) -> None:
-    config = load(
-        tmp_path,
-        "model.dtype=bfloat16",
-        "trainer.num_gpus=2",
-        "rollout.max_length=60",
-        "trainer.tokens_per_pass=50",
-    )
+    gpus = ["model.dtype=bfloat16", "trainer.num_gpus=2"]
+    config = load(tmp_path, *gpus, "rollout.max_length=60", "trainer.tokens_per_pass=50")
     found = roles(config)["trainer"].per_process
     block = 2 * (4 * 7 + 4 * 5 + 3 * 9)
     assert found["activations"] == 60 * (2 * 5 * 2 + 2 * block + 10 * 5)
     assert found["gathered layers"] == (2 + 4 + 2) * 250 + (2 * 2 + 4) * LAYER
-    config = config.model_copy(
-        update={"trainer": config.trainer.model_copy(update={"activation_checkpointing": "selective"})}
-    )
     # Attention's 6, and half of 6 + 2 x 3 + 2 x 7 + 2 x 5.
     more = 60 * 2 * (6 + 18) * 2
-    assert roles(config)["trainer"].per_process["activations"] == found["activations"] + more
+    selective = roles(with_checkpointing(config, "selective"))["trainer"].per_process
+    assert selective["activations"] == found["activations"] + more
 
 
 def test_as_little_is_computed_anew_as_there_is_room_for(tmp_path: Path) -> None:
@@ -185,23 +152,6 @@ def test_as_little_is_computed_anew_as_there_is_room_for(tmp_path: Path) -> None
     assert choose_checkpointing(bytes_by_checkpointing(config, ModelSize(parameters=1000)), 1e15) == "full"
 
 
-@pytest.mark.parametrize(
-    ("name", "gigabytes", "kind"),
-    [("0.6B", 150, "none"), ("0.6B", 85, "none"), ("0.6B", 25, "full"), ("8B", 150, "full")],
-)
-def test_known_models_on_known_cards(name: str, gigabytes: int, kind: str, tmp_path: Path) -> None:
-    size = ModelSize(parameters=(one := shape_of(name)).parameters, architecture=one)
-    config = load(tmp_path, "trainer.num_gpus=1", "rollout.max_length=2048", "trainer.tokens_per_pass=16384")
-    plan = RunPlan().with_memory(size, config, gpu_bytes=gigabytes * 1e9)
-    assert plan.decided[KEY] == kind
-
-
-@pytest.mark.parametrize("override", ["algorithm.name=ppo", "algorithm=ppo", "algorithm.advantage=gae"])
-def test_critic_is_counted_however_it_was_asked_for(tmp_path: Path, override: str) -> None:
-    # 1000 without 50 x 5 of the output layer, and 5 of the value head.
-    assert roles(load(tmp_path, override))["trainer"].parts["critic"] == 16 * 755
-
-
 def test_tensor_parallel_ranks_share_a_pass(tmp_path: Path) -> None:
     alone = roles(load(tmp_path))["trainer"].per_process
     config = load(tmp_path, "monarch.roles.trainer={procs: 4}", "trainer.tensor_parallel=4")
@@ -218,13 +168,10 @@ def test_adapters_alone_are_trained(tmp_path: Path, push: str, sent: int) -> Non
     found = roles(config)
     assert set(found) == {"trainer", "policy"}, "the model without its adapters is the reference"
     adapters = 16 * 2 * 3 * (5 + 6 + 7 + 5)
-    assert found["trainer"].parts == {
-        "frozen weights": 4000,
-        "adapters": adapters,
-        "critic": 4 * 755 + adapters,
-    }
+    critic = 4 * 755 + adapters
+    assert found["trainer"].parts == {"frozen weights": 4000, "adapters": adapters, "critic": critic}
     assert found["trainer"].host == {
-        "2 versions of the weights on their way": 2 * sent,
+        ON_THEIR_WAY: 2 * sent,
         "weights and moments, to be written to a checkpoint": 2 * 12 * adapters // 16,
     }
     plan = RunPlan().with_memory(SIZE, config)
@@ -234,23 +181,15 @@ def test_adapters_alone_are_trained(tmp_path: Path, push: str, sent: int) -> Non
 @pytest.mark.parametrize(
     ("overrides", "trainer", "policy"),
     [
-        (["monarch.transport=rdma"], {"2 versions of the weights on their way": 8000}, 4000),
-        (
-            ["monarch.workers=[tcp://10.0.0.2:1]", "monarch.master_addr=10.0.0.1"],
-            {"2 versions of the weights on their way": 8000},
-            4000,
-        ),
+        (["monarch.transport=rdma"], {ON_THEIR_WAY: 8000}, 4000),
+        (["monarch.workers=[tcp://10.0.0.2:1]", "monarch.master_addr=10.0.0.1"], {ON_THEIR_WAY: 8000}, 4000),
         (
             ["monarch.transport=torchstore"],
             {"a version that is being put": 4000, "2 versions in the volume, on the controller's host": 8000},
             4000,
         ),
-        (["generator.engine=vllm_async"], {"2 versions of the weights on their way": 8000}, 4000),
-        (
-            ["generator.engine=vllm_async", "monarch.transport=rdma"],
-            {"2 versions of the weights on their way": 8000},
-            8000,
-        ),
+        (["generator.engine=vllm_async"], {ON_THEIR_WAY: 8000}, 4000),
+        (["generator.engine=vllm_async", "monarch.transport=rdma"], {ON_THEIR_WAY: 8000}, 8000),
     ],
 )
 def test_weights_on_their_way_are_held_where_the_transport_has_them(
@@ -260,48 +199,29 @@ def test_weights_on_their_way_are_held_where_the_transport_has_them(
     assert (found["trainer"].host, sum(found["policy"].host.values())) == (trainer | CHECKPOINT, policy)
 
 
-def test_versions_kept_on_the_gpu_are_counted_for_each_rank_and_colocated_role(
-    tmp_path: Path,
-) -> None:
-    keys = [
-        "monarch.colocate=true",
-        "trainer.num_gpus=2",
-        "model.dtype=bfloat16",
-        "generator.engine=vllm_async",
-    ]
-    before, found = (
-        roles(load(tmp_path, *keys)),
-        roles(load(tmp_path, *keys, "monarch.transport=cuda_ipc")),
-    )
-    on_their_way = "2 versions of the weights on their way"
-    assert before["trainer"].host.pop(on_their_way) == 4000
-    assert found["trainer"].host == before["trainer"].host
+def test_versions_kept_on_the_gpu_are_counted_for_each_rank_and_colocated_role(tmp_path: Path) -> None:
+    keys = [*COLOCATED, "trainer.num_gpus=2", "generator.engine=vllm_async"]
+    before = roles(load(tmp_path, *keys))
+    found = roles(load(tmp_path, *keys, "monarch.transport=cuda_ipc"))
+    assert before["trainer"].host.pop(ON_THEIR_WAY) == 4000
     assert before["policy"].host.pop("a version handed to the engine's process") == 2000
-    assert found["policy"].host == before["policy"].host
     for role in ("trainer", "policy"):
-        assert found[role].per_process == before[role].per_process | {on_their_way: 2000}
-    assert found["trainer"].parts == before["trainer"].parts
+        assert found[role].host == before[role].host
+        assert found[role].per_process == before[role].per_process | {ON_THEIR_WAY: 2000}
+        assert found[role].parts == before[role].parts
 
 
 def test_colocated_roles_leave_to_the_host_s_memory_what_they_keep(tmp_path: Path) -> None:
-    found = roles(load(tmp_path, "monarch.colocate=true", "trainer.num_gpus=1", "model.dtype=bfloat16"))
+    found = roles(load(tmp_path, *COLOCATED, "trainer.num_gpus=1", "algorithm.kl_coef=0.1"))
     assert found["trainer"].host["what it trains, in the generators' turn"] == 12_000
-    assert list(found["policy"].host.values()) == [4000], (
-        "of vLLM's pages each may be rounded up to twice its size"
-    )
-    more = ("monarch.colocate=true", "trainer.num_gpus=1", "algorithm.kl_coef=0.1")
-    assert roles(load(tmp_path, *more))["reference"].host == {"weights, in others' turns": 4000}
+    # Of vLLM's pages each may be rounded up to twice its size.
+    assert list(found["policy"].host.values()) == [4000]
+    assert found["reference"].host == {"weights, in others' turns": 4000}
 
 
 def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
-    found = roles(
-        load(
-            tmp_path,
-            "model.dtype=fp32",
-            "monarch.roles.policy={gpus: 1}",
-            "rollout.gpu_memory_utilization=0.5",
-        )
-    )
+    half = ["monarch.roles.policy={gpus: 1}", "rollout.gpu_memory_utilization=0.5"]
+    found = roles(load(tmp_path, "model.dtype=fp32", *half))
     policy = found["policy"]
     # 1000 x 4, one row of 32 tokens x 12 numbers x 4 bytes, without which the engine does not start, and the largest of
     # new tensors.
@@ -312,17 +232,15 @@ def test_generator_has_to_fit_in_its_share_of_a_gpu(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_run_with_everything(tmp_path: Path) -> None:
-    found = roles(
-        load(
-            tmp_path,
-            "model.dtype=bfloat16",
-            "algorithm.kl_coef=0.1",
-            "algorithm.name=ppo",
-            "monarch.roles.trainer={procs: 3, hosts: 2}",
-            "monarch.roles.policy={replicas: 5, gpus: 1}",
-        ),
-        reward_model=ModelSize(parameters=10),
+    config = load(
+        tmp_path,
+        "model.dtype=bfloat16",
+        "algorithm.kl_coef=0.1",
+        "algorithm.name=ppo",
+        "monarch.roles.trainer={procs: 3, hosts: 2}",
+        "monarch.roles.policy={replicas: 5, gpus: 1}",
     )
+    found = roles(config, reward_model=ModelSize(parameters=10))
     assert set(found) == {"trainer", "policy", "reference", "reward"}
     trainer, reference = found["trainer"], found["reference"]
     # 28,080 over two hosts of three ranks, and a pass of each.

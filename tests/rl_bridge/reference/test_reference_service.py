@@ -30,18 +30,13 @@ class Fake:
         return part.target.astype(np.float32)
 
 
-@pytest.mark.parametrize("replicas", [0, 1, 2, 3, 100])
+@pytest.mark.parametrize("replicas", [0, 1, 3, 100])
 async def test_every_loss_token_is_asked_for_once_and_gets_its_own_answer(replicas: int) -> None:
-    everything = batch(1)
+    everything = batch(1, rows=60)
     fake: Any = Fake(replicas)
     assert (await reference_logprobs(fake, everything)).tolist() == everything.target.tolist()
     assert sum(map(len, fake.asked)) == len(everything)
     assert len(fake.asked) == min(max(1, replicas), len(everything.lengths))
-
-
-async def test_shares_are_about_equal() -> None:
-    fake: Any = Fake(4)
-    await reference_logprobs(fake, batch(2, rows=60))
     sizes = [int(part.lengths.sum()) for part in fake.asked]
     assert max(sizes) - min(sizes) <= 16  # two of the longest contexts
 
@@ -59,7 +54,7 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
     everything = batch(3)
     async with Fleet(tmp_path / "logs"):
         reference = await ReferenceActor.options(num_replicas=2, environment=ONE_THREAD).as_service(
-            settings(tiny_policy, folder=tmp_path)
+            settings(tiny_policy, folder=tmp_path, temperature=0.7)
         )
         logprobs = await reference_logprobs(reference, everything)
         model = Qwen3ForCausalLM.from_pretrained(str(tiny_policy), dtype=torch.float32).eval()
@@ -67,7 +62,7 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
         with torch.no_grad():
             for place in range(0, len(everything), 5):
                 context = torch.from_numpy(contexts[everything.context[place]]).long().unsqueeze(0)
-                logits = model(context).logits[0, everything.position[place]]
+                logits = model(context).logits[0, everything.position[place]] / 0.7
                 expected = torch.log_softmax(logits, -1)[everything.target[place]].item()
                 assert logprobs[place] == pytest.approx(expected, abs=1e-4)
         asking = [asyncio.ensure_future(reference_logprobs(reference, everything)) for _ in range(20)]

@@ -1,12 +1,11 @@
 """Engine and trainer agree for every architecture, before and after new weights."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import NAMES, every_token, make_checkpoint, rows
+from tiny_checkpoints import NAMES, every_token, make_checkpoint, rows, titan
 
 from rl_bridge.types import Completion, SamplingSettings
 
@@ -17,29 +16,15 @@ WAIT_S = 200.0
 LENGTH, ANSWER = 32, 6
 
 
-@pytest.fixture
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from rl_bridge.generator.vllm_api import engine_environment
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for name, value in engine_environment(on_gpu=False).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("engine_environment")
 def test_engine_and_trainer_agree(name: str, tmp_path: Path) -> None:
     from rl_bridge.config import Config, RolloutConfig
     from rl_bridge.generator.engine import VllmEngine
-    from rl_bridge.titan.model import TitanModel
 
     # The engine's attention on CPUs takes no smaller heads than 32.
     path = make_checkpoint(tmp_path, name, hidden_size=128, **({"head_dim": 32} if "qwen3" in name else {}))
-    model = TitanModel(path, dtype="float32", max_length=LENGTH, trainable=False, device=torch.device("cpu"))
+    model = titan(path, max_length=LENGTH)
     engine = VllmEngine(
         Config(rollout=RolloutConfig(max_length=LENGTH, max_num_seqs=64, kv_cache_mb=32)), str(path), seed=0
     )

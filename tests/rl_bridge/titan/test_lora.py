@@ -1,13 +1,12 @@
 """Adapters follow their formula for every model, and leave the model's own weights unchanged."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import load_reference, logprobs, make_checkpoint, model_logprobs, rows
+from tiny_checkpoints import load_reference, logprobs, make_checkpoint, model_logprobs, rows, titan
 from torch import Tensor
 
 from rl_bridge.config import LoraConfig
@@ -24,25 +23,14 @@ CASES = [
 ]
 
 
-def adapted(path: Path, lora: LoraConfig, **options: Any) -> Any:
+def adapted(path: Path, lora: LoraConfig) -> Any:
     """A model whose adapters do something."""
-    from rl_bridge.titan.model import TitanModel
-
-    model = TitanModel(
-        path,
-        dtype="float32",
-        max_length=32,
-        trainable=True,
-        device=torch.device("cpu"),
-        lora=lora,
-        seed=3,
-        **options,
-    )
+    model = titan(path, trainable=True, lora=lora, seed=3, activation_checkpointing="full")
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, value in model.adapter_state().items():
             if "lora_B" in name:
-                value.to_local().copy_(0.1 * torch.randn(value.shape, generator=generator))  # type: ignore[attr-defined]
+                value.to_local().copy_(0.1 * torch.randn(value.shape, generator=generator))
     return model
 
 
@@ -62,7 +50,7 @@ def factors(model: Any) -> dict[str, tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize(("name", "lora"), CASES)
 def test_gradients_are_those_of_merged_weights(name: str, lora: LoraConfig, tmp_path: Path) -> None:
     path, tokens, scale = make_checkpoint(tmp_path, name), rows(), lora.alpha / lora.rank
-    model, merged = adapted(path, lora, activation_checkpointing="full"), load_reference(path)
+    model, merged = adapted(path, lora), load_reference(path)
     base = logprobs(merged(tokens).logits, tokens).detach()
     weights = dict(merged.named_parameters())
     pairs = factors(model)
@@ -104,21 +92,3 @@ def test_a_checkpoint_is_known_by_its_weights_and_not_by_its_files(tmp_path: Pat
     content[8 + int.from_bytes(content[:8], "little")] ^= 1  # the first byte of the first tensor
     (other / "model.safetensors").write_bytes(content)
     assert checkpoint_identity(other) != checkpoint_identity(one)
-
-
-def test_exported_adapters_load_in_peft(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    from rl_bridge.weights.peft import write_adapter
-
-    lora = LoraConfig(rank=2, targets=("q_proj",))
-    stem = "base_model.model.model.layers.0.self_attn.q_proj"
-    state = {f"{stem}.lora_A.weight": torch.rand(2, 4), f"{stem}.lora_B.weight": torch.rand(6, 2)}
-    write_adapter(tmp_path, state, lora, base="/models/base")
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert config["peft_type"] == "LORA"
-    assert (config["r"], config["lora_alpha"], config["target_modules"]) == (2, 32.0, ["q_proj"])
-    assert config["base_model_name_or_path"] == "/models/base"
-    read = load_file(tmp_path / "adapter_model.safetensors")
-    assert read.keys() == state.keys()
-    assert all(torch.equal(read[name], state[name]) for name in state)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_checkpoints import titan
 
 from benchmarks.gpu.shapes import SHAPES, documents, write_checkpoint
 from rl_bridge.config import Config, LoraConfig
@@ -16,10 +17,7 @@ TOKENS = 500
 
 
 def model(path: Path, **options: Any) -> Any:
-    from rl_bridge.titan.model import TitanModel
-
-    device = torch.device("cpu")
-    return TitanModel(path, max_length=TOKENS, trainable=True, device=device, chunk=64, **options)
+    return titan(path, max_length=TOKENS, trainable=True, chunk=64, **options)
 
 
 def run(dtype: str, checkpointing: str) -> Config:
@@ -69,5 +67,5 @@ def test_activations_are_those_that_a_pass_keeps(
 def test_adapters_are_as_many_as_are_trained(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "policy", "tiny", device="cpu", dtype=torch.float32)
     lora = LoraConfig(rank=3, targets=("q_proj", "v_proj", "gate_proj", "down_proj"))
-    trained = model(path, dtype="float32", lora=lora).trained_state().values()
+    trained = model(path, lora=lora).trained_state().values()
     assert ModelSize.of_folder(path).adapter_parameters(lora) == sum(one.numel() for one in trained)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from train_samples import train_sample
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.types import NO_VERSION, TrainSample
 
 VOCABULARY = 50
 POSITIONS = 64
@@ -61,21 +61,11 @@ def make_checkpoint(
     folder: Path,
     name: str,
     *,
-    dtype: torch.dtype = torch.float32,
     most_a_file: str = "1GB",
     score: bool = False,
     **changes: Any,
 ) -> Path:
-    """Write one.
-
-    Args:
-        folder: Where to.
-        name: One of `NAMES`.
-        dtype: Of the weights in the file.
-        most_a_file: What a file may be as large as.
-        score: Make a reward model of it.
-        changes: To its configuration.
-    """
+    """Write one of `NAMES`, with changes to its configuration; with `score` it is a reward model."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     kind, options = ARCHITECTURES[name]
@@ -92,8 +82,18 @@ def make_checkpoint(
                 parameter.uniform_(0.5, 1.5)
             if "bias" in parameter_name:
                 parameter.uniform_(-0.5, 0.5)
-    model.to(dtype).save_pretrained(str(folder), max_shard_size=most_a_file)
+    model.float().save_pretrained(str(folder), max_shard_size=most_a_file)
     return folder
+
+
+def titan(
+    path: Path, *, max_length: int = 32, dtype: str = "float32", trainable: bool = False, **options: Any
+) -> Any:
+    """A model of ours, on the CPU."""
+    from rl_bridge.titan.model import TitanModel
+
+    device = torch.device("cpu")
+    return TitanModel(path, dtype=dtype, max_length=max_length, trainable=trainable, device=device, **options)
 
 
 def load_reference(folder: Path) -> Any:
@@ -115,17 +115,10 @@ def logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 
 def every_token(tokens: Tensor) -> TrainBatch:
     """Rows as a batch in which each token but the first is one of the loss."""
-    length = tokens.shape[1]
+    mask = [0] + [1] * (tokens.shape[1] - 1)
     return TrainBatch.from_samples(
         [
-            TrainSample(
-                tokens=row.tolist(),
-                loss_mask=[False] + [True] * (length - 1),
-                logprobs=[0.0] * length,
-                versions=[NO_VERSION] + [0] * (length - 1),
-                advantage=1.0,
-                trajectory=number,
-            )
+            train_sample(row.tolist(), mask, logprob=0.0, trajectory=number)
             for number, row in enumerate(tokens)
         ]
     )
@@ -139,21 +132,16 @@ def model_logprobs(model: Any, tokens: Tensor) -> Tensor:
     return found
 
 
-def documents(*, logprob: float = -4.0) -> TrainBatch:
+def documents() -> TrainBatch:
     """Documents of 1 to 24 tokens, with loss tokens here and there among what others said."""
     random = np.random.default_rng(5)
     samples = []
     for number, length in enumerate([25, 2, 3, 3, 8, 13, 7, 21, 5, 2]):
         mask = random.random(length) < 0.5
         mask[0], mask[-1] = False, True
+        tokens = random.integers(0, VOCABULARY, size=length).tolist()
+        advantage = float(random.normal())
         samples.append(
-            TrainSample(
-                tokens=random.integers(0, VOCABULARY, size=length).tolist(),
-                loss_mask=mask.tolist(),
-                logprobs=[logprob if one else 0.0 for one in mask],
-                versions=[0 if one else NO_VERSION for one in mask],
-                advantage=float(random.normal()),
-                trajectory=number,
-            )
+            train_sample(tokens, mask.tolist(), logprob=-4.0, advantage=advantage, trajectory=number)
         )
     return TrainBatch.from_samples(samples)

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from trainer_ranks import Ranks, divisible_policy, ranks
+from trainer_ranks import Ranks, ranks
+
+from tests.rl_bridge.titan.tiny_checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return divisible_policy(tmp_path_factory.mktemp("divisible"))
+    folder = tmp_path_factory.mktemp("divisible")
+    return make_checkpoint(folder, "qwen3", num_hidden_layers=2, hidden_size=32, head_dim=16)
 
 
 @pytest.fixture(scope="module")

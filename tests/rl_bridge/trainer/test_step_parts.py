@@ -9,40 +9,27 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from train_samples import train_sample
 from trainer_ranks import batch, settings
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
 from rl_bridge.config.sections import Checkpointing
+from rl_bridge.errors import TrainingError
 from rl_bridge.planning import ModelSize, with_checkpointing
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter, peak_flops
 from rl_bridge.trainer.passes import Passes, rank_batches
 from rl_bridge.trainer.policy import loss_settings, with_advantages
-from rl_bridge.trainer.weights import Offload
-from rl_bridge.types import NO_VERSION, TrainSample
-
-
-def sample(tokens: int, *, trajectory: int, group: int, reward: float, advantage: float) -> TrainSample:
-    return TrainSample(
-        tokens=[1] + [2] * tokens,
-        loss_mask=[False] + [True] * tokens,
-        logprobs=[0.0] + [-1.0] * tokens,
-        versions=[NO_VERSION] + [0] * tokens,
-        advantage=advantage,
-        trajectory=trajectory,
-        group=group,
-        reward=reward,
-    )
-
+from rl_bridge.trainer.weights import Offload, Readers
 
 # Group 0: a trajectory of two rows, three tokens in all, and one of one token. Group 1: two of one token each.
 BATCH = TrainBatch.from_samples(
     [
-        sample(2, trajectory=0, group=0, reward=1.0, advantage=0.5),
-        sample(1, trajectory=0, group=0, reward=1.0, advantage=0.5),
-        sample(1, trajectory=1, group=0, reward=0.0, advantage=-0.5),
-        sample(1, trajectory=2, group=1, reward=4.0, advantage=1.0),
-        sample(1, trajectory=3, group=1, reward=2.0, advantage=-1.0),
+        train_sample([1, 2, 2], [0, 1, 1], trajectory=0, group=0, reward=1.0, advantage=0.5),
+        train_sample([1, 2], [0, 1], trajectory=0, group=0, reward=1.0, advantage=0.5),
+        train_sample([1, 2], [0, 1], trajectory=1, group=0, reward=0.0, advantage=-0.5),
+        train_sample([1, 2], [0, 1], trajectory=2, group=1, reward=4.0, advantage=1.0),
+        train_sample([1, 2], [0, 1], trajectory=3, group=1, reward=2.0, advantage=-1.0),
     ]
 )
 # x = log(pi / pi_ref) of each token: 1, 1, -1, 2, 0, 0.
@@ -54,37 +41,34 @@ def algorithm(**keys: Any) -> AlgorithmConfig:
 
 
 def advantages_of(batch: TrainBatch, algorithm: AlgorithmConfig, **options: Any) -> TrainBatch:
-    return with_advantages(
-        batch, algorithm, **options, gather_values=lambda numbers: numbers.astype(np.float64)
-    )
+    def gather(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        whole = np.zeros(batch.total)
+        whole[batch.index] = numbers
+        return whole
 
-
-def test_a_trajectory_earns_its_reward_with_its_last_token() -> None:
-    assert BATCH.rewards.tolist() == [0.0, 0.0, 1.0, 0.0, 4.0, 2.0]
-    assert BATCH.group.tolist() == [0, 0, 0, 0, 1, 1]
-    rows = [sample(tokens, trajectory=7, group=0, reward=5.0, advantage=0.0) for tokens in (3, 2)]
-    assert TrainBatch.from_samples(rows).rewards.tolist() == [0.0, 0.0, 0.0, 0.0, 5.0]
+    return with_advantages(batch, algorithm, **options, gather_values=gather)
 
 
 def test_the_divergence_in_the_reward_of_groups() -> None:
-    batch = advantages_of(
-        BATCH.with_reference(REFERENCE),
-        algorithm(kl_coef=0.1, kl_in="reward", kl_estimator="k1", normalize_std=False),
-    )
+    keys: dict[str, Any] = {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"}
+    whole, plain = BATCH.with_reference(REFERENCE), algorithm(**keys, normalize_std=False)
     # Group 0: 1 - 0.1 * (1 + 1 - 1) = 0.9 and 0 - 0.2: mean 0.35. Group 1: 4 and 2.
-    assert batch.advantages.tolist() == pytest.approx([0.55, 0.55, 0.55, -0.55, 1.0, -1.0])
-    normalised = advantages_of(
-        BATCH.with_reference(REFERENCE), algorithm(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
-    )
-    assert normalised.advantages.tolist() == pytest.approx([1, 1, 1, -1, 1, -1], abs=1e-5)
+    expected = [0.55, 0.55, 0.55, -0.55, 1.0, -1.0]
+    assert advantages_of(whole, plain).advantages.tolist() == pytest.approx(expected)
+    backwards = advantages_of(whole.take(np.arange(6)[::-1].copy()), plain)  # as a rank may have them
+    assert backwards.advantages.tolist() == pytest.approx(expected[::-1])
+    normalised = advantages_of(whole, algorithm(**keys)).advantages
+    assert normalised.tolist() == pytest.approx([1, 1, 1, -1, 1, -1], abs=1e-5)
 
 
 VALUES = np.array([0.5, 0.0, 0.25, 1.0, 3.0, 3.0], dtype=np.float32)
 
 
+CRITIC: dict[str, Any] = {"name": "ppo", "gamma": 1.0, "gae_lambda": 1.0, "normalize_std": False}
+
+
 def test_advantages_by_the_critic() -> None:
-    plain = algorithm(name="ppo", gamma=1.0, gae_lambda=1.0, normalize_std=False)
-    batch = advantages_of(BATCH, plain, values=VALUES)
+    batch = advantages_of(BATCH, algorithm(**CRITIC), values=VALUES)
     # The trajectory's reward less the value, token by token; the second row goes on where the first ended.
     assert batch.advantages.tolist() == pytest.approx([0.5, 1.0, 0.75, -1.0, 1.0, -1.0])
     assert batch.returns is not None
@@ -94,33 +78,16 @@ def test_advantages_by_the_critic() -> None:
 
 
 def test_the_divergence_in_the_reward_of_tokens() -> None:
-    kl = algorithm(
-        name="ppo",
-        gamma=1.0,
-        gae_lambda=1.0,
-        normalize_std=False,
-        kl_coef=0.1,
-        kl_in="reward",
-        kl_estimator="k1",
-    )
+    kl = algorithm(**CRITIC, kl_coef=0.1, kl_in="reward", kl_estimator="k1")
     batch = advantages_of(BATCH.with_reference(REFERENCE), kl, values=np.zeros(6, dtype=np.float32))
     # Token rewards -0.1, -0.1, 1.1; -0.2; 4; 2; what is still to come at each.
     assert batch.advantages.tolist() == pytest.approx([0.9, 1.0, 1.1, -0.2, 4.0, 2.0])
 
 
 def test_the_loss_at_a_point_of_the_run() -> None:
-    keys: dict[str, Any] = {
-        "objective": "clip",
-        "clip_low": 0.1,
-        "clip_high": 0.4,
-        "dual_clip": 3.0,
-        "kl_estimator": "k2",
-        "correction": "icepop",
-        "correction_cap": 1.5,
-        "correction_low": 0.3,
-        "correction_high": 4.0,
-    }
-    config = algorithm(**keys, kl_coef=0.5, entropy_coef=0.2, entropy_hold=0.5, entropy_final_factor=0.1)
+    config = algorithm(
+        objective="clip", kl_coef=0.5, entropy_coef=0.2, entropy_hold=0.5, entropy_final_factor=0.1
+    )
     # Half of the way down from 0.2 to 0.02.
     found = loss_settings(config, progress=0.75)
     assert found.entropy_coef == pytest.approx(0.11)
@@ -207,6 +174,13 @@ def test_ranks_and_passes_add_up_to_the_whole(
             assert mine.batch.weights[np.concatenate(passes)] == pytest.approx(1 / parts[0].sizes[update])
 
 
+def test_a_trajectory_weighs_as_much_in_an_update_however_many_rows_it_has(tmp_path: Path) -> None:
+    made = settings(tmp_path, folder=tmp_path, algorithm={"aggregation": "sequence_mean"})
+    (mine,) = rank_batches(BATCH, made, version=0, ranks=1)
+    assert mine.batch.weights is not None
+    assert mine.batch.weights.tolist() == pytest.approx([1 / 12] * 3 + [1 / 4] * 3)
+
+
 def test_updates_are_drawn_by_seed_and_version(tmp_path: Path) -> None:
     """So that a run that goes back draws what it drew before; tensor-parallel ranks have the same part."""
     one, options = batch(0), settings(tmp_path, folder=tmp_path, updates_per_iteration=2, tensor_parallel=2)
@@ -242,20 +216,11 @@ def test_means_over_passes_of_unequal_size() -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("name", "teraflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989.0),
-        ("NVIDIA H200", 989.0),
-        ("NVIDIA A100-SXM4-80GB", 312.0),
-        ("NVIDIA GeForce RTX 9999", None),  # which TorchTitan takes for an A100
-    ],
-)
-def test_peaks_are_those_of_known_cards_alone(
-    name: str, teraflops: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_peaks_are_those_of_known_cards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # without lspci, which tells of the machine's own cards
-    assert peak_flops(name) == (None if teraflops is None else teraflops * 1e12)
+    assert peak_flops("NVIDIA H100 80GB HBM3") == peak_flops("NVIDIA H200") == 989e12
+    assert peak_flops("NVIDIA A100-SXM4-80GB") == 312e12
+    assert peak_flops("NVIDIA GeForce RTX 9999") is None  # which TorchTitan takes for an A100
 
 
 @pytest.mark.heavy
@@ -268,14 +233,11 @@ def test_a_step_is_measured_by_its_slowest_rank(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
     monkeypatch.setattr("torch.distributed.all_reduce", other_rank)
     reset: list[None] = []
-    for name, call in {
-        "get_device_name": lambda device: "NVIDIA H200",
-        "reset_peak_memory_stats": lambda: reset.append(None),
-        "synchronize": lambda: None,
-        "max_memory_allocated": lambda: 6e9,
-        "max_memory_reserved": lambda: 6e9,
-    }.items():
-        monkeypatch.setattr(f"torch.cuda.{name}", call)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda: reset.append(None))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    for memory in ("allocated", "reserved"):
+        monkeypatch.setattr(f"torch.cuda.max_memory_{memory}", lambda: 6e9)
     meter = StepMeter(torch.device("cuda"))
     meter.begin()
     meter.begin()
@@ -290,23 +252,10 @@ def test_a_step_is_measured_by_its_slowest_rank(monkeypatch: pytest.MonkeyPatch)
     }
 
 
-def test_on_a_cpu_neither_peak_nor_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 1)
-    meter = StepMeter(torch.device("cpu"))
-    meter.begin()
-    assert set(meter.metrics(tokens=10, flops=10)) == {
-        "train/tokens_per_s",
-        "train/tokens_per_s_per_rank",
-        "train/flops_per_token",
-    }
-
-
 @pytest.mark.parametrize(
     ("configured", "needed", "gigabytes", "kind", "reason"),
     [
-        ("auto", {"none": 70, "selective": 50, "full": 10}, 100, "none", "70.0 GB of the 100.0 GB"),
         ("auto", {"none": 80, "selective": 50, "full": 10}, 100, "selective", "50.0 GB of the 100.0 GB"),
-        ("auto", {"none": 300, "selective": 200, "full": 100}, 100, "full", "100.0 GB of the 100.0 GB"),
         ("auto", {}, 100, "full", "an unknown part of the 100.0 GB"),
         ("auto", {}, None, "none", "none"),
         ("selective", {"none": 1}, 100, "selective", "selective"),
@@ -314,40 +263,44 @@ def test_on_a_cpu_neither_peak_nor_memory_is_told(monkeypatch: pytest.MonkeyPatc
 )
 def test_trainer_computes_as_little_anew_as_its_gpu_has_room_for(
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     configured: Checkpointing,
     needed: dict[str, int],
     gigabytes: int | None,
-    kind: str,
+    kind: Checkpointing,
     reason: str,
-    tmp_path: Path,
 ) -> None:
     made = settings(tmp_path, folder=tmp_path)
     made = replace(made, config=with_checkpointing(made.config, configured))
+    in_bytes = {key: value * 10**9 for key, value in needed.items()}
     monkeypatch.setattr(ModelSize, "of_folder", lambda _: None)
-    monkeypatch.setattr(
-        "rl_bridge.trainer.settings.bytes_by_checkpointing",
-        lambda *_: {key: int(value * 1e9) for key, value in needed.items()},
-    )
-    found, words = made.resolve_checkpointing(None if gigabytes is None else int(gigabytes * 1e9))
-    trainer = found.config.trainer
-    assert (trainer.activation_checkpointing, trainer.iterations) == (kind, made.config.trainer.iterations)
+    monkeypatch.setattr("rl_bridge.trainer.settings.bytes_by_checkpointing", lambda *_: in_bytes)
+    found, words = made.resolve_checkpointing(gigabytes and gigabytes * 10**9)
+    assert found == replace(made, config=with_checkpointing(made.config, kind))
     assert words.startswith(kind)
     assert reason in words
+
+
+def test_an_update_waits_for_all_who_read_the_weights() -> None:
+    readers = Readers()
+    assert readers.wait_until_none(0.0) == 0.0
+    with readers:
+        with readers:
+            pass
+        with pytest.raises(TrainingError, match="still being read"):
+            readers.wait_until_none(0.0)
 
 
 def test_copies_take_what_they_hold_and_stay_from_one_time_to_the_next() -> None:
     """Of PyTorch's page-locked memory each would have been a power of two."""
     tensors, offload = [torch.arange(1000.0), torch.ones(7), torch.zeros(0)], Offload()
-    offload.release(tensors)
-    assert [tensor.untyped_storage().nbytes() for tensor in tensors] == [0, 0, 0]
-    (first,) = offload._segments
-    assert first.nbytes == 64 + 4032 + 64
-    offload.restore()
-    tensors.append(torch.full((5,), 2.0))  # an optimizer's moments come later
-    for _ in range(2):
+    for size in ([64 + 4032 + 64], [64 + 4032 + 64, 64 + 64], [64 + 4032 + 64, 64 + 64]):
         offload.release(tensors)
+        assert not any(tensor.untyped_storage().nbytes() for tensor in tensors)
+        assert [segment.nbytes for segment in offload._segments] == size
         offload.restore()
-    assert [segment.nbytes for segment in offload._segments] == [first.nbytes, 64 + 64]
+        if len(tensors) == 3:
+            tensors.append(torch.full((5,), 2.0))  # an optimizer's moments come later
     assert tensors[0].tolist() == list(range(1000))
     assert [tensor.tolist() for tensor in tensors[1:]] == [[1.0] * 7, [], [2.0] * 5]
 
@@ -356,15 +309,15 @@ def test_reload_waits_for_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who died in its turn has left its lock; its memory is there a little later."""
     monkeypatch.setattr("rl_bridge.trainer.weights.MEMORY_POLL_INTERVAL_S", 0.001)
     tensors, offload = [torch.arange(3.0), torch.ones(2)], Offload()
-    offload.release(tensors)
     refusals, resize = [torch.OutOfMemoryError("none yet")] * 3, torch.UntypedStorage.resize_
 
     def short_of_memory(storage: torch.UntypedStorage, size: int) -> Any:
-        if refusals:
+        if size and refusals:
             raise refusals.pop()
         return resize(storage, size)
 
     monkeypatch.setattr(torch.UntypedStorage, "resize_", short_of_memory)
+    offload.release(tensors)
     offload.restore()
     assert [tensor.tolist() for tensor in tensors] == [[0.0, 1.0, 2.0], [1.0, 1.0]]
     assert not refusals

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from train_samples import train_sample
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.loops.sft import SftConfig, begin_checkpoint, fine_tune, trainer_settings
-from rl_bridge.types import NO_VERSION, TrainSample
+from rl_bridge.types import TrainSample
 
 pytestmark = pytest.mark.heavy
 
@@ -15,15 +16,9 @@ pytestmark = pytest.mark.heavy
 def row(number: int, trajectory: int = 0) -> list[TrainSample]:
     """A prompt that says which of four words comes next, twice; and an end."""
     word = 8 + number % 4
-    tokens = [4, number + 12, word, 5, word, 2]
     return [
-        TrainSample(
-            tokens=tokens,
-            loss_mask=[False, False, True, False, True, True],
-            logprobs=[0.0] * 6,
-            versions=[NO_VERSION] * 6,
-            advantage=1.0,
-            trajectory=trajectory,
+        train_sample(
+            [4, number + 12, word, 5, word, 2], [0, 0, 1, 0, 1, 1], logprob=0.0, trajectory=trajectory
         )
     ]
 
@@ -37,10 +32,7 @@ def test_the_loss_is_minus_the_mean_log_probability_and_falls(tiny_policy: Path,
     )
     learner = Trainer(trainer_settings(config, tmp_path, tiny_policy))
     # Traces of unequal length, so that a mean over tokens is no mean over traces.
-    one = TrainBatch.from_samples([*row(0), *(TrainSample(
-        tokens=[4, 9, 10], loss_mask=[False, False, True], logprobs=[0.0] * 3, versions=[NO_VERSION] * 3,
-        advantage=1.0, trajectory=1,
-    ),)])  # fmt: skip
+    one = TrainBatch.from_samples([*row(0), train_sample([4, 9, 10], [0, 0, 1], trajectory=1)])
     before = -float(np.mean(learner.logprobs(one)))
     assert learner.step(one)["loss/total"] == pytest.approx(before, abs=1e-5)
     assert -float(np.mean(learner.logprobs(one))) < before

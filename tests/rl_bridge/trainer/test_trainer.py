@@ -1,4 +1,4 @@
-"""A real trainer on a tiny checkpoint: it learns, clips, refuses NaN, and resumes to the last bit."""
+"""A real trainer on a tiny checkpoint: it learns, clips, and resumes to the last bit."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from missing import missing
 from torch import Tensor
 from trainer_ranks import alone, assert_close, batch, copied, settings
 
-from rl_bridge.errors import NonFiniteLossError, TrainingError
+from rl_bridge.errors import TrainingError
 
 pytestmark = pytest.mark.heavy
 
@@ -34,81 +34,26 @@ def make_trainer(tiny_policy: Path, tmp_path: Path) -> Iterator[MakeTrainer]:
         one.close()
 
 
-def test_a_step_changes_the_weights_and_tells_what_it_did(make_trainer: MakeTrainer) -> None:
-    trainer = make_trainer(algorithm={"entropy_coef": 0.1})
-    before = copied(trainer)
-    figures = trainer.step(batch(0))
-    after = copied(trainer)
-    assert trainer.version == 1
-    assert all(not torch.equal(before[name], after[name]) for name in before if "norm" not in name)
-    others = {
-        "loss/total",
-        "train/grad_norm",
-        "train/learning_rate",
-        "train/entropy_coef",
-        "time/push_blocked_s",
-    }
-    assert others < set(figures)
-    assert all(np.isfinite(value) for value in figures.values())
-    assert figures["train/entropy_coef"] == 0.1
-    assert figures["train/learning_rate"] == pytest.approx(1e-3)
-    # A random policy over some 40 words is nearly uniform.
-    assert 3.0 < figures["policy/entropy"] < 4.5
-
-
 def test_ratio_and_mismatch_are_of_the_policy_that_sampled_each_token(
     make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
 ) -> None:
     from rl_bridge.trainer.reference import Reference
 
-    first = batch(1)
-    told = Reference(settings(tiny_policy, folder=tmp_path)).logprobs(first)
-    on_policy = replace(first, old_logprobs=told)
-    trainer = make_trainer(updates_per_iteration=2)
-    figures = trainer.step(on_policy)
-    assert figures["mismatch/logprob_max"] < 1e-5
-    # Two updates: the second saw weights that the first had changed, so the ratio moved.
-    assert figures["loss/ratio_mean"] == pytest.approx(1.0, abs=0.2)
-    assert figures["loss/ratio_mean"] != pytest.approx(1.0, abs=1e-6)
+    first, figures_of = batch(1), lambda one: make_trainer(temperature=0.7).step(one)
+    told = Reference(settings(tiny_policy, folder=tmp_path, temperature=0.7)).logprobs(first)
     # Off by 0.1 throughout, the ratio is exp(0.1) and the mismatch 0.1.
-    shifted = replace(first, old_logprobs=told - np.float32(0.1))
-    figures = make_trainer().step(shifted)
+    figures = figures_of(replace(first, old_logprobs=told - np.float32(0.1)))
     assert figures["loss/ratio_mean"] == pytest.approx(1.1051709, abs=1e-4)
     assert figures["mismatch/logprob_max"] == pytest.approx(0.1, abs=1e-4)
     assert figures["mismatch/kl"] == pytest.approx(-0.1, abs=1e-4)
     # Engine and trainer are compared on tokens of the same weights.
     stale = np.arange(len(first)) % 3 == 0
-    versions = np.where(stale, -1, 0)
-    mixed: dict[str, Any] = {
-        "old_logprobs": np.where(stale, told - 1.0, told).astype(np.float32),
-        "versions": versions,
-    }
-    figures = make_trainer().step(replace(first, **mixed))
+    old_logprobs = np.where(stale, told - 1.0, told).astype(np.float32)
+    versions = np.where(stale, -1, 0).astype(np.int64)
+    figures = figures_of(replace(first, old_logprobs=old_logprobs, versions=versions))
     assert figures["mismatch/logprob_max"] < 1e-5
     assert figures["loss/ratio_mean"] > 1.3  # which is of all tokens, like the divergence
     assert figures["mismatch/kl"] == pytest.approx(-stale.mean(), abs=1e-4)
-    all_stale: dict[str, Any] = {"old_logprobs": told + np.float32(0.5), "versions": np.full(len(first), -1)}
-    figures = make_trainer().step(replace(first, **all_stale))
-    assert {name: value for name, value in figures.items() if name.startswith("mismatch/")} == {
-        "mismatch/kl": pytest.approx(0.5, abs=1e-4)
-    }
-
-
-def test_the_temperature_divides_the_logits(tiny_policy: Path, tmp_path: Path) -> None:
-    from transformers import Qwen3ForCausalLM
-
-    from rl_bridge.trainer.reference import Reference
-
-    one = batch(2)
-    model = Qwen3ForCausalLM.from_pretrained(str(tiny_policy), dtype=torch.float32).eval()
-    with torch.no_grad():
-        contexts = [torch.from_numpy(text) for text in np.split(one.tokens, np.cumsum(one.lengths)[:-1])]
-        padded = torch.nn.utils.rnn.pad_sequence(contexts, batch_first=True).long()
-        logits = model(padded).logits[one.context, one.position]
-    for temperature in (1.0, 0.7, 2.0):
-        expected = torch.log_softmax(logits / temperature, -1)[range(len(one)), one.target]
-        ours = Reference(settings(tiny_policy, folder=tmp_path, temperature=temperature)).logprobs(one)
-        np.testing.assert_allclose(ours, expected.numpy(), atol=1e-5)
 
 
 def gradient_norm(trainer: Any) -> list[float]:
@@ -129,45 +74,23 @@ def gradient_norm(trainer: Any) -> list[float]:
 def test_gradients_are_really_clipped(make_trainer: MakeTrainer) -> None:
     free, tight = make_trainer(max_grad_norm=1e6), make_trainer(max_grad_norm=0.01)
     free_norms, tight_norms = gradient_norm(free), gradient_norm(tight)
-    told_free, told_tight = free.step(batch(3)), tight.step(batch(3))
-    assert told_free["train/grad_norm"] > 0.05, "there was nothing to clip"
-    assert free_norms == pytest.approx([told_free["train/grad_norm"]], rel=1e-4)
+    told_free, told_tight = (trainer.step(batch(3))["train/grad_norm"] for trainer in (free, tight))
+    assert told_free > 0.05, "there was nothing to clip"
+    assert free_norms == pytest.approx([told_free], rel=1e-4)
     assert tight_norms == pytest.approx([0.01], rel=1e-3)
-    # What is logged is the norm before the clipping.
-    assert told_tight["train/grad_norm"] == pytest.approx(told_free["train/grad_norm"], rel=1e-5)
+    assert told_tight == pytest.approx(told_free, rel=1e-5)  # the norm before the clipping
 
 
-def test_a_loss_that_is_not_finite_leaves_the_weights_alone(make_trainer: MakeTrainer) -> None:
-    trainer, untouched = make_trainer(), make_trainer()
-    before = copied(trainer)
-    bad = batch(4)
-    bad.advantages[5] = float("nan")
-    with pytest.raises(NonFiniteLossError, match=r"in iteration 0.*learning_rate"):
-        trainer.step(bad)
-    assert_close(copied(trainer), before)
-    assert trainer.version == 0
-    # No trace of it is left: the next step is as if it had never been.
-    trainer.step(batch(5))
-    untouched.step(batch(5))
-    assert_close(copied(trainer), copied(untouched))
-
-
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed_length"])
-def test_passes_of_any_size_give_the_same_step(make_trainer: MakeTrainer, aggregation: str) -> None:
-    algorithm = {"aggregation": aggregation, "entropy_coef": 0.1}
-    whole = make_trainer(algorithm=algorithm, tokens_per_pass=4096)
-    parts = make_trainer(algorithm=algorithm, tokens_per_pass=32)
+def test_passes_of_any_size_give_the_same_step(make_trainer: MakeTrainer) -> None:
     gradients: list[list[Tensor]] = []
-    for trainer in (whole, parts):
-
-        def record(*arguments: Any, trainer: Any = trainer, **options: Any) -> None:
-            gradients.append([p.grad.clone() for p in trainer._model.module.parameters()])
-
-        trainer._optimizer.step = record
-    told_whole, told_parts = whole.step(batch(6)), parts.step(batch(6))
-    for told in (told_parts, told_whole):
-        assert 0.5 < told.pop("train/valid_token_share") <= 1.0
-    assert told_parts == pytest.approx(told_whole, rel=1e-4, abs=1e-6)
+    metrics: list[dict[str, float]] = []
+    for tokens in (4096, 32):
+        trainer = make_trainer(algorithm={"entropy_coef": 0.1}, tokens_per_pass=tokens)
+        parameters = list(trainer._model.module.parameters())
+        trainer._optimizer.step = lambda own=parameters: gradients.append([one.grad.clone() for one in own])
+        metrics.append(trainer.step(batch(6)))
+        assert 0.5 < metrics[-1].pop("train/valid_token_share") <= 1.0
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-4, abs=1e-6)
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
@@ -175,17 +98,12 @@ def test_passes_of_any_size_give_the_same_step(make_trainer: MakeTrainer, aggreg
 def test_learning_rate_warms_up_and_decays_and_entropy_bonus_is_held_then_annealed(
     make_trainer: MakeTrainer,
 ) -> None:
-    trainer = make_trainer(
-        iterations=10,
-        learning_rate=1e-3,
-        warmup_updates=2,
-        decay_fraction=0.5,
-        final_lr_factor=0.1,
-        algorithm={"entropy_coef": 0.2, "entropy_hold": 0.5, "entropy_final_factor": 0.1},
-    )
+    schedule = {"iterations": 10, "warmup_updates": 2, "decay_fraction": 0.5, "final_lr_factor": 0.1}
+    entropy = {"entropy_coef": 0.2, "entropy_hold": 0.5, "entropy_final_factor": 0.1}
+    trainer = make_trainer(learning_rate=1e-3, algorithm=entropy, **schedule)
     figures = [trainer.step(batch(7)) for _ in range(10)]
-    bonus = [one["train/entropy_coef"] for one in figures]
     # Half of the way down from 0.2 to 0.02 would be at 7.5 iterations.
+    bonus = [one["train/entropy_coef"] for one in figures]
     assert bonus == pytest.approx([0.2] * 6 + [0.164, 0.128, 0.092, 0.056])
     rates = [one["train/learning_rate"] for one in figures]
     assert rates[0] < rates[2] == pytest.approx(1e-3)
@@ -194,33 +112,24 @@ def test_learning_rate_warms_up_and_decays_and_entropy_bonus_is_held_then_anneal
     assert 1e-4 <= rates[9] < 4e-4
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        {"entropy_coef": 0.1, "entropy_hold": 0.2, "entropy_final_factor": 0.0},
-        {"name": "ppo", "critic_learning_rate": 3e-3, "value_clip": None},
-    ],
-    ids=["grpo", "ppo"],
-)
 def test_a_resumed_run_is_the_run_that_was_never_interrupted(
-    make_trainer: MakeTrainer, tmp_path: Path, algorithm: dict[str, Any]
+    make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
+    entropy = {"entropy_coef": 0.1, "entropy_hold": 0.2, "entropy_final_factor": 0.0}
     options = {
-        "checkpoint_interval": 2,
         "updates_per_iteration": 3,
         "warmup_updates": 4,
         "decay_fraction": 0.5,
-        "algorithm": algorithm,
+        "algorithm": {"name": "ppo", "critic_learning_rate": 3e-3, "value_clip": None, **entropy},
         "iterations": 6,
     }
     straight = make_trainer(folder=tmp_path / "straight", **options)
     expected = [straight.step(batch(number)) for number in range(6)]
-
     first = make_trainer(folder=tmp_path / "interrupted", **options)
-    for number in range(3):
+    for number in range(2):
         first.step(batch(number))
-        if number == 1:
-            first.save(2)
+    first.save(2)
+    first.step(batch(2))
     first.close()
     resumed = make_trainer(folder=tmp_path / "interrupted", **options)
     assert resumed.resume().version == 2
@@ -229,28 +138,22 @@ def test_a_resumed_run_is_the_run_that_was_never_interrupted(
     assert_close(copied(resumed), copied(straight))
 
 
-@pytest.mark.parametrize("algorithm", [{}, {"name": "ppo"}], ids=["grpo", "ppo"])
 def test_weights_and_moments_that_were_offloaded_are_the_same_afterwards(
-    make_trainer: MakeTrainer, tmp_path: Path, algorithm: dict[str, Any]
+    make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    stays, goes = (make_trainer(folder=tmp_path / name, algorithm=algorithm) for name in ("stays", "goes"))
+    stays, goes = (make_trainer(folder=tmp_path / name, algorithm="ppo") for name in ("stays", "goes"))
     for number in range(3):
-        expected, weights = stays.step(batch(number)), copied(stays)
-        metrics = goes.step(batch(number))
+        assert goes.step(batch(number)) == stays.step(batch(number))
         held = [tensor for learner in goes._learners for tensor in learner.tensors()]
         for _ in range(2):
             goes.offload()
-        sizes = {
-            tensor.to_local().untyped_storage().nbytes() for tensor in held if hasattr(tensor, "to_local")
-        }
-        assert sizes == {0}
+        local = [tensor.to_local() for tensor in held if hasattr(tensor, "to_local")]
+        assert {tensor.untyped_storage().nbytes() for tensor in local} == {0}
         for _ in range(2):
             goes.onload()
-        assert metrics == expected
-        assert_close(copied(goes), weights)
-    assert len(held) == len(list(goes._model.module.parameters())) * 4 * len(
-        goes._learners
-    )  # and Adam's three
+        assert_close(copied(goes), copied(stays))
+    # Of policy and critic, with Adam's three.
+    assert len(held) == 2 * 4 * len(list(goes._model.module.parameters()))
 
 
 def test_a_resumed_run_goes_by_its_own_configuration(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -270,26 +173,18 @@ def test_a_resumed_run_goes_by_its_own_configuration(make_trainer: MakeTrainer, 
 
 
 def test_the_schedule_of_a_resumed_run_goes_by_iterations(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    before, now = 4, 1
-    schedule = {
-        "iterations": 6,
-        "warmup_updates": 0,
-        "decay_fraction": 0.5,
-        "final_lr_factor": 0.1,
-        "learning_rate": 1e-3,
-    }
-    first = make_trainer(folder=tmp_path, updates_per_iteration=before, **schedule)
+    schedule = {"iterations": 6, "warmup_updates": 0, "decay_fraction": 0.5, "final_lr_factor": 0.1}
+    first = make_trainer(folder=tmp_path, updates_per_iteration=4, **schedule)
+    straight = make_trainer(updates_per_iteration=1, **schedule)
     for number in range(5):
         first.step(batch(number))
+        straight.step(batch(number))
     first.save(5)
     first.close()
-    resumed = make_trainer(folder=tmp_path, updates_per_iteration=now, **schedule)
+    resumed = make_trainer(folder=tmp_path, updates_per_iteration=1, **schedule)
     assert resumed.resume().version == 5
     rate = resumed.step(batch(5))["train/learning_rate"]
     # Where a run would be that had trained all of them with as many updates.
-    straight = make_trainer(updates_per_iteration=now, **schedule)
-    for number in range(5):
-        straight.step(batch(number))
     assert rate == straight.step(batch(5))["train/learning_rate"]
     assert 1e-4 < rate < 1e-3
 
@@ -299,16 +194,13 @@ def test_activation_checkpointing_is_of_policy_and_critic_and_changes_nothing_el
 ) -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 
-    kept, anew = (
-        make_trainer(folder=tmp_path / which, algorithm="ppo", activation_checkpointing=which)
-        for which in ("none", "full")
-    )
+    kept, anew = (make_trainer(algorithm="ppo", activation_checkpointing=one) for one in ("none", "full"))
     for model in (anew._model, anew._critic._model):
         assert all(isinstance(layer, CheckpointWrapper) for layer in model.module.layers.values())
     assert anew.step(batch(0)) == pytest.approx(kept.step(batch(0)), rel=1e-6)
     anew.save(1)
     # What one has written the other goes on from.
-    resumed = make_trainer(folder=tmp_path / "full", algorithm="ppo")
+    resumed = make_trainer(algorithm="ppo")
     assert resumed.resume().version == 1
     assert resumed.step(batch(1)) == pytest.approx(kept.step(batch(1)), rel=1e-5)
 
@@ -342,22 +234,8 @@ def test_a_compiled_trainer_learns_what_another_learns(make_trainer: MakeTrainer
     assert_close(copied(compiled), copied(plain), atol=5e-5)
 
 
-def test_export_is_loaded_by_transformers(
-    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
-) -> None:
-    from safetensors.torch import load_file
-
-    trainer = make_trainer()
-    trainer.step(batch(0))
-    trainer.export(tmp_path)
-    exported = load_file(tmp_path / "model.safetensors")
-    assert set(exported) == set(load_file(tiny_policy / "model.safetensors"))
-    assert_close(exported, copied(trainer))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_export_in_several_files_is_loaded_by_transformers(
-    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path, dtype: torch.dtype
+    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
 ) -> None:
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM
@@ -365,8 +243,7 @@ def test_an_export_in_several_files_is_loaded_by_transformers(
     from rl_bridge.generator.replica import Checkpoint
     from rl_bridge.loops.sft import begin_checkpoint
 
-    name = str(dtype).removeprefix("torch.")
-    trainer, folder = make_trainer(dtype=name), tmp_path / "export"
+    trainer, folder, dtype = make_trainer(dtype="bfloat16"), tmp_path / "export", torch.bfloat16
     begin_checkpoint(folder, tiny_policy)
     trainer.export(folder)  # in one file, which the next one replaces
     trainer.step(batch(0))
@@ -388,19 +265,3 @@ def test_an_export_in_several_files_is_loaded_by_transformers(
     # And back to one file: of those before none is left that an engine could take for a part.
     trainer.export(folder)
     assert [path.name for path in folder.glob("*.safetensors*")] == ["model.safetensors"]
-
-
-def test_the_kl_is_zero_at_the_start_and_grows(
-    make_trainer: MakeTrainer, tiny_policy: Path, tmp_path: Path
-) -> None:
-    from rl_bridge.trainer.reference import Reference
-
-    algorithm = {"kl_coef": 0.05}
-    reference = Reference(settings(tiny_policy, folder=tmp_path, algorithm=algorithm))
-    trainer = make_trainer(algorithm=algorithm)
-    one = batch(8)
-    one = one.with_reference(reference.logprobs(one))
-    kl = [trainer.step(one)["policy/kl_to_reference"] for _ in range(4)]
-    assert kl[0] == pytest.approx(0.0, abs=1e-7)
-    assert kl[1] > 1e-5
-    assert kl[3] > kl[1]

@@ -1,5 +1,6 @@
 """A real trainer under every algorithm: ratios that move, sequences over several passes, a critic that learns."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from trainer_ranks import alone, batch, settings
+from trainer_ranks import alone, assert_close, batch, copied
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import PRESETS
@@ -17,8 +18,15 @@ from rl_bridge.errors import NonFiniteLossError
 pytestmark = pytest.mark.heavy
 
 
-def train(policy: Path, folder: Path, algorithm: dict[str, Any], **options: Any) -> Any:
-    return alone(policy, folder, algorithm=algorithm, **options)
+Train = Callable[..., Any]
+
+
+@pytest.fixture
+def train(tiny_policy: Path, tmp_path: Path) -> Train:
+    def make(algorithm: dict[str, Any], **options: Any) -> Any:
+        return alone(tiny_policy, tmp_path, algorithm=algorithm, **options)
+
+    return make
 
 
 def on_policy(trainer: Any, one: TrainBatch) -> TrainBatch:
@@ -32,46 +40,37 @@ def gradients(model: Any) -> list[Tensor]:
 def recorded_gradients(trainer: Any, one: TrainBatch) -> list[Tensor]:
     """The gradients of the one update, before they are applied."""
     found: list[Tensor] = []
-
-    def record() -> None:
-        found.extend(gradients(trainer._model))
-
-    trainer._optimizer.step = record
+    trainer._optimizer.step = lambda: found.extend(gradients(trainer._model))
     trainer.step(one)
     return found
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_ratios_move_and_some_are_clipped_under_every_preset(
-    tiny_policy: Path, tmp_path: Path, name: str
-) -> None:
-    trainer = train(
-        tiny_policy,
-        tmp_path,
-        {"name": name, "entropy_coef": 0.01},
-        updates_per_iteration=6,
-        learning_rate=5e-3,
-    )
+def test_ratios_move_and_some_are_clipped_under_every_preset(train: Train, name: str) -> None:
+    algorithm = {"name": name, "entropy_coef": 0.01}
+    trainer = train(algorithm, updates_per_iteration=6, learning_rate=5e-3)
     figures = trainer.step(on_policy(trainer, batch(1, rows=48)))
     assert all(np.isfinite(value) for value in figures.values())
     assert figures["loss/ratio_mean"] != pytest.approx(1.0, abs=1e-6)
     assert 0.0 < figures["loss/clip_fraction_low"] + figures["loss/clip_fraction_high"] < 1.0
     assert figures["mismatch/logprob_max"] < 1e-5
+    # A random policy over some 40 words is nearly uniform.
+    assert 3.0 < figures["policy/entropy"] < 4.5
     assert ("critic/loss" in figures) == (name == "ppo")
 
 
-def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_path: Path) -> None:
+def test_ratios_of_sequences_that_several_passes_share(train: Train) -> None:
     """The gradient is that of exp(mean log rho) as autograd finds it with everything in one pass."""
     algorithm = {"name": "gspo", "clip_low": 0.05, "clip_high": 0.05}
     one = batch(2, rows=12, rows_a_trajectory=3)
     trajectories, index = np.unique(one.trajectory, return_inverse=True)
     advantages = np.array([1.0, 1.0, -1.0, -1.0], dtype=np.float32)
     log_ratios = np.array([0.0, 0.1, -0.1, 0.1], dtype=np.float32)  # the second and the third are clipped
-    whole = train(tiny_policy, tmp_path, algorithm, tokens_per_pass=4096, max_grad_norm=1e9)
+    whole = train(algorithm, tokens_per_pass=4096, max_grad_norm=1e9)
     old = whole.logprobs(one) - log_ratios[index]
     one = replace(one, advantages=advantages[index], old_logprobs=old)
-    parts = train(tiny_policy, tmp_path, algorithm, tokens_per_pass=32, max_grad_norm=1e9)
-    model = train(tiny_policy, tmp_path, algorithm)._model
+    parts = train(algorithm, tokens_per_pass=32, max_grad_norm=1e9)
+    model = train(algorithm)._model
     with model.spmd():
         logprobs = model.outputs(model.pack(one)).logprobs
         loss, clipped = torch.zeros(()), 0
@@ -91,11 +90,9 @@ def test_ratios_of_sequences_that_several_passes_share(tiny_policy: Path, tmp_pa
 
 @pytest.mark.parametrize("correction", ["truncated", "icepop", "decoupled"])
 def test_ratios_are_against_what_the_trainer_computed_before_the_first_update(
-    tiny_policy: Path, tmp_path: Path, correction: str
+    train: Train, correction: str
 ) -> None:
-    trainer = train(
-        tiny_policy, tmp_path, {"correction": correction, "correction_cap": 1.05, "correction_high": 1.05}
-    )
+    trainer = train({"correction": correction, "correction_cap": 1.05, "correction_high": 1.05})
     one = on_policy(trainer, batch(3))
     # The engine had sampled with probabilities that are lower by a factor of exp(0.1).
     figures = trainer.step(replace(one, old_logprobs=one.old_logprobs - np.float32(0.1)))
@@ -107,22 +104,16 @@ def test_ratios_are_against_what_the_trainer_computed_before_the_first_update(
     assert figures["loss/corrected_fraction"] == (0.0 if correction == "decoupled" else 1.0)
 
 
-def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(
-    tiny_policy: Path, tmp_path: Path
-) -> None:
-    from rl_bridge.trainer.trainer import Trainer
-
-    options = settings(
-        tiny_policy,
-        folder=tmp_path,
-        algorithm={"name": "gspo", "correction": "truncated"},
+def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(train: Train) -> None:
+    trainer = train(
+        {"name": "gspo", "correction": "truncated"},
         updates_per_iteration=3,
         tokens_per_pass=64,
         learning_rate=1e-30,
         dtype="bfloat16",
     )
     # Long enough that what else is in a pass rounds a row otherwise: with rows of 8 tokens it does not.
-    figures = Trainer(options).step(batch(8, rows=48, longest=30))
+    figures = trainer.step(batch(8, rows=48, longest=30))
     assert figures["loss/ratio_mean"] == 1.0
     assert figures["loss/clip_fraction_low"] == figures["loss/clip_fraction_high"] == 0.0
 
@@ -130,8 +121,8 @@ def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(
 PPO = {"name": "ppo", "critic_learning_rate": 3e-3, "value_clip": None}
 
 
-def test_the_critic_learns_what_states_are_worth(tiny_policy: Path, tmp_path: Path) -> None:
-    trainer = train(tiny_policy, tmp_path, PPO, learning_rate=1e-6)
+def test_the_critic_learns_what_states_are_worth(train: Train) -> None:
+    trainer = train(PPO, learning_rate=1e-6)
     metrics = [trainer.step(batch(5)) for _ in range(15)]
     assert metrics[0]["critic/value_mean"] == 0.0
     assert metrics[0]["critic/explained_variance"] == 0.0
@@ -139,17 +130,17 @@ def test_the_critic_learns_what_states_are_worth(tiny_policy: Path, tmp_path: Pa
     assert metrics[-1]["critic/loss"] < 0.5 * metrics[0]["critic/loss"]
 
 
-def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(tiny_policy: Path, tmp_path: Path) -> None:
-    trainer = train(tiny_policy, tmp_path, PPO)
-    before = {name: tensor.clone() for name, tensor in trainer.hf_state_dict().items()}
-    one = batch(6)
+def test_a_loss_of_the_critics_that_is_not_finite_changes_neither(train: Train) -> None:
+    trainer = train(PPO)
+    before, one = copied(trainer), batch(6)
     one.rewards[one.rewards != 0] *= np.float32(
         1e30
     )  # squares are beyond float32, whitened advantages are not
     with pytest.raises(NonFiniteLossError, match="in iteration 0"):
         trainer.step(one)
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.hf_state_dict().items())
-    assert trainer.step(batch(6))["critic/value_mean"] == 0.0
+    assert_close(copied(trainer), before)
+    # Nor is a gradient left: the next step is as if it had never been.
+    assert trainer.step(batch(6)) == train(PPO).step(batch(6))
 
 
 OWN = """
@@ -170,28 +161,26 @@ def first_alone(rewards, *, normalize_std):
 
 
 def test_functions_of_ones_own_in_the_trainer(
-    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def trainer_with(**algorithm: Any) -> Any:
+        return train(algorithm, tokens_per_pass=64)
+
     (tmp_path / "own_algorithm.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    one, options = batch(0), {"tokens_per_pass": 64, "updates_per_iteration": 1}
-    figures = train(tiny_policy, tmp_path / "a", {}, **options).step(one)
-    doubled = train(tiny_policy, tmp_path / "b", {"loss": "own_algorithm:twice"}, **options).step(one)
+    one = batch(0)
+    figures, doubled = trainer_with().step(one), trainer_with(loss="own_algorithm:twice").step(one)
     assert doubled["loss/total"] == pytest.approx(2 * figures["loss/total"], rel=1e-6)
     assert doubled["train/grad_norm"] == pytest.approx(2 * figures["train/grad_norm"], rel=1e-5)
     assert doubled["mine/advantage"] == pytest.approx(one.advantages.mean(), abs=1e-6)
     assert doubled.keys() - figures.keys() == {"mine/advantage"}
 
-    broken = train(tiny_policy, tmp_path / "c", {"loss": "own_algorithm:later_no_number"}, **options)
-    before = {name: tensor.clone() for name, tensor in broken.hf_state_dict().items()}
     with pytest.raises(
         NonFiniteLossError, match=r"got loss nan .* of algorithm\.loss=own_algorithm:later_no_number"
     ):
-        broken.step(one)
-    assert all(torch.equal(before[name], tensor) for name, tensor in broken.hf_state_dict().items())
+        trainer_with(loss="own_algorithm:later_no_number").step(one)
 
-    algorithm = {"advantage": "own_algorithm:first_alone", "kl_coef": 0.1, "kl_in": "reward"}
-    trainer = train(tiny_policy, tmp_path / "d", algorithm, **options)
+    trainer = trainer_with(advantage="own_algorithm:first_alone", kl_coef=0.1, kl_in="reward")
     assert trainer._critic is None
     prepared = trainer._prepare(trainer._take_own_part(one.with_reference(one.old_logprobs))).batch
     first = np.isin(prepared.trajectory, np.unique(prepared.trajectory)[::4])

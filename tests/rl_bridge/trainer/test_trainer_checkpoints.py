@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from trainer_ranks import WAIT_S, RankDiedError, Ranks, alone, assert_close, batch, copied, ranks, settings
 
 from rl_bridge.errors import CheckpointError, ModelError, NonFiniteLossError, RankLostError, TrainingError
@@ -42,47 +41,36 @@ def whole(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoint").iterdir())
 
 
-def test_stored_state_comes_back(trainer: Any, policy: Path, tmp_path: Path) -> None:
-    assert trainer.resume() == ResumeState()
-    assert newest_checkpoint(tmp_path) == 0
-    for number in range(2):
-        trainer.step(batch(number))
-    torch.rand(3)  # on from where the seed put it
-    trainer.save(2, RUN_STATE, {"groups.bin": bytes(range(256)), "empty": b""})
-    drawn = torch.rand(4)
-    again = alone(policy, tmp_path, **OPTIONS)
-    assert again.resume() == ResumeState(
-        version=2, run_state=RUN_STATE, attachments={"empty": b"", "groups.bin": bytes(range(256))}
-    )
-    assert torch.equal(torch.rand(4), drawn)
-    assert newest_checkpoint(tmp_path) == again.version == 2
-
-
-def test_two_are_kept_and_the_same_version_is_replaced(trainer: Any, policy: Path, tmp_path: Path) -> None:
+def test_two_are_kept_the_same_version_is_replaced_and_a_half_written_one_is_swept(
+    trainer: Any, policy: Path, tmp_path: Path
+) -> None:
     for number in range(4):
         trainer.step(batch(number))
         trainer.save(number + 1, {"number": number})
     trainer.save(4, {"number": "again"})
     assert whole(tmp_path) == ["step-3", "step-4"]
+    shutil.copytree(tmp_path / "checkpoint" / "step-4", tmp_path / "checkpoint" / "step-5.partial")
+    assert newest_checkpoint(tmp_path) == 4
     assert alone(policy, tmp_path, **OPTIONS).resume().run_state == {"number": "again"}
+    assert whole(tmp_path) == ["step-3", "step-4"]
 
 
 def test_an_old_one_that_somebody_still_reads_does_not_end_the_run(
     trainer: Any, policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    original = os.unlink
+
     def unlink(path: Any, **options: Any) -> None:
         if path == "run.json":  # as NFS says of a folder with a file that is open elsewhere
             raise OSError(errno.ENOTEMPTY, "Directory not empty")
         original(path, **options)
 
-    original = os.unlink
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", unlink)
         for number in range(3):
             trainer.step(batch(number))
             trainer.save(number + 1)
         trainer.save(3)
-    assert newest_checkpoint(tmp_path) == 3
     assert alone(policy, tmp_path, **OPTIONS).resume().version == 3
     assert whole(tmp_path) == ["step-2", "step-3"]
 
@@ -164,13 +152,7 @@ def test_a_checkpoint_is_waited_for_beside_other_work(
     trainer.wait_for_checkpoint()  # there is none
     trainer.step(batch(0))
     trainer.save(1, wait=False)
-    found: list[list[str]] = []
-
-    def wait() -> None:
-        trainer.wait_for_checkpoint()
-        found.append(whole(tmp_path))
-
-    waiter = threading.Thread(target=wait)
+    waiter = threading.Thread(target=trainer.wait_for_checkpoint)
     waiter.start()
     bad = batch(1)
     bad.advantages[5] = float("nan")
@@ -179,52 +161,37 @@ def test_a_checkpoint_is_waited_for_beside_other_work(
     assert waiter.is_alive()
     slow_disk.set()
     waiter.join(WAIT_S)
-    assert found == [["step-1"]]
+    assert whole(tmp_path) == ["step-1"]
 
 
-def test_a_checkpoint_of_another_version_than_the_weights_is_refused(trainer: Any) -> None:
+def test_a_refused_checkpoint_leaves_nothing(trainer: Any, tmp_path: Path) -> None:
     trainer.step(batch(0))
     with pytest.raises(TrainingError, match="expected version 1, which the trainer is at, got 2"):
         trainer.save(2)
-
-
-def test_invalid_run_state_leaves_no_checkpoint(trainer: Any, tmp_path: Path) -> None:
-    trainer.step(batch(0))
     for wrong in ({"tensor": object()}, {"nan": float("nan")}):
         with pytest.raises(CheckpointError, match="cannot write the checkpoint of version 1"):
             trainer.save(1, wrong)
     assert whole(tmp_path) == []
 
 
-def test_a_half_written_one_is_swept_and_never_read(trainer: Any, policy: Path, tmp_path: Path) -> None:
-    trainer.step(batch(0))
-    trainer.save(1)
-    shutil.copytree(tmp_path / "checkpoint" / "step-1", tmp_path / "checkpoint" / "step-2.partial")
-    assert newest_checkpoint(tmp_path) == 1
-    assert alone(policy, tmp_path, **OPTIONS).resume().version == 1
-    assert whole(tmp_path) == ["step-1"]
-
-
 @pytest.mark.parametrize("part", ["attachments", "__1_0.distcp"])
 def test_ranks_go_on_from_the_one_before_a_damaged_one(
     pair: Ranks, policy: Path, tmp_path: Path, part: str
 ) -> None:
+    def damage(version: int) -> None:
+        path = tmp_path / "checkpoint" / f"step-{version}" / part
+        path.rmdir() if path.is_dir() else path.unlink()
+
     options = settings(policy, folder=tmp_path, **OPTIONS)
     pair.build(options)
     pair.call("step", batch(0))
     pair.call("save", 1, RUN_STATE)
     expected = pair.call("step", batch(1))
     pair.call("save", 2, {"number": 2})
-
-    def damage(version: int) -> None:
-        path = tmp_path / "checkpoint" / f"step-{version}" / part
-        path.rmdir() if path.is_dir() else path.unlink()
-
     damage(2)
     pair.build(options)
-    assert [(one.version, one.run_state, len(one.damaged)) for one in pair.call("resume")] == [
-        (1, RUN_STATE, 1)
-    ] * 2
+    for one in pair.call("resume"):
+        assert (one.version, one.run_state, len(one.damaged)) == (1, RUN_STATE, 1)
     assert pair.call("step", batch(1)) == expected  # weights, moments and schedule are those of version 1
     assert whole(tmp_path) == ["step-1", "step-2.damaged"]
     damage(1)
@@ -235,31 +202,25 @@ def test_ranks_go_on_from_the_one_before_a_damaged_one(
         assert "cannot resume from any checkpoint of the run" in str(answer)
 
 
-def train_alone(policy: Path, folder: Path, numbers: range) -> tuple[list[dict[str, float]], Any]:
-    trainer = alone(policy, folder, **OPTIONS)
-    trainer.resume()
-    return [trainer.step(batch(number)) for number in numbers], trainer
-
-
 def test_two_ranks_resume_to_the_last_bit(pair: Ranks, policy: Path, tmp_path: Path) -> None:
+    def steps(numbers: range) -> list[dict[str, float]]:
+        return [pair.call("step", batch(number))[0] for number in numbers]
+
     options = settings(policy, folder=tmp_path, **OPTIONS)
     pair.build(options)
-    pair.call("resume")
-    expected = [pair.call("step", batch(number))[0] for number in range(6)]
-    weights = pair.call("hf_state_dict")[0]
-    # Those of the whole run would do as well; this one is stopped after its fifth step, not at a checkpoint.
-    pair.build(options)
     assert pair.call("resume") == [ResumeState()] * 2
-    assert [pair.call("step", batch(number))[0] for number in range(3)] == expected[:3]
+    expected, weights = steps(range(6)), pair.call("hf_state_dict")[0]
+    pair.build(options)
+    assert steps(range(3)) == expected[:3]
     pair.call("draw")
     pair.call("save", 3, RUN_STATE)
     random_numbers = pair.call("draw")
-    pair.call("step", batch(3))
+    steps(range(3, 4))
     pair.build(options)
     assert [state.version for state in pair.call("resume")] == [3, 3]
     assert pair.call("draw") == random_numbers
     assert random_numbers[0] != random_numbers[1], "each rank has a generator of its own"
-    assert [pair.call("step", batch(number))[0] for number in range(3, 6)] == expected[3:]
+    assert steps(range(3, 6)) == expected[3:]
     for state in pair.call("hf_state_dict"):
         assert_close(state, weights)
 
@@ -269,21 +230,22 @@ def test_from_two_ranks_to_one_and_back(
     pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, int]
 ) -> None:
     options = settings(policy, folder=tmp_path, **OPTIONS, **spread)
-    expected, straight = train_alone(policy, tmp_path / "straight", range(6))
+    straight = alone(policy, tmp_path / "straight", **OPTIONS)
+    expected = [straight.step(batch(number)) for number in range(6)]
     pair.build(options)
-    pair.call("step", batch(0))
-    pair.call("step", batch(1))
+    told = [pair.call("step", batch(number))[0] for number in range(2)]
     pair.call("save", 2, RUN_STATE)
-    told, one = train_alone(policy, tmp_path, range(2, 4))
+    one = alone(policy, tmp_path, **OPTIONS)
+    one.resume()
+    told += [one.step(batch(number)) for number in range(2, 4)]
     one.save(4, RUN_STATE)
     pair.build(options)
     assert [state.version for state in pair.call("resume")] == [4, 4]
     told += [pair.call("step", batch(number))[0] for number in range(4, 6)]
-    for ours, theirs in zip(told, expected[2:], strict=True):
+    for ours, theirs in zip(told, expected, strict=True):
         ours.pop("train/valid_token_share"), theirs.pop("train/valid_token_share")
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-    for name, tensor in pair.call("hf_state_dict")[0].items():
-        torch.testing.assert_close(tensor, straight.hf_state_dict()[name], atol=1e-4, rtol=0.0)
+    assert_close(pair.call("hf_state_dict")[0], straight.hf_state_dict(), atol=1e-4)
 
 
 @pytest.mark.soak

@@ -5,10 +5,10 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from train_samples import train_sample
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.trainer.settings import TrainerSettings
-from rl_bridge.types import NO_VERSION, TrainSample
+from rl_bridge.types import TrainSample
 
 WAIT_S = 120.0
 """A bound for what would hang otherwise; none is meant to come near it."""
@@ -38,15 +39,15 @@ def settings(
     **trainer: Any,
 ) -> TrainerSettings:
     """Of a tiny trainer."""
-    options = {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer}
+    procs = trainer.get("tensor_parallel", 1)
     keys = {
         "model": {"dtype": dtype, "lora": lora},
         "rollout": {"max_length": 32, "temperature": temperature},
-        "trainer": options,
+        "trainer": {"iterations": 20, "learning_rate": 1e-3, "checkpoint_interval": 0, **trainer},
         "algorithm": algorithm or {},
         "seed": 3,
         "deterministic": deterministic,
-        "monarch": {"roles": {"trainer": {"procs": options.get("tensor_parallel", 1)}}},
+        "monarch": {"roles": {"trainer": {"procs": procs}}},
     }
     return TrainerSettings(
         config=Config.model_validate(keys), model_path=str(path), folder=str(folder), max_loss_tokens=8
@@ -64,18 +65,16 @@ def batch(
         tokens = [int(token) for token in random.integers(3, 30, size=length)]
         if number % 3 == 0 and samples:
             tokens = [*samples[-1].tokens[:-1], tokens[-1]]
-        mask = [False, False, *([True] * (len(tokens) - 2))]
         advantage = float(random.normal())
         samples.append(
-            TrainSample(
-                tokens=tokens,
-                loss_mask=mask,
-                logprobs=[logprob if one else 0.0 for one in mask],
+            train_sample(
+                tokens,
+                [0, 0] + [1] * (len(tokens) - 2),
+                logprob=logprob,
                 advantage=advantage,
+                reward=advantage,
                 trajectory=number // rows_a_trajectory,
                 group=number // (4 * rows_a_trajectory),
-                reward=advantage,
-                versions=[0 if one else NO_VERSION for one in mask],
             )
         )
     return TrainBatch.from_samples(samples)
@@ -104,27 +103,20 @@ class RankDiedError(Exception):
 
 
 class Ranks:
-    """Processes that make up a trainer. They can be given one trainer after another: `build(settings)`.
-
-    Args:
-        folder: For the rendezvous file.
-        count: How many.
-    """
+    """Processes that make up a trainer. They can be given one trainer after another: `call("build", settings)`."""
 
     def __init__(self, folder: Path, count: int, *, timeout_s: float = WAIT_S) -> None:
         context = get_context("spawn")
         rendezvous_file = folder / f".meeting-{os.urandom(4).hex()}"
         self._ends: list[Connection] = []
-        self.processes: list[BaseProcess] = []
+        self.processes: list[SpawnProcess] = []
         for index in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_serve, args=(index, count, rendezvous_file, timeout_s, theirs), daemon=True
-            )
-            process.start()
+            arguments = index, count, rendezvous_file, timeout_s, theirs
+            self.processes.append(context.Process(target=_serve, args=arguments, daemon=True))
+            self.processes[-1].start()
             theirs.close()
             self._ends.append(ours)
-            self.processes.append(process)
 
     def build(self, options: TrainerSettings) -> None:
         """Give every rank a new trainer."""
@@ -158,9 +150,7 @@ class Ranks:
         return self._answer(index)
 
     def kill(self, index: int) -> None:
-        pid = self.processes[index].pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        self.processes[index].kill()
         self.processes[index].join(WAIT_S)
 
     def stop(self, index: int) -> None:
@@ -168,11 +158,6 @@ class Ranks:
         pid = self.processes[index].pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-
-    def end(self) -> None:
-        for index, process in enumerate(self.processes):
-            if process.is_alive():
-                self.kill(index)
 
     def _answer(self, index: int) -> Any:
         if not self._ends[index].poll(WAIT_S):
@@ -191,72 +176,61 @@ def ranks(folder: Path, count: int, *, timeout_s: float = WAIT_S) -> Iterator[Ra
     try:
         yield made
     finally:
-        made.end()
+        for index in range(count):
+            made.kill(index)
 
 
 def _serve(index: int, count: int, rendezvous_file: Path, timeout_s: float, end: Connection) -> None:
     from rl_bridge.titan.ranks import Rank
-    from rl_bridge.trainer import checkpoints
     from rl_bridge.trainer.trainer import Trainer
-    from rl_bridge.weights.snapshot import own_shards
 
     rank = Rank(index=index, count=count, rendezvous_file=rendezvous_file, timeout_s=timeout_s)
-    trainer: Trainer | None = None
+    trainer: Any = None
+    answer: Any = None
     while True:
         method, arguments, named = end.recv()
         try:
             if method == "build":
-                trainer = Trainer(*arguments, rank)
-                end.send(None)
-            elif method == "finish":
-                assert trainer is not None
-                end.send(trainer._checkpoints.finish())
-            elif method == "write slowly":
-                write = checkpoints.save_file
-                checkpoints.save_file = partial(_slowly, *arguments, write)
-                end.send(None)
-            elif method == "waits":
-                groups = [
-                    one for one in dist.distributed_c10d._world.pg_map if dist.get_backend(one) != "fake"
-                ]
-                end.send(sorted(one._get_backend(torch.device("cpu")).options._timeout for one in groups))
-            elif method == "published":
-                assert trainer is not None
-                with trainer.weights(*arguments) as state:
-                    shards = own_shards(state, rank=index)
-                    end.send([(name, one.full_shape, one.box, one.values()) for name, one in shards.items()])
-            elif method == "draw":
-                end.send(torch.rand(4).tolist())
+                trainer, answer = Trainer(*arguments, rank), None
+            elif method in _BY_NAME:
+                answer = _BY_NAME[method](trainer, *arguments)
             else:
-                end.send(getattr(trainer, method)(*arguments, **named))
+                answer = getattr(trainer, method)(*arguments, **named)
         except Exception as error:
-            end.send(error)
+            answer = error
+        end.send(answer)
 
 
-def _slowly(seconds: float, write: Callable[..., None], *arguments: Any) -> None:
-    time.sleep(seconds)
-    write(*arguments)
+def _write_slowly(_: Any, seconds: float) -> None:
+    from rl_bridge.trainer import checkpoints
+
+    write = checkpoints.save_file
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(seconds)
+        write(*arguments)
+
+    checkpoints.save_file = slowly
 
 
-def divisible_policy(folder: Path) -> Path:
-    """A tiny checkpoint whose attention heads can be shared by two ranks."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def _waits(_: Any) -> list[timedelta]:
+    groups = [one for one in dist.distributed_c10d._world.pg_map if dist.get_backend(one) != "fake"]
+    return sorted(one._get_backend(torch.device("cpu")).options._timeout for one in groups)
 
-    torch.manual_seed(4)
-    Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=50,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=64,
-            tie_word_embeddings=False,
-            pad_token_id=None,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    ).to(torch.float32).save_pretrained(str(folder))
-    return folder
+
+def _published(trainer: Any, version: int) -> list[tuple[Any, ...]]:
+    from rl_bridge.weights.snapshot import own_shards
+
+    with trainer.weights(version) as state:
+        shards = own_shards(state, rank=dist.get_rank())
+        return [(name, one.full_shape, one.box, one.values()) for name, one in shards.items()]
+
+
+_BY_NAME: dict[str, Callable[..., Any]] = {
+    "finish": lambda trainer: trainer._checkpoints.finish(),
+    "draw": lambda _: torch.rand(4).tolist(),
+    "write slowly": _write_slowly,
+    "waits": _waits,
+    "published": _published,
+}
+"""What tests ask of a rank that is no method of its trainer."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 from monarch.actor import Actor, concurrent_endpoint, current_rank
+from store_stage import state_of
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -16,10 +17,6 @@ from rl_bridge.services.actor import ServiceActor
 from rl_bridge.weights import WeightStore, store
 
 COLUMNS, ROWS = [Shard(0)], [Shard(1)]
-
-
-def state_of(value: float, *, size: int = 8) -> dict[str, torch.Tensor]:
-    return {"weight": torch.full((size, 4), value), "bias": torch.full((3,), -value)}
 
 
 def make_model(version: int) -> torch.nn.Module:
@@ -32,7 +29,7 @@ def make_model(version: int) -> torch.nn.Module:
     count = 0
     for parameter in model.parameters():
         values = torch.arange(count, count + parameter.numel(), dtype=torch.float32)
-        parameter.data.copy_((values + 1000 * version).view_as(parameter))
+        parameter.data = (values + 1000 * version).view_as(parameter)
         count += parameter.numel()
     return model
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import multiprocessing
-import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from multiprocessing.connection import Connection
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,6 +122,11 @@ def expected_of(value: float, *, size: int = 8) -> dict[str, torch.Tensor]:
     }
 
 
+def assert_same_on_gpu(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert all(tensor.is_cuda for tensor in state.values() if tensor.numel())
+    assert_same({name: tensor.cpu() for name, tensor in state.items()}, expected)
+
+
 @needs_gpu
 async def test_publisher_s_own_process_reads_its_buffer_in_place(
     cuda_store: WeightStore, directory: Directory
@@ -152,7 +157,7 @@ async def test_another_process_reads_bit_for_bit_and_is_never_overwritten(
         for version in range(2, 9):
             await cuda_store.put(version, on_gpu(float(version)))
             await reader.check(version)
-        await reader.check_held(1.0)
+        await reader.call("check_held", (1.0,))
         # As many held as the ring has segments: the next one waits until one is let go of.
         for version in (9, 10):
             await reader.hold(version - 1)
@@ -161,8 +166,8 @@ async def test_another_process_reads_bit_for_bit_and_is_never_overwritten(
         waiting = asyncio.ensure_future(cuda_store.put(11, on_gpu(11.0)))
         await asyncio.sleep(0.2)
         assert not waiting.done()
-        await reader.check_held(1.0, 8.0, 9.0, 10.0)
-        await reader.release()
+        await reader.call("check_held", (1.0, 8.0, 9.0, 10.0))
+        await reader.call("release")
         await waiting
         await reader.check(11)
         for version, size in ((12, 1 << 20), (13, 1 << 20), (14, 8)):  # buffers grow, and stay as large
@@ -178,7 +183,7 @@ async def test_an_engine_in_a_process_of_its_own_is_handed_addresses_and_takes_c
     async with OtherProcess(directory) as engine, cuda_store.open(1) as state:
         handed = WeightSender().write(state)
         assert len(handed) < 1 << 16
-        await engine.take_over(handed, 1.0)
+        await engine.call("take_over", handed, 1.0)
 
 
 @needs_gpu
@@ -188,82 +193,58 @@ async def test_a_publisher_that_closes_takes_nothing_from_who_reads(
     async with OtherProcess(directory) as reader:
         await cuda_store.put(1, on_gpu(1.0, size=1 << 20))
         await reader.hold(1)
-        await reader.check_held(1.0, size=1 << 20)  # which maps it
+        await reader.call("check_held", (1.0,), 1 << 20)  # which maps it
         await cuda_store.close()
-        filler = [
-            torch.full((1 << 22,), 7.0, device="cuda") for _ in range(8)
-        ]  # to where that was, if anything
+        # To where that was, if anything.
+        filler = [torch.full((1 << 22,), 7.0, device="cuda") for _ in range(8)]
         torch.cuda.synchronize()
-        await reader.check_held(1.0, size=1 << 20)
+        await reader.call("check_held", (1.0,), 1 << 20)
         del filler
-        await reader.release()
 
 
 class OtherProcess:
-    """A reader in a process of its own. What it finds wrong is an AssertionError here."""
+    """A reader in a process of its own. What it finds wrong is an error here."""
 
     def __init__(self, directory: Directory) -> None:
         self._directory = directory
 
     async def __aenter__(self) -> "OtherProcess":
-        context = multiprocessing.get_context("spawn")
-        self._pipe, there = context.Pipe()
-        self._process = context.Process(target=_answer, args=(there,), daemon=True)
-        self._process.start()
-        there.close()
+        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._pipe.close()
-        await asyncio.to_thread(self._process.join, WAIT_S)
-        assert self._process.exitcode == 0
+        await self.call("release")
+        (process,) = self._pool._processes.values()
+        await asyncio.to_thread(self._pool.shutdown)
+        assert process.exitcode == 0
 
     async def hold(self, version: int) -> None:
-        await self._ask("hold", snapshot=await snapshot_of(self._directory, version))
+        await self.call("hold", await snapshot_of(self._directory, version))
 
     async def check(self, version: int, *, size: int = 8) -> None:
-        snapshot = await snapshot_of(self._directory, version)
-        await self._ask("check", snapshot=snapshot, value=float(version), size=size)
+        await self.call("check", await snapshot_of(self._directory, version), float(version), size)
 
-    async def check_held(self, *values: float, size: int = 8) -> None:
-        await self._ask("check_held", values=values, size=size)
-
-    async def take_over(self, handed: bytes, value: float) -> None:
-        await self._ask("take_over", handed=handed, value=value)
-
-    async def release(self) -> None:
-        await self._ask("release")
-
-    async def _ask(self, what: str, **arguments: Any) -> None:
-        self._pipe.send((what, arguments))
-        assert await asyncio.to_thread(self._pipe.poll, WAIT_S), f"no answer to {what}"
-        assert self._pipe.recv() == "done"
+    async def call(self, method: str, *arguments: Any) -> None:
+        """Call a method of its `Reading`."""
+        answer = asyncio.get_running_loop().run_in_executor(self._pool, _read, method, arguments)
+        await asyncio.wait_for(answer, WAIT_S)
 
 
-def _answer(pipe: Connection) -> None:
-    asyncio.run(_obey(pipe))
+def _read(method: str, arguments: tuple[Any, ...]) -> None:
+    reading = _own_reading()
+    reading.loop.run_until_complete(getattr(reading, method)(*arguments))
 
 
-async def _obey(pipe: Connection) -> None:
-    reading = Reading()
-    while True:
-        try:
-            what, arguments = await asyncio.to_thread(pipe.recv)
-        except EOFError:
-            await reading.release()
-            return
-        try:
-            await getattr(reading, what)(**arguments)
-        except Exception:
-            pipe.send(traceback.format_exc())
-        else:
-            pipe.send("done")
+@cache
+def _own_reading() -> "Reading":
+    return Reading()
 
 
 class Reading:
     """What the other process does."""
 
     def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
         self._directory = WeightDirectory()
         self._store = WeightStore(self._directory, transport="cuda_ipc", timeout_s=WAIT_S)
         self._held = AsyncExitStack()
@@ -285,13 +266,12 @@ class Reading:
         like = {name: tensor.cuda() for name, tensor in expected.items()}
         copies = await self._store.get(snapshot.key, like)
         assert all(tensor.is_cuda for tensor in copies.values())
-        assert_same({name: tensor.cpu() for name, tensor in copies.items()}, expected)
+        assert_same_on_gpu(copies, expected)
 
-    async def check_held(self, values: tuple[float, ...], size: int) -> None:
+    async def check_held(self, values: Sequence[float], size: int = 8) -> None:
         assert len(values) == len(self._states)
         for value, state in zip(values, self._states, strict=True):
-            assert all(tensor.is_cuda for tensor in state.values() if tensor.numel())
-            assert_same({name: tensor.cpu() for name, tensor in state.items()}, expected_of(value, size=size))
+            assert_same_on_gpu(dict(state), expected_of(value, size=size))
 
     async def take_over(self, handed: bytes, value: float) -> None:
         state = WeightReceiver().read(handed)
@@ -300,7 +280,7 @@ class Reading:
         copies = dict(state.copy_to("cuda"))
         state.held.close()
         assert all(tensor.is_cuda for tensor in copies.values())
-        assert_same({name: tensor.cpu() for name, tensor in copies.items()}, expected_of(value))
+        assert_same_on_gpu(copies, expected_of(value))
 
     async def release(self) -> None:
         self._states.clear()

@@ -84,13 +84,9 @@ async def test_snapshots_of_a_killed_publisher_are_gone_and_the_error_says_so(
             replace(own.origin, pid=pid, started=ticks),
             f"process {pid}, No such file or directory.: did it die",
         ),
-        (
-            replace(own.origin, pid=pid, machine="another"),
-            "it is on another machine, which the transport 'rdma'",
-        ),
+        (replace(own.origin, pid=pid, machine="another"), "on another machine, which the transport 'rdma'"),
     ):
-        entry = directory._entries[1]
-        entry.finished[0] = replace(own, origin=origin)
+        directory._entries[1].finished[0] = replace(own, origin=origin)
         with pytest.raises(WeightsError, match=why):
             await store.get(1)
 

@@ -11,27 +11,26 @@ import pytest
 import torch
 from missing import missing
 from serving import eventually
+from store_stage import Directory, state_of
 
 from rl_bridge.errors import ReplicaLostError, RoleError, SnapshotOverwrittenError, WeightsError
+from rl_bridge.weights import Box, WeightStore
+from rl_bridge.weights.directory import WeightDirectory
+from rl_bridge.weights.snapshot import Contribution, Origin, Publication, Snapshot, StoredPart
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
-    from rl_bridge.weights.directory import WeightDirectory
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
-EVERY_TRANSPORT = pytest.mark.parametrize("transport", ["shared_memory", "rdma", "torchstore"])
-OF_THE_PUBLISHER = pytest.mark.parametrize("transport", ["shared_memory", "rdma"])
-IN_A_VOLUME = pytest.mark.parametrize("transport", ["torchstore"])
 SHORT_S = 3.0
 
 
-@pytest.fixture(autouse=True)
-def _transport_is_there(request: pytest.FixtureRequest) -> None:
-    callspec = getattr(request.node, "callspec", None)
-    wanted = None if callspec is None else callspec.params.get("transport")
-    if wanted == "torchstore" and importlib.util.find_spec("torchstore") is None:
+@pytest.fixture(params=["shared_memory", "rdma", "torchstore"])
+def transport(request: pytest.FixtureRequest) -> str:
+    if request.param == "torchstore" and importlib.util.find_spec("torchstore") is None:
         missing("needs TorchStore: pip install --no-deps torchstore==0.1.2 pygtrie")
+    return str(request.param)
 
 
 @pytest.fixture
@@ -42,11 +41,8 @@ async def fleet(tmp_path: Path, importable_modules: None) -> AsyncIterator["Flee
         yield fleet
 
 
-@EVERY_TRANSPORT
 async def test_weights_put_by_one_role_are_read_by_another(fleet: "Fleet", transport: str) -> None:
-    from store_roles import Publisher, Reader, state_of
-
-    from rl_bridge.weights import WeightStore
+    from store_roles import Publisher, Reader
 
     store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
     publisher = await Publisher.options(name="publisher").as_actor(store)
@@ -67,14 +63,11 @@ async def test_weights_put_by_one_role_are_read_by_another(fleet: "Fleet", trans
 
 
 @pytest.mark.soak
-@EVERY_TRANSPORT
 async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
     fleet: "Fleet", transport: str, tmp_path: Path
 ) -> None:
     from monarch.actor import this_host
     from store_roles import Ranked
-
-    from rl_bridge.weights import WeightStore
 
     store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
     trainers, generators = (this_host().spawn_procs(per_host={"ranks": ranks}) for ranks in (2, 3))
@@ -90,11 +83,9 @@ async def test_shards_of_fsdp_become_shards_of_tp_and_nobody_gathers(
 
 
 @pytest.mark.soak
-@OF_THE_PUBLISHER
+@pytest.mark.parametrize("transport", ["shared_memory", "rdma"])
 async def test_a_publisher_killed_while_it_writes_and_its_successor(fleet: "Fleet", transport: str) -> None:
-    from store_roles import Publisher, Reader, state_of
-
-    from rl_bridge.weights import WeightStore
+    from store_roles import Publisher, Reader
 
     store = WeightStore.create(transport=transport, timeout_s=SHORT_S)  # type: ignore[arg-type]
     publisher = await Publisher.options(name="publisher").as_actor(store)
@@ -139,24 +130,16 @@ class Volumes:
         return self.held[name].clone()
 
 
-@IN_A_VOLUME
-async def test_late_data_of_a_replaced_publisher_is_never_taken_for_its_successor_s(
-    transport: str,
-) -> None:
-    from rl_bridge.weights import WeightStore
-    from rl_bridge.weights.directory import WeightDirectory
-
-    directory, volumes = WeightDirectory(), Volumes()
-
-    def life(name: str) -> WeightStore:
-        store = WeightStore(directory, transport="torchstore", volumes=volumes, timeout_s=SHORT_S)  # type: ignore[arg-type]
-        store._directory = Named(directory, name)  # type: ignore[assignment]
-        return store
-
-    before, after = life("first"), life("second")
+async def test_late_data_of_a_replaced_publisher_is_never_taken_for_its_successor_s() -> None:
+    directory, volumes = Directory(), Volumes()
+    before, after = (
+        WeightStore(directory, transport="torchstore", volumes=volumes, timeout_s=SHORT_S)  # type: ignore[arg-type]
+        for _ in range(2)
+    )
     volumes.late = late = asyncio.Event()
     sending = asyncio.ensure_future(before.put(5, {"w": torch.full((3,), 1.0)}))
     await eventually(lambda: volumes.late is None)  # it is on its way
+    directory.caller = "second trainer"
     await after.put(5, {"w": torch.full((3,), 2.0)})
     assert (await after.get(5))["w"].tolist() == [2.0] * 3
     late.set()  # and arrives under the name that its successor has
@@ -168,21 +151,7 @@ async def test_late_data_of_a_replaced_publisher_is_never_taken_for_its_successo
     assert (await after.get(6))["w"].tolist() == [3.0] * 3
 
 
-class Named:
-    """The directory as the processes of one publisher's life see it."""
-
-    def __init__(self, directory: "WeightDirectory", name: str) -> None:
-        self._directory, self._name = directory, name
-
-    def group(self) -> str:
-        return self._name
-
-    def __getattr__(self, method: str) -> object:
-        return getattr(self._directory, method)
-
-
-@IN_A_VOLUME
-async def test_volume_holds_only_the_kept_versions_and_overwrites_failed_ones(transport: str) -> None:
+async def test_volume_holds_only_the_kept_versions_and_overwrites_failed_ones() -> None:
     from rl_bridge.weights.torch_store import VolumeAddress, VolumePublisher
 
     volumes = Volumes()
@@ -213,9 +182,7 @@ async def test_volume_holds_only_the_kept_versions_and_overwrites_failed_ones(tr
 async def test_overwritten_snapshot_is_told_apart_from_a_failed_fetch(
     monkeypatch: pytest.MonkeyPatch, overwritten: bool
 ) -> None:
-    from rl_bridge.weights import Box, rdma
-    from rl_bridge.weights.directory import WeightDirectory
-    from rl_bridge.weights.snapshot import Contribution, Origin, Publication, Snapshot, StoredPart
+    from rl_bridge.weights import rdma
 
     first, second = (Publication(group="trainer", number=number) for number in (1, 2))
     origin = Origin(machine="another", pid=1, started=1, rank=0)
