@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from quick_benchmark import ROOT
+from module_run import ROOT
 
 import benchmarks.asynchrony.report as asynchrony
 import benchmarks.presets.report as presets

@@ -8,13 +8,22 @@ from typing import Any
 
 import pytest
 from missing import missing
-from module_run import run_module
-from quick_benchmark import ROOT, quick_benchmark
+from module_run import ROOT, run_module
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 Found = Any
 Check = Callable[[Found], None]
+
+
+def quick_benchmark(name: str, folder: Path, *words: str, timeout_s: float) -> Found:
+    out = folder / "out.json"
+    command = ("--quick", *words, "--json", str(out))
+    done = run_module(f"benchmarks.{name}", *command, cwd=ROOT, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stderr + done.stdout
+    report = json.loads(out.read_text())
+    assert report["notes"] == []
+    return report
 
 
 def medians(found: Found) -> dict[tuple[str, str, str], float]:

@@ -38,8 +38,7 @@ def program() -> str:
     if path is not None:
         return path
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        message = f"needs {PROGRAM}; {HOW_TO}"
-        missing(message)
+        missing(f"needs {PROGRAM}; {HOW_TO}")
     # The installation must not start a system service.
     surroundings = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", PROGRAM]):
@@ -48,9 +47,7 @@ def program() -> str:
         )
     path = shutil.which(PROGRAM)
     if path is None:
-        message = f"needs {PROGRAM}, which could not be installed ({done.stderr[-500:]}); {HOW_TO}"
-        missing(message)
-    assert path is not None
+        missing(f"needs {PROGRAM}, which could not be installed ({done.stderr[-500:]}); {HOW_TO}")
     return path
 
 

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from module_run import finished
+from module_run import ROOT, finished, venv_python
 
-ROOT = Path(__file__).parents[2]
 DRIVERS = ROOT / "tests" / "interop" / "drivers"
 
 VERSIONS = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
@@ -34,8 +33,7 @@ HOW_TO = "python3.11 scripts/bootstrap.py released-VERSION makes each of them, .
 
 
 def python(version: str) -> Path:
-    suffix = "" if sys.version_info[:2] == (3, 11) else f"-{sys.version_info.major}.{sys.version_info.minor}"
-    return ROOT / ".venvs" / f"released-{version}{suffix}" / "bin" / "python"
+    return venv_python(f"released-{version}")
 
 
 def missing() -> list[str]:
