@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pwd
 import secrets
 import shutil
 import subprocess
@@ -180,7 +181,7 @@ class SlurmNode:
             (home / name).mkdir()
         (home / "munge.key").write_bytes(secrets.token_bytes(1024))
         (home / "munge.key").chmod(0o400)
-        user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+        user = pwd.getpwuid(os.geteuid()).pw_name
         (home / "slurm.conf").write_text(
             CONFIG.format(
                 home=home,
@@ -191,14 +192,8 @@ class SlurmNode:
                 slurmd=ports[1],
             )
         )
-        files = {
-            "key-file": "key",
-            "socket": "socket",
-            "pid-file": "pid",
-            "log-file": "log",
-            "seed-file": "seed",
-        }
-        places = [f"--{option}={home}/munge.{suffix}" for option, suffix in files.items()]
+        files = ("key-file", "socket", "pid-file", "log-file", "seed-file")
+        places = [f"--{option}={home}/munge.{option.removesuffix('-file')}" for option in files]
         self._daemon("munged", "--foreground", "--force", *places)
         self._daemon("slurmctld-wlm", "-D", "-i", "-f", f"{home}/slurm.conf")
         step = f"{self._root}/usr/sbin/slurmstepd-wlm"
