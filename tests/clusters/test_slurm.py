@@ -26,6 +26,7 @@ if [[ $1 == serve ]]; then
 fi
 trap 'echo told >> calls; exit 130' TERM
 echo "$*" >> calls
+case $* in *--resume*) exit 0 ;; esac
 while [[ $* == *stay=yes* ]]; do sleep 0.1; done
 """
 WORKER = """#!/bin/bash
@@ -90,6 +91,21 @@ def test_each_node_has_a_worker_known_to_the_controller(slurm: SlurmNode, folder
         "worker -m rl_bridge.services.worker tcp://localhost:26700",
     ]
     assert (folder / "runs/.seven.token").stat().st_mode & 0o077 == 0
+
+
+def test_a_job_whose_time_is_over_queues_up_again_and_goes_on(slurm: SlurmNode, folder: Path) -> None:
+    job = submit(slurm, folder, "stay=yes")
+    until_called(folder, "train ")
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
+    slurm.wait(job, "PENDING", timeout_s=60)
+    slurm.wait_idle(timeout_s=120)
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    assert slurm.wait(job, "COMPLETED", "FAILED", timeout_s=120) == "COMPLETED"
+    first, second = (call for call in calls(folder) if call.startswith("train "))
+    assert first.startswith("train --config ")
+    resumed = ["train", "--resume", "runs/seven", *ON_CPUS, "output_dir=runs", "env.app=null"]
+    assert second.split()[: len(resumed)] == resumed
+    assert calls(folder).count("told") == 1
 
 
 # ---- between a signal and the controller's end, with stand-ins for Slurm's commands
