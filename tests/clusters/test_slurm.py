@@ -25,6 +25,7 @@ if [[ $1 == serve ]]; then
   while :; do sleep 0.1; done
 fi
 trap 'echo told >> calls; exit 130' TERM
+mkdir -p "runs/$RUN" && touch "runs/$RUN/config.yaml"
 echo "$*" >> calls
 case $* in *--resume*) exit 0 ;; esac
 while [[ $* == *stay=yes* ]]; do sleep 0.1; done

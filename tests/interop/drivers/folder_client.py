@@ -2,8 +2,8 @@
 
     folder_client.py URL FOLDER released|ours FACE... < PLAN
 
-A plan is a list of operations: {"reset": {options}}, {"step": {the action's fields}}, {"state": {}}. Each face, async or
-sync, plays it: to import a released package takes longer than to play.
+A plan is a list of operations: {"reset": {options}}, {"step": {the action's fields}}, {"state": {}}. The async client
+plays it, the sync one, or both: to import a released package takes longer than to play.
 """
 
 import asyncio
