@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from free_ports import free_ports
 from missing import missing
-from module_run import finished
+from module_run import end, finished
 
 PACKAGES = (
     "libhwloc15",
@@ -120,12 +120,7 @@ class SlurmNode:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
         for daemon in reversed(self._daemons):
-            daemon.terminate()
-            try:
-                daemon.wait(60)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            end(daemon)
         shutil.rmtree(self.home, ignore_errors=True)
 
     def run(self, *words: str, timeout_s: float = 30, check: bool = True) -> str:
@@ -145,7 +140,7 @@ class SlurmNode:
         deadline = time.monotonic() + timeout_s
         while (state := self.state(job)) not in states:
             assert time.monotonic() < deadline, (state, self.logs())
-            time.sleep(0.5)
+            time.sleep(0.2)
         return state
 
     def wait_idle(self, *, timeout_s: float) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from free_ports import free_port
 from manifests import ROOT, container, pod_templates
-from module_run import finished
+from module_run import end, finished
 from serve_process import eventually, serve
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
@@ -95,13 +95,7 @@ class Cluster:
 
     def close(self) -> None:
         for worker in self.workers.values():
-            worker.terminate()
-        for worker in self.workers.values():
-            try:
-                worker.wait(60)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+            end(worker)
 
 
 @pytest.fixture(scope="module")

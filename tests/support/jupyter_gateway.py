@@ -5,8 +5,6 @@ import signal
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
@@ -14,6 +12,7 @@ from typing import IO
 from free_ports import free_port
 from missing import missing
 from module_run import venv_python
+from released import exchange
 
 TOKEN = "a-token-of-the-gateway"
 WAIT_TIMEOUT_S = 60.0
@@ -65,17 +64,12 @@ def jupyter_gateway(*options: str) -> Iterator[str]:
 
 
 def _await_answer(url: str, process: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(url + "/api/kernelspecs", headers={"Authorization": f"token {TOKEN}"})
     deadline = time.monotonic() + WAIT_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with opener.open(request, timeout=5):
-                return
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise AssertionError(f"the gateway answers with HTTP {error.code}") from None
-        except OSError:
-            time.sleep(0.05)
+        with suppress(OSError):
+            status, _ = exchange(url, "GET", "/api/kernelspecs", Authorization=f"token {TOKEN}")
+            assert status == 200
+            return
+        time.sleep(0.05)
     output.seek(0)
     raise AssertionError(f"no gateway at {url}; it said: {output.read().decode(errors='replace')[-4000:]}")

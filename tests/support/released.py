@@ -11,11 +11,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from module_run import ROOT, finished, venv_python
+from module_run import ROOT, end, finished, venv_python
 
 DRIVERS = ROOT / "tests" / "interop" / "drivers"
 
@@ -87,9 +87,7 @@ def our_server(
     target: str, *options: str, cwd: Path = ROOT, packages: Path | None = None, **variables: str
 ) -> Iterator[str]:
     command = [sys.executable, "-m", "openenv_core.cli", "serve", target, "--log-level", "warning", *options]
-    path = os.pathsep.join(
-        (str(ROOT), str(ROOT / "tests" / "support"), *([str(packages)] if packages else []))
-    )
+    path = os.pathsep.join(map(str, filter(None, (ROOT, ROOT / "tests" / "support", packages))))
     with _serving(command, cwd, environment(PYTHONPATH=path, **variables)) as url:
         yield url
 
@@ -112,22 +110,16 @@ def _serving(command: Sequence[str], cwd: Path, variables: Mapping[str, str]) ->
             _healthy(url, process, output)
             yield url
         finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            finally:
-                process.kill()
-                process.wait()
+            end(process)
 
 
 def _healthy(url: str, process: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:
     deadline = time.monotonic() + WAIT_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        try:
+        with suppress(OSError):
             if exchange(url, "GET", "/health", patience_s=5)[0] == 200:
                 return
-        except OSError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     output.seek(0)
     raise AssertionError(f"no healthy server at {url}; it said: {output.read().decode()[-4000:]}")
 
