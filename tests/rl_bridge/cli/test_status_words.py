@@ -66,6 +66,7 @@ def test_newest_run_that_lives_is_asked(tmp_path: Path, capsys: pytest.CaptureFi
             assert json.loads(capsys.readouterr().out)["name"] == "new"
             assert status("--json", "--run", str(folders["old"])) == 0
             assert json.loads(capsys.readouterr().out)["name"] == "old"
+        assert not (folders["new"] / ADDRESS_FILE).exists()  # it has ended
         assert status("--json") == 0
         assert json.loads(capsys.readouterr().out)["name"] == "old"
     assert status("--addr", address) == 1
