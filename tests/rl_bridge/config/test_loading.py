@@ -71,7 +71,7 @@ def test_every_fault_is_listed(file: Path) -> None:
     [
         (["data.source=prompts.jsonl"], "expected one of env (an environment to play"),
         (
-            ["env=null", "rollout.task=null", "data.source=prompts.jsonl"],
+            ["env=null", "rollout.task=null", "data.source=a.jsonl"],
             "expected reward.function or reward.model",
         ),
         (["reward.function=a.b", "reward.model=/m"], "expected reward.function or reward.model, got both"),
@@ -79,32 +79,17 @@ def test_every_fault_is_listed(file: Path) -> None:
         (["env.app=null"], "exactly one of env.app"),
         (["rollout.batch_size=63"], "multiple of rollout.group_size, got 63 and 8"),
         (["rollout.max_length=16", "rollout.max_new_tokens=16"], "max_new_tokens below rollout.max_length"),
-        (
-            ["deterministic=true", "rollout.max_staleness=1"],
-            "expected rollout.max_staleness of 0 with deterministic",
-        ),
+        (["deterministic=true", "rollout.max_staleness=1"], "rollout.max_staleness of 0 with deterministic"),
         (["monarch.roles.trainer.replicas=2"], "more ranks are monarch.roles.trainer.procs"),
-        (
-            ["monarch.roles.policy.gpus=2"],
-            "expected monarch.roles.policy.gpus to be 0 or generator.tensor_parallel, 1, got 2",
-        ),
+        (["monarch.roles.policy.gpus=2"], "0 or generator.tensor_parallel, 1, got 2"),
         (["monarch.roles.environment.gpus=1"], "on one host without GPUs"),
-        (
-            ["monarch.num_nodes=1", "monarch.gpus_per_node=1", "monarch.roles.policy={replicas: 2, gpus: 1}"],
-            "expected monarch.roles to use at most the 1 GPUs",
-        ),
-        (
-            ["monarch.workers=[tcp://a:1]", "monarch.transport=cuda_ipc"],
-            "expected no monarch.workers and no monarch.job with monarch.transport=cuda_ipc",
-        ),
-        (
-            ["monarch.workers=[tcp://a:1]", "monarch.job=a:b"],
-            "expected monarch.workers or monarch.job, got both",
-        ),
+        (["monarch.gpus_per_node=1", "monarch.roles.policy={replicas: 2, gpus: 1}"], "at most the 1 GPUs"),
+        (["monarch.workers=[tcp://a:1]", "monarch.transport=cuda_ipc"], "with monarch.transport=cuda_ipc"),
+        (["monarch.workers=[tcp://a:1]", "monarch.job=a:b"], "monarch.workers or monarch.job, got both"),
         (["trainer.tensor_parallel=2"], "expected trainer.tensor_parallel to divide the trainer's ranks"),
         (
             ["reward.function=[a.b, c.d]", "reward.weights=[1]"],
-            "expected reward.weights with one a function, 2, got 1",
+            "reward.weights with one a function, 2, got 1",
         ),
     ],
 )
@@ -174,9 +159,7 @@ def test_a_mapping_that_takes_over_another_may_change_it(file: Path) -> None:
 
 
 def test_saved_configuration_loads_unchanged(file: Path, tmp_path: Path) -> None:
-    config = load_config(
-        file, ["trainer.betas=[0.5, 0.6]", "trainer.learning_rate=1e-6", "env.reset.sab=true"]
-    )
+    config = load_config(file, ["trainer.betas=[0.5, 0.6]", "env.reset.sab=true"])
     save_config(config, tmp_path)
     assert load_config(tmp_path / CONFIG_FILE) == config
     assert set(yaml.safe_load((tmp_path / CONFIG_FILE).read_text())) == set(Config.model_fields)
