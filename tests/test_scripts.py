@@ -1,5 +1,6 @@
 """The scripts of the first screen, as far as they go without installing anything, wherever they lie."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -11,7 +12,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from bootstrap_script import load_bootstrap
 from module_run import finished
 from serve_process import eventually
 
@@ -21,14 +21,19 @@ LOCK = ROOT / "constraints" / "node"
 
 @pytest.fixture
 def bootstrap(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load_bootstrap(monkeypatch)
+    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "scripts" / "bootstrap.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "bootstrap", module)  # dataclasses look up their module there
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.parametrize("script", ["train-blackjack", "test"])
 def test_help_comes_at_once_with_examples(script: str) -> None:
-    done = subprocess.run(
-        [str(ROOT / "scripts" / script), "--help"], capture_output=True, text=True, timeout=30, check=True
-    )
+    done = finished(ROOT / "scripts" / script, "--help", timeout_s=30)
+    assert done.returncode == 0
     assert done.stdout.startswith(f"usage: ./scripts/{script}")
     assert "examples:" in done.stdout
 
@@ -42,16 +47,9 @@ def test_python_is_found_where_its_path_has_spaces_or_missed_in_words(tmp_path: 
         (python, 0, f"{python}\n"),
         (tmp_path / "no-python", 1, "expected Python 3.11 or newer"),
     ):
-        done = subprocess.run(
-            [str(ROOT / "scripts" / "find-python")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=30,
-            check=False,
-            env={**os.environ, "PYTHON": str(named)},
-        )
-        assert (done.returncode, message in done.stdout) == (status, True), done.stdout
+        environment = {**os.environ, "PYTHON": str(named)}
+        done = finished(ROOT / "scripts" / "find-python", env=environment, timeout_s=30)
+        assert (done.returncode, message in done.stdout + done.stderr) == (status, True), done
 
 
 def test_profiles_name_extras_and_pins_that_exist(bootstrap: ModuleType) -> None:
@@ -77,9 +75,7 @@ def test_ready_environment_is_not_installed_into_again(
 ) -> None:
     calls: list[str] = []
     monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
-    monkeypatch.setattr(
-        bootstrap, "compute_fingerprint", lambda name: f"as {name} wants it at {bootstrap.ROOT}"
-    )
+    monkeypatch.setattr(bootstrap, "compute_fingerprint", lambda name: f"{name} at {bootstrap.ROOT}")
     monkeypatch.setattr(bootstrap, "install", lambda python, profile: calls.append(profile.extras))
     profile = bootstrap.PROFILES["test"]
     first = bootstrap.prepare("test", profile)
@@ -140,9 +136,8 @@ PIP = (
 def test_interrupted_installation_leaves_no_pip_at_work(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     words = [str(ROOT / "scripts"), sys.executable, "-c", PIP, str(pid_file)]
-    with subprocess.Popen(
-        [sys.executable, "-c", INSTALLS, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-c", INSTALLS, *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         eventually(lambda: pid_file.exists() and pid_file.read_text().endswith("."))
         process.send_signal(signal.SIGINT)  # to this process alone, as `kill -INT` does
         _, stderr = process.communicate(timeout=30)
@@ -157,8 +152,8 @@ def test_only_the_first_double_dash_is_consumed(
     commands: list[list[str]] = []
     monkeypatch.setattr(bootstrap, "prepare", lambda name, profile: tmp_path)
     monkeypatch.setattr(os, "execvp", lambda file, words: commands.append(words))
-    monkeypatch.setenv("PATH", os.environ["PATH"])
-    monkeypatch.setenv("VIRTUAL_ENV", "")
+    for name in ("PATH", "VIRTUAL_ENV"):  # as they are afterwards
+        monkeypatch.setenv(name, os.environ.get(name, ""))
     monkeypatch.setattr(sys, "argv", ["bootstrap.py", "test", "--", "pytest", "--", "-k"])
     bootstrap.main()
     assert commands == [["pytest", "--", "-k"]]
@@ -171,8 +166,7 @@ class Copy:
     """The scripts and the lock in a folder of their own, and what is on the path there: at first nothing."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.bin = folder / "bin"
+        self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir(parents=True)
         shutil.copytree(ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copytree(LOCK, folder / "constraints" / "node")
@@ -183,13 +177,9 @@ class Copy:
         program.chmod(0o755)
 
     def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return finished(
-            sys.executable,
-            str(self.folder / "scripts" / "node_tools.py"),
-            *words,
-            env={**os.environ, "PATH": str(self.bin)},
-            timeout_s=30,
-        )
+        script = self.folder / "scripts" / "node_tools.py"
+        environment = {**os.environ, "PATH": str(self.bin)}
+        return finished(sys.executable, script, *words, env=environment, timeout_s=30)
 
 
 @pytest.fixture
@@ -227,22 +217,18 @@ def test_npm_is_asked_once_for_what_the_lock_names(copy: Copy) -> None:
 
 def test_failing_or_missing_npm_is_reported(copy: Copy) -> None:
     absent = copy.run()
-    assert absent.returncode == 1
-    assert "expected npm, found none; install Node" in absent.stderr
+    assert (absent.returncode, "expected npm, found none; install Node" in absent.stderr) == (1, True)
     copy.fake("npm", "echo no such package; exit 3")
     for _ in range(2):  # what failed is not taken for ready
         failed = copy.run()
-        assert failed.returncode == 1
-        assert "no such package\nnpm failed with status 3" in failed.stderr
+        assert (failed.returncode, "no such package\nnpm failed with status 3" in failed.stderr) == (1, True)
 
 
 def test_machine_without_a_build_needs_a_node_of_its_own_that_is_new_enough(copy: Copy) -> None:
     copy.fake("npm")
     copy.fake("node", "echo v20.20.2")
     old = copy.run()
-    assert old.returncode == 1
-    assert "expected Node 22 or newer" in old.stderr
-    assert "the machine's own is 20.20.2" in old.stderr
+    assert (old.returncode, "expected Node 22 or newer" in old.stderr) == (1, True)
     copy.fake("node", 'if [ "$1" = --version ]; then echo v23.1.0; else echo "runs $1"; fi')
     assert copy.run().stdout == f"{copy.bin / 'node'}\n"
     assert copy.run("--", "node", "this.js").stdout == "runs this.js\n"

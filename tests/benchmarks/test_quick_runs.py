@@ -3,18 +3,28 @@
 import json
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from missing import missing
-from module_run import run_module
-from quick_benchmark import ROOT, quick_benchmark
+from module_run import ROOT, run_module
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 Found = Any
 Check = Callable[[Found], None]
+
+
+def quick_benchmark(name: str, folder: Path, *words: str, timeout_s: float) -> Found:
+    out = folder / "out.json"
+    command = ("--quick", *words, "--json", str(out))
+    done = run_module(f"benchmarks.{name}", *command, cwd=ROOT, timeout_s=timeout_s)
+    assert done.returncode == 0, done.stderr + done.stdout
+    report = json.loads(out.read_text())
+    assert report["notes"] == []
+    return report
 
 
 def medians(found: Found) -> dict[tuple[str, str, str], float]:
@@ -37,37 +47,26 @@ def check_mcp(found: Found) -> None:
     assert measured == expected - {(IN_PROCESS, "server µs a call")}
 
 
-def check_preset(name: str) -> Check:
-    def check(found: Found) -> None:
-        from benchmarks.presets.measures import EXACT, HANDS, RATIO
+def check_preset(found: Found) -> None:
+    from benchmarks.presets.measures import EXACT, HANDS, RATIO
 
-        rounds = {row["figure"]: row["rounds"] for row in found["figures"] if row["of"] == name}
-        assert [len(rounds[metric]) for metric in (RATIO, EXACT)] == [2, 2]
-        assert rounds[HANDS] == [32.0, 64.0]
-
-    return check
+    rounds = {row["figure"]: row["rounds"] for row in found["figures"]}
+    assert [len(rounds[metric]) for metric in (RATIO, EXACT)] == [2, 2]
+    assert rounds[HANDS] == [32.0, 64.0]
 
 
 def check_recipes(found: Found) -> None:
-    from benchmarks.recipes.measures import (
-        IMITATED,
-        IMITATED_TO_THE_END,
-        REINFORCED,
-        SECONDS,
-        STEPS,
-        TASKS,
-        TAUGHT,
-    )
+    from benchmarks.recipes import measures as m
     from benchmarks.recipes.plan import Plan
 
     measurements = medians(found)
     for recipe in ("tools", "code"):
-        for subject in (TAUGHT, REINFORCED, IMITATED, IMITATED_TO_THE_END):
-            assert measurements[TASKS, subject, recipe] == 8
+        for subject in (m.TAUGHT, m.REINFORCED, m.IMITATED, m.IMITATED_TO_THE_END):
+            assert measurements[m.TASKS, subject, recipe] == 8
             # The best evaluation may be the first, before any update.
-            assert measurements[STEPS, subject, recipe] >= (subject not in (TAUGHT, IMITATED))
-        for subject in (REINFORCED, IMITATED):
-            assert measurements[SECONDS, subject, recipe] >= Plan().quick().seconds
+            assert measurements[m.STEPS, subject, recipe] >= (subject not in (m.TAUGHT, m.IMITATED))
+        for subject in (m.REINFORCED, m.IMITATED):
+            assert measurements[m.SECONDS, subject, recipe] >= Plan().quick().seconds
 
 
 def check_sampling(found: Found) -> None:
@@ -76,10 +75,9 @@ def check_sampling(found: Found) -> None:
 
     measurements = medians(found)
     for sampling in SAMPLINGS:
-        assert (
-            0 <= measurements[WITHOUT_GRADIENT, sampling, "tools"] <= measurements[GROUPS, sampling, "tools"]
-        )
-        assert measurements[GROUPS, sampling, "tools"] >= Plan().quick().groups
+        groups = measurements[GROUPS, sampling, "tools"]
+        assert 0 <= measurements[WITHOUT_GRADIENT, sampling, "tools"] <= groups
+        assert groups >= Plan().quick().groups
         assert measurements[TASKS, sampling, "tools"] == 8
 
 
@@ -95,14 +93,9 @@ def check_rollouts(found: Found) -> None:
 
 def check_routing(found: Found) -> None:
     assert len(found["bars"]) == 4
-    assert {(row["figure"], row["of"]) for row in found["figures"] if row["median"] > 0} == {
-        *(
-            (f, strategy)
-            for f in ("makespan s", "p99 s", "mean s")
-            for strategy in ("least loaded", "round robin")
-        ),
-        *(("p50 µs a call", strategy) for strategy in ("route", "bare call")),
-    }
+    measured = {(row["figure"], row["of"]) for row in found["figures"] if row["median"] > 0}
+    loads = product(("makespan s", "p99 s", "mean s"), ("least loaded", "round robin"))
+    assert measured == {*loads, *product(("p50 µs a call",), ("route", "bare call"))}
 
 
 def check_sync(found: Found) -> None:
@@ -117,13 +110,9 @@ def check_sync(found: Found) -> None:
 
 
 def check_weights(found: Found) -> None:
-    assert {
-        (row["of"], row["load"]) for row in found["figures"] if row["figure"] == "to tensors / memcpy"
-    } == {
-        (f"shared_memory, {ranks}", load)
-        for ranks in ("1 rank", "2 ranks")
-        for load in ("the first transfer", "from then on")
-    }
+    ratios = {(row["of"], row["load"]) for row in found["figures"] if row["figure"] == "to tensors / memcpy"}
+    subjects = ("shared_memory, 1 rank", "shared_memory, 2 ranks")
+    assert ratios == {*product(subjects, ("the first transfer", "from then on"))}
     # The memory of a rank does not depend on time, so its bar holds in a quick run too.
     gathered = [bar for bar in found["bars"] if bar["what"].startswith("a rank's memory")]
     assert [bar["met"] for bar in gathered] == [True, True]
@@ -173,7 +162,7 @@ WIRE = ["--no-released", "--only", "step,imports,clients"]
         pytest.param("forks", [], check_forks),
         pytest.param("mcp", [], check_mcp),
         *(
-            pytest.param("presets", ["--presets", preset], check_preset(preset), marks=HEAVY, id=preset)
+            pytest.param("presets", ["--presets", preset], check_preset, marks=HEAVY, id=preset)
             for preset in ("dr_grpo", "gspo", "cispo", "ppo")  # the others train in other tests
         ),
         pytest.param("recipes", [], check_recipes, marks=HEAVY),
@@ -213,13 +202,11 @@ def test_sandbox_run_leaves_nothing_behind(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr + process.stdout
     assert found["notes"] == []
     measurements = {(row["figure"], row["load"]): row["median"] for row in found["figures"]}
-    assert (
-        0
-        < measurements["start p50 ms", "nothing preloaded"]
-        <= measurements["start p95 ms", "nothing preloaded"]
-    )
-    for load in ("directly", "through the WebSocket"):
-        assert 0 < measurements["execute p50 ms", load] <= measurements["execute p95 ms", load]
+    for what, load in (
+        ("start", "nothing preloaded"),
+        *product(("execute",), ("directly", "through the WebSocket")),
+    ):
+        assert 0 < measurements[f"{what} p50 ms", load] <= measurements[f"{what} p95 ms", load]
     inside, plain = (measurements[f"{subject} µs a turn", ""] for subject in ("inside", "plain python"))
     assert measurements["inside / plain", ""] == pytest.approx(inside / plain)
     load = "6 abandoned, 3 at once"

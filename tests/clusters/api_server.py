@@ -1,5 +1,6 @@
 """A stand-in for a cluster's API server: it lets one token in, and lists and watches pods as the real one does."""
 
+import copy
 import json
 import ssl
 import subprocess
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from local_http import QuietHandler
+
 TOKEN = "of-the-service-account"
 INDEX = "apps.kubernetes.io/pod-index"
 
@@ -19,7 +22,7 @@ def pod(
     name: str, template: Mapping[str, Any], *, index: int, ip: str, port: int, ready: bool
 ) -> dict[str, Any]:
     """A pod as the API shows it, made from a StatefulSet's template."""
-    spec = json.loads(json.dumps(template["spec"]))
+    spec = copy.deepcopy(template["spec"])
     for entry in spec["containers"][0]["env"]:
         if entry["name"] == "MONARCH_PORT":
             entry["value"] = str(port)
@@ -48,13 +51,11 @@ class ApiServer:
         self._pods: dict[str, dict[str, Any]] = {}
         self._namespace = namespace
         self._lock = threading.Lock()
-        certificate, key = _certificate(folder)
         (folder / "token").write_text(TOKEN)
-        self.certificate, self.token = certificate, folder / "token"
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(*_certificate(folder))
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever)
@@ -91,7 +92,7 @@ class ApiServer:
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(QuietHandler, BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -121,9 +122,6 @@ class ApiServer:
             def _chunk(self, content: bytes) -> None:
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
                 self.wfile.flush()
-
-            def log_message(self, *_: object) -> None:
-                """It has nothing to tell."""
 
         return Handler
 

@@ -2,23 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import yaml
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples/grpo_blackjack/kubernetes"
 
-Labels: TypeAlias = Mapping[str, str]
-
-
-def load_all() -> list[dict[str, Any]]:
-    """Every object of every file that kustomization.yaml names."""
-    listed = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
-    return [found for name in listed for found in yaml.safe_load_all((FOLDER / name).read_text())]
-
-
-OBJECTS = load_all()
+FILES: list[str] = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
+OBJECTS: list[dict[str, Any]] = [
+    found for name in FILES for found in yaml.safe_load_all((FOLDER / name).read_text())
+]
 
 
 def find(kind: str, name: str) -> dict[str, Any]:
@@ -98,7 +92,7 @@ def _lets_port(rule: Mapping[str, Any], port: int) -> bool:
     )
 
 
-def _matches(selector: Mapping[str, Any], labels: Labels) -> bool:
+def _matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     for requirement in selector.get("matchExpressions", []):
         assert requirement["operator"] == "In", requirement
         if labels.get(requirement["key"]) not in requirement["values"]:
@@ -108,16 +102,16 @@ def _matches(selector: Mapping[str, Any], labels: Labels) -> bool:
 
 def references(node: Any) -> Iterator[tuple[str, str]]:
     """What else a manifest names: kinds and names."""
+    kinds = {
+        "claimName": "PersistentVolumeClaim",
+        "secretName": "Secret",
+        "serviceAccountName": "ServiceAccount",
+        "serviceName": "Service",
+    }
     if isinstance(node, dict):
         for key, value in node.items():
-            if key == "claimName":
-                yield "PersistentVolumeClaim", value
-            elif key == "secretName":
-                yield "Secret", value
-            elif key == "serviceAccountName":
-                yield "ServiceAccount", value
-            elif key == "serviceName":
-                yield "Service", value
+            if key in kinds:
+                yield kinds[key], value
             else:
                 yield from references(value)
     elif isinstance(node, list):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pwd
 import secrets
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import psutil
 from free_ports import free_ports
 from missing import missing
-from module_run import finished
+from module_run import end, finished
 
 PACKAGES = (
     "libhwloc15",
@@ -119,12 +120,7 @@ class SlurmNode:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
         for daemon in reversed(self._daemons):
-            daemon.terminate()
-            try:
-                daemon.wait(60)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+            end(daemon)
         shutil.rmtree(self.home, ignore_errors=True)
 
     def run(self, *words: str, timeout_s: float = 30, check: bool = True) -> str:
@@ -144,7 +140,7 @@ class SlurmNode:
         deadline = time.monotonic() + timeout_s
         while (state := self.state(job)) not in states:
             assert time.monotonic() < deadline, (state, self.logs())
-            time.sleep(0.5)
+            time.sleep(0.2)
         return state
 
     def wait_idle(self, *, timeout_s: float) -> None:
@@ -180,7 +176,7 @@ class SlurmNode:
             (home / name).mkdir()
         (home / "munge.key").write_bytes(secrets.token_bytes(1024))
         (home / "munge.key").chmod(0o400)
-        user = subprocess.run(["id", "-un"], capture_output=True, text=True, check=True).stdout.strip()
+        user = pwd.getpwuid(os.geteuid()).pw_name
         (home / "slurm.conf").write_text(
             CONFIG.format(
                 home=home,
@@ -191,14 +187,8 @@ class SlurmNode:
                 slurmd=ports[1],
             )
         )
-        files = {
-            "key-file": "key",
-            "socket": "socket",
-            "pid-file": "pid",
-            "log-file": "log",
-            "seed-file": "seed",
-        }
-        places = [f"--{option}={home}/munge.{suffix}" for option, suffix in files.items()]
+        files = ("key-file", "socket", "pid-file", "log-file", "seed-file")
+        places = [f"--{option}={home}/munge.{option.removesuffix('-file')}" for option in files]
         self._daemon("munged", "--foreground", "--force", *places)
         self._daemon("slurmctld-wlm", "-D", "-i", "-f", f"{home}/slurm.conf")
         step = f"{self._root}/usr/sbin/slurmstepd-wlm"

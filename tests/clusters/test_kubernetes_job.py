@@ -11,14 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from free_ports import free_port
 from manifests import ROOT, container, pod_templates
-from module_run import finished
+from module_run import end, finished
+from serve_process import eventually, serve
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -80,11 +80,8 @@ class Cluster:
         from api_server import pod
 
         kind, _, index = name.partition("-")
-        self.api.put(
-            pod(
-                name, pod_templates()[kind], index=int(index), ip=ADDRESSES[name], port=self.port, ready=ready
-            )
-        )
+        place = {"index": int(index), "ip": ADDRESSES[name], "port": self.port}
+        self.api.put(pod(name, pod_templates()[kind], **place, ready=ready))
 
     def probe(self, name: str) -> bool:
         """What the kubelet does again and again: open a connection, and close it."""
@@ -93,25 +90,12 @@ class Cluster:
         return False
 
     def controller(self, *words: str) -> "subprocess.CompletedProcess[str]":
-        return finished(
-            sys.executable,
-            CONTROLLER,
-            str(self.folder),
-            *words,
-            cwd=ROOT,
-            env=self.environment,
-            timeout_s=RUN_S,
-        )
+        command = (sys.executable, CONTROLLER, self.folder, *words)
+        return finished(*command, cwd=ROOT, env=self.environment, timeout_s=RUN_S)
 
     def close(self) -> None:
         for worker in self.workers.values():
-            worker.terminate()
-        for worker in self.workers.values():
-            try:
-                worker.wait(60)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-                worker.wait()
+            end(worker)
 
 
 @pytest.fixture(scope="module")
@@ -120,11 +104,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with cluster.api:
         try:
             cluster.start_workers()
-            deadline = time.monotonic() + START_S
-            while not all(cluster.probe(name) for name in ADDRESSES):
-                assert all(worker.poll() is None for worker in cluster.workers.values())
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            eventually(lambda: all(cluster.probe(name) for name in ADDRESSES), START_S)
             for _ in range(20):  # of many probes none does harm
                 assert all(cluster.probe(name) for name in ADDRESSES)
             yield cluster
@@ -156,11 +136,12 @@ def test_a_run_trains_on_the_pods_with_the_words_of_the_manifest(cluster: Cluste
         cluster.show(name)
     token = tmp_path / "token"
     token.write_text("of-the-environment-0123456789")
-    with _environment_server(token, tmp_path) as url:
+    app = "envs.blackjack_env.server.app:app"
+    with serve(app=app, ROPEWALK_TOKEN_FILE=str(token)) as server:
         words = [word.replace("$(POD_IP)", "127.0.0.1") for word in container("train")["args"]]
         changed = [
             f"output_dir={tmp_path}",
-            f"env.url=[{url}]",
+            f"env.url=[http://{server.address}]",
             f"env.token_file={token}",
             f"monarch.master_port={free_port()}",
             "monarch.coord_port=0",
@@ -177,25 +158,3 @@ def test_a_run_trains_on_the_pods_with_the_words_of_the_manifest(cluster: Cluste
     assert all(row["mismatch/logprob_max"] <= 1e-4 for row in rows)
     assert json.loads((tmp_path / "run/report.json").read_text())["hands"] == 64
     assert all(worker.poll() is None for worker in cluster.workers.values())
-
-
-@contextlib.contextmanager
-def _environment_server(token: Path, folder: Path) -> Iterator[str]:
-    """One of the environment's servers, which asks for the token that the probe gives it."""
-    port = free_port()
-    with (folder / "environment.log").open("wb") as log:
-        server = subprocess.Popen(
-            [
-                *[sys.executable, "-m", "openenv_core.cli", "serve", "envs.blackjack_env.server.app:app"],
-                *["--host", "127.0.0.1", "--port", str(port)],
-            ],
-            cwd=ROOT,
-            env={**os.environ, "ROPEWALK_TOKEN_FILE": str(token)},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.wait(30)

@@ -6,14 +6,13 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from manifests import FOLDER, OBJECTS, ROOT, container, find, may_reach, pod_templates, references, variables
+from manifests import FILES, FOLDER, OBJECTS, container, find, may_reach, pod_templates, references, variables
 from missing import missing
+from module_run import ROOT, finished
 
 from rl_bridge.cli.status import COMMAND as STATUS
 from rl_bridge.config import Config, load_config
@@ -22,22 +21,6 @@ from tests.rl_bridge.config.sections import section_of
 OLDEST = "1.29"
 """StatefulSets label their pods with an index since 1.28, whose schema wants more of a failure policy than the API."""
 PODS = sorted(pod_templates())
-SECRETS = {"environment"}
-"""What the second of the three commands makes."""
-
-
-def schemas() -> Any:
-    if importlib.util.find_spec("kubernetes_validate") is None:
-        missing("needs kubernetes-validate, which ropewalk[dev] brings")
-    import kubernetes_validate
-
-    return kubernetes_validate
-
-
-def training_config() -> Config:
-    """The configuration that the job's words make."""
-    words = [word.replace("$(POD_IP)", "10.0.0.7") for word in container("train")["args"]]
-    return load_config(ROOT / "examples/grpo_blackjack/config.yaml", words)
 
 
 def replicas(name: str) -> int:
@@ -47,24 +30,24 @@ def replicas(name: str) -> int:
 
 @pytest.mark.parametrize("version", [OLDEST, "latest"])
 def test_manifests_follow_the_schemas_of_the_api(version: str) -> None:
-    kubernetes_validate = schemas()
+    if importlib.util.find_spec("kubernetes_validate") is None:
+        missing("needs kubernetes-validate, which ropewalk[dev] brings")
+    import kubernetes_validate
+
     against = kubernetes_validate.latest_version() if version == "latest" else version
     for one in OBJECTS:
         kubernetes_validate.validate(one, against, strict=True)
 
 
 def test_every_file_is_applied_and_says_nothing_that_readers_of_yaml_disagree_on() -> None:
-    listed = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())["resources"]
-    assert set(listed) == {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
+    assert set(FILES) == {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
     for path in FOLDER.glob("*.yaml"):
         assert not re.search(r":\s(yes|no|on|off)\s*$", path.read_text(), re.MULTILINE), path
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, which needs no cluster for this")
 def test_kubectl_builds_them() -> None:
-    built = subprocess.run(
-        ["kubectl", "kustomize", FOLDER], capture_output=True, text=True, check=True, timeout=60
-    )
+    built = finished("kubectl", "kustomize", FOLDER, timeout_s=60)
     objects = list(yaml.safe_load_all(built.stdout))
     assert len(objects) == len(OBJECTS)
     assert {one["metadata"].get("namespace") for one in objects if one["kind"] != "Namespace"} == {"ropewalk"}
@@ -86,27 +69,21 @@ def test_the_controller_finds_the_pods_and_waits_for_as_many_as_there_are() -> N
 
 
 def test_the_configuration_fits_the_cluster() -> None:
-    config = training_config()
-    assert config.env is not None
-    monarch = config.monarch
-    assert config.env.url == tuple(
-        f"http://environment-{index}.environment:8000" for index in range(replicas("environment"))
-    )
-    assert config.env.token_file == variables("environment")["ROPEWALK_TOKEN_FILE"]
-    assert config.env.sessions <= replicas("environment") * int(
-        variables("environment")["ROPEWALK_MAX_SESSIONS"] or 0
-    )
-    assert variables("environment")["ROPEWALK_ALLOWED_HOSTS"] == "*.environment"
+    words = [word.replace("$(POD_IP)", "10.0.0.7") for word in container("train")["args"]]
+    config = load_config(ROOT / "examples/grpo_blackjack/config.yaml", words)
+    env, monarch, served = config.environment, config.monarch, variables("environment")
+    servers = replicas("environment")
+    assert env.url == tuple(f"http://environment-{index}.environment:8000" for index in range(servers))
+    assert env.token_file == served["ROPEWALK_TOKEN_FILE"]
+    assert env.sessions <= servers * int(served["ROPEWALK_MAX_SESSIONS"] or 0)
+    assert served["ROPEWALK_ALLOWED_HOSTS"] == "*.environment"
     assert monarch.num_nodes == replicas("gpus")
     assert monarch.gpus_per_node == int(container("gpus")["resources"]["limits"]["nvidia.com/gpu"])
     assert monarch.roles.gpus() == monarch.num_nodes * monarch.gpus_per_node
     assert (monarch.job, monarch.cpu_mesh) == ("examples.grpo_blackjack.kubernetes.job:pods", "cpus")
     assert monarch.master_addr == "10.0.0.7"
-    run = Path(str(variables("train")["RUN"]))
-    assert str(run.parent) == config.output_dir
-
-
-def test_the_run_is_where_every_pod_of_it_sees_it() -> None:
+    assert str(Path(str(variables("train")["RUN"])).parent) == config.output_dir == "/runs"
+    # Every pod of the run sees it there.
     for name in ("train", "gpus", "cpus"):
         mounts = {mount["name"]: mount["mountPath"] for mount in container(name)["volumeMounts"]}
         assert mounts["runs"] == "/runs"
@@ -116,24 +93,18 @@ def test_the_run_is_where_every_pod_of_it_sees_it() -> None:
 
 
 def test_referenced_objects_exist() -> None:
-    existing = {(one["kind"], one["metadata"]["name"]) for one in OBJECTS} | {
-        ("Secret", name) for name in SECRETS
-    }
+    existing = {(one["kind"], one["metadata"]["name"]) for one in OBJECTS}
     referenced = set(references(OBJECTS))
-    assert referenced <= existing
-    assert {kind for kind, _ in referenced} == {
-        "PersistentVolumeClaim",
-        "Secret",
-        "ServiceAccount",
-        "Service",
-    }
+    assert referenced - existing == {
+        ("Secret", "environment")
+    }  # which the second of the three commands makes
+    assert {kind for kind, _ in referenced} >= {"PersistentVolumeClaim", "ServiceAccount", "Service"}
 
 
 @pytest.mark.parametrize("name", PODS)
 def test_every_pod_is_hardened_bounded_and_probed(name: str) -> None:
     spec, one = pod_templates()[name]["spec"], container(name)
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["securityContext"]["runAsUser"] == 10001
+    assert spec["securityContext"].items() >= {"runAsNonRoot": True, "runAsUser": 10001}.items()
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert one["securityContext"] == {
         "allowPrivilegeEscalation": False,
@@ -151,14 +122,10 @@ def test_every_pod_is_hardened_bounded_and_probed(name: str) -> None:
     for volume in spec["volumes"]:
         assert "emptyDir" not in volume or "sizeLimit" in volume["emptyDir"], volume
     # Nodes with GPUs are for what computes on them; the device plugin finds those.
-    required = (
-        spec.get("affinity", {}).get("nodeAffinity", {}).get("requiredDuringSchedulingIgnoredDuringExecution")
-    )
-    if "nvidia.com/gpu" in limits:
-        assert required is None
-    else:
-        (term,) = required["nodeSelectorTerms"]
-        assert term["matchExpressions"] == [{"key": "nvidia.com/gpu.present", "operator": "DoesNotExist"}]
+    without = {"key": "nvidia.com/gpu.present", "operator": "DoesNotExist"}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [without]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    assert spec.get("affinity") == (None if "nvidia.com/gpu" in limits else affinity)
 
 
 def test_the_controller_may_look_at_pods_and_no_more() -> None:
@@ -210,15 +177,9 @@ def test_the_pre_stop_hook_signals_what_the_run_has_started_and_not_the_worker()
         wait $started; echo $?
         kill -0 $worker && echo works; kill $worker
     """
-    done = subprocess.run(
-        ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script],
-        env={"PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
-    assert done.stdout.split() == ["143", "works"]
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", script]
+    done = finished(*command, env={"PATH": os.environ["PATH"]}, timeout_s=30)
+    assert done.stdout.split() == ["143", "works"], done.stderr
 
 
 @pytest.mark.parametrize("left", [None, [], ["config.yaml"], ["logs"]])
@@ -231,14 +192,8 @@ def test_next_pod_resumes_a_run_that_has_begun(tmp_path: Path, left: list[str] |
         run.mkdir()
         for name in left:
             (run / name).touch()
-    done = subprocess.run(
-        [*container("train")["command"], "a=b", "c=[d, e]"],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "RUN": str(run)},
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RUN": str(run)}
+    done = finished(*container("train")["command"], "a=b", "c=[d, e]", env=environment, timeout_s=30)
     new_run = ["--config", "examples/grpo_blackjack/config.yaml", "--name", "blackjack"]
     expected = ["--resume", str(run)] if left == ["config.yaml"] else new_run
     assert done.stdout.split() == ["train", *expected, "a=b", "c=[d,", "e]"]
@@ -290,19 +245,13 @@ def parse_status(arguments: str) -> argparse.Namespace:
     return parser.parse_args(shlex.split(arguments))
 
 
-def test_every_key_of_the_page_is_one_of_the_configuration() -> None:
+def test_the_page_names_keys_of_the_configuration_and_every_file() -> None:
     keys = re.findall(r"`((?:monarch|env|rollout|model)\.[a-z_.]+)(?:=[^`]*)?`", TEXT)
     assert len(set(keys)) > 8
     for key in keys:
         section, name = key.split(".")[:2]
         model = section_of(Config.model_fields[section].annotation)
         assert model is not None
-        assert name in model.model_fields or name == "roles", key
-
-
-def test_page_lists_every_file_of_the_folder() -> None:
+        assert name in model.model_fields, key
     rows = set(re.findall(r"^\| `(\w+\.(?:yaml|py))` \|", TEXT, re.MULTILINE))
-    assert rows == {path.name for path in FOLDER.iterdir() if path.is_file()} - {
-        "__init__.py",
-        "kustomization.yaml",
-    }
+    assert rows == {*FILES, "job.py"}

@@ -3,12 +3,12 @@
 import os
 import re
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from module_run import finished
+from serve_process import eventually
 from slurm_node import SlurmNode, require_slurm
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(300)]
@@ -28,7 +28,6 @@ trap 'echo told >> calls; exit 130' TERM
 mkdir -p "runs/$RUN" && touch "runs/$RUN/config.yaml"
 echo "$*" >> calls
 case $* in *--resume*) exit 0 ;; esac
-case $* in *fail=yes*) exit 3 ;; esac
 while [[ $* == *stay=yes* ]]; do sleep 0.1; done
 """
 WORKER = """#!/bin/bash
@@ -66,10 +65,7 @@ def calls(folder: Path) -> list[str]:
 
 
 def until_called(folder: Path, line: str) -> None:
-    deadline = time.monotonic() + 60
-    while not any(called.startswith(line) for called in calls(folder)):
-        assert time.monotonic() < deadline, calls(folder)
-        time.sleep(0.1)
+    eventually(lambda: any(called.startswith(line) for called in calls(folder)))
 
 
 def test_each_node_has_a_worker_known_to_the_controller(slurm: SlurmNode, folder: Path) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from doc_pages import commands, page
 from docker_engine import engine
-from released import ROOT
+from module_run import ROOT
 
 from openenv_core.providers.docker import DockerEngine
 from openenv_core.scaffold.making import make
@@ -18,7 +19,7 @@ from openenv_core.scaffold.names import names_of
 
 __all__ = ["engine"]
 
-PAGE = ROOT / "docs" / "tutorials" / "author.md"
+PAGE = page("docs/tutorials/author.md")
 IMAGE = "dice-env:latest"
 AT_MOST = 12
 TIMEOUT_S = 1800
@@ -36,21 +37,17 @@ class CommandResult:
     output: str
 
 
-def commands(page: str) -> list[str]:
+def typed_commands() -> list[str]:
     """Return what a reader would type or run, one command each; a Python block is a script to run."""
     found: list[str] = []
-    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE):
+    for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE):
         assert language in ("bash", "python"), f"nobody runs blocks of {language}"
-        if language == "python":
-            found.append(f"python - <<'SCRIPT'\n{block}SCRIPT")
-            continue
-        lines = block.replace("\\\n", " ").splitlines()
-        found += [line for line in lines if line.strip() and not line.startswith("#")]
+        found += commands(block) if language == "bash" else [f"python - <<'SCRIPT'\n{block}SCRIPT"]
     return found
 
 
 def test_the_page_is_short_and_goes_from_an_installation_to_a_checked_image() -> None:
-    found = commands(PAGE.read_text())
+    found = typed_commands()
     assert len(found) <= AT_MOST
     assert found[0].startswith("pip install ")
     assert f"ropewalk validate {IMAGE}" in found
@@ -66,14 +63,14 @@ def test_every_command_of_the_page_does_what_it_says(engine: DockerEngine, tmp_p
     python = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(python)], check=True, timeout=120)
     try:
-        results = follow(commands(PAGE.read_text()), tmp_path, python)
+        results = follow(typed_commands(), tmp_path, python)
     finally:
         if not there_before:
             remove = ["docker", "image", "rm", "--force", IMAGE]
             subprocess.run(remove, capture_output=True, timeout=60, check=False)
     for one in results:
         assert one.status == 0, f"{one.command} ended with {one.status}:\n{one.output[-6000:]}"
-    assert [one.command for one in results] == commands(PAGE.read_text())
+    assert [one.command for one in results] == typed_commands()
     by_command = {one.command: one.output for one in results}
     assert "reward 1" in next(text for command, text in by_command.items() if "ropewalk play" in command)
     for command in ("ropewalk validate .", f"ropewalk validate {IMAGE}"):
@@ -109,7 +106,7 @@ def follow(command_list: list[str], folder: Path, python: Path) -> list[CommandR
         for number, command in enumerate(command_list)
     )
     variables = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ROPEWALK"))
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "ROPEWALK"))
     }
     variables |= {"VIRTUAL_ENV": str(python), "PATH": f"{python / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     with (folder / "said").open("w+b") as output_file:

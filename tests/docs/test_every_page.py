@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from doc_pages import blocks, commands
+from module_run import ROOT
 
 from openenv_core.cli.main import GROUP, load
 
-ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -34,16 +35,10 @@ TRAINERS = ("trl", "skyrl_gym", "stable_baselines3", "torchtitan", "openenv_core
 """Heavy ones, and an adapter that imports one, which tests/adapters imports where it runs the page's blocks."""
 
 
-def blocks(page: Path, *languages: str) -> Iterator[str]:
-    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
-        if language in languages:
-            yield block
-
-
 def command_lines(page: Path) -> Iterator[list[str]]:
     """Yield what a shell would run, word by word, without its comments."""
-    for block in blocks(page, "bash", "sh", ""):
-        for line in block.replace("\\\n", " ").splitlines():
+    for block in blocks(page.read_text(), "bash", "sh", ""):
+        for line in commands(block):
             if re.match(r"ropewalk \w|python -m benchmarks\.", line):
                 yield shlex.split(line.rpartition("&& ")[2], comments=True)
 
@@ -73,41 +68,34 @@ def test_commands_have_their_options(page: Path) -> None:
             assert found is not None, words
             folder = Path(next(iter(found.submodule_search_locations or ())))
             source = "".join(file.read_text() for file in folder.rglob("*.py"))
-            assert [word for word in words if word.startswith("--") and f'"{word}"' not in source] == [], (
-                words
-            )
+            assert [word for word in words if word[:2] == "--" and f'"{word}"' not in source] == [], words
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_compiles_and_its_imports_are_there(page: Path) -> None:
-    for block in blocks(page, "python"):
+    for block in blocks(page.read_text(), "python"):
         tree = compile(block, page.name, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         for node in ast.walk(tree):
             if not isinstance(node, ast.ImportFrom) or node.module is None:
                 continue
             top = node.module.partition(".")[0]
-            if (
-                node.level
-                or {top, node.module} & {*READERS_OWN, *TRAINERS}
-                or (top != "openenv" and importlib.util.find_spec(top) is None)
-            ):
+            # The names of the compatibility page, of `openenv`, are tested with the hook that answers for them.
+            if node.level or {top, node.module} & {"openenv", *READERS_OWN, *TRAINERS}:
                 continue
-            if top == "openenv":  # the compatibility page: what its hook answers is tested with the hook
+            if importlib.util.find_spec(top) is None:
                 continue
             module = importlib.import_module(node.module)
             for name in node.names:
                 found = name.name == "*" or hasattr(module, name.name)
-                assert found or importlib.util.find_spec(f"{node.module}.{name.name}"), (
-                    node.module,
-                    name.name,
-                )
+                full_name = f"{node.module}.{name.name}"
+                assert found or importlib.util.find_spec(full_name), full_name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_data_can_be_read(page: Path) -> None:
-    for block in blocks(page, "yaml"):
+    for block in blocks(page.read_text(), "yaml"):
         for document in yaml.safe_load_all(block):
             assert document is not None
-    for block in blocks(page, "json"):
+    for block in blocks(page.read_text(), "json"):
         for line in [block] if block.count("\n{") == 0 else block.splitlines():
             json.loads(line)

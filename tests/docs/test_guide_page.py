@@ -4,40 +4,34 @@ import argparse
 import json
 import re
 import shlex
-import tomllib
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 
-from openenv_core.cli import Command
+from doc_pages import blocks, commands, page
+from module_run import ROOT
+
+from openenv_core.cli.main import GROUP, load
 from rl_bridge.cli.common import overrides_first_class
 from rl_bridge.config import Config, load_config, require_trainable
 from rl_bridge.planning import ModelSize, memory_of_roles
 from rl_bridge.services.options import Placement, ServiceOptions, order_for_placement
 from tests.rl_bridge.planning.published_models import QWEN3_8B
 
-ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "tests" / "rl_bridge" / "config" / "guide.yaml"
-PAGE = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+PAGE = page("docs/guide.md")
 # A name alone is a mention; what has words behind it is to be typed.
 COMMANDS = re.findall(r"`((?:ropewalk \w+|python -m rl_bridge\.\w+) [^`]+)`", PAGE)
-BLOCKS = [
-    line
-    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    for line in block.replace("\\\n", " ").splitlines()
-    if line.startswith("ropewalk")
-]
-POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+BLOCKS = [line for block in blocks(PAGE, "bash") for line in commands(block) if line.startswith("ropewalk")]
 
 
 def test_the_file_is_the_one_that_is_tested_and_commands_are_taken_by_their_parsers() -> None:
-    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (shown,) = blocks(PAGE, "yaml")
     assert shown == GUIDE.read_text(encoding="utf-8")
     assert (len(BLOCKS), len(COMMANDS) >= 10) == (3, True)
-    for line in (*COMMANDS, *BLOCKS):
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    for line in COMMANDS:
         words = shlex.split(line.removeprefix("python -m rl_bridge.").removeprefix("ropewalk "))
-        module, _, name = POINTS["ropewalk.commands"][words[0]].partition(":")
-        command = getattr(import_module(module), name)
-        assert isinstance(command, Command)
+        command = load(points[words[0]])
         parser = argparse.ArgumentParser(exit_on_error=False)
         command.configure(parser)
         rest = [re.sub(r"^N$", "3", word) for word in words[1:]]
@@ -59,9 +53,7 @@ def test_training_as_printed_is_ready_and_finds_room(tmp_path: Path) -> None:
     size = ModelSize.of_folder(tmp_path)
     assert all(role.fits(80e9) for role in memory_of_roles(many, size))
     trainer, _ = memory_of_roles(load_config(GUIDE), size)
-    assert (round(size.parameters * 16 / 2 / 1e9), trainer.fits(80e9)) == (66, False), (
-        "as the page says of it"
-    )
+    assert (round(size.parameters * 16 / 2 / 1e9), trainer.fits(80e9)) == (66, False)  # as the page says
     # The roles of the cluster that is printed find room on its hosts.
     roles = many.monarch.roles
     wanted = {

@@ -1,22 +1,19 @@
 """docs/sandbox.md: its examples are run, and its tables held against the code."""
 
 import re
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
-from pathlib import Path
 from typing import get_args
 
 import pytest
-from module_run import finished
+from doc_pages import blocks, page, printed
 
 from envs.code_interpreter_env.server import settings
 from envs.code_interpreter_env.server.backends import HOSTED
 from openenv_core.sandbox import Isolation, Limits, Status
 from openenv_core.sandbox.config import LADDER
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / "docs" / "sandbox.md").read_text(encoding="utf-8")
+TEXT = page("docs/sandbox.md")
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 EXAMPLES = [
@@ -36,17 +33,8 @@ def rows(first: str) -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_every_example_prints_what_the_page_is_about() -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", TEXT, flags=re.MULTILINE | re.DOTALL)
-
-    def run(code: str) -> str:
-        command = [sys.executable, "-W", "error", "-c", code]
-        done = finished(*command, cwd=ROOT, timeout_s=300)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert len(blocks) == len(EXAMPLES)
     with ThreadPoolExecutor() as threads:
-        for expected, output in zip(EXAMPLES, threads.map(run, blocks), strict=True):
+        for expected, output in zip(EXAMPLES, threads.map(printed, blocks(TEXT, "python")), strict=True):
             assert re.fullmatch(expected, output), output
 
 

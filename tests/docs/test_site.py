@@ -2,18 +2,16 @@
 
 import os
 import re
-import sys
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from missing import missing
-from module_run import finished
+from module_run import ROOT, finished, venv_python
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 600
 HOW_TO = "python3.11 scripts/bootstrap.py docs makes it, ./scripts/test --all does so too"
 PROMISED = ("openenv_core", "openenv_core.tools", "openenv_core.sandbox", "rl_bridge.rollout", "servers")
@@ -41,8 +39,7 @@ class Page(HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the site, built; a dead link, a page outside of the navigation or a docstring that names no
     argument of its function fails it."""
-    suffix = "" if sys.version_info[:2] == (3, 11) else f"-{sys.version_info.major}.{sys.version_info.minor}"
-    python = ROOT / ".venvs" / f"docs{suffix}" / "bin" / "python"
+    python = venv_python("docs")
     if not python.is_file():
         missing(f"needs MkDocs in .venvs; {HOW_TO}")
     folder = tmp_path_factory.mktemp("site")

@@ -4,10 +4,8 @@ import argparse
 import json
 import re
 import shlex
-import sys
-from pathlib import Path
 
-from module_run import finished
+from doc_pages import blocks, page, printed
 from serving import request, serving
 from toolbox import toolbox_app
 
@@ -15,15 +13,14 @@ import openenv_core.tools
 from openenv_core.tools import ToolContext, ToolErrorType
 from servers.cli.mcp import COMMAND
 
-ROOT = Path(__file__).parents[2]
-TOOLS = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")
+TOOLS = page("docs/tools.md")
+MCP = page("docs/mcp.md")
+MCP_TUTORIAL = page("docs/tutorials/mcp.md")
 
 
 def test_the_example_prints_what_the_page_is_about() -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```", TOOLS, flags=re.MULTILINE | re.DOTALL)
-    command = [sys.executable, "-W", "error", "-c", block]
-    done = finished(*command, cwd=ROOT, timeout_s=60)
-    assert done.stdout == "invalid_args 0.0\n{'ada': 20, 'bob': 10} 1.0\n", done.stderr
+    (block,) = blocks(TOOLS, "python")
+    assert printed(block) == "invalid_args 0.0\n{'ada': 20, 'bob': 10} 1.0\n"
 
 
 def test_named_classes_and_error_types_exist() -> None:
@@ -31,17 +28,9 @@ def test_named_classes_and_error_types_exist() -> None:
         assert hasattr(openenv_core.tools, name), name
     for name in re.findall(r"`(?:await )?context\.(\w+)", TOOLS):
         assert hasattr(ToolContext, name), name
-    documented = {
-        kind
-        for row in TOOLS.splitlines()
-        if row.startswith("|")
-        for kind in re.findall(r"`(\w+_\w+|timeout)`", row)
-    }
+    rows = "\n".join(row for row in TOOLS.splitlines() if row.startswith("|"))
+    documented = set(re.findall(r"`(\w+_\w+|timeout)`", rows))
     assert documented >= set(ToolErrorType)
-
-
-MCP = (ROOT / "docs" / "mcp.md").read_text(encoding="utf-8")
-MCP_TUTORIAL = (ROOT / "docs" / "tutorials" / "mcp.md").read_text(encoding="utf-8")
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -51,12 +40,11 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def test_shown_host_commands_are_valid() -> None:
-    (block,) = re.findall(r"^```json\n(.*?)^```", MCP_TUTORIAL, flags=re.MULTILINE | re.DOTALL)
+    (block,) = blocks(MCP_TUTORIAL, "json")
     in_page, in_help = json.loads(block), json.loads(COMMAND.examples[-1])
     for settings in (in_page, in_help):
         server = settings["mcpServers"]["shop"]
-        assert server["command"] == "ropewalk"
-        assert server["args"][0] == "mcp"
+        assert (server["command"], server["args"][0]) == ("ropewalk", "mcp")
         assert parse_arguments(server["args"][1:]).seed == 7
     commands = re.findall(
         r"ropewalk mcp (.*?)(?:\s{2,}.*|`.*)?$", MCP_TUTORIAL + "\n".join(COMMAND.examples), re.MULTILINE

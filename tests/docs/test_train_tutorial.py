@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doc_pages import blocks, page
 from module_run import run_module
 
 from openenv_core.cli.main import main
 from rl_bridge.config.loading import load_config
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "train.md").read_text(encoding="utf-8")
+PAGE = page("docs/tutorials/train.md")
 TIMEOUT_S = 600.0
 
 
 def block(language: str) -> str:
-    return "".join(re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE))
+    return "".join(blocks(PAGE, language))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from doc_pages import blocks, page
 
 from envs.shop_env.server.environment import ShopEnvironment
 from openenv_core import StepResult
@@ -17,7 +18,9 @@ from rl_bridge.rollout.groups import rollout_metrics
 from rl_bridge.trainer.metrics import LossMetrics
 from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
-ALGORITHMS = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text(encoding="utf-8")
+ALGORITHMS = page("docs/algorithms.md")
+PAGE = page("docs/training.md")
+SECTION = PAGE.split("## Tools and many turns\n")[1].split("\n## ")[0]
 
 
 def section(title: str) -> str:
@@ -71,10 +74,6 @@ def test_metrics_listed_as_always_logged_are_logged() -> None:
         assert any(re.fullmatch(re.sub("<.*?>", ".+", name), figure) for figure in logged), name
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-SECTION = PAGE.split("## Tools and many turns\n")[1].split("\n## ")[0]
-
-
 class Direct:
     def __init__(self, environment: ShopEnvironment) -> None:
         self._environment = environment
@@ -85,22 +84,20 @@ class Direct:
 
 
 async def test_the_example_is_a_task(capsys: pytest.CaptureFixture[str]) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", SECTION, flags=re.DOTALL)
+    (example,) = blocks(SECTION, "python")
     made: dict[str, Any] = {}
     exec(example, made)
-    task = made["ShopTask"](
-        Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "a:b"}}), Path()
-    )
+    config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "a:b"}})
+    task = made["ShopTask"](config, Path())
     assert isinstance(task, ToolTask)
     environment = ShopEnvironment()
     first: Any = environment.reset(seed=1)
     session: Any = Direct(environment)
     assert task.messages(first) == [{"role": "user", "content": first.task}]
     assert len(await task.functions(session, first)) > 3
-    await task.report(
-        session,
-        EvaluationResult(rewards=[1.0, 0.0], endings=[Ending.COMPLETED] * 2, dropped=0, train_seconds=1.0),
-    )
+    endings = [Ending.COMPLETED] * 2
+    result = EvaluationResult(rewards=[1.0, 0.0], endings=endings, dropped=0, train_seconds=1.0)
+    await task.report(session, result)
     assert capsys.readouterr().out == "0.5\n"
 
 

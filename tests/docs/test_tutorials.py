@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from doc_pages import commands, page
 from module_run import finished
 
 pytestmark = pytest.mark.slow
 
-TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 TIMEOUT_S = 240
 ELSEWHERE = ("pip install ", "pytest", "ropewalk validate ", "ropewalk build ")
@@ -76,10 +76,6 @@ class Reader:
         return done.stdout
 
 
-def commands(block: str) -> list[str]:
-    return [line for line in block.replace("\\\n", " ").splitlines() if line and not line.startswith("#")]
-
-
 def variables(packages: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROPEWALK")}
     return inherited | {
@@ -116,4 +112,4 @@ def serving(command: str, folder: Path) -> Iterator[str]:
 @pytest.mark.parametrize("name", ["author", "mcp", "serve"])
 def test_a_tutorial_prints_what_it_shows(name: str, tmp_path: Path) -> None:
     with ExitStack() as servers:
-        Reader(tmp_path, servers).follow((TUTORIALS / f"{name}.md").read_text(encoding="utf-8"))
+        Reader(tmp_path, servers).follow(page(f"docs/tutorials/{name}.md"))

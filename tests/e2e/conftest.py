@@ -89,6 +89,13 @@ class Watched:
                 return process
         pytest.fail(f"no process of the role {name!r} among {self.alive()}")
 
+    def wait_gone(self) -> None:
+        """Wait until every process has ended."""
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert self.alive() == []
+
     def kill_all(self) -> None:
         for process in self.alive():
             process.kill()
@@ -156,10 +163,7 @@ def ropewalk(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
         yield start
         try:
             for watched in started:
-                deadline = time.monotonic() + GONE_WITHIN_S
-                while watched.alive() and time.monotonic() < deadline:
-                    time.sleep(0.1)
-                assert watched.alive() == []
+                watched.wait_gone()
             assert list(shared_memory.iterdir()) == []
             if all(watched.process.returncode != -9 for watched in started):
                 assert list(Path(scratch).glob("ropewalk-*")) == []

@@ -41,15 +41,9 @@ def test_run_does_what_the_overrides_say(ropewalk: Start, tmp_path: Path) -> Non
 
     # The second run begins with the policy that the first one trained, as with any other checkpoint.
     trained = folder / "policy"
-    second = ropewalk(
-        *small(tmp_path / "second"),
-        f"model.path={trained}",
-        "algorithm.kl_coef=0.05",
-        "rollout.group_size=8",
-        "trainer.learning_rate=3e-4",
-        "trainer.warmup_updates=0",
-        "trainer.decay_fraction=0",
-    )
+    changed = ("algorithm.kl_coef=0.05", "rollout.group_size=8", "trainer.learning_rate=3e-4")
+    steady = ("trainer.warmup_updates=0", "trainer.decay_fraction=0")
+    second = ropewalk(*small(tmp_path / "second", f"model.path={trained}", *changed, *steady))
     assert second.wait(RUN_TIMEOUT_S) == 0, second.output()[-3000:]
     metrics = rows(tmp_path / "second" / "run")
     assert not (tmp_path / "second" / "run" / "initial_policy").exists()
@@ -62,15 +56,10 @@ def test_run_does_what_the_overrides_say(ropewalk: Start, tmp_path: Path) -> Non
 def test_adapters_are_trained_and_served_and_each_rollout_is_one_trace(
     ropewalk: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lora = (
-        "model.lora.rank=8",
-        "algorithm.kl_coef=0.05",
-        "trainer.learning_rate=1e-2",
-        "trainer.warmup_updates=0",
-    )
+    lora = ("model.lora.rank=8", "algorithm.kl_coef=0.05", "trainer.learning_rate=1e-2")
     with collector() as (endpoint, spans):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
-        run = ropewalk(*small(tmp_path, *lora))
+        run = ropewalk(*small(tmp_path, *lora, "trainer.warmup_updates=0"))
         assert run.wait(RUN_TIMEOUT_S) == 0, run.output()[-3000:]
     folder, episode = tmp_path / "run", "rollout > episode"
     first, second = rows(folder)
@@ -182,12 +171,16 @@ def test_reward_function_that_raises_hangs_or_scores(
 
 
 @pytest.mark.soak
-def test_run_killed_between_checkpoints_is_logged_once(ropewalk: Start, tmp_path: Path) -> None:
+def test_killed_controller_takes_everything_along_and_its_run_is_logged_once(
+    ropewalk: Start, tmp_path: Path
+) -> None:
     words = ("trainer.iterations=500", "trainer.checkpoint_interval=4", "algorithm.kl_coef=0.01")
     run = ropewalk(*small(tmp_path, *words))
-    run.wait_for("   6/500")
+    run.wait_for("   6/500")  # between two checkpoints
+    assert len(run.alive()) >= 5  # controller, three roles, the environment's server and its guard
     run.process.kill()
     run.wait(60)
+    run.wait_gone()
     reference = tmp_path / "run" / "initial_policy" / "model.safetensors"
     before = reference.stat()
     again = ropewalk("train", "--resume", str(tmp_path / "run"), "trainer.iterations=10")
@@ -198,12 +191,3 @@ def test_run_killed_between_checkpoints_is_logged_once(ropewalk: Start, tmp_path
     assert elapsed == sorted(elapsed)
     assert json.loads((tmp_path / "run" / "report.json").read_text())["train_seconds"] >= elapsed[-1]
     assert (reference.stat().st_mtime_ns, reference.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
-
-
-@pytest.mark.soak
-def test_killed_controller_takes_everything_along(ropewalk: Start, tmp_path: Path) -> None:
-    run = ropewalk(*small(tmp_path, "trainer.iterations=500"))
-    run.wait_for("   1/500")
-    assert len(run.alive()) >= 4  # controller, two roles, the environment's server and its guard
-    run.process.kill()
-    run.wait(60)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,31 +12,21 @@ from released import our_server, released_server, scaffold
 @pytest.fixture(scope="session")
 def scaffolds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the folder that a release's own `init` makes."""
-    made: dict[str, Path] = {}
-
-    def of(version: str) -> Path:
-        if version not in made:
-            made[version] = scaffold(version, tmp_path_factory.mktemp(f"scaffold-{version}"))
-        return made[version]
-
-    return of
+    return cache(lambda version: scaffold(version, tmp_path_factory.mktemp(f"scaffold-{version}")))
 
 
 @pytest.fixture(scope="module")
 def released_url(scaffolds: Callable[[str], Path]) -> Iterator[Callable[[str], str]]:
     """Return the URL of a release's scaffold. Servers end with the module: later tests inspect all child processes."""
-    urls: dict[str, str] = {}
     with ExitStack() as stack:
 
+        @cache
         def of(version: str) -> str:
-            if version not in urls:
-                folder = scaffolds(version)
-                # The scaffold of 0.1 is served from inside its folder, later ones as packages.
-                inside = version == "0.1.1"
-                app = "server.app:app" if inside else f"{folder.name}.server.app:app"
-                cwd = folder if inside else folder.parent
-                urls[version] = stack.enter_context(released_server(version, app, cwd))
-            return urls[version]
+            folder = scaffolds(version)
+            # The scaffold of 0.1 is served from inside its folder, later ones as packages.
+            inside = version == "0.1.1"
+            app = "server.app:app" if inside else f"{folder.name}.server.app:app"
+            return stack.enter_context(released_server(version, app, folder if inside else folder.parent))
 
         yield of
 

@@ -20,6 +20,7 @@ from websockets.sync.client import ClientConnection, connect
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 
 FOLDER = Path(__file__).parent / "folders" / "moody_env"
+APP = "moody_env.server.app:app"
 WAIT_TIMEOUT_S = 30
 
 Frames = list[Any]
@@ -39,9 +40,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(broken: Path) -> Iterator[Pair]:
     with (
-        released_server(
-            "0.10.0", "moody_env.server.app:app", FOLDER.parent, MOODY_BROKEN=str(broken)
-        ) as theirs,
+        released_server("0.10.0", APP, FOLDER.parent, MOODY_BROKEN=str(broken)) as theirs,
         our_server(str(FOLDER), MOODY_BROKEN=str(broken)) as ours,
     ):
         yield Pair(theirs, ours)
@@ -177,13 +176,8 @@ def answered(expected: Any) -> dict[str, Any]:
     return {"observation": {"metadata": {}, "said": expected}, "reward": None, "done": False}
 
 
-FORBIDDEN = invalid(
-    "value_error",
-    ["mood"],
-    "Value error, this mood is forbidden",
-    "forbidden",
-    error="this mood is forbidden",
-)
+WHY = "this mood is forbidden"
+FORBIDDEN = invalid("value_error", ["mood"], f"Value error, {WHY}", "forbidden", error=WHY)
 WORD = "Input should be a valid integer, unable to parse string as an integer"
 
 ON_PURPOSE: dict[str, tuple[Any, str]] = {
@@ -270,9 +264,8 @@ def without_differences(value: Any) -> Any:
 
 def exchange_request(url: str, method: str, path: str, body: Any) -> tuple[int, Any]:
     status, answer = exchange(url, method, path, body)
-    return status, "<page>" if isinstance(answer, str) and answer.lstrip().startswith(
-        "<"
-    ) else without_differences(answer)
+    is_page = isinstance(answer, str) and answer.lstrip().startswith("<")
+    return status, "<page>" if is_page else without_differences(answer)
 
 
 def exchange_frames(url: str, frames: Frames) -> list[Any]:
@@ -298,25 +291,22 @@ def opened(url: str) -> ClientConnection:
     return connect(f"{url.replace('http', 'ws', 1)}/ws", proxy=None, compression=None)
 
 
-@pytest.mark.parametrize(("method", "path", "body"), HTTP, ids=lambda value: str(value)[:60])
-def test_http_exchanges_match_the_released_server(method: str, path: str, body: Any, pair: Pair) -> None:
-    theirs, ours = (exchange_request(url, method, path, body) for url in pair)
-    line = f"{method} {path} {body}"
+def assert_match(line: str, theirs: Any, ours: Any) -> None:
     if line in ON_PURPOSE:
         assert theirs != ours
         assert ours == ON_PURPOSE[line][0]
     else:
         assert ours == theirs
+
+
+@pytest.mark.parametrize(("method", "path", "body"), HTTP, ids=lambda value: str(value)[:60])
+def test_http_exchanges_match_the_released_server(method: str, path: str, body: Any, pair: Pair) -> None:
+    assert_match(f"{method} {path} {body}", *(exchange_request(url, method, path, body) for url in pair))
 
 
 @pytest.mark.parametrize("line", SOCKET)
 def test_socket_exchanges_match_the_released_server(line: str, pair: Pair) -> None:
-    theirs, ours = (exchange_frames(url, SOCKET[line]) for url in pair)
-    if line in ON_PURPOSE:
-        assert theirs != ours
-        assert ours == ON_PURPOSE[line][0]
-    else:
-        assert ours == theirs
+    assert_match(line, *(exchange_frames(url, SOCKET[line]) for url in pair))
 
 
 def test_schemas_match_the_released_ones(pair: Pair) -> None:
@@ -375,13 +365,8 @@ def test_session_created_over_http_can_be_attached(pair: Pair) -> None:
                 answer = ask(socket, STATE)
             if answer["type"] == "error":
                 break
-        story.append(answer)
-        story.append(
-            without_differences(
-                exchange(url, "POST", "/mcp", rpc("openenv/session/close", session_id=name))[1]
-            )
-        )
-        stories.append(story)
+        closing = exchange(url, "POST", "/mcp", rpc("openenv/session/close", session_id=name))[1]
+        stories.append([*story, answer, without_differences(closing)])
     assert stories[1] == stories[0]
 
 
@@ -401,12 +386,9 @@ def test_failed_constructor_matches(pair: Pair, broken: Path) -> None:
 
 @pytest.mark.soak
 def test_production_mode_serves_no_reset_step_or_state() -> None:
-    app, lines = (
-        "moody_env.server.app:app",
-        [line for line in HTTP if line[1] in ("/reset", "/step", "/state")],
-    )
+    lines = [line for line in HTTP if line[1] in ("/reset", "/step", "/state")]
     with (
-        released_server("0.10.0", app, FOLDER.parent, OPENENV_MODE="production") as theirs,
+        released_server("0.10.0", APP, FOLDER.parent, OPENENV_MODE="production") as theirs,
         our_server(str(FOLDER), OPENENV_MODE="production") as ours,
     ):
         for line in lines:

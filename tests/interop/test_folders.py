@@ -1,13 +1,13 @@
 """Folders written for the released package, served by our server and played by everybody's clients."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from chat_server import chat_server
-from released import OVER_SOCKETS, ROOT, drive, environment, our_server, released_server
+from released import OVER_SOCKETS, drive, our_server, released_server
+from serve_process import run_refused_server
 
 from openenv_core import GenericEnvClient
 from openenv_core.rubrics import SCORES
@@ -23,10 +23,15 @@ def test_scaffold_clients_see_no_difference(
 ) -> None:
     """The scaffold's own client class, under its release and under ours, against its release's server and ours."""
     folder = str(scaffolds(version))
-    client = version if whose == "released" else None
-    theirs = drive(client, "scaffold_client", released_url(version), folder, whose)
+    plan = [{"reset": {}}, {"step": {"message": "hello"}}, {"step": {"message": ""}}, {"state": {}}]
+
+    def play(url: str) -> list[Any]:
+        client = version if whose == "released" else None
+        return drive(client, "folder_client", url, folder, whose, "sync", plan=plan)["sync"]
+
+    theirs = play(released_url(version))
     with our_server(folder) as url:
-        ours = drive(client, "scaffold_client", url, folder, whose)
+        ours = play(url)
     for outcome in (*theirs, *ours):
         outcome.get("observation", {}).pop("metadata", None)  # before 0.4 it was dropped on the way
     assert ours == theirs
@@ -67,14 +72,7 @@ def test_released_rubrics_give_the_same_rewards_and_scores() -> None:
 
 @pytest.mark.soak
 def test_folder_of_the_first_release_is_refused(scaffolds: Callable[[str], Path]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "openenv_core.cli", "serve", str(scaffolds("0.1.1")), "--port", "0"],
-        env=environment(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert "got HTTPEnvClient, which it does not: it belongs to release 0.1" in done.stderr
+    status, output = run_refused_server(app=str(scaffolds("0.1.1")))
+    assert status == 2
+    assert "Traceback" not in output
+    assert "got HTTPEnvClient, which it does not: it belongs to release 0.1" in output

@@ -1,10 +1,10 @@
 """A page that an author made with Gradio, as the released package has it, on our server."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from module_run import finished
 from released import DRIVERS, environment, python
 from serve_process import SUPPORT, serve
 
@@ -32,18 +32,11 @@ def gradio_alone(folder: Path) -> str:
 
 def test_visitors_of_a_gradio_page_have_their_own_sessions(tmp_path: Path) -> None:
     folders = ":".join((gradio_alone(tmp_path), str(DRIVERS), SUPPORT))
-    variables = environment(PYTHONPATH=folders, GRADIO_ANALYTICS_ENABLED="False")
-    with serve(
-        "--web", app="gradio_page:app", PYTHONPATH=folders, GRADIO_ANALYTICS_ENABLED="False"
-    ) as server:
-        url = f"http://{server.address}/web/"
-        command = [sys.executable, "-c", VISITORS, url]
-        done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=200, check=False, cwd=SUPPORT
-        )
-        title = "OpenEnv Agentic Environment: counter"
-        assert done.stdout.splitlines() == [f"{title}: 3", "5 5 1", f"{title}: 3", "5 5 1", "7 7 2"], (
-            done.stderr
-        )
+    variables = {"PYTHONPATH": folders, "GRADIO_ANALYTICS_ENABLED": "False"}
+    with serve("--web", app="gradio_page:app", **variables) as server:
+        command = [sys.executable, "-c", VISITORS, f"http://{server.address}/web/"]
+        done = finished(*command, env=environment(**variables), cwd=SUPPORT, timeout_s=200)
+        reset = "OpenEnv Agentic Environment: counter: 3"
+        assert done.stdout.splitlines() == [reset, "5 5 1", reset, "5 5 1", "7 7 2"], done.stderr
         assert server.get("/capacity")[1]["in_use"] == 2
         assert server.get("/web/metadata")[1]["name"] == "counter"

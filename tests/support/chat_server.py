@@ -4,8 +4,10 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Event, Thread
+from threading import Event
 from typing import Any, TypeAlias
+
+from local_http import QuietHandler, running
 
 Answer: TypeAlias = str | dict[str, Any] | bytes | int | Event
 """A message's text, its fields, a whole body, a status, or an event to wait for before closing the connection."""
@@ -28,13 +30,12 @@ class ChatServer:
 def chat_server(*answers: Answer) -> Iterator[ChatServer]:
     server_state = ChatServer(*answers)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.reply(200, json.dumps({"data": [{"id": "m"}]}).encode())
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            server_state.requests.append({"path": self.path, **json.loads(body)})
+            server_state.requests.append({"path": self.path, **json.loads(self.read_body())})
             server_state.keys.append(self.headers["Authorization"])
             answer = server_state.next()
             if isinstance(answer, Event):
@@ -45,21 +46,7 @@ def chat_server(*answers: Answer) -> Iterator[ChatServer]:
             body_bytes = json.dumps({"choices": [{"message": {"role": "assistant", **message}}]}).encode()
             self.reply(status, answer if isinstance(answer, bytes) else body_bytes)
 
-        def reply(self, status: int, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server_state.port = server.server_port
-        thread = Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield server_state
-        finally:
-            server.shutdown()
-            thread.join()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server_state.port = server.server_port
+    with running(server):
+        yield server_state

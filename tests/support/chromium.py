@@ -63,7 +63,7 @@ class Tab:
     """One page of the browser.
 
     Attributes:
-        asked: Addresses that the page has requested.
+        requested_urls: Addresses that the page has requested.
         errors: Exceptions in the page, and errors logged by the browser.
     """
 
@@ -134,27 +134,14 @@ class Tab:
 
     def click(self, selector: str) -> None:
         """Click the middle of the first element that matches a selector."""
-        x, y = self._middle(selector)
-        for kind in ("mousePressed", "mouseReleased"):
-            self._call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def drag(self, selector: str, begin: float, end: float) -> None:
-        """Drag over an element, from one share of its width to another."""
-        x, y = self._middle(selector)
-        width = self.evaluate(f"document.querySelector({json.dumps(selector)}).getBoundingClientRect().width")
-        left = x - width / 2
-        for kind, share in (("mousePressed", begin), ("mouseMoved", end), ("mouseReleased", end)):
-            at = left + share * width
-            self._call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1)
-
-    def _middle(self, selector: str) -> tuple[float, float]:
         box = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;"
             " e.scrollIntoView({block: 'nearest'}); const b = e.getBoundingClientRect();"
             " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
         )
         assert box is not None, f"expected an element {selector}"
-        return box[0], box[1]
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
     def type(self, text: str) -> None:
         """Type text into the focused element."""

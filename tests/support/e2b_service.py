@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from missing import missing
+from serve_process import eventually
 
 KEY, OTHER = "correct-horse-battery-staple", "another-key-of-good-length"
 WAIT_TIMEOUT_S = 60
@@ -58,18 +58,9 @@ class Service:
 def running_service(tmp_path: Path, *words: str) -> Iterator[Service]:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{KEY}\n{OTHER}\n")
+    command = [sys.executable, "-m", "openenv_core.cli", "sandboxes", "--port", "0", *words]
     process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "openenv_core.cli",
-            "sandboxes",
-            "--port",
-            "0",
-            "--token-file",
-            str(tokens),
-            *words,
-        ],
+        [*command, "--token-file", str(tokens)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path), "ROPEWALK_TOKENS": "a-third-key-of-good-length"},
@@ -110,14 +101,6 @@ def client(request: pytest.FixtureRequest) -> Iterator[Any]:
     loop = asyncio.new_event_loop()
     yield Sync(e2b_code_interpreter.AsyncSandbox, loop)
     loop.close()
-
-
-def eventually(look: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + WAIT_TIMEOUT_S
-    while not (value := look()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return value
 
 
 KINDS = ["base", pytest.param(IMAGE, marks=[pytest.mark.docker], id="image")]

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from local_http import QuietHandler, running
+
 
 class FakeEngine:
     """The engine's containers, and the requests it received."""
@@ -50,20 +52,12 @@ class FakeEngine:
 def fake_engine(folder: Path) -> Iterator[FakeEngine]:
     fake = FakeEngine(folder / "engine.sock")
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def handle_any(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, answer = fake.answer(self.command, self.path, body)
-            said = b"" if answer is None else json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(said)))
-            self.end_headers()
-            self.wfile.write(said)
+            status, answer = fake.answer(self.command, self.path, self.read_body())
+            self.reply(status, b"" if answer is None else json.dumps(answer).encode())
 
         do_GET = do_POST = do_DELETE = handle_any  # noqa: N815 - as http.server calls them
-
-        def log_message(self, *_: object) -> None:
-            pass
 
     class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         daemon_threads = True
@@ -71,12 +65,8 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
         def handle_error(self, *_: object) -> None:
             pass  # the client has disconnected
 
-    with Server(str(folder / "engine.sock"), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
+    with running(Server(str(folder / "engine.sock"), Handler)):
         try:
             yield fake
         finally:
             fake.may_create.set()
-            server.shutdown()
-            thread.join(30)

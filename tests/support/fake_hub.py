@@ -2,12 +2,13 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
+
+from local_http import QuietHandler, running
 
 
 @dataclass
@@ -30,22 +31,16 @@ def fake_hub() -> Iterator[FakeHub]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with running(server):
         yield hub
-    finally:
-        server.shutdown()
-        thread.join(60)
-        server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler, BaseHTTPRequestHandler):
     held: ClassVar[FakeHub]
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.read_body()
         hub, path = self.held, self.path.partition("?")[0]
         if self.headers.get("Authorization") != f"Bearer {hub.token}":
             self._answer(401, {"error": "Invalid username or password."})
@@ -93,12 +88,4 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"success": True, "commitOid": "1" * 40, "commitUrl": url})
 
     def _answer(self, status: int, content: Any) -> None:
-        data = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        pass
+        self.reply(status, json.dumps(content).encode(), Content_Type="application/json")

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -20,6 +19,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from local_http import QuietHandler, running
 
 TOKEN = "tgp_v1_a-token-of-the-fake"
 WAIT_TIMEOUT_S = 60.0
@@ -166,21 +167,18 @@ class FakeTogether:
 
 
 def _handler(fake: FakeTogether) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            body = json.loads(self.read_body())
             if self._let_in("POST", "/v1/tci/execute", body):
                 self._answer(fake.fails, lambda: fake.execute(body))
 
         def do_GET(self) -> None:
             if self._let_in("GET", "/v1/tci/sessions", None):
                 self._answer(fake.fails_of_sessions, fake.listed)
-
-        def log_message(self, *_: object) -> None:
-            pass
 
         def _let_in(self, method: str, path: str, body: Any) -> bool:
             if self.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -243,14 +241,9 @@ def fake_together() -> Iterator[FakeTogether]:
     host, port = server.server_address[:2]
     fake = FakeTogether((str(host), int(port)))
     server.RequestHandlerClass = _handler(fake)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield fake
-    finally:
-        fake.over.set()
-        server.shutdown()
-        server.server_close()
-        deadline = time.monotonic() + WAIT_TIMEOUT_S
-        thread.join(deadline - time.monotonic())
-        fake.expire()
+    with running(server):
+        try:
+            yield fake
+        finally:
+            fake.over.set()
+            fake.expire()

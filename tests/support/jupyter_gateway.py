@@ -3,52 +3,38 @@
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import IO
 
 from free_ports import free_port
 from missing import missing
+from module_run import venv_python
+from released import exchange
 
-ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-of-the-gateway"
 WAIT_TIMEOUT_S = 60.0
 HOW_TO = "python3.11 scripts/bootstrap.py jupyter makes it, ./scripts/test --all does so too"
 
 
-def python() -> Path:
-    suffix = "" if sys.version_info[:2] == (3, 11) else f"-{sys.version_info.major}.{sys.version_info.minor}"
-    return ROOT / ".venvs" / f"jupyter{suffix}" / "bin" / "python"
-
-
-def require_gateway() -> None:
-    """Skip the test if no gateway is installed; in CI fail it."""
-    if python().is_file():
-        return
-    missing(f"needs a Jupyter kernel gateway in .venvs; {HOW_TO}")
-
-
 @contextmanager
 def jupyter_gateway(*options: str) -> Iterator[str]:
-    """Run a gateway, and yield its URL. Its kernels end with it."""
-    require_gateway()
+    """Run a gateway, and yield its URL. Its kernels end with it. Without one the test is skipped, in CI fails."""
+    python = venv_python("jupyter")
+    if not python.is_file():
+        missing(f"needs a Jupyter kernel gateway in .venvs; {HOW_TO}")
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryFile() as output:
         port = free_port()
-        variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         variables = {
             name: value
-            for name, value in variables.items()
-            if not name.startswith(("PYTHON", "JUPYTER", "KG_"))
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "JUPYTER", "KG_")) and not name.lower().endswith("_proxy")
         }
         process = subprocess.Popen(
             [
-                str(python()),
+                str(python),
                 "-m",
                 "kernel_gateway",
                 "--KernelGatewayApp.ip=127.0.0.1",
@@ -78,17 +64,12 @@ def jupyter_gateway(*options: str) -> Iterator[str]:
 
 
 def _await_answer(url: str, process: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    request = urllib.request.Request(url + "/api/kernelspecs", headers={"Authorization": f"token {TOKEN}"})
     deadline = time.monotonic() + WAIT_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
-        try:
-            with opener.open(request, timeout=5):
-                return
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise AssertionError(f"the gateway answers with HTTP {error.code}") from None
-        except OSError:
-            time.sleep(0.05)
+        with suppress(OSError):
+            status, _ = exchange(url, "GET", "/api/kernelspecs", Authorization=f"token {TOKEN}")
+            assert status == 200
+            return
+        time.sleep(0.05)
     output.seek(0)
     raise AssertionError(f"no gateway at {url}; it said: {output.read().decode(errors='replace')[-4000:]}")

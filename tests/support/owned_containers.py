@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from serve_process import eventually as eventually
 
 from openenv_core.providers.docker import DockerEngine
 from openenv_core.providers.docker.sweeper import LABEL
@@ -45,13 +46,6 @@ if how == "forget":
     print("forgotten", flush=True)
 time.sleep(100)
 """
-
-
-def eventually(condition: Callable[[], object], within_s: float = WAIT_TIMEOUT_S) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"did not happen within {within_s:g} s"
-        time.sleep(0.05)
 
 
 def exists(engine: DockerEngine, container: str) -> bool:

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from local_http import running
 
 PORT = 26690
 """Constant, since build arguments determine which cached layers can be reused."""
@@ -71,8 +72,6 @@ def served_to_containers(address: str, settings: Mapping[str, Sequence[str]]) ->
     server = ThreadingHTTPServer(
         (address, PORT), partial(_Handler, {numbers[key]: root for key, root in roots.items()})
     )
-    thread = threading.Thread(target=server.serve_forever, name="packages", daemon=True)
-    thread.start()
 
     def told(option: str, place: str) -> str:
         folder, root = folder_of(place), roots.get((option, place))
@@ -81,16 +80,12 @@ def served_to_containers(address: str, settings: Mapping[str, Sequence[str]]) ->
         path = "" if folder == root else f"{folder.name}/"
         return f"http://{address}:{PORT}/{numbers[option, place]}/{path}"
 
-    try:
-        variables = {
-            OPTIONS[option]: " ".join(told(option, place) for place in places)
-            for option, places in settings.items()
-        }
+    variables = {
+        OPTIONS[option]: " ".join(told(option, place) for place in places)
+        for option, places in settings.items()
+    }
+    with running(server):
         yield {**variables, "PIP_TRUSTED_HOST": address}
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60)
 
 
 class _Handler(SimpleHTTPRequestHandler):

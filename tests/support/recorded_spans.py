@@ -1,12 +1,12 @@
 """Records spans: those of this process in memory, and those that processes send to a collector."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 import pytest
+from local_http import QuietHandler, running
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
@@ -47,9 +47,9 @@ def collector() -> Iterator[tuple[str, list[Recorded]]]:
     """Receive spans over OTLP; yields the address, and the received spans."""
     taken: list[Recorded] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+            body = self.read_body()
             # Other libraries in these processes, such as Monarch, send theirs too.
             ours = ExportTraceServiceRequest.FromString(body if self.path == "/v1/traces" else b"")
             for sent in ours.resource_spans:
@@ -59,17 +59,11 @@ def collector() -> Iterator[tuple[str, list[Recorded]]]:
                     ids = span.trace_id, span.span_id, span.parent_span_id
                     times = span.start_time_unix_nano, span.end_time_unix_nano
                     taken.append(Recorded(*ids, span.name, *times, resource_attributes["service.name"]))
-            self.send_response(200)
-            self.end_headers()
+            self.reply(200)
 
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, ThreadPoolExecutor(1) as pool:
-        pool.submit(server.serve_forever)
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", taken
-        finally:
-            server.shutdown()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with running(server):
+        yield f"http://127.0.0.1:{server.server_port}", taken
 
 
 def recorded(exporter: InMemorySpanExporter) -> list[Recorded]:

@@ -2,23 +2,21 @@
 
 import os
 import shutil
+import socket
 import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
 from free_ports import free_port
 from missing import missing
+from module_run import end
+from serve_process import eventually
 
 PROGRAM = "docker-registry"
 HOW_TO = f"get it: apt-get install {PROGRAM} (Debian and its kin)"
 INSTALL_TIMEOUT_S = 300
-START_TIMEOUT_S = 30
 
 USER, PASSWORD = "rope", "walk"
 # Output of `htpasswd -nbB rope walk`.
@@ -38,8 +36,7 @@ def program() -> str:
     if path is not None:
         return path
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        message = f"needs {PROGRAM}; {HOW_TO}"
-        missing(message)
+        missing(f"needs {PROGRAM}; {HOW_TO}")
     # The installation must not start a system service.
     surroundings = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
     for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", PROGRAM]):
@@ -48,9 +45,7 @@ def program() -> str:
         )
     path = shutil.which(PROGRAM)
     if path is None:
-        message = f"needs {PROGRAM}, which could not be installed ({done.stderr[-500:]}); {HOW_TO}"
-        missing(message)
-    assert path is not None
+        missing(f"needs {PROGRAM}, which could not be installed ({done.stderr[-500:]}); {HOW_TO}")
     return path
 
 
@@ -71,26 +66,15 @@ def running_registry(folder: Path, *, password: bool = False, read_only: bool = 
     )
     with (folder / "log").open("w") as log:
         process = subprocess.Popen([program(), "serve", str(config)], stdout=log, stderr=log)
-        try:
-            _wait(process, port, folder / "log")
-            yield Registry(f"127.0.0.1:{port}")
-        finally:
-            process.terminate()
-            process.wait(60)
 
+    def listens() -> bool:
+        assert process.poll() is None, (folder / "log").read_text()[-2000:]
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return True
+        return False
 
-def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            break
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/", timeout=5).close()
-        except urllib.error.HTTPError as error:
-            error.close()
-            return  # it requires a password, so it is up
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    pytest.fail(f"the registry did not start:\n{log.read_text()[-2000:]}", pytrace=False)
+    try:
+        eventually(listens)
+        yield Registry(f"127.0.0.1:{port}")
+    finally:
+        end(process)

@@ -11,13 +11,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from module_run import finished
+from module_run import ROOT, end, finished, venv_python
 
-ROOT = Path(__file__).parents[2]
 DRIVERS = ROOT / "tests" / "interop" / "drivers"
 
 VERSIONS = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
@@ -34,8 +33,7 @@ HOW_TO = "python3.11 scripts/bootstrap.py released-VERSION makes each of them, .
 
 
 def python(version: str) -> Path:
-    suffix = "" if sys.version_info[:2] == (3, 11) else f"-{sys.version_info.major}.{sys.version_info.minor}"
-    return ROOT / ".venvs" / f"released-{version}{suffix}" / "bin" / "python"
+    return venv_python(f"released-{version}")
 
 
 def missing() -> list[str]:
@@ -89,9 +87,7 @@ def our_server(
     target: str, *options: str, cwd: Path = ROOT, packages: Path | None = None, **variables: str
 ) -> Iterator[str]:
     command = [sys.executable, "-m", "openenv_core.cli", "serve", target, "--log-level", "warning", *options]
-    path = os.pathsep.join(
-        (str(ROOT), str(ROOT / "tests" / "support"), *([str(packages)] if packages else []))
-    )
+    path = os.pathsep.join(map(str, filter(None, (ROOT, ROOT / "tests" / "support", packages))))
     with _serving(command, cwd, environment(PYTHONPATH=path, **variables)) as url:
         yield url
 
@@ -114,22 +110,16 @@ def _serving(command: Sequence[str], cwd: Path, variables: Mapping[str, str]) ->
             _healthy(url, process, output)
             yield url
         finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            finally:
-                process.kill()
-                process.wait()
+            end(process)
 
 
 def _healthy(url: str, process: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:
     deadline = time.monotonic() + WAIT_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        try:
+        with suppress(OSError):
             if exchange(url, "GET", "/health", patience_s=5)[0] == 200:
                 return
-        except OSError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     output.seek(0)
     raise AssertionError(f"no healthy server at {url}; it said: {output.read().decode()[-4000:]}")
 

@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
+
+T = TypeVar("T")
 
 SUPPORT = str(Path(__file__).parent)
 WAIT_TIMEOUT_S = 60.0
@@ -27,10 +29,9 @@ class ServeProcess:
         port: Port that it listens on.
     """
 
-    def __init__(self, process: "subprocess.Popen[str]", startup_s: float) -> None:
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process = process
         self.port = 0
-        self.startup_s = startup_s
         self._lines: list[str] = []
         assert process.stdout is not None
         for line in process.stdout:
@@ -85,7 +86,6 @@ class ServeProcess:
 def serve(*words: str, app: str = "counter:app", **environ: str) -> Iterator[ServeProcess]:
     """Run `ropewalk serve` and wait until it is healthy; afterwards end it and its descendants."""
     command = [sys.executable, "-m", "openenv_core.cli", "serve", app, "--port", "0", *words]
-    started = time.monotonic()
     process = subprocess.Popen(
         command,
         cwd=SUPPORT,
@@ -97,11 +97,10 @@ def serve(*words: str, app: str = "counter:app", **environ: str) -> Iterator[Ser
     )
     family: list[psutil.Process] = []
     try:
-        server = ServeProcess(process, started)
+        server = ServeProcess(process)
         if not server.port:
             raise AssertionError(f"expected a server, got: {server.output}")
         eventually(lambda: _answers(server))
-        server.startup_s = time.monotonic() - started
         family = server.family
         yield server
         if process.poll() is None:
@@ -128,11 +127,13 @@ def _answers(server: ServeProcess) -> bool:
     return True
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "expected it to come about by now"
+def eventually(condition: Callable[[], T], within_s: float = WAIT_TIMEOUT_S) -> T:
+    """Wait until a condition is true; return its value."""
+    deadline = time.monotonic() + within_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"expected it to come about within {within_s:g} s"
         time.sleep(0.01)
+    return value
 
 
 def gone(process: psutil.Process | int) -> bool:

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,20 +41,12 @@ def run(source: str, numbers: list[int]) -> Any:
 
 
 def test_the_source_of_each_step_does_what_the_answers_are_worked_out_by() -> None:
-    lists = [
-        [],
-        [0],
-        [-3, 4, 4, 7, -8, 11],
-        *([random.Random(n).randint(-20, 20) for _ in range(9)] for n in range(4)),
-    ]
-    for step in CHANGES:
-        for end in ENDS:
-            for k in (2, 3, 9):
-                program = Program(((step, k), (CHANGES[-1], 2)), end)
-                for numbers in lists:
-                    before = list(numbers)
-                    assert run(source_of(program), numbers) == program(numbers), source_of(program)
-                    assert numbers == before
+    drawn = ([random.Random(n).randint(-20, 20) for _ in range(9)] for n in range(4))
+    lists = [[], [0], [-3, 4, 4, 7, -8, 11], *drawn]
+    for step, end, k, numbers in product(CHANGES, ENDS, (2, 3, 9), lists):
+        program, before = Program(((step, k), (CHANGES[-1], 2)), end), list(numbers)
+        assert run(source_of(program), numbers) == program(numbers), source_of(program)
+        assert numbers == before
 
 
 @pytest.mark.parametrize("held_out", [False, True])
@@ -101,6 +95,13 @@ def test_incomplete_programs_do_not_pass() -> None:
     assert shortcuts == 0
 
 
+@pytest.fixture
+async def family_world() -> AsyncIterator[CodeFamilyEnvironment]:
+    world = CodeFamilyEnvironment()
+    yield world
+    await world.close_async()
+
+
 async def call_tool(world: CodeFamilyEnvironment, tool: str, code: str | None = None) -> CallToolObservation:
     arguments = {} if code is None else {"code": code}
     seen = world.step_async(CallToolAction(tool_name=tool, arguments=arguments))
@@ -110,66 +111,56 @@ async def call_tool(world: CodeFamilyEnvironment, tool: str, code: str | None = 
     return seen
 
 
-async def test_the_world_runs_code_and_judges_what_is_handed_in() -> None:
-    world = CodeFamilyEnvironment()
-    try:
-        began = await world.reset_async(seed=TRAINING_SEEDS + 5)
-        assert began.prompt == make_task(5, held_out=True).prompt
-        code = solution(began.prompt)
-        ran = await call_tool(world, "run_python", f"{code}\nprint({example(began.prompt)})")
-        assert began.prompt.endswith(f" is {ran.result['stdout'].strip()}.")
-        assert (ran.reward, ran.done) == (None, False)
-        passed = await call_tool(world, "submit")
-        assert (passed.reward, passed.done) == (1.0, True)
-        assert passed.result == {"passed": True, "cases_passed": 7, "cases": 7}
+async def test_the_world_runs_code_and_judges_what_is_handed_in(family_world: CodeFamilyEnvironment) -> None:
+    began = await family_world.reset_async(seed=TRAINING_SEEDS + 5)
+    assert began.prompt == make_task(5, held_out=True).prompt
+    code = solution(began.prompt)
+    ran = await call_tool(family_world, "run_python", f"{code}\nprint({example(began.prompt)})")
+    assert began.prompt.endswith(f" is {ran.result['stdout'].strip()}.")
+    assert (ran.reward, ran.done) == (None, False)
+    passed = await call_tool(family_world, "submit")
+    assert (passed.reward, passed.done) == (1.0, True)
+    assert passed.result == {"passed": True, "cases_passed": 7, "cases": 7}
 
-        await world.reset_async(seed=TRAINING_SEEDS + 5)
-        nothing = await call_tool(world, "submit")  # the code of the episode before is forgotten
-        assert (nothing.reward, nothing.done) == (0.0, True)
+    await family_world.reset_async(seed=TRAINING_SEEDS + 5)
+    nothing = await call_tool(family_world, "submit")  # the code of the episode before is forgotten
+    assert (nothing.reward, nothing.done) == (0.0, True)
 
-        began = await world.reset_async(seed=5)
-        assert began.prompt == make_task(5, held_out=False).prompt
-        assert began.prompt != make_task(5, held_out=True).prompt
-        await call_tool(world, "run_python", solution(began.prompt))
-        await call_tool(world, "run_python", "def f(xs):\n    return 'no'")
-        wrong = await call_tool(world, "submit")
-        assert (wrong.reward, wrong.done) == (0.0, True)
-        assert wrong.result["passed"] is False
-    finally:
-        await world.close_async()
+    began = await family_world.reset_async(seed=5)
+    assert began.prompt == make_task(5, held_out=False).prompt != make_task(5, held_out=True).prompt
+    await call_tool(family_world, "run_python", solution(began.prompt))
+    await call_tool(family_world, "run_python", "def f(xs):\n    return 'no'")
+    wrong = await call_tool(family_world, "submit")
+    assert (wrong.reward, wrong.done, wrong.result["passed"]) == (0.0, True, False)
 
 
 @pytest.mark.slow
-async def test_hanging_submission_earns_zero_like_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_submission_earns_zero_like_a_wrong_one(
+    family_world: CodeFamilyEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(family, "LIMITS", {"timeout_s": 1.0, "total_s": 60.0})
-    world = CodeFamilyEnvironment()
-    try:
-        await world.reset_async(seed=5)
-        await call_tool(world, "run_python", "def f(xs):\n    while True: pass")
-        hung = await call_tool(world, "submit")
-        assert (hung.reward, hung.done, hung.metadata) == (0.0, True, {})
-        assert hung.result == {"passed": False, "cases_passed": 0, "cases": 7}
-    finally:
-        await world.close_async()
+    await family_world.reset_async(seed=5)
+    await call_tool(family_world, "run_python", "def f(xs):\n    while True: pass")
+    hung = await call_tool(family_world, "submit")
+    assert (hung.reward, hung.done, hung.metadata) == (0.0, True, {})
+    assert hung.result == {"passed": False, "cases_passed": 0, "cases": 7}
 
 
-async def test_unjudged_submission_is_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = CodeFamilyEnvironment()
+async def test_unjudged_submission_is_unscored(
+    family_world: CodeFamilyEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for reason, scope, verdict_reward, reward, metadata in (
         ("timeout", "case", None, 0.0, {}),
         ("timeout", "total", None, None, {UNSCORED: "in words"}),
         ("sandbox_error", None, None, None, {INFRASTRUCTURE_ERROR: "in words"}),
         ("failed", None, 0.0, 0.0, {}),
     ):
-        verdict = SimpleNamespace(
-            reason=reason, detail="in words", timeout_scope=scope, reward=verdict_reward
-        )
-        verdict.passed, verdict.total = 0, 7
+        verdict = SimpleNamespace(reason=reason, timeout_scope=scope, reward=verdict_reward)
+        verdict.detail, verdict.passed, verdict.total = "in words", 0, 7
         judged = AsyncMock(return_value=SimpleNamespace(verdict=verdict))
-        monkeypatch.setattr(world, "_submit", judged)
-        seen = await call_tool(world, "submit")
+        monkeypatch.setattr(family_world, "_submit", judged)
+        seen = await call_tool(family_world, "submit")
         assert (seen.reward, seen.metadata) == (reward, metadata)
-    await world.close_async()
 
 
 CONFIG = Path(world.__file__).with_name("config.yaml")

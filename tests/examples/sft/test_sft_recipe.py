@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,6 @@ def test_traces_validation_words_and_held_out_tasks_have_seeds_of_their_own(name
         (["world=examples/grpo_blackjack/config.yaml"], "BlackjackTask"),
         (["solver=examples.grpo_tools.solver:nobody"], "nobody"),
         (["--name", "old"], "choose another --name"),
-        (["--name="], "letters, digits"),
         (["--name=../sft"], "letters, digits"),
     ],
 )
@@ -93,11 +92,8 @@ def test_no_folder_is_left_where_nothing_was_recorded(
 
     monkeypatch.setattr(sft, "record", fails)
     words = ["--config", str(FOLDER / "tools.yaml"), "--name", "new", f"output_dir={tmp_path}"]
-    if isinstance(error, ConfigError):
+    with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
         assert sft.main(words) == 2
-    else:
-        with pytest.raises(KeyboardInterrupt):
-            sft.main(words)
     assert made == [True]
     assert list(tmp_path.iterdir()) == []
 
@@ -121,16 +117,13 @@ def test_wilsons_interval() -> None:
     assert wilson_interval(50, 50)[1] == pytest.approx(1.0)
 
 
-def results(rewards: Sequence[float], endings: Sequence[Ending]) -> EvaluationResult:
-    return EvaluationResult(rewards=rewards, endings=endings, dropped=1, train_seconds=9.0)
-
-
 def test_the_report_counts_what_earned_1_and_shows_how_a_run_has_learned(tmp_path: Path) -> None:
     rows = [
         {"iteration": n, "time/elapsed_s": 6.0 * n, "rollout/reward_mean": 0.05 * n} for n in range(1, 20)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = results([1.0, 0.5, 0.0, -0.5], [Ending.COMPLETED] * 3 + [Ending.UNPARSABLE_CALL])
+    endings = [Ending.COMPLETED] * 3 + [Ending.UNPARSABLE_CALL]
+    result = EvaluationResult(rewards=[1.0, 0.5, 0.0, -0.5], endings=endings, dropped=1, train_seconds=9.0)
     write_report(tmp_path, result)
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["tasks"], report["solved"], report["success"], report["dropped"]) == (4, 1, 0.25, 1)
@@ -140,7 +133,7 @@ def test_the_report_counts_what_earned_1_and_shows_how_a_run_has_learned(tmp_pat
     assert picture.min() < picture.max()
     judged = summarize(dataclasses.replace(result, unscored=2))  # what nobody could judge is not solved
     assert (judged["tasks"], judged["solved"], judged["success"]) == (6, 1, pytest.approx(1 / 6))
-    assert summarize(results([], []))["success"] is None
+    assert summarize(dataclasses.replace(result, rewards=[], endings=[]))["success"] is None
 
 
 def pixels(picture: Path) -> NDArray[np.float32]:

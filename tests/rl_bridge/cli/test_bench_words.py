@@ -55,17 +55,14 @@ def log(folder: Path) -> None:
     sink.close()
 
 
-def test_run_that_is_over_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_that_is_over_or_was_killed_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log(tmp_path)
     assert bench("--run", str(tmp_path)) == 0
     output = capsys.readouterr().out
     assert "2 steps in 10.0 s\n" in output
     assert "trainer had something to do 50.0% of the time; the target of 90% is missed" in output
     assert "unaccounted time at most 10.0%, above the 2% allowed" in output
-
-
-def test_run_that_was_killed_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log(tmp_path)
+    # One that was killed has left its address.
     (tmp_path / "status.json").write_text('{"address": "127.0.0.1:1", "began": 1}')
     assert bench("--run", str(tmp_path), "--json") == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 2
@@ -76,8 +73,6 @@ def test_nothing_to_measure_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert "found none" in capsys.readouterr().err
     assert bench("--run", str(tmp_path)) == 1
     assert "metrics.jsonl" in capsys.readouterr().err
-    assert bench("--synthetic", "--seconds", "0") == 2
-    assert "expected --seconds above 0" in capsys.readouterr().err
-    for odd in ("nan", "inf"):
+    for odd in ("0", "nan", "inf"):
         assert bench("--synthetic", "--seconds", odd) == 2
         assert f"expected --seconds above 0, got {odd}" in capsys.readouterr().err

@@ -25,10 +25,8 @@ def train(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return run_module("rl_bridge.train", *arguments, cwd=folder, timeout_s=TIMEOUT_S)
 
 
-def prompts(count: int) -> str:
-    return "".join(
-        json.dumps({"prompt": f"say {word}", "target": word}) + "\n" for word in "abcdefghij"[:count]
-    )
+def prompts(words: str) -> str:
+    return "".join(json.dumps({"prompt": f"say {word}", "target": word}) + "\n" for word in words)
 
 
 def test_a_run_goes_on_with_its_own_examples_and_no_others(tmp_path: Path) -> None:
@@ -40,19 +38,19 @@ def test_a_run_goes_on_with_its_own_examples_and_no_others(tmp_path: Path) -> No
     (tmp_path / "my_rewards.py").write_text(REWARD)
     (tmp_path / "config.yaml").write_text(CONFIG)
     examples, run = tmp_path / "prompts.jsonl", tmp_path / "runs" / "one"
-    examples.write_text(prompts(8))
+    examples.write_text(prompts("abcdefgh"))
 
     first_run = train(tmp_path, "--config", "config.yaml", "--name", "one", f"model.path={policy}")
     assert first_run.returncode == 0, first_run.stdout[-2000:] + first_run.stderr[-3000:]
     report = json.loads((run / "report.json").read_text())
     assert report["last_iteration"]["answers"] == 16
 
-    examples.write_text(prompts(9))
+    examples.write_text(prompts("abcdefghi"))
     refused = train(tmp_path, "--resume", str(run), "trainer.iterations=3")
     assert refused.returncode == 2, refused.stdout[-2000:] + refused.stderr[-3000:]
     assert "expected the dataset that the checkpoint knows, with digest=" in refused.stderr
 
-    examples.rename(tmp_path / "elsewhere.jsonl").write_text(prompts(8))
+    examples.rename(tmp_path / "elsewhere.jsonl").write_text(prompts("abcdefgh"))
     arguments = [f"data.source={tmp_path / 'elsewhere.jsonl'}", "trainer.iterations=3"]
     resumed = train(tmp_path, "--resume", str(run), *arguments)
     assert resumed.returncode == 0, resumed.stdout[-2000:] + resumed.stderr[-3000:]

@@ -33,13 +33,10 @@ def shape_of(found: Rendezvous) -> tuple[int, int, int, bool]:
     return found.num_nodes, found.node_rank, found.per_host, found.on_gpus
 
 
-def test_a_process_a_gpu() -> None:
+def test_processes_are_those_of_gpus_options_or_a_configuration() -> None:
     assert shape_of(rendezvous_of(gpus=4)) == (1, 0, 4, True)
     assert shape_of(rendezvous_of("--procs", "3", gpus=4)) == (1, 0, 3, True)
     assert shape_of(rendezvous_of("--procs", "8", gpus=4)) == (1, 0, 8, False)
-
-
-def test_several_hosts_of_a_configuration() -> None:
     found = rendezvous_of("--config", GUIDE, "--node_rank", "7")
     assert (shape_of(found), found.address) == ((8, 7, 2, False), "10.0.0.1:29500")
     assert rendezvous_of("--config", GUIDE, "monarch.num_nodes=9", "--node_rank", "8").num_nodes == 9
@@ -67,9 +64,17 @@ def test_findings_decide_the_exit_status(
     level: Severity, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(host, "check_packages", lambda: [Finding("a", "b", level)])
-    monkeypatch.setattr(host, "check_machine", lambda **_: [])
+    expected: list[int] = []
+    monkeypatch.setattr(
+        host, "check_machine", lambda *, gpus, expected_gpus: expected.append(expected_gpus) or []
+    )
     monkeypatch.setattr(collectives, "check_collectives", lambda found: [Finding("c", str(found.world))])
     assert run(COMMAND, []) == run(COMMAND, ["--json"]) == status
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == [level.value, "a:", "b"]
     assert json.loads(lines[-1]) == {"what": "c", "told": "2", "level": "good", "metrics": {}}
+    # The GPUs of a file are those of its hosts, one of which this is if it has a rank.
+    assert (
+        run(COMMAND, ["--config", GUIDE]) == run(COMMAND, ["--config", GUIDE, "--node_rank", "0"]) == status
+    )
+    assert expected == [0, 0, 0, 8]

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from module_run import ROOT, run_module
@@ -22,55 +21,29 @@ REWARD = "def compute_reward(prompt, response, target):\n    return 0.125\n"
 TIMEOUT_S = 500.0
 
 
-def train(folder: Path, *words: str) -> Path:
-    """Train as the guide says it is begun, from a folder with the user's own reward function."""
-    (folder / "guide_reward.py").write_text(REWARD)
-    begin = ["--config", str(GUIDE), "--name", "guide", "reward.function=guide_reward.compute_reward"]
-    done = run_module("rl_bridge.train", *begin, *HERE, *SMALL, *words, cwd=folder, timeout_s=TIMEOUT_S)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return folder / "runs" / "guide"
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_an_environment_with_a_task_of_its_own(tmp_path: Path) -> None:
-    run = train(
-        tmp_path,
-        *("model.path=null", "model.dtype=float32", "env.app=envs.blackjack_env.server.app:app"),
-        *("rollout.task=examples.grpo_blackjack.task:BlackjackTask", "rollout.max_length=32"),
-        "rollout.max_new_tokens=1",
-    )
-    metrics = rows(run)
-    assert [row["iteration"] for row in metrics] == [1, 2]
-    # A hand's return and a penalty are halves at the least: what else there is, the reward function gave.
-    assert all((row["reward/mean"] - 0.125) * 16 % 0.5 == pytest.approx(0.0, abs=1e-6) for row in metrics)
-    config = load_config(run / "config.yaml")
-    assert (config.rollout.num_turns, config.trainer.gradient_accumulation_steps) == (8, 4)
-    assert (config.model.path, config.model.dtype) == (None, "float32")
-
-
 def test_a_world_of_tools_without_a_task(tmp_path: Path) -> None:
+    """Begun as the guide says, from a folder with the user's own reward function."""
     from examples.sft.tiny_policy import make_tool_policy
     from rl_bridge.data.traces import Trace
 
     read = Trace(tools=(), messages=({"role": "user", "content": "how many rows has the table"},), reward=1.0)
     policy = make_tool_policy(tmp_path / "policy", [read], seed=1, width=64, layers=1)
-    run = train(
-        tmp_path,
-        *(
-            "--model.path",
-            str(policy),
-            "env.app=envs.sqlite_env.server.app:app",
-            "--env.reset.difficulty",
-            "easy",
-        ),
-        "rollout.max_length=1024",
-    )
-    assert [row["iteration"] for row in rows(run)] == [1, 2]
+    (tmp_path / "guide_reward.py").write_text(REWARD)
+    begin = ["--config", str(GUIDE), "--name", "guide", "reward.function=guide_reward.compute_reward"]
+    world = ["env.app=envs.sqlite_env.server.app:app", "--env.reset.difficulty", "easy"]
+    model = ["--model.path", str(policy), "rollout.max_length=1024"]
+    words = [*begin, *HERE, *SMALL, *world, *model]
+    done = run_module("rl_bridge.train", *words, cwd=tmp_path, timeout_s=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    run = tmp_path / "runs" / "guide"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 2]
+    # A penalty is a half at the least: what else there is, the reward function gave.
+    assert all((row["reward/mean"] - 0.125) * 16 % 0.5 == pytest.approx(0.0, abs=1e-6) for row in rows)
     report = json.loads((run / "report.json").read_text())
     versions = [one.version for one in EvaluationFolder(run / "evaluation").read().records.values()]
     assert (report["episodes"], versions) == (4, [2] * 4)
     assert json.loads((run / "evaluation" / FIGURES_FILE).read_text())["mean_reward"] == report["mean_reward"]
-    assert load_config(run / "config.yaml").model.dtype == "bfloat16"
+    config = load_config(run / "config.yaml")
+    assert (config.rollout.num_turns, config.trainer.gradient_accumulation_steps) == (8, 4)
+    assert config.model.dtype == "bfloat16"

@@ -59,21 +59,12 @@ def test_guides_file(capsys: pytest.CaptureFixture[str]) -> None:
         ([], 2, "expected something to plan"),
         (["--config", BLACKJACK], 2, f"expected model.path in {BLACKJACK}, which tells how large"),
         (["cost"], 2, "expected --hours, --spot_gpus, --on_demand_gpus, --on_demand_price"),
-        (
-            ["cost", "--config", GUIDE, "--hours", "1"],
-            2,
-            "expected --spot_price, --on_demand_price to work out",
-        ),
+        (["cost", "--config", GUIDE, "--hours", "1"], 2, "expected --spot_price, --on_demand_price to work"),
         (["--config", GUIDE], 1, "config.json at '/models/Llama-3.1-8B-Instruct'"),
         (["memroy"], 2, "one of memory, broadcast, cost"),
         (["--gb", "1", "--gbps", "0"], 2, "expected --gbps above 0"),
-        (["--gb", "0"], 2, "expected --gb above 0"),
         (["--gb", "much"], 2, "expected --gb above 0, got much"),
-        (
-            ["--config", GUIDE, "--parameters", "8B", "rollout.max_lenght=1"],
-            2,
-            "did you mean 'rollout.max_length'",
-        ),
+        (["--config", GUIDE, "rollout.max_lenght=1"], 2, "did you mean 'rollout.max_length'"),
     ],
 )
 def test_incomplete_arguments_are_refused(

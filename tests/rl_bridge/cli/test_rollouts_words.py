@@ -62,12 +62,8 @@ def test_an_evaluation_is_read_without_the_packages_of_training(tmp_path: Path) 
         (("seven", "--port", "70000"), 2, "expected --port from 0 to 65535, got 70000"),
         (("seven", "--out", "taken/out.html"), 2, "cannot write 'taken/out.html': Not a directory"),
         (("seven", "--out", 300 * "x"), 2, "xxx': File name too long"),
-        (("seven", "--out", "pipe"), 2, "expected --out with the name of a file, got 'pipe', which is none"),
-        (
-            ("seven", "--out", "empty"),
-            2,
-            "expected --out with the name of a file, got 'empty', which is none",
-        ),
+        (("seven", "--out", "pipe"), 2, "expected --out with the name of a file, got 'pipe'"),
+        (("seven", "--out", "empty"), 2, "expected --out with the name of a file, got 'empty'"),
     ],
 )
 def test_impossible_requests_are_errors(
@@ -86,12 +82,8 @@ def test_impossible_requests_are_errors(
 
 def test_it_serves_until_ctrl_c(tmp_path: Path) -> None:
     keep(tmp_path / "seven", conversation())
-    program = (
-        "import argparse; from rl_bridge.cli.rollouts import COMMAND; p = argparse.ArgumentParser();"
-        " COMMAND.configure(p); raise SystemExit(COMMAND.run(p.parse_args()))"
-    )
     with subprocess.Popen(
-        [sys.executable, "-c", program, "seven"],
+        [sys.executable, "-m", "openenv_core.cli", "rollouts", "seven"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -100,9 +92,7 @@ def test_it_serves_until_ctrl_c(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.match(
-                r"(http://127\.0\.0\.1:\d+/[\w-]{20,}/) has the rollouts of seven, until Ctrl-C", line
-            )
+            found = re.match(r"(http://127\.0\.0\.1:\d+/[\w-]{20,}/) has the rollouts of seven", line)
             assert found is not None, line
             assert httpx.get(found[1], trust_env=False, timeout=60).status_code == 200
             # A port that is taken is said to be.

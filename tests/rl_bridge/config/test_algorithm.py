@@ -30,17 +30,12 @@ def preset(name: str, **keys: Any) -> AlgorithmConfig:
     return AlgorithmConfig.model_validate({"name": name, **keys})
 
 
-def test_every_name_has_a_preset() -> None:
+def test_presets_follow_the_papers() -> None:
     names = typing.get_args(AlgorithmConfig.model_fields["name"].annotation)
     assert set(names) == set(PRESETS) == set(BY_HAND)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_preset_keys_follow_the_papers(name: str) -> None:
-    plain, found = AlgorithmConfig().model_dump(), preset(name).model_dump()
-    assert {key: value for key, value in found.items() if value != plain[key]} == (
-        {"name": name, **BY_HAND[name]} if name != "grpo" else {}
-    )
+    plain = AlgorithmConfig().model_dump()
+    for name, keys in BY_HAND.items():
+        assert preset(name).model_dump() == {**plain, "name": name, **keys}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -50,22 +45,11 @@ def test_another_name_takes_the_place_of_a_saved_runs(tmp_path: Path, name: str)
     file.write_text(RUN + "algorithm: {name: ppo, kl_coef: 0.5}\n")
     save_config(load_config(file), tmp_path)
     saved = tmp_path / "config.yaml"
+    assert yaml.safe_load(saved.read_text())["algorithm"] == preset("ppo", kl_coef=0.5).model_dump()
     assert load_config(saved, [f"algorithm={name}"]).algorithm == preset(name, kl_coef=0.5)
     # Wherever it stands, and whatever the old name says of that key.
     overrides = ["algorithm.clip_low=0.2", f"algorithm={name}"]
     assert load_config(saved, overrides).algorithm == preset(name, kl_coef=0.5, clip_low=0.2)
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_the_saved_run_shows_every_key_and_loads_as_it_was(tmp_path: Path, name: str) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text(RUN + f"algorithm: {{name: {name}, clip_low: 0.05}}\n")
-    config = load_config(file)
-    save_config(config, tmp_path)
-    shown = yaml.safe_load((tmp_path / "config.yaml").read_text())["algorithm"]
-    assert shown == config.algorithm.model_dump()
-    assert (shown["name"], shown["clip_low"]) == (name, 0.05)
-    assert load_config(tmp_path / "config.yaml") == config
 
 
 @pytest.mark.parametrize(
@@ -94,11 +78,9 @@ def test_adapters_are_made_by_nothing_but_their_section(tmp_path: Path) -> None:
     assert alone.pushed_adapter == LoraConfig(rank=4, push="adapter")
     with pytest.raises(ConfigError, match=r'weight_update "drain" with model\.lora\.push=adapter'):
         load_config(file, ["model.lora.push=adapter", "rollout.weight_update=continue"])
-    with pytest.raises(ConfigError, match=r"unknown key; did you mean 'model\.lora\.rank'"):
-        load_config(file, ["model.lora.rang=4"])
-    with pytest.raises(ConfigError, match=r"model\.lora\.targets"):
-        load_config(file, ["model.lora.targets=[lm_head]"])
+    with pytest.raises(ConfigError, match=r"(?s)model\.lora\.targets.*did you mean 'model\.lora\.rank'"):
+        load_config(file, ["model.lora.rang=4", "model.lora.targets=[lm_head]"])
     idle = load_config(file, ["model.lora={}", "monarch.roles.reference.replicas=2"])
-    assert find_unused_keys(idle) == [
-        "monarch.roles.reference has no effect: with model.lora the reference is the trainer's model, adapters off"
+    assert [line.partition(":")[0] for line in find_unused_keys(idle)] == [
+        "monarch.roles.reference has no effect"
     ]

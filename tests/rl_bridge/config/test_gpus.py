@@ -22,121 +22,58 @@ def load(tmp_path: Path, *overrides: str, text: str = FILE) -> Config:
     return load_config(file, overrides)
 
 
-def rows(config: Config) -> tuple[tuple[int, int, int, int], ...]:
+def shape(config: Config) -> tuple[tuple[int, int, int], tuple[int, int], int]:
+    """The trainer's processes a host, hosts and GPUs, the policy's replicas and GPUs of each, the reference's GPUs."""
     table = config.monarch.roles
-    return tuple(
-        (r.replicas, r.procs, r.hosts, r.gpus) for r in (table.trainer, table.policy, table.reference)
-    )
+    trainer, policy = table.trainer, table.policy
+    return (trainer.procs, trainer.hosts, trainer.gpus), (policy.replicas, policy.gpus), table.reference.gpus
 
 
 @pytest.mark.parametrize(
-    ("overrides", "trainer", "policy", "reference"),
+    ("overrides", "expected"),
     [
-        ([], (1, 1, 1, 0), (1, 1, 1, 0), (1, 1, 1, 0)),
-        (["trainer.num_gpus=0"], (1, 1, 1, 0), (1, 1, 1, 0), (1, 1, 1, 0)),
+        ("", ((1, 1, 0), (1, 0), 0)),
+        ("trainer.num_gpus=0", ((1, 1, 0), (1, 0), 0)),
+        ("trainer.num_gpus=2 algorithm.kl_coef=0.1 monarch.gpus_per_node=8", ((2, 1, 2), (5, 1), 1)),
+        ("trainer.num_gpus=16 monarch.gpus_per_node=8 monarch.num_nodes=8", ((8, 2, 16), (14, 1), 0)),
         (
-            ["trainer.num_gpus=2", "algorithm.kl_coef=0.1", "monarch.gpus_per_node=8"],
-            (1, 2, 1, 2),
-            (5, 1, 1, 1),
-            (1, 1, 1, 1),
-        ),
-        (
-            ["trainer.num_gpus=16", "monarch.gpus_per_node=8", "monarch.num_nodes=8"],
-            (1, 8, 2, 16),
-            (14, 1, 1, 1),
-            (1, 1, 1, 0),
-        ),
-        (
-            ["trainer.num_gpus=1", "monarch.roles.policy={replicas: 3}", "monarch.roles.trainer={gpus: 1}"],
-            (1, 1, 1, 1),
-            (3, 1, 1, 0),
-            (1, 1, 1, 0),
+            "trainer.num_gpus=1 monarch.roles.policy.replicas=3 monarch.roles.trainer.gpus=1",
+            ((1, 1, 1), (3, 0), 0),
         ),
         # Too few for both: they take turns.
-        (["trainer.num_gpus=1", "monarch.gpus_per_node=1"], (1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 0)),
-        (
-            ["trainer.num_gpus=4", "monarch.gpus_per_node=4", "algorithm.kl_coef=0.1"],
-            (1, 4, 1, 4),
-            (4, 1, 1, 1),
-            (1, 1, 1, 1),
-        ),
-        (
-            ["trainer.num_gpus=2", "monarch.gpus_per_node=8", "monarch.colocate=true"],
-            (1, 2, 1, 2),
-            (2, 1, 1, 1),
-            (1, 1, 1, 0),
-        ),
-        (
-            ["trainer.num_gpus=1", "monarch.gpus_per_node=8", "generator.tensor_parallel=2"],
-            (1, 1, 1, 1),
-            (3, 1, 1, 2),
-            (1, 1, 1, 0),
-        ),
-        (
-            ["trainer.num_gpus=4", "monarch.gpus_per_node=5", "generator.tensor_parallel=2"],
-            (1, 4, 1, 4),
-            (2, 1, 1, 2),
-            (1, 1, 1, 0),
-        ),
+        ("trainer.num_gpus=1 monarch.gpus_per_node=1", ((1, 1, 1), (1, 1), 0)),
+        ("trainer.num_gpus=4 monarch.gpus_per_node=4 algorithm.kl_coef=0.1", ((4, 1, 4), (4, 1), 1)),
+        ("trainer.num_gpus=2 monarch.gpus_per_node=8 monarch.colocate=true", ((2, 1, 2), (2, 1), 0)),
+        ("trainer.num_gpus=1 monarch.gpus_per_node=8 generator.tensor_parallel=2", ((1, 1, 1), (3, 2), 0)),
+        ("trainer.num_gpus=4 monarch.gpus_per_node=5 generator.tensor_parallel=2", ((4, 1, 4), (2, 2), 0)),
     ],
 )
-def test_unset_roles_follow_from_the_gpus(
-    tmp_path: Path,
-    overrides: list[str],
-    trainer: tuple[int, ...],
-    policy: tuple[int, ...],
-    reference: tuple[int, ...],
-) -> None:
-    assert rows(load(tmp_path, *overrides)) == (trainer, policy, reference)
+def test_unset_roles_follow_from_the_gpus(tmp_path: Path, overrides: str, expected: object) -> None:
+    assert shape(load(tmp_path, *overrides.split())) == expected
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ("trainer.num_gpus=2 monarch.roles.trainer.gpus=1", "as monarch.roles.trainer.gpus says, 1, got 2"),
+        ("trainer.num_gpus=9 monarch.gpus_per_node=8 monarch.num_nodes=2", "fill each of its 2 hosts"),
         (
-            ["trainer.num_gpus=2", "monarch.roles.trainer={gpus: 1}"],
-            "as monarch.roles.trainer.gpus says, 1, got 2",
+            "trainer.num_gpus=1 monarch.gpus_per_node=2 algorithm.kl_coef=0.1 monarch.colocate=false",
+            "got 1 beside one for the reference model (algorithm.kl_coef) of the 2 GPUs",
         ),
+        ("trainer.num_gpus=4 monarch.gpus_per_node=4 monarch.roles.policy.gpus=1", "at most the 4 GPUs"),
+        ("trainer.num_gpus=2 monarch.colocate=true monarch.roles.policy.gpus=1", "2, got 1 with 1 each"),
+        ("monarch.colocate=true rollout.max_staleness=1", "max_staleness of 0 with monarch.colocate, got 1"),
         (
-            ["trainer.num_gpus=9", "monarch.gpus_per_node=8", "monarch.num_nodes=2"],
-            "fill each of its 2 hosts",
-        ),
-        (
-            [
-                "trainer.num_gpus=1",
-                "monarch.gpus_per_node=2",
-                "algorithm.kl_coef=0.1",
-                "monarch.colocate=false",
-            ],
-            "got 1 beside one for the reference model (algorithm.kl_coef) of the 2 GPUs of monarch.num_nodes x "
-            "gpus_per_node; have them take turns by monarch.colocate=true",
-        ),
-        (
-            ["trainer.num_gpus=4", "monarch.gpus_per_node=4", "monarch.roles.policy={gpus: 1}"],
-            "at most the 4 GPUs of num_nodes x gpus_per_node, got 5",
-        ),
-        (
-            ["trainer.num_gpus=2", "monarch.colocate=true", "monarch.roles.policy={gpus: 1}"],
-            "as many GPUs as the trainer with monarch.colocate, 2, got 1 with 1 each",
-        ),
-        (
-            ["monarch.colocate=true", "rollout.max_staleness=1"],
-            "max_staleness of 0 with monarch.colocate, got 1",
-        ),
-        (
-            [
-                "monarch.colocate=true",
-                "rollout.max_staleness=1",
-                "rollout.weight_update=continue",
-                "rollout.episode_timeout_s=60",
-            ],
+            "monarch.colocate=true rollout.max_staleness=1 rollout.weight_update=continue "
+            "rollout.episode_timeout_s=60",
             "no rollout.episode_timeout_s with monarch.colocate",
         ),
     ],
 )
-def test_impossible_gpu_assignments_are_refused(tmp_path: Path, overrides: list[str], message: str) -> None:
+def test_impossible_gpu_assignments_are_refused(tmp_path: Path, overrides: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path, *overrides)
+        load(tmp_path, *overrides.split())
     assert message in str(caught.value)
 
 
@@ -144,7 +81,7 @@ def test_machine_with_too_few_gpus_for_both_has_them_take_turns(tmp_path: Path) 
     unplanned = load(tmp_path, "trainer.num_gpus=1")  # of what machine nobody has said
     assert unplanned.monarch.gpus == 15
     alone = colocate_if_needed(unplanned, 1)
-    assert (alone.monarch.colocate, alone.monarch.gpus, rows(alone)[1]) == (True, 1, (1, 1, 1, 1))
+    assert (alone.monarch.colocate, alone.monarch.gpus, shape(alone)[1]) == (True, 1, (1, 1))
     assert colocate_if_needed(alone, 1) is alone  # a run that goes on
     for gpus in (0, 15):  # none, which no turn makes up for, and enough
         assert colocate_if_needed(unplanned, gpus) is unplanned
@@ -186,10 +123,7 @@ EIGHT = ("trainer.num_gpus=2", "monarch.gpus_per_node=8")
             SIX_OF_EIGHT | {"monarch.roles.policy.replicas": 5, "rollout.num_workers": 5},
         ),
         # What somebody has set stays, be it the default elsewhere.
-        (
-            [*EIGHT, *(f"{key}={value}" for key, value in CPU.items() if "roles" not in key)],
-            CPU,
-        ),
+        ([*EIGHT, *(f"{key}={value}" for key, value in CPU.items() if "roles" not in key)], CPU),
         ([*EIGHT, "model.dtype=auto"], SIX_OF_EIGHT),
         ([*EIGHT, "trainer.activation_checkpointing=auto"], SIX_OF_EIGHT),
         (["trainer.activation_checkpointing=auto"], CPU),
@@ -226,11 +160,7 @@ def test_without_an_environment_its_keys_are_undecided(tmp_path: Path) -> None:
 def test_sessions_are_shared_out_to_several_environments(tmp_path: Path) -> None:
     text = "env: {one: {app: 'a:b'}, two: {app: 'a:c'}, three: {app: 'a:d', sessions: 7}}\nrollout: {task: 'c:D'}\n"
     config = load(tmp_path, *EIGHT, text=text)
-    assert {name: env.sessions for name, env in config.environments.items()} == {
-        "one": 170,
-        "two": 170,
-        "three": 7,
-    }
+    assert [env.sessions for env in config.environments.values()] == [170, 170, 7]
 
 
 @pytest.mark.parametrize(("here", "replicas"), [("0,1,2,3", 2), ("0,1", 1), ("", 1)])

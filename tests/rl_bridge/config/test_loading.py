@@ -2,6 +2,7 @@
 
 import errno
 import os
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -33,58 +34,36 @@ def refusal(path: Path, *overrides: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("override", "section", "key", "expected"),
+    ("key", "text", "expected"),
     [
-        ("algorithm.kl_coef=0.02", "algorithm", "kl_coef", 0.02),
-        ("algorithm.normalize_std=false", "algorithm", "normalize_std", False),
-        ("model.path=null", "model", "path", None),
-        ("trainer.learning_rate=1e-6", "trainer", "learning_rate", 1e-6),
-        ("trainer.betas=[0.8, 0.99]", "trainer", "betas", (0.8, 0.99)),
-        ("env.reset={natural: true}", "env", "reset", {"natural": True}),
+        ("algorithm.kl_coef", "0.02", 0.02),
+        ("algorithm.normalize_std", "false", False),
+        ("model.path", "null", None),
+        ("trainer.learning_rate", "1e-6", 1e-6),
+        ("trainer.betas", "[0.8, 0.99]", (0.8, 0.99)),
+        ("env.reset", "{natural: true}", {"natural": True}),
     ],
 )
-def test_overrides_are_read_as_yaml(
-    file: Path, override: str, section: str, key: str, expected: object
-) -> None:
-    value = getattr(getattr(load_config(file, [override]), section), key)
-    assert value == expected
-    assert type(value) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("override", "unknown", "nearest"),
-    [
-        ("algorithm.kl_coeff=0.1", "algorithm.kl_coeff", "algorithm.kl_coef"),
-        ("trainr.learning_rate=1", "trainr", "trainer"),
-    ],
-)
-def test_an_unknown_key_is_refused_by_its_nearest_neighbour(
-    file: Path, override: str, unknown: str, nearest: str
-) -> None:
-    assert f"{unknown}: unknown key; did you mean {nearest!r}?" in refusal(file, override)
+def test_overrides_are_read_as_yaml(file: Path, key: str, text: str, expected: object) -> None:
+    value = attrgetter(key)(load_config(file, [f"{key}={text}"]))
+    assert (value, type(value)) == (expected, type(expected))
 
 
 def test_every_fault_is_listed(file: Path) -> None:
-    message = refusal(
-        file,
-        "algorithm.kl_coeff=1",
-        "trainer.learning_rate=fast",
-        "seed=-1",
-        "model.dtype=float8",
-        "rollout.batch_size=null",
-        "evaluation.episodes=.nan",
-    )
-    for key in (
-        "algorithm.kl_coeff",
-        "trainer.learning_rate",
-        "seed",
-        "model.dtype",
-        "rollout.batch_size",
-        "evaluation.episodes",
-    ):
-        assert f"\n  {key}: " in message
-    assert "'fast'" in message
-    assert "'float32' or 'bfloat16', got 'float8'" in message
+    faults = {
+        "algorithm.kl_coeff=1": "unknown key; did you mean 'algorithm.kl_coef'?",
+        "trainr.learning_rate=1": "",
+        "trainer.learning_rate=fast": "",
+        "seed=-1": "",
+        "model.dtype=float8": "Input should be 'auto', 'float32' or 'bfloat16', got 'float8'",
+        "rollout.batch_size=null": "",
+        "evaluation.episodes=.nan": "",
+    }
+    message = refusal(file, *faults)
+    for override, fault in faults.items():
+        key = override.partition("=")[0].replace("trainr.learning_rate", "trainr")
+        assert f"\n  {key}: {fault}" in message
+    assert "did you mean 'trainer'?" in message
 
 
 @pytest.mark.parametrize(
@@ -92,7 +71,7 @@ def test_every_fault_is_listed(file: Path) -> None:
     [
         (["data.source=prompts.jsonl"], "expected one of env (an environment to play"),
         (
-            ["env=null", "rollout.task=null", "data.source=prompts.jsonl"],
+            ["env=null", "rollout.task=null", "data.source=a.jsonl"],
             "expected reward.function or reward.model",
         ),
         (["reward.function=a.b", "reward.model=/m"], "expected reward.function or reward.model, got both"),
@@ -100,32 +79,17 @@ def test_every_fault_is_listed(file: Path) -> None:
         (["env.app=null"], "exactly one of env.app"),
         (["rollout.batch_size=63"], "multiple of rollout.group_size, got 63 and 8"),
         (["rollout.max_length=16", "rollout.max_new_tokens=16"], "max_new_tokens below rollout.max_length"),
-        (
-            ["deterministic=true", "rollout.max_staleness=1"],
-            "expected rollout.max_staleness of 0 with deterministic",
-        ),
+        (["deterministic=true", "rollout.max_staleness=1"], "rollout.max_staleness of 0 with deterministic"),
         (["monarch.roles.trainer.replicas=2"], "more ranks are monarch.roles.trainer.procs"),
-        (
-            ["monarch.roles.policy.gpus=2"],
-            "expected monarch.roles.policy.gpus to be 0 or generator.tensor_parallel, 1, got 2",
-        ),
+        (["monarch.roles.policy.gpus=2"], "0 or generator.tensor_parallel, 1, got 2"),
         (["monarch.roles.environment.gpus=1"], "on one host without GPUs"),
-        (
-            ["monarch.num_nodes=1", "monarch.gpus_per_node=1", "monarch.roles.policy={replicas: 2, gpus: 1}"],
-            "expected monarch.roles to use at most the 1 GPUs",
-        ),
-        (
-            ["monarch.workers=[tcp://a:1]", "monarch.transport=cuda_ipc"],
-            "expected no monarch.workers and no monarch.job with monarch.transport=cuda_ipc",
-        ),
-        (
-            ["monarch.workers=[tcp://a:1]", "monarch.job=a:b"],
-            "expected monarch.workers or monarch.job, got both",
-        ),
+        (["monarch.gpus_per_node=1", "monarch.roles.policy={replicas: 2, gpus: 1}"], "at most the 1 GPUs"),
+        (["monarch.workers=[tcp://a:1]", "monarch.transport=cuda_ipc"], "with monarch.transport=cuda_ipc"),
+        (["monarch.workers=[tcp://a:1]", "monarch.job=a:b"], "monarch.workers or monarch.job, got both"),
         (["trainer.tensor_parallel=2"], "expected trainer.tensor_parallel to divide the trainer's ranks"),
         (
             ["reward.function=[a.b, c.d]", "reward.weights=[1]"],
-            "expected reward.weights with one a function, 2, got 1",
+            "reward.weights with one a function, 2, got 1",
         ),
     ],
 )
@@ -158,13 +122,9 @@ def test_values_that_make_no_sense_are_refused(file: Path, override: str) -> Non
     assert override.partition("=")[0] in refusal(file, override)
 
 
-@pytest.mark.parametrize(
-    "override",
-    ["seed", ".seed=1", "seed.deeper=1", "seed=[1", "name=2026-02-30"],
-)
+@pytest.mark.parametrize("override", ["seed", ".seed=1", "seed.deeper=1", "seed=[1", "name=2026-02-30"])
 def test_malformed_override_is_refused(file: Path, override: str) -> None:
-    if override == "seed.deeper=1":
-        file.write_text(MINIMAL + "seed: 3\n")
+    file.write_text(MINIMAL + "seed: 3\n")
     assert repr(override) in refusal(file, override)
 
 
@@ -184,8 +144,7 @@ def test_malformed_override_is_refused(file: Path, override: str) -> None:
 def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, expected: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(content)
-    message = refusal(path)
-    assert expected in message
+    assert expected in refusal(path)
 
 
 def test_a_mapping_that_takes_over_another_may_change_it(file: Path) -> None:
@@ -200,9 +159,7 @@ def test_a_mapping_that_takes_over_another_may_change_it(file: Path) -> None:
 
 
 def test_saved_configuration_loads_unchanged(file: Path, tmp_path: Path) -> None:
-    config = load_config(
-        file, ["trainer.betas=[0.5, 0.6]", "trainer.learning_rate=1e-6", "env.reset.sab=true"]
-    )
+    config = load_config(file, ["trainer.betas=[0.5, 0.6]", "env.reset.sab=true"])
     save_config(config, tmp_path)
     assert load_config(tmp_path / CONFIG_FILE) == config
     assert set(yaml.safe_load((tmp_path / CONFIG_FILE).read_text())) == set(Config.model_fields)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from free_ports import free_port
@@ -26,18 +27,9 @@ def free_address() -> str:
     return f"127.0.0.1:{free_port()}"
 
 
-def rendezvous(
-    address: str, *, num_nodes: int, node_rank: int, per_host: int = 1, timeout_s: float = 60
-) -> Rendezvous:
-    return Rendezvous(
-        address=address,
-        num_nodes=num_nodes,
-        node_rank=node_rank,
-        per_host=per_host,
-        on_gpus=False,
-        megabytes=4,
-        timeout_s=timeout_s,
-    )
+def rendezvous(address: str, **settings: Any) -> Rendezvous:
+    usual = {"num_nodes": 1, "node_rank": 0, "per_host": 1, "on_gpus": False, "megabytes": 4}
+    return Rendezvous(address=address, **{**usual, **settings})
 
 
 def ranks_alive(address: str) -> list[str]:
@@ -54,7 +46,7 @@ def ranks_alive(address: str) -> list[str]:
 
 
 def test_two_processes_of_one_host() -> None:
-    (found,) = check_collectives(rendezvous(free_address(), num_nodes=1, node_rank=0, per_host=2))
+    (found,) = check_collectives(rendezvous(free_address(), per_host=2))
     assert found.level is Severity.GOOD
     assert "2 processes on 1 host (" in found.told
     assert found.metrics["small_us"] > 0
@@ -126,14 +118,11 @@ def test_host_that_does_not_come(node_rank: int) -> None:
 def test_processes_end_with_the_command() -> None:
     """Even where that is killed while they wait for another host."""
     address = free_address()
-    source = (
-        "from rl_bridge.doctor.collectives import *; "
-        f"check_collectives(Rendezvous(address={address!r}, num_nodes=2, node_rank=0, per_host=1, on_gpus=False, "
-        "timeout_s=600))"
-    )
-    command = subprocess.Popen(
-        [sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    )
+    settings = rendezvous(address, num_nodes=2, timeout_s=600).model_dump_json()
+    source = "from rl_bridge.doctor.collectives import *; "
+    source += f"check_collectives(Rendezvous.model_validate_json({settings!r}))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = subprocess.Popen([sys.executable, "-c", source], env=environment)
     try:
         host, port = address.split(":")
         eventually(lambda: _listens(host, int(port)))
@@ -162,7 +151,7 @@ def test_process_that_dies_under_way_ends_all(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(subprocess, "Popen", Doomed)
     address, began = free_address(), time.monotonic()
-    (found,) = check_collectives(rendezvous(address, num_nodes=1, node_rank=0, per_host=2, timeout_s=4))
+    (found,) = check_collectives(rendezvous(address, per_host=2, timeout_s=4))
     assert found.level is Severity.BAD
     assert time.monotonic() - began < 60
     assert ranks_alive(address) == []

@@ -42,14 +42,11 @@ class MemoryStore:
         return all(key in self.values for key in keys)
 
 
-def rendezvous(node_rank: int) -> Rendezvous:
-    return Rendezvous(
-        address="h:1", num_nodes=3, node_rank=node_rank, per_host=1, on_gpus=False, megabytes=1, timeout_s=0.0
-    )
-
-
 def exchange(store: MemoryStore, node_rank: int, own: HostFacts) -> list[HostFacts]:
-    return exchange_facts(store, rendezvous(node_rank), own, reports=True)
+    settings = Rendezvous(
+        address="h:1", num_nodes=3, node_rank=node_rank, per_host=1, on_gpus=False, timeout_s=0.0
+    )
+    return exchange_facts(store, settings, own, reports=True)
 
 
 def facts(name: str, **changes: object) -> HostFacts:
@@ -63,20 +60,12 @@ def with_hosts(store: MemoryStore, hosts: Sequence[tuple[int, HostFacts]]) -> Me
     return store
 
 
-def test_facts_come_in_the_order_of_ranks() -> None:
+def test_facts_come_in_the_order_of_ranks_and_a_rank_that_is_missing_or_taken_is_named() -> None:
+    with pytest.raises(RendezvousError, match=r"no host joined as --node_rank 1 within 0 s"):
+        exchange(MemoryStore(), 0, facts("a"))
     store = with_hosts(MemoryStore(), [(2, facts("c")), (0, facts("a"))])
     assert [one.host for one in exchange(store, 1, facts("b"))] == ["a", "b", "c"]
     assert json.loads(store.get("host/1"))["host"] == "b"
-
-
-def test_a_host_that_does_not_come_is_named() -> None:
-    with pytest.raises(RendezvousError, match=r"no host joined as --node_rank 1 within 0 s"):
-        exchange(MemoryStore(), 0, facts("a"))
-
-
-def test_a_rank_that_is_there_twice_is_named() -> None:
-    store = with_hosts(MemoryStore(), [(0, facts("a"))])
-    store.add("came/1", 1)
     with pytest.raises(RendezvousError, match=r"two hosts joined as --node_rank 1, b is one of them"):
         exchange(store, 1, facts("b"))
 
@@ -84,9 +73,7 @@ def test_a_rank_that_is_there_twice_is_named() -> None:
 @pytest.mark.parametrize("changes", [{"num_nodes": 4}, {"per_host": 8}])
 def test_hosts_with_other_options_are_refused(changes: dict[str, object]) -> None:
     store = with_hosts(MemoryStore(), [(0, facts("a", **changes))])
-    with pytest.raises(
-        RendezvousError, match="the same --num_nodes and --procs on every host, got 3 and 1 on b"
-    ):
+    with pytest.raises(RendezvousError, match=r"the same --num_nodes and --procs .* got 3 and 1 on b"):
         exchange(store, 1, facts("b"))
     # So that the other one can say it too.
     assert store.check(["host/1"])
@@ -97,10 +84,7 @@ def test_lost_store_is_blamed_on_host_0() -> None:
         def check(self, keys: list[str]) -> bool:
             raise RuntimeError("Connection reset by peer")
 
-    with pytest.raises(
-        RendezvousError,
-        match="lost the connection to host 0, where all hosts meet; see its output: Connection",
-    ):
+    with pytest.raises(RendezvousError, match=r"lost the connection to host 0.*: Connection reset"):
         exchange(Gone(), 1, facts("b"))
 
 

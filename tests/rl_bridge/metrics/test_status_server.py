@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import httpx
 import pytest
@@ -21,11 +21,6 @@ from rl_bridge.metrics.status import (
     request_status,
 )
 from tests.rl_bridge.metrics.status_fixtures import snapshot
-
-
-async def test_snapshot_arrives_as_it_was_taken() -> None:
-    async with StatusServer("127.0.0.1", 0, snapshot) as server:
-        assert await request_status(server.address) == snapshot()
 
 
 @pytest.mark.parametrize(
@@ -74,49 +69,36 @@ async def test_failed_snapshot_is_reported_and_the_next_may_succeed() -> None:
         assert await request_status(server.address) == snapshot()
 
 
-@pytest.fixture
-async def endless() -> AsyncIterator[StatusServer]:
-    """Has more to say than the buffers of a socket hold."""
+@asynccontextmanager
+async def callers_who_do_not_read(count: int) -> AsyncIterator[StatusServer]:
+    """A server that has more to say than the buffers of a socket hold, and callers who ask."""
     async with StatusServer("127.0.0.1", 0, snapshot) as server:
         server._body = b"x" * (64 << 20)
         server._taken_at = float("inf")
-        yield server
+        with ExitStack() as callers:
+            for _ in range(count):
+                caller = callers.enter_context(socket.create_connection(parse_address(server.address)))
+                caller.sendall(b"GET /status HTTP/1.1\r\n\r\n")
+            await until(lambda: len(server._callers) == count)
+            yield server
 
 
-async def connect_callers(server: StatusServer, count: int) -> list[socket.socket]:
-    """Callers who ask, and do not read."""
-    callers = [socket.create_connection(parse_address(server.address)) for _ in range(count)]
-    for caller in callers:
-        caller.sendall(b"GET /status HTTP/1.1\r\n\r\n")
-    await until(lambda: len(server._callers) == count)
-    return callers
-
-
-async def test_callers_that_do_not_read_are_bounded(
-    endless: StatusServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_callers_that_do_not_read_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "MAX_CALLERS", 4)
     monkeypatch.setattr(status_server, "TIMEOUT_S", 60.0)  # none of them is let go meanwhile
-    callers = await connect_callers(endless, 4)
-    try:
+    async with callers_who_do_not_read(4) as server:
         with pytest.raises(StatusError):
-            await request_status(endless.address)  # one too many
-        assert len(endless._callers) == 4
-    finally:
-        for caller in callers:
-            caller.close()
+            await request_status(server.address)  # one too many
+        assert len(server._callers) == 4
 
 
-async def test_callers_that_do_not_read_are_disconnected(
-    endless: StatusServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_callers_that_do_not_read_are_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_server, "TIMEOUT_S", 0.3)
-    (caller,) = await connect_callers(endless, 1)
-    await until(lambda: not endless._callers)
-    monkeypatch.setattr(status_server, "TIMEOUT_S", 60.0)
-    endless._taken_at = -1.0
-    assert await request_status(endless.address) == snapshot()
-    caller.close()
+    async with callers_who_do_not_read(1) as server:
+        await until(lambda: not server._callers)
+        monkeypatch.setattr(status_server, "TIMEOUT_S", 60.0)
+        server._taken_at = -1.0
+        assert await request_status(server.address) == snapshot()
 
 
 async def test_other_servers_are_not_taken_for_a_run() -> None:
@@ -125,8 +107,7 @@ async def test_other_servers_are_not_taken_for_a_run() -> None:
         writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
         writer.close()
 
-    other = await asyncio.start_server(greet, "127.0.0.1", 0)
-    async with other:
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as other:
         port = other.sockets[0].getsockname()[1]
         with pytest.raises(StatusError, match=r"SSH-2\.0"):
             await request_status(f"127.0.0.1:{port}")

@@ -20,8 +20,7 @@ ROOT = Path(__file__).parents[3]
 PROCESS = """
 import sys
 from pathlib import Path
-from rl_bridge.metrics.sinks import MetricsLog
-from rl_bridge.metrics.sinks import TRACKERS
+from rl_bridge.metrics.sinks import TRACKERS, MetricsLog
 
 name, folder, first, last, ends = sys.argv[1:]
 with MetricsLog([TRACKERS[name](Path(folder), "ours", {"seed": 7, "env": {"app": "a:b"}})]) as log:
@@ -33,16 +32,13 @@ with MetricsLog([TRACKERS[name](Path(folder), "ours", {"seed": 7, "env": {"app":
 
 
 def run(name: str, folder: Path, first: int, last: int, ends: str = "well") -> None:
+    if find_spec(name) is None:
+        missing(f"{name} is not installed: ./scripts/test --all installs it")
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio")}
     command = [sys.executable, "-c", PROCESS, name, str(folder), str(first), str(last), ends]
     done = finished(*command, cwd=ROOT, env=environment, timeout_s=120)
     assert (done.returncode == 0) == (ends == "well"), done.stderr[-3000:]
-
-
-def require_package(name: str) -> None:
-    if find_spec(name) is None:
-        missing(f"{name} is not installed: ./scripts/test --all installs it")
 
 
 @pytest.mark.parametrize("left", ["", '{"id": "9f'])
@@ -63,7 +59,6 @@ def test_what_a_crash_left_of_the_tracker_s_state_does_not_keep_a_run_from_resum
 
 @pytest.mark.slow
 def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
-    require_package("wandb")
     folder = tmp_path / "seven"
     run("wandb", folder, 1, 3, ends="failed")
     run("wandb", folder, 2, 5)  # back to the checkpoint of iteration 1
@@ -105,7 +100,6 @@ def records(path: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_trackio_goes_on_with_its_run(tmp_path: Path) -> None:
-    require_package("trackio")
     folder = tmp_path / "seven"
     run("trackio", folder, 1, 3, ends="failed")
     run("trackio", folder, 2, 5)
