@@ -246,10 +246,10 @@ async def open_players(
     *,
     model_path: Path,
     buffer: ReplayBuffer,
-    store: WeightStore | None,
+    trains: bool,
     console: Console,
 ) -> AsyncIterator[Players]:
-    """Start the environments, the generators and the workers; stop them all on exit.
+    """Start the environments, the generators, the workers and, for a run that trains, the trainer; stop them on exit.
 
     If something that playing needs is lost for good, the buffer, which takes finished groups, and the fleet fail.
 
@@ -295,7 +295,11 @@ async def open_players(
             stack.callback(_watch(coder, on_failure).cancel)
         print_line(f"loading {model_path} …")
         await stack.enter_async_context(fleet)
-        if store is not None:
+        store = None
+        if trains:
+            store = _make_store(
+                config
+            )  # not earlier: the fleet sets the transport, before any actor is spawned
             stack.push_async_callback(store.close)
         with span("start", waits_for="processes"):
             roles = await fleet.guard(start_roles(config, folder, model_path, store, print_line))
@@ -367,7 +371,7 @@ async def open_run(
                 folder,
                 model_path=model_path,
                 buffer=buffer,
-                store=_make_store(config),
+                trains=True,
                 console=console,
             )
         )

@@ -230,7 +230,7 @@ async def _run_evaluation(config: Config, model_path: Path, folder: Path, consol
         straggler_timeout_s=1.0,
     )
     async with open_players(
-        config, folder, model_path=model_path, buffer=unused_buffer, store=None, console=console
+        config, folder, model_path=model_path, buffer=unused_buffer, trains=False, console=console
     ) as players:
         save_config(config, folder)
         names = ", ".join(str(task.config.rollout.task) for task in tasks.values())
