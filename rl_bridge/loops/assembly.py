@@ -297,9 +297,8 @@ async def open_players(
         await stack.enter_async_context(fleet)
         store = None
         if trains:
-            store = _make_store(
-                config
-            )  # not earlier: the fleet sets the transport, before any actor is spawned
+            # Not earlier: the open fleet has set Monarch's transport, which must precede the first actor.
+            store = _make_store(config)
             stack.push_async_callback(store.close)
         with span("start", waits_for="processes"):
             roles = await fleet.guard(start_roles(config, folder, model_path, store, print_line))

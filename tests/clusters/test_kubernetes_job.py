@@ -20,7 +20,7 @@ from manifests import ROOT, container, pod_templates
 from module_run import end, finished
 from serve_process import eventually, serve
 
-pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.heavy, pytest.mark.timeout(600)]
 
 CONTROLLER = str(Path(__file__).with_name("pod_controller.py"))
 ADDRESSES = {"gpus-0": "127.0.0.2", "gpus-1": "127.0.0.3", "cpus-0": "127.0.0.4", "cpus-1": "127.0.0.5"}
@@ -112,6 +112,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             cluster.close()
 
 
+@pytest.mark.soak
 def test_replicas_are_put_on_the_pods_that_are_meant_for_them(cluster: Cluster, tmp_path: Path) -> None:
     for name in ADDRESSES:
         cluster.show(name, ready=name != "gpus-1")
