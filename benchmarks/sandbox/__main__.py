@@ -93,7 +93,8 @@ def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
         if reason is not None:
             measurements.notes.append(reason)
             print(f"benchmarks.sandbox: going on without {reason}", file=sys.stderr)
-    return replace(plan, jupyter=None if no_jupyter else python, image=None if no_engine else arguments.image)
+    jupyter, image = None if no_jupyter else python, None if no_engine else arguments.image
+    return replace(plan, jupyter=jupyter, image=image, jails=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -118,7 +119,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--live", type=count, metavar="N", help="sessions whose memory is measured; 500 by default")
     add("--abandoned", type=count, metavar="N", help="sessions to abandon; 1000 by default")
     add("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
-    add("--no-peers", action="store_true", help="leave out the Jupyter kernel and the container engine")
+    add(
+        "--no-peers",
+        action="store_true",
+        help="leave out the Jupyter kernel, the container engine and the jails",
+    )
     add(
         "--jupyter-python",
         type=Path,

@@ -58,11 +58,10 @@ def burst(plan: Plan, measurements: Measurements, progress: Progress) -> None:
             result = _engine("burst", level, preload, plan.burst)
             add(level, load, result["ms"])
             measurements.add("burst CPU ms", level, load, result["cpu"])
-    jails = peers.jails()
-    measurements.notes += [
-        f"{name}: it is not installed here" for name in ("bubblewrap", "nsjail") if name not in jails
-    ]
-    for name, command in jails.items():
+    for name, command in peers.jails().items() if plan.jails else ():
+        if command is None:
+            measurements.notes.append(f"{name}: it is not installed here")
+            continue
         progress(f"burst: {name}")
         add(name, f"{plan.burst} at once", peers.burst(command, plan.burst))
     if plan.image is not None:

@@ -92,8 +92,8 @@ def container(image: str) -> Iterator[str]:
         subprocess.run(["docker", "rm", "-f", name], capture_output=True, timeout=_DEADLINE_S, check=False)
 
 
-def jails() -> dict[str, list[str]]:
-    """Return the commands that run Python in bubblewrap and in nsjail, as far as these are installed."""
+def jails() -> dict[str, list[str] | None]:
+    """Return the commands that run Python in bubblewrap and in nsjail; None for one that is not installed."""
     inner = [sys.executable, "-c", _PRINT]
     bubblewrap = [
         "bwrap",
@@ -109,7 +109,7 @@ def jails() -> dict[str, list[str]]:
     ]
     nsjail = ["nsjail", "-Mo", "-Q", "--chroot", "/"]
     known = {"bubblewrap": [*bubblewrap, *inner], "nsjail": [*nsjail, "--", *inner]}
-    return {name: command for name, command in known.items() if shutil.which(command[0])}
+    return {name: command if shutil.which(command[0]) else None for name, command in known.items()}
 
 
 def burst(command: Sequence[str], count: int) -> list[float]:

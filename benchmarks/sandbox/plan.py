@@ -33,6 +33,7 @@ class Plan:
         wave: How many of them at once.
         jupyter: The interpreter of an installation with a Jupyter kernel; None if there is none.
         image: The image of the engine's containers; None without an engine.
+        jails: Whether bubblewrap and nsjail are measured too.
     """
 
     sections: tuple[str, ...] = SECTIONS
@@ -52,6 +53,7 @@ class Plan:
     wave: int = 100
     jupyter: Path | None = None
     image: str | None = None
+    jails: bool = False
 
     def quick(self) -> "Plan":
         """Return the plan with tiny numbers, which only shows that it runs."""
