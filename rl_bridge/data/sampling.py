@@ -67,6 +67,11 @@ class TaskSampler:
         self._first_credit = np.random.default_rng(seed).permutation(tasks) / tasks**2  # orders equal tasks
         self.restore({})
 
+    @property
+    def drawn_groups(self) -> set[int]:
+        """The groups that have a task and have not ended."""
+        return set(self._task_by_group)
+
     def draw(self, group: int, *, known: int) -> int:
         """Return the task of a group, the same at each call until the group has ended.
 

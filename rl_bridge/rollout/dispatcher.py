@@ -235,8 +235,13 @@ class Dispatcher:
         for name, health in self.health.items():
             health.rewind(EpisodeCounts(**saved_counts.get(name, {})))
         saved_tasks: Mapping[str, Any] = {} if state is None else state["tasks"]
+        unfinished = set() if state is None else {group for group, *_ in state["ledger"]["waiting"]}
         for name, sampler in self.samplers.items():
             sampler.restore(saved_tasks.get(name, {}))
+            for group in (
+                sampler.drawn_groups - unfinished
+            ):  # stragglers that had been dropped but not come back
+                sampler.end(group, None)
         if state is None:
             self._buffer.restore(Ledger(max_losses=None).state(), [], served=version)
         else:
