@@ -45,6 +45,18 @@ async def test_short_calls_share_a_thread_and_start_in_order(monkeypatch: pytest
     await eventually(lambda: not pool_threads("short"))
 
 
+@pytest.mark.slow
+async def test_thousand_blocking_calls_run_at_once(gate: threading.Event) -> None:
+    pool = ThreadPool(threads.MAX_THREADS, "waiting")
+    inside: list[int] = []
+    calls = [pool.submit(lambda: inside.append(1) or gate.wait(60)) for _ in range(1000)]
+    await eventually(lambda: len(inside) == 1000)
+    gate.set()
+    await asyncio.gather(*(call.waiter for call in calls))
+    pool.close()
+    await eventually(lambda: not pool_threads("waiting"))
+
+
 async def test_computing_calls_get_a_bounded_number_of_threads(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
