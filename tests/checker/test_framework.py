@@ -211,6 +211,7 @@ def test_every_fault_of_a_manifest_is_told_at_once() -> None:
         ("nosuch.module:app", TargetKind.MODULE),
         ("blackjack-env:latest", TargetKind.IMAGE),
         ("registry.example.org:5000/team/blackjack-env:1", TargetKind.IMAGE),
+        ("openenv_core", TargetKind.NAME),
     ],
 )
 def test_target_of_a_text(text: str, kind: TargetKind, tmp_path: Path, monkeypatch: Any) -> None:

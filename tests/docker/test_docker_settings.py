@@ -47,11 +47,14 @@ def test_sizes_are_parsed() -> None:
         {"swap": "1g"},
         {"cpus": 0},
         {"pids": 0},
+        {"network": ""},
         {"network": "host"},
         {"network": "container:other"},
         {"network": "none", "reach": "port"},
         {"reach": "magic"},
         {"tmpfs": "/tmp"},
+        {"tmpfs": ("/",)},
+        {"tmpfs": {"/tmp": 1}},
         {"gpus": 0},
         {"cap_drop": "ALL"},
         {"command": "ropewalk serve"},
@@ -86,6 +89,10 @@ def test_options_are_copied_when_checked() -> None:
     assert dict(options.env_vars) == {"A": "b"}
     with pytest.raises(TypeError):
         options.env_vars["C"] = "d"  # type: ignore[index]
+    command = ["serve"]
+    options = ContainerOptions(command=command)
+    command.append("--more")
+    assert options.command == ("serve",)
 
 
 def test_a_container_is_hardened_by_default() -> None:

@@ -91,7 +91,11 @@ async def test_session_without_snapshots_cannot_fork(open_session: OpenSession) 
 async def test_parent_may_end_before_its_branches(sandbox: Sandbox) -> None:
     first = await sandbox.open(snapshot=True)
     await first.execute("x = 1")
-    (branch,) = await first.fork(1)
+    branch, other = await first.fork(2)
+    done = await asyncio.wait_for(other.execute(ENDS_ITS_STATE), DEADLINE_S)
+    assert (done.status, done.state_lost) == ("killed", True)
+    assert [await value(each, "x") for each in (first, branch)] == ["1", "1"]  # it takes nobody along
+    await other.close()
     done = await asyncio.wait_for(first.execute(ENDS_ITS_STATE), DEADLINE_S)
     assert (done.status, done.state_lost) == ("killed", True)
     assert "ended the interpreter" in (done.reason or "")

@@ -1,8 +1,11 @@
 import json
 import math
+import re
+import sys
 from collections import Counter, OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,3 +225,8 @@ def test_colliding_numbers_are_refused() -> None:
             decode(forged)
     assert decode({"$set": encode(multiples[:40])}) == set(multiples[:40])
     assert len(decode(encode(set(range(20_000))))) == 20_000
+
+
+def test_module_needs_only_the_standard_library() -> None:
+    source = Path(sys.modules[encode.__module__].__file__ or "").read_text()
+    assert set(re.findall(r"^(?:import|from) (\w+)", source, re.MULTILINE)) <= sys.stdlib_module_names

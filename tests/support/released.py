@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from module_run import ROOT, end, finished, venv_python
+from module_run import ROOT, finished, venv_python
 
 DRIVERS = ROOT / "tests" / "interop" / "drivers"
 
@@ -110,7 +110,12 @@ def _serving(command: Sequence[str], cwd: Path, variables: Mapping[str, str]) ->
             _healthy(url, process, output)
             yield url
         finally:
-            end(process)
+            process.terminate()
+            try:
+                process.wait(60)  # one that does not end when it is asked to is a failure
+            finally:
+                process.kill()
+                process.wait()
 
 
 def _healthy(url: str, process: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:

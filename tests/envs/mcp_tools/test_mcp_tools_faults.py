@@ -217,6 +217,9 @@ async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers
             marks=pytest.mark.soak,
         ),
         pytest.param(
+            {"one": entry("--endless", start_timeout_s=0.3)}, "within 0.3 s", marks=pytest.mark.soak
+        ),
+        pytest.param(
             {"one": {"command": "sh", "args": ["-c", "yes '{\"id\"}'"]}},
             "no JSON-RPC message: '{\"id\"}'",
             marks=pytest.mark.soak,

@@ -68,6 +68,7 @@ def test_traces_validation_words_and_held_out_tasks_have_seeds_of_their_own(name
         (["world=examples/grpo_blackjack/config.yaml"], "BlackjackTask"),
         (["solver=examples.grpo_tools.solver:nobody"], "nobody"),
         (["--name", "old"], "choose another --name"),
+        (["--name="], "letters, digits"),
         (["--name=../sft"], "letters, digits"),
     ],
 )

@@ -121,6 +121,8 @@ def test_invalid_listings_are_refused() -> None:
     many = [[f"f{index}", 1, 1, "d"] for index in range(50)]
     random.Random(7).shuffle(many)
     assert len(read(*many)) == LIMITS.files
-    for files in (None, 7, [7], [["a", "x", 1, ""]], [[7, 1, 1, ""]]):
+    for files in (7, [7], [["a", "x", 1, ""]], [[7, 1, 1, ""]]):
         with pytest.raises(FileRefusedError):
             listing.read({"files": files})
+    with pytest.raises(FileRefusedError):
+        listing.read({})

@@ -234,7 +234,7 @@ async def test_wrong_token_is_reported_and_never_shown(
     with pytest.raises(SandboxUnavailableError, match=r"401.*TOGETHER_API_KEY") as refused:
         await TogetherBackend(made).start()
     shown = "".join(traceback.format_exception(refused.value, chain=True))
-    assert wrong not in f"{shown}{made!r}{caplog.text}"
+    assert wrong not in f"{shown}{refused.value.__context__}{made!r}{caplog.text}"
     assert fake.seen == []
 
 
