@@ -262,7 +262,8 @@ def test_server_that_dies_makes_no_zeros(tmp_path: Path, capsys: pytest.CaptureF
         url = f"http://{server.address}"
 
         def kill() -> None:
-            eventually(lambda: (out / "rollouts" / "000001.jsonl").exists() and len(lines(out)) > 100)
+            records = out / "rollouts" / "000001.jsonl"
+            eventually(lambda: records.exists() and records.read_bytes().count(b"\n") > 100)
             server.process.kill()
 
         killer = threading.Thread(target=kill)
