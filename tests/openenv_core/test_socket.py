@@ -122,6 +122,7 @@ async def test_unread_pong_of_a_busy_thread_counts(counter_url: str) -> None:
         assert select.select([raw.fileno()], [], [], 30)[0]
         carrier._check_answered()  # as a loop does it that looks at its timers first
         assert (await env.reset(seed=1)).observation["total"] == 1
+        assert env._conversation.carrier is carrier  # type: ignore[union-attr]  # it was not lost and resumed
 
 
 # Who does not read, who says too much, who does not end
