@@ -207,8 +207,9 @@ def test_tokens_of_the_shell_are_not_inherited_and_the_client_uses_the_first_of_
     ):
         with GenericEnvClient.from_process("counter:app", cwd=SUPPORT, env_vars=variables, **options) as env:
             assert env.reset(seed=1).observation["total"] == 1
-            with pytest.raises(AuthenticationError) if variables else nullcontext():
-                GenericEnvClient(env.base_url).sync().connect()
+            refusal = pytest.raises(AuthenticationError) if variables else nullcontext()
+            with refusal, GenericEnvClient(env.base_url).sync() as other:
+                other.connect()
 
 
 def test_unreadable_token_file_gives_no_token(tmp_path: Path) -> None:

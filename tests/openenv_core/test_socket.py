@@ -74,6 +74,21 @@ async def test_messages_of_many_megabytes_pass_both_ways() -> None:
         assert len(observation["extra"]) == size
 
 
+async def test_invalid_frames_end_the_session() -> None:
+    """A continuation of nothing, a reserved opcode, a message within another."""
+    frames = b""
+
+    async def handler(ws: ServerConnection) -> None:
+        await ws.recv()
+        ws.transport.write(frames)
+        await ws.wait_closed()
+
+    async with scripted(handler) as url, GenericEnvClient(url) as env:
+        for frames in (b"\x80\x02{}", b"\x83\x02{}", b"\x01\x01{\x81\x02{}"):  # noqa: B007
+            with pytest.raises(ConnectionLostError):
+                await env.reset()
+
+
 # Pings
 
 
@@ -122,6 +137,7 @@ async def test_unread_pong_of_a_busy_thread_counts(counter_url: str) -> None:
         assert select.select([raw.fileno()], [], [], 30)[0]
         carrier._check_answered()  # as a loop does it that looks at its timers first
         assert (await env.reset(seed=1)).observation["total"] == 1
+        assert env._conversation.carrier is carrier  # type: ignore[union-attr]  # it was not lost and resumed
 
 
 # Who does not read, who says too much, who does not end

@@ -536,6 +536,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"id": 1, "op": "close", "snapshots": ["none"]}, "VALIDATION_ERROR"),
     ({"op": "state"}, "VALIDATION_ERROR"),
     ({"id": -1, "op": "state"}, "VALIDATION_ERROR"),
+    ({"id": True, "op": "state"}, "VALIDATION_ERROR"),
     ({"id": 2**53, "op": "state"}, "VALIDATION_ERROR"),
     ({"id": 1, "op": "state", "deadline_s": 0}, "VALIDATION_ERROR"),
     ({"id": 1, "op": "open", "count": 0}, "VALIDATION_ERROR"),

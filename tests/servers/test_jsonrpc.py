@@ -47,6 +47,7 @@ ERRORS: list[tuple[dict[str, Any], Any, int]] = [
     ({**OK, "method": 5}, None, -32600),
     ({**OK, "more": 1}, None, -32600),
     ({**OK, "id": 1.5}, None, -32600),
+    ({**OK, "id": [1]}, None, -32600),
     ({**OK, "id": True}, None, -32600),
     ({**OK, "params": [1]}, None, -32600),
     ({**OK, "params": None}, None, -32600),

@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.extensions.permessage_deflate import ClientPerMessageDeflateFactory
 from websockets.typing import Origin
 
-from servers.protocols import HttpProtocol
+from servers.protocols import HttpProtocol, SocketProtocol
 
 MB = 1024 * 1024
 
@@ -118,6 +118,10 @@ class Hasty(HttpProtocol):
     unread_timeout_s = 0.2
 
 
+class HastySocket(SocketProtocol):
+    unread_timeout_s = 0.2
+
+
 async def test_incomplete_or_trickling_headers_end_the_connection() -> None:
     async def half_sent(address: str, half: bytes) -> None:
         async with sent(address, half) as (reader, _):
@@ -169,18 +173,28 @@ def test_handshake_with_too_long_headers_is_answered_with_431(server: ServeProce
         assert read_all(connection).split()[1] == b"431"
 
 
-async def test_unread_response_ends_the_connection() -> None:
+@pytest.mark.parametrize("request_bytes", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", HANDSHAKE % b"/"])
+async def test_unread_response_or_message_ends_the_connection(
+    request_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servers.protocols.PEER_GONE_AFTER_S", 600.0)  # the kernel would end it too
+
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": bytes(16 * MB)})
+        else:
+            await receive()
+            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.send", "bytes": bytes(16 * MB)})
+            await receive()
 
-    async with serving(app, http=Hasty, lifespan="off") as address:  # type: ignore[arg-type]
+    async with serving(app, http=Hasty, ws=HastySocket, lifespan="off") as address:  # type: ignore[arg-type]
         host, port = address.split(":")
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect((host, int(port)))
-            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            client.sendall(request_bytes)
             await until_dropped(client)
 
 

@@ -24,6 +24,10 @@ ROUTES = (
     ("GET", "/schema"),
     ("POST", "/mcp"),
     ("POST", "/reset"),
+    ("POST", "/step"),
+    ("GET", "/state"),
+    ("GET", "/capacity"),
+    ("GET", "/counter/splits"),
     ("GET", "/no/such/route"),
 )
 

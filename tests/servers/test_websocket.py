@@ -193,6 +193,7 @@ async def test_values_without_json_form_are_encoded_or_refused() -> None:
         async def step_data(amount: int) -> Any:
             return (await ask(ws, step(amount)))["data"]
 
+        await request(address, "POST", "/reset", None, {HEADER: "a"})
         nans = await step_data(0)
         assert nans["reward"] is None
         assert nans["observation"]["extra"] == {"nan": None, "inf": [None, None]}
@@ -213,9 +214,10 @@ async def test_values_without_json_form_are_encoded_or_refused() -> None:
             failure = await step_data(amount)
             assert failure["code"] == "EXECUTION_ERROR"
             assert text in failure["message"]
-            over_http = await request(address, "POST", "/step", action(amount))
-            assert (over_http.status_code, text in over_http.json()["detail"]) == (500, True)
-            assert "Traceback" not in over_http.text
+            for headers in ({}, {HEADER: "a"}):
+                over_http = await request(address, "POST", "/step", action(amount), headers)
+                assert (over_http.status_code, text in over_http.json()["detail"]) == (500, True)
+                assert "Traceback" not in over_http.text
         kept_reply = await step_data(8)
         assert kept_reply["metadata"] == kept_reply["observation"]["metadata"] == {"why": "because"}
 
@@ -271,6 +273,20 @@ async def test_abandoned_steps_hold_threads_up_to_a_limit() -> None:
         await eventually(lambda: env.closed == executor.limit + 1)
     threads = [one for one in set(threading.enumerate()) - others if one.name.startswith("environment")]
     assert len(threads) <= executor.pool.size + 1
+
+
+async def test_disconnect_during_construction_frees_the_slot() -> None:
+    env = SlowConstructor.fresh()
+    app = app_of(env, cap=1)
+    table = app.sessions
+    async with serving(app) as address:
+        async with socket_to(address) as ws:
+            await eventually(env.entered.is_set)
+            ws.transport.abort()
+        await eventually(lambda: table.active == 0)
+        assert (table.executor.abandoned, env.closed) == (1, 0)
+        env.release.set()
+        await eventually(lambda: (table.executor.abandoned, env.closed) == (0, 1))
 
 
 async def test_frames_sent_ahead_are_bounded_in_number_and_size() -> None:
