@@ -37,6 +37,7 @@ async def test_lost_trainer_takes_the_run_back_to_its_checkpoint(tmp_path: Path,
     stage.on("train_step", KILLED, call=6)
     run = await stage.train()
     assert run.version == stage.roles.trained == stage.roles.served == 7
+    assert stage.roles.calls.count("get_resume_state") == 1
     # Iterations 4 and 5 were trained twice, and are there once: those of the history that led to the weights.
     assert [row["iteration"] for row in stage.rows()] == [1, 2, 3, 4, 5, 6, 7]
     history = stage.rows("groups.jsonl")
@@ -67,6 +68,7 @@ async def test_trainer_lost_while_the_loop_waits_for_rollouts(tmp_path: Path, ma
     )
     run = await stage.train()
     assert run.version == stage.roles.trained == 6
+    assert stage.roles.calls.count("get_resume_state") == 1
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(24))
 
 
@@ -78,6 +80,7 @@ async def test_trainer_that_was_restarted_unseen_is_not_trained_on(tmp_path: Pat
     stage.on("save_checkpoint", restarts, call=2)
     await stage.train()
     assert stage.roles.trained == 5
+    assert stage.roles.calls.count("get_resume_state") == 1
     assert [row["iteration"] for row in stage.rows()] == [1, 2, 3, 4, 5]
 
 
