@@ -162,10 +162,11 @@ async def test_finished_groups_survive_a_rewind_and_leased_ones_are_played_again
         buffer.restore(state[0], [], served=0)
 
 
+@pytest.mark.parametrize(("groups_per_batch", "max_staleness"), [(3, 4), (20, 0)])
 @simulated
-async def test_resumption_with_another_batch_size_plays_what_its_steps_take() -> None:
-    max_staleness = 4
-
+async def test_resumption_with_another_batch_size_plays_what_its_steps_take(
+    groups_per_batch: int, max_staleness: int
+) -> None:
     async def steps(first: int, last: int, batch_size: int, *saved: Any) -> ReplayBuffer:
         admission = Admission(groups_per_batch=batch_size, max_staleness=max_staleness, iterations=50)
         buffer = ReplayBuffer(Ledger(max_losses=2), admission, timeout_s=1000.0, straggler_timeout_s=30.0)
@@ -189,8 +190,8 @@ async def test_resumption_with_another_batch_size_plays_what_its_steps_take() ->
         return buffer
 
     before = await steps(0, 20, 8)
-    ledger = (await steps(20, 50, 3, *before.state())).ledger
-    assert ledger.trained == 20 * 8 + 30 * 3
+    ledger = (await steps(20, 50, groups_per_batch, *before.state())).ledger
+    assert ledger.trained == 20 * 8 + 30 * groups_per_batch
     # Of what had been played for steps of another size some may become too old; nothing is played in vain after it.
     assert ledger.dropped.total() <= max_staleness * 8
     assert ledger.admitted <= ledger.trained + ledger.dropped.total() + (max_staleness + 1) * 8
