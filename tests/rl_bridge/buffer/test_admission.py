@@ -158,6 +158,14 @@ async def test_finished_groups_survive_a_rewind_and_leased_ones_are_played_again
     assert await buffer.add(aged_group(0, number=again.group), again)
     assert await buffer.sample(0, 2) == [kept, aged_group(0, number=1)]
 
+    buffer.restore(*state, served=2)  # where the bound is another: the finished one is too old
+    taking = asyncio.create_task(buffer.sample(2, 2))
+    await asyncio.sleep(1.0)
+    for _ in range(2):
+        await play_group(buffer, 2)
+    assert [group.version for group in await taking] == [2, 2]
+    assert buffer.ledger.dropped == {STALE: 1}
+
     with pytest.raises(Exception, match=r"hold the finished groups \[0\], got \[\]; it is damaged"):
         buffer.restore(state[0], [], served=0)
 
