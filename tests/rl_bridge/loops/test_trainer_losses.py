@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from loop_stage import Stage, raising
 
+from rl_bridge.config.monarch import RestartPolicy
 from rl_bridge.errors import (
     BridgeError,
     ConfigError,
@@ -230,6 +231,19 @@ async def test_trainer_that_is_lost_at_the_same_place_every_time_ends_the_run(
     with pytest.raises(ReplicaLostError, match="killed"):
         await stage.train()
     assert stage.roles.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
+
+
+async def test_losses_with_an_iteration_between_them_do_not_end_the_run(tmp_path: Path) -> None:
+    def is_killed() -> None:
+        if stage.roles.calls.count("train_step") % 2:  # once in each iteration
+            KILLED()
+
+    stage = Stage(tmp_path, iterations=RestartPolicy().budget + 3, checkpoint_interval=1)
+    stage.on("train_step", is_killed)
+    run = await stage.train()
+    assert (
+        run.version == stage.roles.calls.count("get_resume_state") > stage.config.monarch.restarts.budget + 1
+    )
 
 
 async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Path) -> None:
