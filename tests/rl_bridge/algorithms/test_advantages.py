@@ -78,6 +78,8 @@ def test_whitening() -> None:
         (1.1, 3.0, 0.2, 1.805, -1.9),
         # Beyond it on the way to the return: (1.2 - 3)^2 / 2 = 1.62 is more than 0.5, and has no gradient.
         (2.0, 3.0, 0.2, 1.62, 0.0),
+        # The same downwards, to a return of 0: 0.8^2 / 2 is more than 0.
+        (0.0, 0.0, 0.2, 0.32, 0.0),
         # Beyond it on the way from the return: (0 - 3)^2 / 2 is more than (0.8 - 3)^2 / 2.
         (0.0, 3.0, 0.2, 4.5, -3.0),
     ],

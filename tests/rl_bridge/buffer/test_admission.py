@@ -158,14 +158,23 @@ async def test_finished_groups_survive_a_rewind_and_leased_ones_are_played_again
     assert await buffer.add(aged_group(0, number=again.group), again)
     assert await buffer.sample(0, 2) == [kept, aged_group(0, number=1)]
 
+    buffer.restore(*state, served=2)  # where the bound is another: the finished one is too old
+    taking = asyncio.create_task(buffer.sample(2, 2))
+    await asyncio.sleep(1.0)
+    for _ in range(2):
+        await play_group(buffer, 2)
+    assert [group.version for group in await taking] == [2, 2]
+    assert buffer.ledger.dropped == {STALE: 1}
+
     with pytest.raises(Exception, match=r"hold the finished groups \[0\], got \[\]; it is damaged"):
         buffer.restore(state[0], [], served=0)
 
 
+@pytest.mark.parametrize(("groups_per_batch", "max_staleness"), [(3, 4), (20, 0)])
 @simulated
-async def test_resumption_with_another_batch_size_plays_what_its_steps_take() -> None:
-    max_staleness = 4
-
+async def test_resumption_with_another_batch_size_plays_what_its_steps_take(
+    groups_per_batch: int, max_staleness: int
+) -> None:
     async def steps(first: int, last: int, batch_size: int, *saved: Any) -> ReplayBuffer:
         admission = Admission(groups_per_batch=batch_size, max_staleness=max_staleness, iterations=50)
         buffer = ReplayBuffer(Ledger(max_losses=2), admission, timeout_s=1000.0, straggler_timeout_s=30.0)
@@ -189,8 +198,8 @@ async def test_resumption_with_another_batch_size_plays_what_its_steps_take() ->
         return buffer
 
     before = await steps(0, 20, 8)
-    ledger = (await steps(20, 50, 3, *before.state())).ledger
-    assert ledger.trained == 20 * 8 + 30 * 3
+    ledger = (await steps(20, 50, groups_per_batch, *before.state())).ledger
+    assert ledger.trained == 20 * 8 + 30 * groups_per_batch
     # Of what had been played for steps of another size some may become too old; nothing is played in vain after it.
     assert ledger.dropped.total() <= max_staleness * 8
     assert ledger.admitted <= ledger.trained + ledger.dropped.total() + (max_staleness + 1) * 8

@@ -56,6 +56,8 @@ def test_handed_on_group_is_no_loss_and_keeps_its_age() -> None:
     twice = Ledger(max_losses=1)
     assert twice.return_unfinished(take_lease(twice, served=0).id, floor=None)
     assert twice.lose(take_lease(twice, served=0).id)  # the first loss of the one that it may have
+    assert twice.return_unfinished(take_lease(twice, served=0).id, floor=None)
+    assert not twice.lose(take_lease(twice, served=0).id)  # which being handed on does not make good
     kept = Ledger(max_losses=1)
     assert kept.lose(take_lease(kept, served=3).id, floor=3)  # also where the worker after it is lost
     assert take_lease(kept, served=4).floor == 3

@@ -183,14 +183,15 @@ async def reset_once(held: SessionLeases) -> None:
 async def test_wait_for_a_session_has_a_deadline_and_takes_no_slot() -> None:
     world = World()
     deadlines = SessionDeadlines(free_s=0.02, connect_s=0.05)
-    held = SessionLeases(world.client, sessions=1, deadlines=deadlines)
+    held = SessionLeases(world.client, sessions=2, deadlines=deadlines)
     with pytest.raises(SessionUnavailableError, match=r"a session on no server within [\d.]+ s"):
         await held.lease().__aenter__()
     assert held.slots_taken == 0
     held.replace(URLS[:1])
     async with held.lease():
-        with pytest.raises(SessionUnavailableError, match=r"1 of 1 sessions to be free within 0\.02 s"):
-            await held.lease().__aenter__()
+        with pytest.raises(SessionUnavailableError, match=r"2 of 2 sessions to be free within 0\.02 s"):
+            await held.lease(forks=1).__aenter__()  # it has had one of them already
+        assert held.slots_taken == 1
     assert held.slots_taken == 0
     await held.close()
 

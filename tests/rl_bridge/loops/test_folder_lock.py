@@ -21,7 +21,12 @@ def require_free(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("left", "unused"),
-    [([], True), ([LOCK_FILE, "config.yaml.partial"], True), ([LOCK_FILE, "config.yaml"], False)],
+    [
+        ([], True),
+        ([LOCK_FILE, "config.yaml.partial"], True),
+        ([LOCK_FILE, "config.yaml"], False),
+        (["somebody's thesis"], False),
+    ],
 )
 def test_folder_is_unused_until_a_run_has_left_what_can_be_gone_on_with(
     tmp_path: Path, left: list[str], unused: bool

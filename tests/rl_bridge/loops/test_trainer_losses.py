@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from loop_stage import Stage, raising
 
+from rl_bridge.config.monarch import RestartPolicy
 from rl_bridge.errors import (
     BridgeError,
     ConfigError,
@@ -37,6 +38,7 @@ async def test_lost_trainer_takes_the_run_back_to_its_checkpoint(tmp_path: Path,
     stage.on("train_step", KILLED, call=6)
     run = await stage.train()
     assert run.version == stage.roles.trained == stage.roles.served == 7
+    assert stage.roles.calls.count("get_resume_state") == 1
     # Iterations 4 and 5 were trained twice, and are there once: those of the history that led to the weights.
     assert [row["iteration"] for row in stage.rows()] == [1, 2, 3, 4, 5, 6, 7]
     history = stage.rows("groups.jsonl")
@@ -67,6 +69,7 @@ async def test_trainer_lost_while_the_loop_waits_for_rollouts(tmp_path: Path, ma
     )
     run = await stage.train()
     assert run.version == stage.roles.trained == 6
+    assert stage.roles.calls.count("get_resume_state") == 1
     assert [group for row in stage.rows("groups.jsonl") for group in row["trained"]] == list(range(24))
 
 
@@ -78,6 +81,7 @@ async def test_trainer_that_was_restarted_unseen_is_not_trained_on(tmp_path: Pat
     stage.on("save_checkpoint", restarts, call=2)
     await stage.train()
     assert stage.roles.trained == 5
+    assert stage.roles.calls.count("get_resume_state") == 1
     assert [row["iteration"] for row in stage.rows()] == [1, 2, 3, 4, 5]
 
 
@@ -227,6 +231,19 @@ async def test_trainer_that_is_lost_at_the_same_place_every_time_ends_the_run(
     with pytest.raises(ReplicaLostError, match="killed"):
         await stage.train()
     assert stage.roles.calls.count("get_resume_state") == stage.config.monarch.restarts.budget + 1
+
+
+async def test_losses_with_an_iteration_between_them_do_not_end_the_run(tmp_path: Path) -> None:
+    def is_killed() -> None:
+        if stage.roles.calls.count("train_step") % 2:  # once in each iteration
+            KILLED()
+
+    stage = Stage(tmp_path, iterations=RestartPolicy().budget + 3, checkpoint_interval=1)
+    stage.on("train_step", is_killed)
+    run = await stage.train()
+    assert (
+        run.version == stage.roles.calls.count("get_resume_state") > stage.config.monarch.restarts.budget + 1
+    )
 
 
 async def test_weights_that_went_with_the_trainer_take_the_run_back(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_memory_of_a_run_with_everything(tmp_path: Path) -> None:
         tmp_path,
         "model.dtype=bfloat16",
         "algorithm.kl_coef=0.1",
-        "algorithm.name=ppo",
+        "algorithm.advantage=gae",
         "monarch.roles.trainer={procs: 3, hosts: 2}",
         "monarch.roles.policy={replicas: 5, gpus: 1}",
     )

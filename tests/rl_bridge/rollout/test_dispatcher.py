@@ -205,7 +205,7 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
 
 @pytest.mark.parametrize(
     ("max_staleness", "refused", "steps", "rewinds"),
-    [(0, 0.0, 60, 0), (2, 0.4, 60, 5), pytest.param(4, 0.2, 1000, 10, marks=pytest.mark.slow)],
+    [(0, 0.0, 60, 5), (2, 0.4, 60, 5), pytest.param(4, 0.2, 1000, 10, marks=pytest.mark.slow)],
 )
 @simulated
 async def test_random_failures_train_every_group_once_and_return_every_slot(
@@ -283,7 +283,7 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         assert (ledger.leases, ledger.waiting, len(bridge.buffer)) == ([], 0, 0)
         assert not ledger.dropped[STALE]  # nothing was played for nothing
         assert (ledger.dropped[NO_VARIANCE] > steps / 4) == (refused > 0.0)
-        assert bool(rewound) == bool(rewinds)
+        assert rewound
         assert dispatcher.samplers[""].drawn_groups == set()  # no group's task is kept for ever
         assert ledger.late
         assert ledger.dropped[STRAGGLER]

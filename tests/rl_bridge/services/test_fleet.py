@@ -76,8 +76,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
-def test_roles_outlive_an_interrupt_of_the_whole_group_and_not_their_killed_controller(
-    tmp_path: Path, environment: dict[str, str]
+@pytest.mark.parametrize("killed", [False, True])
+def test_roles_outlive_an_interrupt_of_the_whole_group_and_not_their_controller(
+    tmp_path: Path, environment: dict[str, str], killed: bool
 ) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CONTROLLER, str(tmp_path)],
@@ -99,6 +100,9 @@ def test_roles_outlive_an_interrupt_of_the_whole_group_and_not_their_killed_cont
             assert pids[0] == pids[1]
             started = {child.pid for child in psutil.Process(controller.pid).children(recursive=True)}
             assert pids[0] in started
+            if not killed:
+                controller.stdin.close()
+                assert controller.wait(WAIT_S) == 0
         finally:
             controller.kill()
     asyncio.run(until_gone(started))

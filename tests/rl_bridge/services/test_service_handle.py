@@ -214,6 +214,8 @@ async def test_a_withdrawn_fan_out_gives_way_to_the_previous_one() -> None:
     assert target.calls == [("load", (1,)), ("tune", (0.5,)), ("sleep", ())]
     assert sleeping is not None
     replays.withdraw(sleeping)
+    await replays.catch_up(earlier := FakeTarget(6))
+    assert earlier.calls == [("load", (1,)), ("tune", (0.5,))]
     refused = replays.record("load", (2,), {})
     await replays.catch_up(other := FakeTarget(4))
     assert other.calls == [("tune", (0.5,)), ("load", (2,))]

@@ -59,6 +59,7 @@ def test_calls_as_hermes_writes_them(text: str, calls: list[ToolCall]) -> None:
     ("style", "text", "reason"),
     [
         (HERMES, "<tool_call>", "expected </tool_call>"),
+        (HERMES, "so</tool_call>", "expected <tool_call> before"),
         (HERMES, CALL + "</tool_call>", "expected <tool_call> before"),
         (HERMES, hermes('{"name": "look", "arguments": {}} or so'), "expected JSON"),
         (HERMES, hermes('["look"]'), 'an object with a "name"'),

@@ -213,6 +213,11 @@ def test_means_over_passes_of_unequal_size() -> None:
         "mismatch/kl": pytest.approx(-0.275),
         "train/valid_token_share": 0.5,
     }
+    # Where no token is of the trainer's weights, nothing is told of the engine alone.
+    stale = LossMetrics()
+    stale.add_mismatch(torch.tensor([0.5]), fresh=torch.tensor([False]))
+    told = stale.reduce(lambda sums: sums, lambda largest: largest)
+    assert {name: value for name, value in told.items() if "mismatch" in name} == {"mismatch/kl": -0.5}
 
 
 @pytest.mark.heavy

@@ -161,6 +161,7 @@ def test_a_checkpoint_is_waited_for_beside_other_work(
     assert waiter.is_alive()
     slow_disk.set()
     waiter.join(WAIT_S)
+    assert not waiter.is_alive()
     assert whole(tmp_path) == ["step-1"]
 
 
