@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import platform
 import posixpath
 import tarfile
 import threading
@@ -17,7 +18,15 @@ from openenv_core.images.engine import BuildRequest, build_image
 from openenv_core.providers.docker.container import Container, start_container
 from openenv_core.providers.docker.engine import DockerEngine
 from openenv_core.providers.docker.options import ContainerOptions
-from openenv_core.sandbox import Execution, FileRefusedError, Isolation, Limits, Sandbox, SandboxConfig
+from openenv_core.sandbox import (
+    Execution,
+    FileRefusedError,
+    Isolation,
+    Limits,
+    Sandbox,
+    SandboxConfig,
+    SandboxUnavailableError,
+)
 from openenv_core.sandbox.sandbox import SandboxSession
 
 from ..models import Status
@@ -447,7 +456,16 @@ class Machines:
         return await asyncio.to_thread(_ContainerMachine.start, *settings)
 
     async def sandbox(self) -> Sandbox:
-        """Return the started sandbox of this event loop."""
+        """Return the started sandbox of this event loop.
+
+        Raises:
+            SandboxUnavailableError: This machine, or this Python, cannot isolate tasks without an image.
+        """
+        if not hasattr(tarfile, "data_filter"):  # what the policy packed is unpacked beside the tests
+            raise SandboxUnavailableError(
+                f"tasks without an image need Python 3.11.4 or newer, got {platform.python_version()}: "
+                "older ones cannot unpack archives of untrusted code safely"
+            )
         loop_sandbox = self._get_loop_sandbox()
         async with loop_sandbox.lock:
             if loop_sandbox.sandbox is None:

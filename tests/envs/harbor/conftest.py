@@ -21,7 +21,7 @@ def player() -> Iterator[Player]:
     try:
         thread.run(machines.sandbox)
     except SandboxUnavailableError as error:
-        missing(f"needs name spaces for tasks without an image: docs/sandbox.md ({error})")
+        missing(f"needs a sandbox for tasks without an image: docs/harbor.md ({error})")
     yield player
     thread.run(player.env.close_async)
     thread.run(machines.close)
