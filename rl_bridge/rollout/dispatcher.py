@@ -238,9 +238,8 @@ class Dispatcher:
         unfinished = set() if state is None else {group for group, *_ in state["ledger"]["waiting"]}
         for name, sampler in self.samplers.items():
             sampler.restore(saved_tasks.get(name, {}))
-            for group in (
-                sampler.drawn_groups - unfinished
-            ):  # stragglers that had been dropped but not come back
+            # The rest are stragglers that had been dropped but had not come back.
+            for group in sampler.drawn_groups - unfinished:
                 sampler.end(group, None)
         if state is None:
             self._buffer.restore(Ledger(max_losses=None).state(), [], served=version)

@@ -17,9 +17,9 @@ Found = Any
 Check = Callable[[Found], None]
 
 
-def quick_benchmark(name: str, folder: Path, *words: str, timeout_s: float) -> Found:
+def quick_benchmark(name: str, folder: Path, *arguments: str, timeout_s: float) -> Found:
     out = folder / "out.json"
-    command = ("--quick", *words, "--json", str(out))
+    command = ("--quick", *arguments, "--json", str(out))
     done = run_module(f"benchmarks.{name}", *command, cwd=ROOT, timeout_s=timeout_s)
     assert done.returncode == 0, done.stderr + done.stdout
     report = json.loads(out.read_text())

@@ -27,8 +27,8 @@ def run_part(server: ServeProcess, folder: Path, part: str) -> Outcomes:
         assert status == 200
         return f"{address}/{reply['result']['session_id']}"
 
-    def run_suite(package: str, url: str, *words: str) -> Outcomes:
-        return run(package, folder / part, "server", "--url", url, *words)
+    def run_suite(package: str, url: str, *arguments: str) -> Outcomes:
+        return run(package, folder / part, "server", "--url", url, *arguments)
 
     match part:
         case "0.1.16":

@@ -183,8 +183,8 @@ def make(tmp_path: Path, mark: str, api: docker.APIClient) -> Iterator[Make]:
             api.remove_image(image["Id"], force=True)
 
 
-def build(*words: object) -> subprocess.CompletedProcess[str]:
-    return finished(*COMMAND, "build", *map(str, words), timeout_s=110)
+def build(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return finished(*COMMAND, "build", *map(str, arguments), timeout_s=110)
 
 
 def tag_of(folder: Path, tag: str = "latest") -> str:

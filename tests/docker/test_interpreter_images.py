@@ -33,8 +33,8 @@ HARDENED = "ropewalk-test-interpreter:hardened"
 pytestmark = [pytest.mark.docker, pytest.mark.soak, pytest.mark.timeout(900)]
 
 
-def docker(*words: str) -> str:
-    done = finished("docker", *words, timeout_s=600)
+def docker(*arguments: str) -> str:
+    done = finished("docker", *arguments, timeout_s=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     return (done.stdout + done.stderr).strip()
 

@@ -69,8 +69,8 @@ def test_server_error_is_shown_without_key_and_control_characters(number: int, w
     assert len(str(refused.value)) < 600
 
 
-@pytest.mark.parametrize(("number", "words"), [(200, "more than 1000 bytes"), (404, "404")])
-def test_endless_answer_is_not_read_to_its_end(number: int, words: str) -> None:
+@pytest.mark.parametrize(("number", "reason"), [(200, "more than 1000 bytes"), (404, "404")])
+def test_endless_answer_is_not_read_to_its_end(number: int, reason: str) -> None:
     read = 0
 
     async def parts() -> AsyncIterator[bytes]:
@@ -79,7 +79,7 @@ def test_endless_answer_is_not_read_to_its_end(number: int, words: str) -> None:
             read += 1
             yield b"x" * 100
 
-    with pytest.raises(ConfigurationError, match=words):
+    with pytest.raises(ConfigurationError, match=reason):
         ask(lambda request: httpx.Response(number, content=parts()))
     assert read <= (endpoint_client.MAX_COMPLAINT_BYTES // 100) + 2
 

@@ -461,14 +461,14 @@ class Machines:
         Raises:
             SandboxUnavailableError: This machine, or this Python, cannot isolate tasks without an image.
         """
-        if not hasattr(tarfile, "data_filter"):  # what the policy packed is unpacked beside the tests
-            raise SandboxUnavailableError(
-                f"tasks without an image need Python 3.11.4 or newer, got {platform.python_version()}: "
-                "older ones cannot unpack archives of untrusted code safely"
-            )
         loop_sandbox = self._get_loop_sandbox()
         async with loop_sandbox.lock:
             if loop_sandbox.sandbox is None:
+                if not hasattr(tarfile, "data_filter"):  # what the policy packed is unpacked beside the tests
+                    raise SandboxUnavailableError(
+                        f"tasks without an image need Python 3.11.4 or newer, got {platform.python_version()}: "
+                        "older ones cannot unpack archives of untrusted code safely"
+                    )
                 links = tuple(name for name in _WORKSPACE_FOLDERS if name != "tmp")
                 sandbox = Sandbox(SandboxConfig(minimum=Isolation.NAMESPACES, links=links))
                 await sandbox.start()

@@ -25,8 +25,8 @@ def train(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return run_module("rl_bridge.train", *arguments, cwd=folder, timeout_s=TIMEOUT_S)
 
 
-def prompts(words: str) -> str:
-    return "".join(json.dumps({"prompt": f"say {word}", "target": word}) + "\n" for word in words)
+def prompts(targets: str) -> str:
+    return "".join(json.dumps({"prompt": f"say {target}", "target": target}) + "\n" for target in targets)
 
 
 def test_a_run_goes_on_with_its_own_examples_and_no_others(tmp_path: Path) -> None:

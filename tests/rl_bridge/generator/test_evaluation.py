@@ -192,13 +192,13 @@ def test_run_that_cannot_be_played_is_no_evaluation(
     assert not (tmp_path / "look" / "evaluation.json").exists()
 
 
-def evaluate_apart(*words: str, prepare: str = "") -> None:
+def evaluate_apart(*arguments: str, prepare: str = "") -> None:
     """`ropewalk eval` in a process of its own, whose environment the engine needs."""
     program = (
         f"import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n{prepare}"
         "sys.exit(run(COMMAND, sys.argv[1:]))"
     )
-    done = finished(sys.executable, "-c", program, *words, cwd=EXAMPLE.parents[2], timeout_s=300)
+    done = finished(sys.executable, "-c", program, *arguments, cwd=EXAMPLE.parents[2], timeout_s=300)
     assert done.returncode == 0, done.stderr
 
 
