@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from openenv_core.errors import ConfigurationError, LLMError
-from openenv_core.outcomes import INFRASTRUCTURE_ERROR
+from openenv_core.errors import ConfigurationError, LLMError, NoScoreError
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
 from openenv_core.types import ActT, EnvironmentMetadata, ObsT, StateT
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -198,7 +198,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         """Return the rubric's reward; 0.0 without a rubric.
 
         If the rubric's language model fails to answer, the reward is None and the observation is marked with an
-        infrastructure failure (`openenv_core.outcomes`).
+        infrastructure failure, or as unscored if the answer has no valid score (`openenv_core.outcomes`).
 
         Raises:
             TypeError: The rubric is asynchronous; use `await self._apply_rubric_async(...)`.
@@ -240,7 +240,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
 
 
 def _mark_failure(observation: Any, error: LLMError) -> None:
-    observation.metadata[INFRASTRUCTURE_ERROR] = str(error)
+    observation.metadata[UNSCORED if isinstance(error, NoScoreError) else INFRASTRUCTURE_ERROR] = str(error)
 
 
 def _make_sync_method(name: str) -> Callable[..., Any]:

@@ -4,6 +4,7 @@
     ├── EnvironmentFailureError        raised by environments, inside the server
     │   ├── EpisodeOverError           a step after the end of the episode
     │   ├── LLMError                   a language model, for example a judge's, gave no answer
+    │   │   └── NoScoreError           or one without a valid score
     │   └── NotForkableError           a fork of an episode that cannot be forked
     ├── ClientError                    raised by the client
     │   ├── ConnectionFailedError      no connection could be made
@@ -71,6 +72,10 @@ class NotForkableError(EnvironmentFailureError):
 
 class LLMError(EnvironmentFailureError, RuntimeError):
     """A language model gave no valid answer in time."""
+
+
+class NoScoreError(LLMError):
+    """A judge's answer has no valid score: the step is unscored."""
 
 
 class ClientError(OpenEnvError):

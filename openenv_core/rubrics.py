@@ -10,9 +10,14 @@
 coroutine function. A rubric without asynchronous parts returns its score directly; any other returns an awaitable.
 
 A composed rubric writes the scores of its parts, by path, to the observation's metadata under `rubric`.
+
+`reset`, `reset_async`, `state_dict` and `load_state_dict` cover the parts, even where a subclass overrides them without
+calling those of its base class: an override handles the rubric's own state only.
 """
 
 import asyncio
+import copy
+import functools
 import inspect
 import math
 import re
@@ -26,11 +31,14 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import contextmanager
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from typing_extensions import TypeIs
 
-from openenv_core.errors import LLMError
+from openenv_core.errors import LLMError, NoScoreError
+from openenv_core.protocol.jsonio import from_json
 
 if TYPE_CHECKING:
     from openenv_core.llm_client import LLMClient
@@ -64,8 +72,67 @@ def is_pending(score: object) -> TypeIs[Awaitable[float]]:
 _Steps: TypeAlias = Generator[Awaitable[Any], Any, float]
 
 
+def _cover_reset(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def reset(self: "Rubric") -> None:
+        with self._entered("reset") as is_outermost:
+            own(self)
+            for part in self.children() if is_outermost else ():
+                part.reset()
+
+    return reset
+
+
+def _cover_reset_async(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    async def reset_async(self: "Rubric") -> None:
+        with self._entered("reset_async") as is_outermost:
+            if inspect.isawaitable(pending := own(self)):
+                await pending
+            for part in self.children() if is_outermost else ():
+                if inspect.isawaitable(pending := part.reset_async()):
+                    await pending
+
+    return reset_async
+
+
+def _cover_state_dict(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def state_dict(self: "Rubric") -> dict[str, Any]:
+        with self._entered("state_dict") as is_outermost:
+            state: dict[str, Any] = dict(own(self))
+            for name, part in self.named_children() if is_outermost else ():
+                state |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
+            return state
+
+    return state_dict
+
+
+def _cover_load_state_dict(own: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(own)
+    def load_state_dict(self: "Rubric", state: Mapping[str, Any]) -> None:
+        with self._entered("load_state_dict") as is_outermost:
+            own_state = dict(state)
+            for name, part in self.named_children() if is_outermost else ():
+                keys = [key for key in own_state if key.startswith(f"{name}.")]
+                if keys:
+                    part.load_state_dict({key.removeprefix(f"{name}."): own_state.pop(key) for key in keys})
+            own(self, own_state)
+
+    return load_state_dict
+
+
+_LIFE_CYCLE: Final = {
+    "reset": _cover_reset,
+    "reset_async": _cover_reset_async,
+    "state_dict": _cover_state_dict,
+    "load_state_dict": _cover_load_state_dict,
+}
+"""Makes the methods of these names, which handle a rubric's own state, cover its parts too."""
+
+
 class Rubric(ABC):
-    """Base class of rubrics. Rubrics assigned to attributes become children.
+    """Base class of rubrics. Rubrics assigned to attributes, alone or in a list, tuple or dict, become children.
 
     Attributes:
         last_score: The last score; None before the first call.
@@ -92,7 +159,7 @@ class Rubric(ABC):
         if is_pending(score):
             score = yield score
         self.last_score, self._has_scored = score, True
-        if self._children:
+        if next(self.children(), None) is not None:
             self._report(observation)
         for hook in self._forward_hooks:
             if inspect.isawaitable(pending := hook(self, action, observation, score)):
@@ -113,11 +180,30 @@ class Rubric(ABC):
         object.__setattr__(self, "_children", {})
         object.__setattr__(self, "_forward_pre_hooks", [])
         object.__setattr__(self, "_forward_hooks", [])
+        object.__setattr__(self, "_running", set())
         return self
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, cover in _LIFE_CYCLE.items():
+            if name in vars(cls):
+                setattr(cls, name, cover(vars(cls)[name]))
 
     _children: dict[str, "Rubric"]
     _forward_pre_hooks: list[PreHook]
     _forward_hooks: list[Hook]
+    _running: set[str]
+
+    @contextmanager
+    def _entered(self, name: str) -> Iterator[bool]:
+        """Yield whether a method is called from outside, and not by an override of it in a subclass."""
+        is_outermost = name not in self._running
+        self._running.add(name)
+        try:
+            yield is_outermost
+        finally:
+            if is_outermost:
+                self._running.discard(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Rubric):
@@ -136,11 +222,25 @@ class Rubric(ABC):
 
     def children(self) -> Iterator["Rubric"]:
         """Yield the child rubrics."""
-        yield from self._children.values()
+        yield from (rubric for _, rubric in self.named_children())
 
     def named_children(self) -> Iterator[tuple[str, "Rubric"]]:
-        """Yield the child rubrics with the names of their attributes."""
+        """Yield the child rubrics with the names of their attributes; of a list or dict, `NAME_0` or `NAME_KEY`."""
         yield from self._children.items()
+        known = {id(rubric) for rubric in self._children.values()}
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                items = iter(value.items())
+            elif isinstance(value, list | tuple):
+                items = enumerate(value)
+            else:
+                continue
+            # The first item shows what it holds: a trajectory may be long.
+            for key, item in items:
+                if not isinstance(item, Rubric):
+                    break
+                if id(item) not in known:
+                    yield f"{name}_{key}", item
 
     def rubrics(self) -> Iterator["Rubric"]:
         """Yield all descendants."""
@@ -148,7 +248,7 @@ class Rubric(ABC):
 
     def named_rubrics(self, prefix: str = "") -> Iterator[tuple[str, "Rubric"]]:
         """Yield all descendants with their paths, such as `outer.inner`."""
-        for name, child in self._children.items():
+        for name, child in self.named_children():
             path = f"{prefix}.{name}" if prefix else name
             yield path, child
             yield from child.named_rubrics(path)
@@ -161,19 +261,29 @@ class Rubric(ABC):
         """
         rubric = self
         for name in path.split("."):
-            if name not in rubric._children:
+            children = dict(rubric.named_children())
+            if name not in children:
                 raise KeyError(f"there is no rubric {name!r} in {path!r}")
-            rubric = rubric._children[name]
+            rubric = children[name]
         return rubric
 
-    def reset(self) -> None:  # noqa: B027 - most keep no state
-        """Clear the state of an episode."""
+    @_cover_reset  # noqa: B027 - most keep no state
+    def reset(self) -> None:
+        """Clear the state of an episode, of the parts too."""
 
+    @_cover_reset_async
+    async def reset_async(self) -> None:
+        """Clear the state of an episode as `reset` does; called instead of it where `reset_async` may be awaited."""
+        with self._entered("reset"):  # the parts' own `reset_async` follow
+            self.reset()
+
+    @_cover_state_dict
     def state_dict(self) -> dict[str, Any]:
-        """Return the rubric's state, for `load_state_dict`."""
+        """Return the rubric's state, for `load_state_dict`; that of a part has its path before each key."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most keep no state
+    @_cover_load_state_dict  # noqa: B027 - most keep no state
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
 
 
@@ -265,7 +375,15 @@ class Gate(_Combination):
     def _combine(self, action: Any, observation: Any) -> _Steps:
         child_score = self.rubric(action, observation)
         score: float = (yield child_score) if is_pending(child_score) else child_score
-        return score if score >= self.threshold else 0.0
+        return 0.0 if score < self.threshold else score  # NaN, which is no score, is passed on
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Rubric.state_dict`."""
+        return {"threshold": self.threshold}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Rubric.load_state_dict`."""
+        self.threshold = state.get("threshold", self.threshold)
 
 
 class WeightedSum(_Combination):
@@ -296,6 +414,14 @@ class WeightedSum(_Combination):
         awaited = iter((yield _gather(waiting)) if waiting else ())
         scores = [next(awaited) if is_pending(each) else each for each in child_scores]
         return math.fsum(weight * score for weight, score in zip(self._weights, scores, strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Rubric.state_dict`."""
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `Rubric.load_state_dict`."""
+        self._weights = list(state.get("weights", self._weights))
 
 
 class RubricList(Rubric):
@@ -359,7 +485,12 @@ class RubricDict(Rubric, Mapping[str, Rubric]):
 
 
 class TrajectoryRubric(Rubric):
-    """Scores a whole episode at its end; every earlier step earns `intermediate_reward`."""
+    """Scores a whole episode at its end; every earlier step earns `intermediate_reward`.
+
+    The trajectory holds copies, because an environment may change and return the same observation at every step.
+    """
+
+    _latest: Any = None  # the last observation itself, whose reward the environment sets after the copy
 
     def __init__(self, intermediate_reward: float = 0.0) -> None:
         self.intermediate_reward = intermediate_reward
@@ -380,7 +511,12 @@ class TrajectoryRubric(Rubric):
 
     def forward(self, action: Any, observation: Any) -> Score:
         """See `Rubric.forward`."""
-        self._trajectory.append((action, observation))
+        if self._trajectory and self._latest is not None:
+            copied, reward = self._trajectory[-1][1], getattr(self._latest, "reward", None)
+            if reward is not None and reward is not getattr(copied, "reward", None):
+                copied.reward = reward
+        self._trajectory.append(copy.deepcopy((action, observation)))
+        self._latest = observation
         if getattr(observation, "done", False):
             return self.score_trajectory(self._trajectory)
         return self.intermediate_reward
@@ -432,8 +568,22 @@ class ExponentialDiscountingTrajectoryRubric(TrajectoryRubric):
         self.gamma = state.get("gamma", self.gamma)
 
 
+_FIRST_NUMBER: Final = r"(\d+\.?\d*)"
+"""The released default of `LLMJudge`'s `score_pattern`. It ignores signs, exponents and what the number belongs to."""
+
+_SCORE_LINE: Final = re.compile(r"\s*score\s*:\s*(\S+)\s*", re.IGNORECASE)
+_FENCE: Final = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
+
+
 class LLMJudge(Rubric):
     """Asks a language model for a score.
+
+    The model is told to end its answer with one line, `Score: 0.5`; an answer that is JSON, `{"score": 0.5}`, is read
+    too. A score outside of `score_range`, or an answer without one, raises `NoScoreError`: the step is unscored, which
+    is not a score of 0.
+
+    An explicit `score_pattern` or `default_score` selects the released behaviour: the prompt is sent as it is, the
+    first match is the score, and an answer without one gets the default.
 
     The judged text is part of the prompt, so a policy can address the judge: request an answer format that cannot
     occur in that text, and parse it with `score_pattern`.
@@ -441,14 +591,19 @@ class LLMJudge(Rubric):
     Args:
         prompt_template: Prompt for `str.format`, with `{action}` and `{observation}`.
         client: Client of the model, for example `openenv_core.llm_client.OpenAIClient`.
-        score_pattern: Regular expression whose first group, or whole match without groups, is the score; by default
-            the first number.
-        default_score: Score of an answer in which none is found; None raises `LLMError`.
-        normalize: Clamp scores to 0..1.
+        score_range: Lowest and highest valid score.
+        score_pattern: Regular expression whose first group, or whole match without groups, is the score; with only a
+            `default_score`, the first number.
+        default_score: Score of an answer in which the pattern finds none, 0 if only a pattern is given; None raises
+            `LLMError`.
+        normalize: Clamp the pattern's scores to 0..1.
         timeout_s: Seconds within which the model must answer.
 
     Calls raise `LLMError` if the model cannot be reached, fails, or does not answer in time. That is an infrastructure
     failure, not a score.
+
+    Raises:
+        ValueError: The range is empty, or given with a pattern or a default, which have none.
     """
 
     def __init__(
@@ -456,14 +611,23 @@ class LLMJudge(Rubric):
         prompt_template: str,
         client: "LLMClient",
         *,
+        score_range: tuple[float, float] = (0.0, 1.0),
         score_pattern: str | None = None,
-        default_score: float | None = 0.0,
+        default_score: float | EllipsisType | None = ...,
         normalize: bool = True,
         timeout_s: float = 60.0,
     ) -> None:
+        low, high = self.score_range = (float(score_range[0]), float(score_range[1]))
+        by_pattern = score_pattern is not None or default_score is not ...
+        if not low < high or (by_pattern and self.score_range != (0.0, 1.0)):
+            raise ValueError(
+                f"expected a score_range from low to high, without score_pattern and default_score, got {score_range}"
+            )
         self.prompt_template = prompt_template
         self._client = client
-        self._score_pattern = re.compile(score_pattern or r"(\d+\.?\d*)")
+        self._score_pattern = re.compile(score_pattern or _FIRST_NUMBER) if by_pattern else None
+        if default_score is ...:
+            default_score = 0.0 if by_pattern else None
         self.default_score = default_score
         self.normalize = normalize
         self.timeout_s = timeout_s
@@ -475,6 +639,12 @@ class LLMJudge(Rubric):
             LLMError: The model did not answer in time, or its answer has no score and there is no default.
         """
         prompt = self._render_prompt(action, observation)
+        # A subclass that parses answers itself has asked for its own format.
+        if self._score_pattern is None and type(self)._parse_score is LLMJudge._parse_score:
+            low, high = self.score_range
+            prompt += (
+                f"\n\nEnd your answer with one line, Score: NUMBER, where NUMBER is from {low:g} to {high:g}."
+            )
         try:
             async with asyncio.timeout(self.timeout_s):
                 answer = await self._client.complete(prompt)
@@ -494,6 +664,9 @@ class LLMJudge(Rubric):
         return self.prompt_template.format(action=action, observation=observation)
 
     def _parse_score(self, response: str) -> float:
+        """Return the score in an answer. Subclasses may override it."""
+        if self._score_pattern is None:
+            return self._read_score(response)
         match = self._score_pattern.search(response)
         try:
             score = float(match[1 if match.lastindex else 0] if match else "")
@@ -503,15 +676,51 @@ class LLMJudge(Rubric):
             return self.default_score
         return min(max(score, 0.0), 1.0) if self.normalize else score
 
+    def _read_score(self, response: str) -> float:
+        low, high = self.score_range
+        try:
+            score = _find_score(response)
+        except ValueError:
+            raise NoScoreError(
+                f"the judge's answer has no score: expected one line, Score: NUMBER, got {response[-200:]!r}"
+            ) from None
+        if not low <= score <= high:
+            raise NoScoreError(f"the judge's score {score:g} is outside of {low:g} to {high:g}")
+        return score
+
     def state_dict(self) -> dict[str, Any]:
         """See `Rubric.state_dict`."""
-        names = ("prompt_template", "default_score", "normalize", "timeout_s")
-        return {"score_pattern": self._score_pattern.pattern, **{name: getattr(self, name) for name in names}}
+        names = ("prompt_template", "score_range", "default_score", "normalize", "timeout_s")
+        pattern = None if self._score_pattern is None else self._score_pattern.pattern
+        return {"score_pattern": pattern, **{name: getattr(self, name) for name in names}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Rubric.load_state_dict`."""
         for name in self.state_dict().keys() & state.keys():
             if name == "score_pattern":
-                self._score_pattern = re.compile(state[name])
+                self._score_pattern = None if state[name] is None else re.compile(state[name])
             else:
-                setattr(self, name, state[name])
+                setattr(self, name, tuple(state[name]) if name == "score_range" else state[name])
+        if self._score_pattern is None and self.default_score is not None:
+            self._score_pattern = re.compile(_FIRST_NUMBER)
+
+
+def _find_score(answer: str) -> float:
+    """Return the score of an answer that is `{"score": x}`, in a fence or not, or has one line `Score: x`.
+
+    Raises:
+        ValueError: There is none, or more than one.
+    """
+    fenced = _FENCE.fullmatch(answer.strip())
+    try:
+        document = from_json(fenced[1] if fenced else answer)
+    except ValueError:
+        lines = [
+            line for text in answer.splitlines() if (line := _SCORE_LINE.fullmatch(text.replace("*", "")))
+        ]
+        (line,) = lines
+        return float(line[1])
+    score = document.get("score") if isinstance(document, dict) else None
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        raise ValueError(f"expected a number as the score, got {score!r}")
+    return float(score)

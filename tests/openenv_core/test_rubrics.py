@@ -8,7 +8,15 @@ import pytest
 from chat_server import chat_server
 from serving import serving
 
-from openenv_core import Action, Environment, GenericEnvClient, Observation, State
+from openenv_core import (
+    Action,
+    Environment,
+    GenericEnvClient,
+    Observation,
+    State,
+    infrastructure_failure,
+    unscored_reason,
+)
 from openenv_core.errors import LLMError
 from openenv_core.llm_client import OpenAIClient
 from openenv_core.rubrics import (
@@ -20,6 +28,7 @@ from openenv_core.rubrics import (
     RubricDict,
     RubricList,
     Sequential,
+    TrajectoryRubric,
     WeightedSum,
 )
 
@@ -139,6 +148,119 @@ def test_episode_is_scored_at_its_end_and_credited_by_discount() -> None:
         Won(gamma=1.5)
 
 
+class Values(TrajectoryRubric):
+    """The sum of an episode's values."""
+
+    def score_trajectory(self, trajectory: list[tuple[Any, Any]]) -> float:
+        return float(sum(observation.value for _, observation in trajectory))
+
+    def compute_step_rewards(self) -> list[float]:
+        return []
+
+
+class Holder(Rubric):
+    """Overrides the life-cycle methods without calling those of `Rubric`, as in the released package."""
+
+    def __init__(self, *rubrics: Rubric) -> None:
+        self.first = rubrics[0]
+        self.listed = list(rubrics)
+        self.named = {f"{number}": rubric for number, rubric in enumerate(rubrics)}
+        self.resets = 0
+
+    def forward(self, action: Any, observation: Any) -> float:
+        return float(self.listed[-1](action, observation))  # type: ignore[arg-type]
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"resets": self.resets}
+
+    def load_state_dict(self, state: Any) -> None:
+        (self.resets,) = state.values()
+
+
+class Step(Observation):
+    value: int = 1
+
+
+@pytest.mark.parametrize(
+    "enclose",
+    [
+        Gate,
+        Sequential,
+        lambda rubric: WeightedSum([rubric], [1.0]),
+        lambda rubric: Sequential(Gate(Sequential(rubric))),
+        Holder,
+        lambda rubric: Holder(Given(0.0), rubric),
+        lambda rubric: Holder(RubricList([Given(0.0), rubric])[1]),
+        lambda rubric: Holder(Given(0.0), Holder(Given(0.0), rubric)),
+    ],
+)
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_every_part_is_reset_with_the_whole(enclose: Any, is_async: bool) -> None:
+    environment = Essay(rubric=enclose(Values(intermediate_reward=1.0)))
+    scores = []
+    for _ in range(3):
+        if is_async:
+            await environment._reset_rubric_async()
+        else:
+            environment._reset_rubric()
+        environment._apply_rubric(Action(), Step())
+        scores.append(environment._apply_rubric(Action(), Step(done=True)))
+    assert scores == [2.0] * 3
+
+
+async def test_parts_are_reset_by_their_own_asynchronous_method() -> None:
+    class Session(Given):
+        async def reset_async(self) -> None:
+            self.call_count = 0
+
+    part = Session(1.0)
+    environment = Essay(rubric=Sequential(Gate(part)))
+    environment._apply_rubric(Action(), Observation())
+    await environment._reset_rubric_async()
+    assert part.call_count == 0
+
+
+def test_state_of_every_part_is_restored() -> None:
+    def compose(gamma: float, threshold: float, weights: list[float]) -> Holder:
+        return Holder(Given(0.0), Gate(WeightedSum([Won(gamma), Given(0.0)], weights), threshold))
+
+    rubric, other = compose(0.5, 0.75, [0.5, 0.5]), compose(0.25, 1.0, [1.0, 0.0])
+    rubric.reset()
+    other.load_state_dict(state := rubric.state_dict())
+    assert other.state_dict() == state
+    assert state["resets"] == 1
+    gamma = {path: value for path, value in state.items() if path.endswith("rubric.rubric_0.gamma")}
+    assert set(gamma.values()) == {0.5}
+
+
+def test_observation_that_is_used_again_keeps_its_values_in_the_trajectory() -> None:
+    rubric, observation = Values(), Step()
+    for value in (1, 2, 3):
+        observation.value, observation.done = value, value == 3
+        observation.reward = rubric(Action(), observation)  # type: ignore[assignment]
+    assert observation.reward == 6.0
+
+
+def test_trajectory_has_the_rewards_that_the_environment_set_after_scoring() -> None:
+    class Earned(Values):
+        def score_trajectory(self, trajectory: list[tuple[Any, Any]]) -> float:
+            return float(sum(observation.reward or 0.0 for _, observation in trajectory))
+
+    rubric = Earned()
+    for reward in (1.0, 2.0):
+        observation = Step()
+        rubric(Action(), observation)
+        observation.reward = reward
+    assert rubric(Action(), Step(done=True)) == 3.0
+
+
+def test_gate_lets_no_score_that_is_not_a_number_count_as_zero() -> None:
+    assert Gate(Given(float("nan")))(0, 0) != 0.0
+
+
 def test_scores_of_the_parts_that_were_called_are_left_in_the_observation() -> None:
     class Whole(Rubric):
         def __init__(self) -> None:
@@ -222,8 +344,9 @@ async def test_late_or_broken_judge_fails_and_leaves_nothing_running() -> None:
 @pytest.mark.parametrize(
     ("answer", "options", "score"),
     [
-        ("8 of 10", {}, 1.0),
-        ("8 of 10", {"normalize": False}, 8.0),
+        ("8 of 10", {"default_score": 0.0}, 1.0),
+        ("8 of 10", {"default_score": None, "normalize": False}, 8.0),
+        ("none", {"score_pattern": r"\d"}, 0.0),
         ("none", {"default_score": -1.0}, -1.0),
         ("[7/10] 3", {"score_pattern": r"\[(\d+)/10\]", "normalize": False}, 7.0),
         ("good", {"score_pattern": "good", "default_score": -1.0}, -1.0),
@@ -236,3 +359,70 @@ def test_scores_are_read_by_pattern(answer: str, options: dict[str, Any], score:
     other = LLMJudge("!", object())  # type: ignore[arg-type]
     other.load_state_dict(judge.state_dict())
     assert (other._parse_score(answer), other.prompt_template) == (score, "?")
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        *(
+            ("Score: -3", None),
+            ("7/10", None),
+            (".5", None),
+            ("1e-3", None),
+            ("0,5", None),
+            ("Score: 0,5", None),
+        ),
+        *(("Step 1 fails. Score: 0", None), ("Score: 7/10", None), ("Score: nan", None), ("", None)),
+        *(
+            ("Score: 0\nScore: 1", None),
+            ('{"score": 1.5}', None),
+            ('{"score": "1"}', None),
+            ("[" * 999, None),
+        ),
+        *(('{"score": true}', None), ('{"reason": "Score: 1"}', None)),
+        *(
+            ("Step 1 fails.\nScore: 0", 0.0),
+            ("score:1e-3\n", 0.001),
+            ("**Score:** .5", 0.5),
+            ("Score: 1", 1.0),
+        ),
+        *(('{"reason": "good", "score": 0.25}', 0.25), ('```json\n{"score": 1}\n```', 1.0)),
+    ],
+)
+def test_only_a_score_in_the_format_and_range_counts(answer: str, score: float | None) -> None:
+    judge = LLMJudge("?", object())  # type: ignore[arg-type]
+    if score is not None:
+        assert judge._parse_score(answer) == score
+        return
+    try:
+        read: float | None = judge._parse_score(answer)
+    except LLMError:
+        read = None
+    assert read is None
+
+
+def test_range_of_scores_is_the_judges_own() -> None:
+    judge = LLMJudge("?", object(), score_range=(-1, 10))  # type: ignore[arg-type]
+    other = LLMJudge("!", object(), default_score=0.0)  # type: ignore[arg-type]
+    other.load_state_dict(judge.state_dict())
+    assert other._parse_score("Score: 7") == 7.0
+    with pytest.raises(LLMError, match="the judge's score 11 is outside of -1 to 10"):
+        other._parse_score("Score: 11")
+    for options in ({"score_range": (1, 1)}, {"score_range": (0, 10), "score_pattern": r"\d"}):
+        with pytest.raises(ValueError, match="expected a score_range from low to high"):
+            LLMJudge("?", object(), **options)  # type: ignore[arg-type]
+
+
+async def test_judge_is_asked_for_the_format_and_an_answer_without_a_score_is_unscored() -> None:
+    with chat_server("Fine.\nScore: 8", "I give it 0.8.") as server:
+        client = OpenAIClient("http://127.0.0.1", server.port, "m")
+        judge = LLMJudge("Rate it.", client, score_range=(0, 10))
+        essay = Essay(rubric=Sequential(Gate(Given(1.0)), WeightedSum([judge], [1.0])))
+        rated, unrated = await essay.step(Action()), await essay.step(Action())
+    (message,) = server.requests[0]["messages"]
+    assert message["content"] == (
+        "Rate it.\n\nEnd your answer with one line, Score: NUMBER, where NUMBER is from 0 to 10."
+    )
+    assert rated.reward == 8.0
+    assert (unrated.reward, infrastructure_failure(unrated)) == (None, None)
+    assert "the judge's answer has no score" in str(unscored_reason(unrated))

@@ -45,7 +45,7 @@ class JudgedEnvironment(Environment[Say, Heard, State]):
     def __init__(self) -> None:
         client = OpenAIClient("http://127.0.0.1", int(os.environ["JUDGE_PORT"]), model="judge")
         self.different = Different(gamma=0.5, intermediate_reward=0.25)
-        judge = LLMJudge("{action.word} of {observation.words}, from 0 to 1?", client)
+        judge = LLMJudge("{action.word} of {observation.words}, from 0 to 1?", client, default_score=0.0)
         super().__init__(
             rubric=Sequential(Gate(Lower()), WeightedSum([judge, self.different], weights=[0.5, 0.5]))
         )
