@@ -255,13 +255,16 @@ async def _play_environment(
 
 def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_json: bool) -> int:
     """Print and save the metrics; return 1 if an environment has no episodes."""
-    from openenv_core.evaluation.records import describe_missing, summarize, table_lines
+    from openenv_core.evaluation.records import summarize, table_lines, warnings_of
+    from openenv_core.manifest import declared_reward_range
+    from openenv_core.targets import target_of
 
     summaries = {
         name: summarize(
             [record for record in folder.records.values() if record.environment == name],
             success=settings.success,
             repetitions=settings.repetitions,
+            reward_range=declared_reward_range(target_of(name).folder),
         )
         for name in settings.environments
     }
@@ -283,9 +286,15 @@ def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_js
             for name, summary in summaries.items()
         ]
         print("\n".join(table_lines(headings, rows)))
+        endings = sorted({ending for summary in summaries.values() for ending in summary["endings"]})
+        counts = [
+            [name, *(f"{summary['endings'].get(ending, 0):,}" for ending in endings)]
+            for name, summary in summaries.items()
+        ]
+        print("\n" + "\n".join(table_lines(["ended as", *endings], counts)))
     for name, summary in summaries.items():
-        if summary["last_absence"] is not None:
-            _print_status(f"{name}: {describe_missing(summary)}")
+        for warning in warnings_of(summary):
+            _print_status(f"{name}: {warning}")
     if any(summary["dropped"] for summary in summaries.values()):
         _print_status(f"dropped episodes are played again by: ropewalk eval --resume {folder.path}")
     _print_status(f"records are in {folder.path}; read them by: ropewalk rollouts {folder.path}")
@@ -293,7 +302,7 @@ def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_js
 
 
 def _compare(first: Path, second: Path, *, as_json: bool) -> int:
-    from openenv_core.evaluation.records import EvaluationFolder, compare, table_lines
+    from openenv_core.evaluation.records import EvaluationFolder, compare, summarize, table_lines, warnings_of
 
     comparison = compare(EvaluationFolder(first), EvaluationFolder(second))
     if as_json:
@@ -312,6 +321,11 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
         for name, row in comparison.items()
     ]
     print("\n".join(table_lines(headings, rows)))
+    for label, path in (("A", first), ("B", second)):
+        records = EvaluationFolder(path).read().records.values()
+        for name in comparison:
+            for warning in warnings_of(summarize([each for each in records if each.environment == name])):
+                _print_status(f"{name}, {label}: {warning}")
     for name, row in comparison.items():
         if row["unpaired"]:
             _print_status(

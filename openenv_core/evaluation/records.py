@@ -29,6 +29,12 @@ UNSCORED: Final = "failed_reward"
 LOST: Final = frozenset({FAILED_ENVIRONMENT, FAILED_POLICY})
 """Endings of episodes that are played again when an evaluation is resumed."""
 
+ILLEGAL: Final = frozenset({"illegal_answer", "unparsable_call", "refused_action"})
+"""Endings of episodes that the policy ended by an action that is none."""
+
+CUT: Final = frozenset({"truncated_turns", "truncated_length", "truncated_time"})
+"""Endings of episodes that a limit of the evaluation cut off."""
+
 
 class EvaluationSettings(BaseModel):
     """The settings of an evaluation; `ropewalk eval --help` describes each."""
@@ -224,33 +230,56 @@ def rewards_by_task(records: Iterable[EpisodeRecord]) -> Rewards:
 
 
 def summarize(
-    records: Sequence[EpisodeRecord], *, success: float | None = None, repetitions: int = 1
+    records: Sequence[EpisodeRecord],
+    *,
+    success: float | None = None,
+    repetitions: int = 1,
+    reward_range: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the statistics of episodes, see `statistics.reward_statistics`, and the counts of those without a reward.
+    """Return the statistics of episodes, see `statistics.reward_statistics`, and how the episodes ended.
 
     Returns:
-        The statistics; the `endings` of scored episodes, counted; the numbers of episodes `dropped`, lost to failures
-        that are not the policy's, and `unscored`, played to the end but without a usable reward; and
-        `last_absence`, the reason of the last one without a reward.
+        The statistics; the `reward_range`; the `endings`, counted; the numbers of episodes `dropped`, lost to failures
+        that are not the policy's, and `unscored`, played to the end but without a usable reward; `last_absence`, the
+        reason of the last one without a reward; and `last_refusal`, that of the last one that ended with an illegal
+        action.
     """
     rewards = rewards_by_task(records)
     without_reward = [record for record in records if record.reward is None]
     unscored = sum(record.ending == UNSCORED for record in without_reward)
+    illegal = [record for record in records if record.ending in ILLEGAL]
     return {
-        **reward_statistics(rewards, success=success, repetitions=repetitions),
-        "endings": dict(sorted(Counter(each.ending for each in records if each.reward is not None).items())),
+        **reward_statistics(rewards, success=success, repetitions=repetitions, reward_range=reward_range),
+        "reward_range": reward_range,
+        "endings": dict(sorted(Counter(record.ending for record in records).items())),
         "dropped": len(without_reward) - unscored,
         "unscored": unscored,
         "last_absence": without_reward[-1].reason if without_reward else None,
+        "last_refusal": illegal[-1].reason if illegal else None,
     }
 
 
-def describe_missing(summary: dict[str, Any]) -> str:
-    """Return a sentence about the episodes without a reward."""
-    return (
-        f"{summary['dropped'] + summary['unscored']} episodes are no part of the mean, {summary['dropped']} dropped "
-        f"and {summary['unscored']} unscored, the last one because: {summary['last_absence']}"
-    )
+def warnings_of(summary: Mapping[str, Any]) -> list[str]:
+    """Return what a reader of the mean must know: episodes that ended illegally, were cut off, or have no reward."""
+    endings: Mapping[str, int] = summary["endings"]
+    total = sum(endings.values())
+    illegal, cut = (sum(endings.get(ending, 0) for ending in group) for group in (ILLEGAL, CUT))
+    warnings = []
+    if illegal:
+        because = f"; the last one because: {summary['last_refusal']}" if summary["last_refusal"] else ""
+        warnings.append(
+            f"{illegal:,} of {total:,} episodes ended with an illegal action, and are part of the mean{because}"
+        )
+    if cut:
+        warnings.append(
+            f"{cut:,} of {total:,} episodes were cut off before their end, and are part of the mean"
+        )
+    if missing := summary["dropped"] + summary["unscored"]:
+        warnings.append(
+            f"{missing} episodes are no part of the mean, {summary['dropped']} dropped and {summary['unscored']} "
+            f"unscored, the last one because: {summary['last_absence']}"
+        )
+    return warnings
 
 
 def compare(first: EvaluationFolder, second: EvaluationFolder) -> dict[str, dict[str, Any]]:

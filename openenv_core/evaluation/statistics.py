@@ -14,6 +14,8 @@ TABLE: Final = (
 NORMAL: Final = 1.959964
 Z95: Final = 1.96
 """NORMAL as textbooks round it; the reported intervals of shares use it."""
+UNIT_RANGE: Final = (0.0, 1.0)
+"""The range of shares, and of the rewards whose mean has an interval like a share."""
 
 
 def student_95(degrees: int) -> float:
@@ -39,23 +41,31 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
     return mean - half, mean + half
 
 
-def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
-    """Return the 95% interval of a share, by Wilson's score (1927), which is valid near 0 and 1 too."""
+def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
+    """Return the 95% interval of a share, by Wilson's score (1927), which is valid near 0 and 1 too.
+
+    Of values between 0 and 1 with the sum `successes` it is conservative: none vary more than 0 and 1 do.
+    """
     share = successes / trials
     centre = (share + Z95**2 / (2 * trials)) / (1 + Z95**2 / trials)
     margin = Z95 / (1 + Z95**2 / trials) * math.sqrt(share * (1 - share) / trials + Z95**2 / (4 * trials**2))
     return max(0.0, centre - margin), min(1.0, centre + margin)
 
 
-def interval_of_tasks(values: Sequence[float]) -> tuple[float, float] | None:
+def interval_of_tasks(
+    values: Sequence[float], value_range: tuple[float, float] | None
+) -> tuple[float, float] | None:
     """Return the 95% interval of the mean of one value per task.
 
-    Wilson's if all values are 0 or 1, otherwise Student's. Repetitions of a task are not independent of each other, so
-    a task counts as one value, the mean of its repetitions: with equally many repetitions of each task this is the
-    clustered standard error (Miller, "Adding Error Bars to Evals", 2024, section 2.2).
+    Wilson's if values are declared to be from 0 to 1, otherwise Student's. It is never chosen by the values: that none
+    was above 1 does not show that none can be. Only values outside of the declared range refute it.
+
+    Repetitions of a task are not independent of each other, so a task counts as one value, the mean of its repetitions:
+    with equally many repetitions of each task Student's has the clustered standard error (Miller, "Adding Error Bars to
+    Evals", 2024, section 2.2).
     """
-    if values and set(values) <= {0.0, 1.0}:
-        return wilson_interval(round(sum(values)), len(values))
+    if values and value_range == UNIT_RANGE and all(0.0 <= value <= 1.0 for value in values):
+        return wilson_interval(math.fsum(values), len(values))
     return mean_interval(values)
 
 
@@ -73,7 +83,11 @@ def pass_at_k(count: int, successes: int, k: int) -> float:
 
 
 def reward_statistics(
-    rewards: Mapping[Any, Sequence[float]], *, success: float | None = None, repetitions: int = 1
+    rewards: Mapping[Any, Sequence[float]],
+    *,
+    success: float | None = None,
+    repetitions: int = 1,
+    reward_range: tuple[float, float] | None = None,
 ) -> dict[str, Any]:
     """Return the statistics of scored episodes; episodes without a reward are ignored.
 
@@ -81,6 +95,7 @@ def reward_statistics(
         rewards: The rewards of each task, one per scored repetition.
         success: The least reward of a success; None: any reward above 0.
         repetitions: Planned repetitions of each task.
+        reward_range: The range of rewards that the environment declares, if any.
 
     Returns:
         `episodes`, `mean_reward` and its `ci95`; `win_rate`, the share of successes (pass@1), and its `win_ci95`; if
@@ -90,8 +105,8 @@ def reward_statistics(
     wins = {task: [is_success(value, success) for value in values] for task, values in scored.items()}
     return {
         "episodes": sum(map(len, scored.values())),
-        **_estimate("mean_reward", "ci95", scored),
-        **_estimate("win_rate", "win_ci95", wins),
+        **_estimate("mean_reward", "ci95", scored, reward_range),
+        **_estimate("win_rate", "win_ci95", wins, UNIT_RANGE),
         **({"pass_at": _pass_at(wins, repetitions)} if repetitions > 1 else {}),
     }
 
@@ -101,11 +116,16 @@ def is_success(reward: float, success: float | None) -> bool:
     return reward > 0.0 if success is None else reward >= success
 
 
-def _estimate(name: str, interval: str, values: Mapping[Any, Sequence[float]]) -> dict[str, Any]:
+def _estimate(
+    name: str,
+    interval: str,
+    values: Mapping[Any, Sequence[float]],
+    value_range: tuple[float, float] | None,
+) -> dict[str, Any]:
     groups = [[float(value) for value in task_rewards] for task_rewards in values.values()]
     # With a single task only its repetitions vary.
     means = groups[0] if len(groups) == 1 else [statistics.fmean(task_rewards) for task_rewards in groups]
-    bounds = interval_of_tasks(means)
+    bounds = interval_of_tasks(means, value_range)
     return {
         name: statistics.fmean(means) if means else None,
         interval: None if bounds is None else list(bounds),
@@ -118,7 +138,7 @@ def _pass_at(wins: Mapping[Any, Sequence[bool]], repetitions: int) -> dict[str, 
         values = [
             pass_at_k(len(task_wins), sum(task_wins), k) for task_wins in wins.values() if len(task_wins) >= k
         ]
-        interval = interval_of_tasks(values) if len(values) > 1 else None
+        interval = interval_of_tasks(values, UNIT_RANGE) if len(values) > 1 else None
         estimate = statistics.fmean(values) if values else None
         estimates[str(k)] = [estimate, None if interval is None else list(interval), len(values)]
     return estimates

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openenv_core.evaluation.records import LOST, EpisodeRecord, EvaluationFolder, ProgressBar, summarize
+from openenv_core.manifest import declared_reward_range
+from openenv_core.targets import target_of
 from rl_bridge.config import Config
 from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome, held_out_seeds
@@ -112,6 +114,18 @@ def result_of(records: Sequence[EpisodeRecord], *, train_seconds: float) -> Eval
         train_seconds=train_seconds,
         unscored=unscored,
     )
+
+
+def summaries_of(config: Config, results: Mapping[str, Sequence[EpisodeRecord]]) -> dict[str, dict[str, Any]]:
+    """Return a summary of each environment's episodes; see `openenv_core.evaluation.records.summarize`."""
+    apps = {name: env.app for name, env in config.environments.items()}
+    return {
+        name: summarize(
+            records,
+            reward_range=declared_reward_range(target_of(app).folder) if (app := apps.get(name)) else None,
+        )
+        for name, records in results.items()
+    }
 
 
 def summary_of(results: Mapping[str, Sequence[EpisodeRecord]]) -> dict[str, Any]:

@@ -19,15 +19,20 @@ from openenv_core.evaluation.records import (
     RECORDS_FILE,
     EpisodeRecord,
     EvaluationFolder,
-    describe_missing,
-    summarize,
+    warnings_of,
 )
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
 from rl_bridge.config import Config, colocate_if_needed, make_folder_exists_error, save_config
 from rl_bridge.errors import CheckpointError, ConfigError, RolloutError
 from rl_bridge.loops.assembly import LOGS, Players, open_players, open_run
-from rl_bridge.loops.evaluation import evaluate, require_policy_folder, result_of, summary_of
+from rl_bridge.loops.evaluation import (
+    evaluate,
+    require_policy_folder,
+    result_of,
+    summaries_of,
+    summary_of,
+)
 from rl_bridge.loops.folder_lock import is_unused, lock_folder
 from rl_bridge.loops.recovery import train_with_recovery
 from rl_bridge.loops.run import Run, convert_write_errors
@@ -183,7 +188,7 @@ async def _keep_checkpoint(run: Run, failure: Exception) -> None:
 async def _report(run: Run) -> None:
     folder = run.folder / "evaluation"
     results = await evaluate(run, folder, version=run.version)
-    reports = {name: summarize(records) for name, records in results.items()}
+    reports = summaries_of(run.config, results)
     if any(results.values()):
         EvaluationFolder(folder).finish(_combine_reports(results, reports))
     with convert_write_errors(run.folder, "the report"):
@@ -236,12 +241,13 @@ async def _run_evaluation(config: Config, model_path: Path, folder: Path, consol
         names = ", ".join(str(task.config.rollout.task) for task in tasks.values())
         _print(console, f"{config.evaluation.episodes:,} held-out episodes of {names}")
         results, probes = await players.fleet.guard(_play(players, tasks, folder))
-    reports = {name: summarize(records) | {"probe": probes[name]} for name, records in results.items()}
+    summaries = summaries_of(config, results)
+    reports = {name: summary | {"probe": probes[name]} for name, summary in summaries.items()}
     report = _combine_reports(results, reports)
     console.print_json(data=report)
     for name, summary in reports.items():
-        if summary["last_absence"] is not None:
-            _print(console, f"{name}: {describe_missing(summary)}" if name else describe_missing(summary))
+        for warning in warnings_of(summary):
+            _print(console, f"{name}: {warning}" if name else warning)
     EvaluationFolder(folder).finish(report)
     _print(console, f"written to {folder}")
 

@@ -21,7 +21,7 @@ from serve_process import SUPPORT, eventually, serve
 from serving import serving
 
 from envs.blackjack_env.baselines import baselines
-from openenv_core.cli.eval import COMMAND
+from openenv_core.cli.eval import COMMAND, _report
 from openenv_core.cli.main import run
 from openenv_core.errors import OpenEnvError
 from openenv_core.evaluation.episodes import Arena, plan_episodes
@@ -31,7 +31,9 @@ from openenv_core.evaluation.records import (
     EvaluationFolder,
     EvaluationSettings,
     summarize,
+    warnings_of,
 )
+from openenv_core.evaluation.statistics import mean_interval, wilson_interval
 from servers import create_app
 
 LIMIT_S = 100
@@ -122,6 +124,13 @@ def test_policy_errors_are_reported(
     out = str(tmp_path / "wrong")
     assert evaluate(table, "--policy", f"{HERE}:wrong", "--episodes", "3", "--out", out) == 0
     assert {(one["ending"], one["reward"]) for one in lines(Path(out))} == {("refused_action", 0.0)}
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[-2].split() == ["ended", "as", "refused_action"]
+    assert captured.out.splitlines()[-1].split() == [table, "3"]
+    assert f"{table}: 3 of 3 episodes ended with an illegal action" in captured.err
+    assert "the last one because:" in captured.err
+    assert evaluate("--compare", out, out) == 0
+    assert f"{table}, B: 3 of 3 episodes ended with an illegal action" in capsys.readouterr().err
     assert evaluate(table, "--policy", f"{HERE}:broken", "--out", str(tmp_path / "broken")) == 1
     assert "it is broken" in capsys.readouterr().err
     for words, message in (
@@ -185,6 +194,29 @@ def test_killed_evaluation_goes_on_to_the_same_figures(
     assert evaluate("--resume", str(killed)) == 0
     assert figures(killed) == figures(uninterrupted)
     assert figures(killed)[table]["episodes"] == len(lines(killed)) == 800
+
+
+def test_interval_is_chosen_by_the_range_that_the_environment_declares(tmp_path: Path) -> None:
+    names = ("shop", "blackjack", "http://127.0.0.1:9")
+    settings = EvaluationSettings(environments=names, policy="random")
+    with EvaluationFolder.begin(tmp_path / "out", settings) as folder:
+        for name in names:
+            for group, reward in enumerate((1.0, 0.0, 1.0)):
+                task = {"environment": name, "group": group, "seed": group}
+                folder.write(RECORD.model_copy(update={**task, "reward": reward}))
+    assert _report(folder, settings, as_json=True) == 0
+    found = figures(tmp_path / "out")
+    assert found["shop"]["ci95"] == list(wilson_interval(2, 3))
+    for name in names[1:]:
+        assert found[name]["ci95"] == pytest.approx(mean_interval([1.0, 0.0, 1.0]))
+    assert [found[name]["reward_range"] for name in names] == [[0.0, 1.0], [-1.0, 1.5], None]
+
+
+def test_episodes_that_a_limit_cut_off_are_told() -> None:
+    cut = RECORD.model_copy(update={"ending": "truncated_turns", "reward": 0.0})
+    (warning,) = warnings_of(summarize([RECORD, cut]))
+    assert warning.startswith("1 of 2 episodes were cut off before their end")
+    assert warnings_of(summarize([RECORD])) == []
 
 
 RECORD = EpisodeRecord(environment="e", group=0, sibling=0, seed=0, ending="completed", reward=1.0)

@@ -38,6 +38,22 @@ def test_repetitions_of_a_task_are_one_value_of_the_interval() -> None:
     assert (one_short["episodes"], one_short["pass_at"]["2"]) == (3, [1.0, None, 1])
 
 
+def test_interval_follows_the_declared_range_and_not_the_values() -> None:
+    lucky = {0: [1.0], 1: [0.0], 2: [1.0]}
+    student, wilson = mean_interval([1.0, 0.0, 1.0]), wilson_interval(2, 3)
+    assert student is not None
+    for declared, expected in ((None, student), ((-1.0, 1.0), student), ((0.0, 1.0), wilson)):
+        found = reward_statistics(lucky, **({} if declared is None else {"reward_range": declared}))
+        assert found["ci95"] == pytest.approx(list(expected)), declared
+        assert found["win_ci95"] == list(wilson)
+    partial = reward_statistics({0: [0.5], 1: [0.0], 2: [1.0]}, reward_range=(0.0, 1.0))
+    assert partial["ci95"] == list(wilson_interval(1.5, 3))
+    of_sums = reward_statistics(
+        {0: [5.0], 1: [0.0]}, reward_range=(0.0, 1.0)
+    )  # the range is that of one step
+    assert of_sums["ci95"] == pytest.approx(mean_interval([5.0, 0.0]))
+
+
 def test_success_is_above_zero_or_what_one_says() -> None:
     rewards = {0: [0.5], 1: [0.0], 2: [1.0]}
     assert reward_statistics(rewards)["win_rate"] == pytest.approx(2 / 3)

@@ -26,9 +26,10 @@ from rich.console import Console
 from serving import eventually
 from simulated_time import simulated
 
-from openenv_core.evaluation.records import EvaluationFolder
+from openenv_core.evaluation.records import EpisodeRecord, EvaluationFolder
 from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLostError, RoleError, RolloutError
+from rl_bridge.loops import evaluation
 from rl_bridge.loops.evaluation import evaluate, result_of, summary_of
 from rl_bridge.rollout.assignment import (
     TRAINING_SEEDS,
@@ -204,6 +205,20 @@ def run_of(bridge: Bridge, episodes: int) -> Any:
     return SimpleNamespace(
         config=Config.model_validate(keys), console=Console(quiet=True), dispatcher=bridge.dispatcher
     )
+
+
+def test_interval_of_held_out_episodes_follows_the_range_of_their_environment() -> None:
+    envs = {name: {"app": f"envs.{name}_env.server.app:app"} for name in WEIGHTS}
+    keys = {"env": envs, "rollout": {"task": "c:D"}, "evaluation": {"episodes": 2}}
+    records = [
+        EpisodeRecord(
+            environment="", group=seed, sibling=0, seed=seed, ending="completed", reward=float(seed)
+        )
+        for seed in (0, 1)
+    ]
+    found = evaluation.summaries_of(Config.model_validate(keys), dict.fromkeys(WEIGHTS, records))
+    assert [found[name]["reward_range"] for name in WEIGHTS] == [(-1.0, 1.5), (0.0, 1.0)]
+    assert found["blackjack"]["ci95"][1] > 1.0 >= found["shop"]["ci95"][1]
 
 
 @simulated
