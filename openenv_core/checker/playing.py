@@ -6,6 +6,7 @@ that output of the author's code does not mix with it.
 """
 
 import asyncio
+import copy
 import inspect
 import json
 import math
@@ -52,7 +53,8 @@ Result: TypeAlias = dict[str, Any]
 class LocalEnvironment:
     """An environment instance played in this process.
 
-    Its methods return the environment's own objects, and raise the client's exceptions.
+    Its methods return the environment's own objects, and raise the client's exceptions. It gets copies of the options,
+    which it may change, at every reset.
 
     Args:
         app: The application that serves the environment.
@@ -85,7 +87,9 @@ class LocalEnvironment:
     def reset(self, **options: Any) -> Any:
         """Begin an episode, with those of the options that the environment accepts."""
         method = _method(self._instance, "reset")
-        return self._call(method, **_accepted_options(method, {**self._reset_options, **options}))
+        return self._call(
+            method, **_accepted_options(method, copy.deepcopy({**self._reset_options, **options}))
+        )
 
     def step(self, action: Any) -> Any:
         """Apply an action, given as a dict of its fields."""

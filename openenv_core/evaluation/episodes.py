@@ -295,12 +295,9 @@ class ActionPlayer(_Player):
             if len(record.turns) == self._arena.settings.max_turns:
                 record.ending = "truncated_turns"
                 return
+            shown = _text_of(result.observation)  # before the policy, which may change what it gets
             action = await _ask_action(act, result.observation)
-            record.turns.append(
-                turn_record(
-                    _text_of(result.observation), json.dumps(action, default=str), fresh=not record.turns
-                )
-            )
+            record.turns.append(turn_record(shown, json.dumps(action, default=str), fresh=not record.turns))
             record.tool_calls += "tool_name" in action
             try:
                 result = await self._client.step(action)

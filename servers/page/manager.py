@@ -130,13 +130,14 @@ class WebInterfaceManager:
         if isinstance(data.get("arguments"), str):
             data["arguments"] = read_json(data["arguments"].encode())
         action = self._decoder.action(data, len(dumps(data)))
+        sent = action.model_dump(mode="json", exclude={"metadata"})  # the environment may change it
         visit = await self._open_visit()
         reply, state = await visit.session.run(_step, action)
         visit.state = state
         steps = int(state.get("step_count") or 0)
         log = ActionLog(
             timestamp=datetime.now().isoformat(),
-            action=action.model_dump(mode="json", exclude={"metadata"}),
+            action=sent,
             observation=reply["observation"],
             reward=reply["reward"],
             done=reply["done"],

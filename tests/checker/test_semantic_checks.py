@@ -65,6 +65,20 @@ def test_an_instance_is_played_as_a_server_plays_it(factory: type[Counter]) -> N
     assert found == [(3, False), (7, False), "VALIDATION_ERROR", (16, True)]
 
 
+def test_actions_and_options_are_played_again_unchanged() -> None:
+    class Using(Counter):
+        def reset(self, *, seed: int | None = None, cards: Any = None) -> Count:  # type: ignore[override]
+            return Count(total=cards.pop())
+
+        def step(self, action: Add) -> Count:
+            return Count(total=action.metadata["cards"].pop())
+
+    actions = [{"amount": 1, "metadata": {"cards": [1, 2]}}]
+    with LocalEnvironment(serve_factory(Using), {"cards": [3, 4]}) as environment:
+        episodes = [[turn.result.total for turn in turns(environment, 0, actions)] for _ in range(2)]
+    assert episodes == [[4, 2], [4, 2]]
+
+
 def test_exception_of_the_environment_is_an_error_or_a_finding() -> None:
     with LocalEnvironment(serve_factory(Counter)) as environment:
         environment.reset(seed=50)

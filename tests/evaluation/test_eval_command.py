@@ -61,7 +61,8 @@ class Once:
         return {"action": "hit" if self.asked == 1 else "stand"}
 
 
-def wrong(observation: Mapping[str, Any]) -> dict[str, str]:
+def wrong(observation: dict[str, Any]) -> dict[str, str]:
+    observation.clear()  # the record has it nevertheless
     return {"action": "fold"}
 
 
@@ -124,6 +125,7 @@ def test_policy_errors_are_reported(
     out = str(tmp_path / "wrong")
     assert evaluate(table, "--policy", f"{HERE}:wrong", "--episodes", "3", "--out", out) == 0
     assert {(one["ending"], one["reward"]) for one in lines(Path(out))} == {("refused_action", 0.0)}
+    assert all("You hold" in turn["context"] for one in lines(Path(out)) for turn in one["turns"])
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-2].split() == ["ended", "as", "refused_action"]
     assert captured.out.splitlines()[-1].split() == [table, "3"]

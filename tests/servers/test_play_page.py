@@ -187,6 +187,22 @@ async def test_released_web_routes_work() -> None:
             assert (await web("step", {"action": {"amount": 1}})).status_code == 500
 
 
+async def test_history_has_actions_as_they_were_sent() -> None:
+    class Using(Counter):
+        def step(self, action: Add) -> Count:
+            seen = super().step(action)
+            action.amount = 0
+            return seen
+
+    app = with_page(Using)
+    async with serving(app) as address:
+        await request(address, "POST", "/web/reset")
+        await request(address, "POST", "/web/step", {"action": {"amount": 2}})
+        async with socket_to(address, path="/ws/ui") as watching:
+            frame = await ask(watching, "keep alive")
+    assert [log["action"] for log in frame["episode_state"]["action_logs"]] == [{"amount": 2}]
+
+
 async def _next(socket: Any) -> Any:
     return json.loads(await asyncio.wait_for(socket.recv(), WAIT_TIMEOUT_S))
 
