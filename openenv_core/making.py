@@ -1,11 +1,11 @@
 """`make`: a client for an environment given by name, path, URL or image, like `gymnasium.make`."""
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 from openenv_core.client import EnvClient, GenericEnvClient, SyncEnvClient
 from openenv_core.errors import ConfigurationError
+from openenv_core.packages import import_ours
 from openenv_core.targets import TargetKind, package_of, target_of
 
 
@@ -52,7 +52,7 @@ def client_class(name: str) -> type[EnvClient[Any, Any, Any]]:
     package = package_of(name)
     if package is None:
         raise ConfigurationError(f"expected an environment's name, got {name!r}; `ropewalk list` names them")
-    module = import_module(package)
+    module = import_ours(package)
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, EnvClient) and value.__module__.startswith(package):
             return value

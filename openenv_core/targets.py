@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol, cast
@@ -21,6 +21,7 @@ from openenv_core.errors import (
     installed_with,
 )
 from openenv_core.manifest import MANIFEST, read_keys
+from openenv_core.packages import ENVS, own_folder, spec_of
 
 _URL = re.compile(r"(https?|wss?)://", re.IGNORECASE)
 _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<attribute>[A-Za-z_][\w.]*)")
@@ -98,7 +99,7 @@ def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
         file = find_module(match["module"])
         return Target(resolved_kind, text, None if file is None else _enclosing_folder(file))
     if resolved_kind is TargetKind.NAME:
-        return Target(resolved_kind, text, _folder_of_name(text))
+        return Target(resolved_kind, text, folder_of_name(text))
     return Target(resolved_kind, text)
 
 
@@ -196,7 +197,7 @@ def _kind_of_existing(text: str) -> TargetKind | None:
         return TargetKind.PATH
     if (match := _MODULE.fullmatch(text)) is not None and find_module(match["module"]) is not None:
         return TargetKind.MODULE
-    return None if _folder_of_name(text) is None else TargetKind.NAME
+    return None if folder_of_name(text) is None else TargetKind.NAME
 
 
 def variables_for(text: str, argument: str) -> dict[str, str]:
@@ -279,13 +280,29 @@ def _enclosing_folder(path: Path) -> Path | None:
 def find_module(module: str) -> Path | None:
     """Return a module's file or a package's folder, without importing it; None if there is none.
 
-    The working directory is searched before `sys.path`.
+    The working directory is searched before `sys.path`, except for our packages (`openenv_core.packages`).
     """
+    spec = _find_spec(module)
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return Path(spec.origin) if spec.has_location and spec.origin else None
+
+
+def folders_of_envs() -> list[str]:
+    """Return the folders of the package `envs`, whose packages are environments."""
+    spec = _find_spec(ENVS)
+    return list((spec and spec.submodule_search_locations) or ())
+
+
+def _find_spec(module: str) -> ModuleSpec | None:
     package, *rest = module.split(".")
     if not all(name_part.isidentifier() for name_part in (package, *rest)):
         return None
     importlib.invalidate_caches()
-    spec = PathFinder.find_spec(package, [str(Path.cwd()), *sys.path])
+    path = [str(Path.cwd()), *sys.path]
+    spec = spec_of(package, path) or PathFinder.find_spec(package, path)
     if spec is None:
         # Editable installs have finders of their own.
         with suppress(ImportError, ValueError):
@@ -296,25 +313,27 @@ def find_module(module: str) -> Path | None:
             return None
         name = f"{name}.{name_part}"
         spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
-    if spec is None:
-        return None
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations)))
-    return Path(spec.origin) if spec.has_location and spec.origin else None
+    return spec
 
 
 def package_of(name: str) -> str | None:
     """Return the package of an environment's name, `envs.*` first; None if there is none."""
     short = name.lower().replace("-", "_").removesuffix(_SUFFIX)
-    for package in (f"envs.{short}{_SUFFIX}", f"{short}{_SUFFIX}") if short.isidentifier() else ():
-        if (folder := find_module(package)) is not None and (folder / "server").is_dir():
+    for package in (f"{ENVS}.{short}{_SUFFIX}", f"{short}{_SUFFIX}") if short.isidentifier() else ():
+        if (folder := folder_of(package)) is not None and (folder / "server").is_dir():
             return package
     return None
 
 
-def _folder_of_name(text: str) -> Path | None:
+def folder_of(package: str) -> Path | None:
+    """Return the folder of an environment's package, ours if we have one of its name; None if there is none."""
+    return own_folder(package) or find_module(package)
+
+
+def folder_of_name(text: str) -> Path | None:
+    """Return the folder of an environment's name; None if there is none."""
     package = package_of(text)
-    return None if package is None else find_module(package)
+    return None if package is None else folder_of(package)
 
 
 def _engine_knows(image: str) -> bool:

@@ -13,9 +13,13 @@ from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST, ManifestError, parse_manifest, read_keys
+from openenv_core.packages import ENVS
 from openenv_core.targets import (
     TargetKind,
     find_module,
+    folder_of,
+    folder_of_name,
+    folders_of_envs,
     importable_kind,
     is_environment_folder,
     package_of,
@@ -64,7 +68,7 @@ def environments() -> list[ListedEnvironment]:
     """Return the environments that can be served by name, and those in the working directory."""
     listed: dict[Path, ListedEnvironment] = {}
     for package in _packages():
-        folder = find_module(package)
+        folder = folder_of(package)
         if folder is not None and folder.is_dir() and is_environment_folder(folder):
             listed.setdefault(folder.resolve(), _list_one(folder.resolve(), _target(package, folder)))
     for folder in _folders(Path.cwd()):
@@ -90,9 +94,7 @@ def _folders(top: Path) -> Iterator[Path]:
 
 def _packages() -> Iterator[str]:
     """Yield the names of packages that may be environments, those of this tree first."""
-    envs = find_module("envs")
-    if envs is not None:
-        yield from (f"envs.{module.name}" for module in pkgutil.iter_modules([str(envs)]) if module.ispkg)
+    yield from (f"{ENVS}.{module.name}" for module in pkgutil.iter_modules(folders_of_envs()) if module.ispkg)
     modules = pkgutil.iter_modules([str(Path.cwd()), *sys.path])
     yield from sorted({module.name for module in modules if module.ispkg and module.name.endswith(_SUFFIX)})
     for distribution in distributions():
@@ -190,8 +192,8 @@ def source_of(target: str) -> Path:
     kind = importable_kind(target)
     if kind is TargetKind.MODULE:
         return _source_of_module(target.rpartition(":")[0], target)
-    if kind is TargetKind.NAME and (package := package_of(target)) is not None:
-        return _source_of_module(package, target)
+    if kind is TargetKind.NAME and (folder := folder_of_name(target)) is not None:
+        return _enclosing_folder(folder.resolve())
     path, _ = split_path(target)
     if kind is TargetKind.NAME or not path.exists():
         raise ConfigurationError(f"expected an environment's source at {target!r}, got none; {FORMS}")

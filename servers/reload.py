@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
+from openenv_core.packages import module_command
 from openenv_core.tracebacks import authors_part, show
 from servers.settings import ServePlan
 
@@ -151,7 +152,7 @@ class Reloader:
     def _start(self) -> None:
         from openenv_core.guard import guard_command
 
-        command = (sys.executable, "-m", "servers.reload", *self._restart_arguments)
+        command = (*module_command("servers.reload"), *self._restart_arguments)
         self._waiting = False
         self._guard = subprocess.Popen(
             guard_command(command, grace_s=self._grace_s, inherited_fd=self._plan.listener),

@@ -4,7 +4,6 @@ Folders written for the released package are loaded here too: its import paths a
 `openenv_core.compat`, with the server's own part from `servers.released`.
 """
 
-import contextlib
 import difflib
 import importlib
 import inspect
@@ -20,7 +19,8 @@ from typing import Any, Final
 from openenv_core import compat
 from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST, read_keys
-from openenv_core.targets import TargetKind, importable_kind, package_of, split_path
+from openenv_core.packages import ENVS, add_ours, hidden_by_ours, own_folder
+from openenv_core.targets import TargetKind, folders_of_envs, importable_kind, package_of, split_path
 from servers.released import NAMES
 
 APP: Final = "server.app:app"
@@ -226,6 +226,11 @@ def _explain(error: BaseException, target: str, module: str) -> None:
         if isinstance(cause, compat.NotProvidedError):
             raise ConfigurationError(f"expected to import the app {target!r}, got: {cause}") from error
         cause = cause.__context__
+    if isinstance(error, ImportError) and (hidden := hidden_by_ours(error.name or "")) is not None:
+        raise ConfigurationError(
+            f"cannot import the app {target!r}: {error}; Ropewalk's own package of that name hides {hidden}: "
+            "rename it"
+        ) from error
     if not isinstance(error, ModuleNotFoundError):
         return
     missing = error.name or ""
@@ -256,6 +261,8 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
 def _load_by_name(target: str) -> Any:
     """Import an environment's app by the environment's name, in this tree first."""
     if (package := package_of(target)) is not None:
+        if own_folder(package) is not None:
+            add_ours(ENVS)
         return _attribute(_import(f"{package}.server.app", target), "app", target)
     names = _known_names()
     near = difflib.get_close_matches(target.removesuffix(_SUFFIX), names, n=1)
@@ -264,7 +271,5 @@ def _load_by_name(target: str) -> Any:
 
 
 def _known_names() -> list[str]:
-    names = {module.name for module in pkgutil.iter_modules()}
-    with contextlib.suppress(ImportError):  # an installation of core and servers alone
-        names |= {module.name for module in pkgutil.iter_modules(importlib.import_module("envs").__path__)}
+    names = {module.name for path in (None, folders_of_envs()) for module in pkgutil.iter_modules(path)}
     return sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))

@@ -65,7 +65,8 @@ class TextEpisode:
         unfinished_reward: Reward of an episode that the policy left before its end; None: the rewards so far.
 
     Attributes:
-        tools: Function schemas in OpenAI's format; set once `open` has returned.
+        tools: Function schemas of the running episode's tools, in OpenAI's format. A reset may choose them, so they
+            are listed after each.
         done: Whether the episode is over.
         failure: A failure that is not the policy's, in words; None without one.
         unscored: Why the finished episode has no reward, in words; None if it has one.
@@ -93,23 +94,28 @@ class TextEpisode:
         self._token = token
         self._reset_timeout_s = reset_timeout_s
         self._unfinished_reward = unfinished_reward
-        self._acts = False
+        self._acts: bool | None = None  # unknown before the first reset
         self._return = 0.0
 
     async def open(self) -> None:
-        """Fetch the environment's tools. The first reset opens the session, if this does not.
+        """Fetch the tools that the environment offers before a reset, for a trainer that fixes them then.
 
         Raises:
             ClientError: The server does not answer, or is not an OpenEnv server.
         """
-        if self.tools:
-            return
-        schema = (await self._fetch_schema())["action"]
-        if is_of_tools(schema):
-            self.tools = openai_tools(await self._client.list_tools())
-        else:
-            self._acts = True
-            self.tools = [_act_tool(schema)]
+        await self._read_schema()
+        if not self._acts:
+            await self._list_tools()
+
+    async def _read_schema(self) -> None:
+        if self._acts is None:
+            schema = (await self._fetch_schema())["action"]
+            self._acts = not is_of_tools(schema)
+            if self._acts:
+                self.tools = [_act_tool(schema)]
+
+    async def _list_tools(self) -> None:
+        self.tools = openai_tools(await self._client.list_tools())
 
     async def connect(self) -> None:
         """Open the session before the first reset. CapacityError: the server had no room for it in time."""
@@ -133,11 +139,22 @@ class TextEpisode:
         """
         if self.failure is not None:
             await self._client.disconnect()  # a step that was too slow may still run in that session
-        await self._retry(self.open)
-        self.done, self.failure, self._return, self.unscored, self.truncated = False, None, 0.0, None, False
-        result = await self._retry(self._client.reset, **options)
-        self._record(result)
+        await self._retry(self._read_schema)
+        self.done, self.failure, self.unscored, self.truncated = False, None, None, False
+        result = await self._retry(self._begin, **options)
         return text_of_observation(result.observation)
+
+    async def _begin(self, **options: Any) -> StepResult[Observation]:
+        result = await self._client.reset(**options)
+        self._return = 0.0
+        self._record(result)
+        if not self._acts:
+            self.tools = []
+            if not self.over:
+                await self._list_tools()
+                if not self.tools:
+                    self.failure = "the environment offers no tools in this episode"
+        return result
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool and return its result as text; for an invalid call, the error."""
@@ -180,7 +197,7 @@ class TextEpisode:
 
     @property
     def instructions(self) -> str:
-        """Instructions for a policy that gets no function schemas; available once `open` has returned."""
+        """Instructions for a policy that gets no function schemas."""
         schemas = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in self.tools)
         return f"{_CALL_FORMAT}\nThe tools, as JSON schemas:\n{schemas}"
 

@@ -14,6 +14,7 @@ docs/trainers.md explains how each argument affects training, and when to use wh
 import asyncio
 import copy
 import inspect
+import json
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -240,6 +241,7 @@ class _TRLEnvironment:
 
     _factory: _Factory
     _group: _Group
+    _tools: Mapping[str, Mapping[str, Any]]  # by name, as TRL lists them
 
     def __init__(self) -> None:
         self._episode = self._factory.episode()
@@ -262,11 +264,25 @@ class _TRLEnvironment:
                 return prefetched[1].result()
             with suppress(Exception):
                 prefetched[1].result()
-        return self._loop.run(self._episode.reset, **options)
+        return self._loop.run(self._begin, **options)
 
     def _prefetch(self, options: Mapping[str, Any]) -> None:
-        self._prefetched = options, self._loop.submit(self._episode.reset, **options)
+        self._prefetched = options, self._loop.submit(self._begin, **options)
         self._scored = False
+
+    async def _begin(self, **options: Any) -> str:
+        observation = await self._episode.reset(**options)
+        tools = _by_name(self._episode.tools)
+        if self._episode.over or tools == self._tools:
+            return observation
+        if unlisted := [name for name in tools if name not in self._tools]:
+            raise ConfigurationError(
+                f"TRL cannot offer the tools {', '.join(unlisted)} of the episode {options}: it listed the tools "
+                f"before the first reset, when there were {', '.join(self._tools) or 'none'}; pass "
+                "rollout_func=environments.rollout_func in place of environment_factory"
+            )
+        schemas = [json.dumps(function, ensure_ascii=False) for function in tools.values()]
+        return "\n".join([observation, "", "In this episode there are only these tools:", *schemas])
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return self._loop.run(self._episode.call, name, arguments)
@@ -381,8 +397,14 @@ def _make_class(factory: _Factory) -> type[_TRLEnvironment]:
             await episode.close()
         return episode.tools
 
-    tools = {tool["function"]["name"]: _to_method(tool["function"]) for tool in shared_loop().run(fetch)}
-    return type("ServedEnvironment", (_TRLEnvironment,), {"_factory": factory, "_group": _Group(), **tools})
+    tools = _by_name(shared_loop().run(fetch))
+    methods = {name: _to_method(function) for name, function in tools.items()}
+    attributes = {"_factory": factory, "_group": _Group(), "_tools": tools, **methods}
+    return type("ServedEnvironment", (_TRLEnvironment,), attributes)
+
+
+def _by_name(tools: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {tool["function"]["name"]: tool["function"] for tool in tools}
 
 
 def _to_method(function: Mapping[str, Any]) -> Callable[..., str]:

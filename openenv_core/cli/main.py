@@ -15,6 +15,7 @@ import openenv_core
 from openenv_core import compat
 from openenv_core.cli.command import Command, sanitize
 from openenv_core.errors import ConfigurationError, OpenEnvError
+from openenv_core.packages import prefer_ours
 
 GROUP: Final = "ropewalk.commands"
 
@@ -39,6 +40,7 @@ def run(command: Command, argv: Sequence[str]) -> int:
 
 
 def _run_to_status(command: Callable[[], int]) -> int:
+    prefer_ours()
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by whoever started this process
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 from openenv_core.compat.names import MODULES, module_for
+from openenv_core.packages import import_ours
 
 GROUP: Final = "ropewalk.compat"
 """Entry points by which installed packages provide names."""
@@ -35,6 +36,7 @@ def _find_extras() -> Extra:
     modules: dict[str, dict[str, Target]] = {}
     for point in entry_points(group=GROUP):
         with suppress(ImportError):  # the package is installed, but not its requirements
+            import_ours(point.module)
             for module, names in point.load().items():
                 modules.setdefault(module, {}).update(names)
     return modules

@@ -344,7 +344,6 @@ class ChatPlayer(_Player):
     async def open(self) -> None:
         """See `ActionPlayer.open`."""
         with suppress(ConnectionFailedError):
-            await self._episode.open()
             await self._episode.connect()
 
     async def leave(self) -> None:

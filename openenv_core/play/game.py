@@ -118,7 +118,6 @@ class Loop:
         self._is_server_alive = is_server_alive
         self._explain = explain
         self._failed = 0
-        self._tools_fetched = False
 
     def run(self) -> int:
         """Play to the end of the input; return the exit status."""
@@ -188,10 +187,11 @@ class Loop:
 
     def _reset(self, options: Json) -> None:
         self._game.reset(options)
-        if not self._tools_fetched and any(form.calls_tools for form in self._prompts.forms):
-            self._tools_fetched = True
-            self._fetch_tools()
-            self._show_tools()
+        if not self._game.over and any(form.calls_tools for form in self._prompts.forms):
+            previous = self._prompts.tools
+            self._fetch_tools()  # a reset may choose them
+            if self._prompts.tools != previous:
+                self._show_tools()
 
     def _fetch_tools(self) -> None:
         self._prompts.tools = self._game.tools()

@@ -3,7 +3,6 @@
 import logging
 import os
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import IO, Final
 
 from openenv_core.errors import ProviderError, ServerStartError
 from openenv_core.guard import guard_command
+from openenv_core.packages import python_command
 from openenv_core.providers.base import (
     LOOPBACK,
     RETRY_INTERVAL_S,
@@ -26,7 +26,7 @@ from openenv_core.providers.base import (
 
 logger = logging.getLogger(__name__)
 
-SERVE_COMMAND: Final = (sys.executable, "-m", "openenv_core.cli", "serve", "{app}", "--fd", "{fd}")
+SERVE_COMMAND: Final = (*python_command("openenv_core.cli"), "serve", "{app}", "--fd", "{fd}")
 """The default command of a server."""
 
 OUTPUT_BYTES: Final = 16_384

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.packages import ENVS, own_folder
 
 SUFFIX: Final = "_env"
 LONGEST: Final = 50
@@ -81,8 +82,9 @@ def names_of(text: str) -> EnvironmentNames:
         raise _refusal(text, f"a name that is free ({reason})")
     names = EnvironmentNames(short)
     # `ropewalk serve NAME` looks up both.
-    for module in (names.package, f"envs.{names.package}"):
-        if (where := _find_installed(module)) is not None:
+    bundled = f"{ENVS}.{names.package}"
+    for module, where in ((names.package, _find_installed(names.package)), (bundled, own_folder(bundled))):
+        if where is not None:
             raise _refusal(text, f"a name that is free (there is a package {module} at {where})")
     return names
 
@@ -102,7 +104,7 @@ def _find_installed(module: str) -> str | None:
         return "this interpreter"
     cwd = Path.cwd().resolve()
     # A folder of this name in the working directory is not installed; if it is in the way, `make` reports it.
-    return None if cwd in Path(where).resolve().parents and module.count(".") == 0 else where
+    return None if cwd in Path(where).resolve().parents else where
 
 
 def _refusal(text: str, expected: str) -> ConfigurationError:

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.packages import module_command
 from servers.fleet.slots import SlotTable
 from servers.fleet.worker import FAILED, READY, WorkerPlan
 from servers.metrics import SharedCounts
@@ -176,9 +176,7 @@ class Supervisor:
         plan = replace(worker.plan, ready=write)
         try:
             process = worker.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "servers.fleet.worker",
+                *module_command("servers.fleet.worker"),
                 stdin=asyncio.subprocess.PIPE,
                 pass_fds=(plan.listener, plan.slots, plan.counts, write, plan.waker, *plan.wakers),
             )

@@ -347,6 +347,17 @@ def test_model_plays_by_calls(table: str, tmp_path: Path, model: ChatServer) -> 
     assert record["turns"][1]["context"].startswith("[user] error: there is no call")
 
 
+def test_model_is_offered_the_tools_of_the_episode(tmp_path: Path, model: ChatServer) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weld", "arguments": "{}"}}
+    model.answers.append({"content": None, "tool_calls": [call]})
+    with serve(app="kits:app") as server:
+        out, reset = str(tmp_path / "out"), '{"kit": ["weld"]}'
+        words = f"--policy {url_of(model)} --episodes 1 --out {out} --reset".split()
+        assert evaluate(f"http://{server.address}", *words, reset) == 0
+    assert [tool["function"]["name"] for tool in model.requests[0]["tools"]] == ["weld"]
+    assert lines(Path(out))[0]["reward"] == 1
+
+
 def test_every_episode_is_sampled_with_a_seed_of_its_own(
     table: str, tmp_path: Path, model: ChatServer
 ) -> None:

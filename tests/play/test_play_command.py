@@ -79,6 +79,16 @@ def test_lines_of_a_pipe_are_answers() -> None:
     assert raised == "RuntimeError: as it was told"
 
 
+@pytest.mark.slow
+def test_tools_are_those_of_the_episode() -> None:
+    done = play("kits:app", "--json", typed=':reset {"kit": ["weld"]}\nweld\n\ndrive\n')
+    found = events(done)
+    tools = [[tool["name"] for tool in event["tools"]] for event in found if event["event"] == "tools"]
+    assert tools == [["cut", "drive"], ["weld"], ["cut", "drive"]]
+    assert [event["reward"] for event in found if event["event"] == "step"] == [1, 1]
+    assert done.returncode == 0, done.stderr
+
+
 def test_invalid_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for words, why in (
         (("blackjack", "--action", "hit"), "expected a JSON object"),

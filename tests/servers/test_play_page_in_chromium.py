@@ -140,6 +140,17 @@ def test_shop_tools_are_called_from_forms(browser: Browser) -> None:
         assert "error" in text(tab, "#observation")
 
 
+def test_tools_are_those_of_the_episode(browser: Browser) -> None:
+    tools = "[...document.querySelectorAll('#kinds button')].map((tab) => tab.innerText).join()"
+    with serve("--web", app="kits:app") as server, visit(browser, server.address) as tab:
+        start_episode(tab)
+        assert tab.evaluate(tools) == "cut,drive"
+        tab.evaluate("document.querySelector('#reset details').open = true")
+        fill(tab, "#reset details textarea, #reset details input", '["drive", "weld"]')
+        tab.click("#reset .do")
+        tab.wait_for(f"{tools} === 'drive,weld'")
+
+
 def test_figure_of_the_code_interpreter_is_shown(browser: Browser, pictures: Path) -> None:
     figure = (
         "import matplotlib.pyplot as plt\n"

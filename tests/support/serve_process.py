@@ -83,12 +83,14 @@ class ServeProcess:
 
 
 @contextmanager
-def serve(*words: str, app: str = "counter:app", **environ: str) -> Iterator[ServeProcess]:
+def serve(
+    *words: str, app: str = "counter:app", cwd: str | Path = SUPPORT, **environ: str
+) -> Iterator[ServeProcess]:
     """Run `ropewalk serve` and wait until it is healthy; afterwards end it and its descendants."""
     command = [sys.executable, "-m", "openenv_core.cli", "serve", app, "--port", "0", *words]
     process = subprocess.Popen(
         command,
-        cwd=SUPPORT,
+        cwd=cwd,
         env={**os.environ, **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -51,7 +51,7 @@ class Game {
       const result = await this.session.ask("reset", options);
       this.episodes.push({ number: (this.episode?.number ?? 0) + 1, options, done: result.done, total: 0, steps: [this.#makeStep(null, result)] });
       if (this.episodes.length > MAX_EPISODES) this.episodes.shift();
-      if (!this.tools.length && formsOf(this.description.action).some((form) => form.callsTools)) await this.#findTools();
+      if (!result.done && formsOf(this.description.action).some((form) => form.callsTools)) await this.#findTools();
     });
   }
 
@@ -90,9 +90,10 @@ class Game {
     return { action, observation, reward, done, metadata: metadata ?? observation.metadata, size };
   }
 
+  /** List the tools of the episode; the same list as before keeps the forms that are drawn. */
   async #findTools() {
-    const answer = await this.session.ask("mcp", { jsonrpc: "2.0", id: 1, method: "tools/list" });
-    this.tools = answer?.result?.tools ?? [];
+    const answer = await this.session.ask("mcp", { jsonrpc: "2.0", id: 1, method: "tools/list" }), tools = answer?.result?.tools ?? [];
+    if (JSON.stringify(tools) !== JSON.stringify(this.tools)) this.tools = tools;
   }
 
   /** Forget the oldest observations of a long play: a tab's memory has an end. */
