@@ -12,6 +12,7 @@ from generator_fixtures import WAIT_S, engine_config, wait_until
 
 from rl_bridge.config import Config, load_config, require_trainable
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
+from rl_bridge.generator.base import ABORTED
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.replica import PolicyReplica
@@ -93,6 +94,23 @@ def test_refused_prompt_is_named(server: StandIn, engine: EndpointEngine) -> Non
     assert len(engine.generate([[1]], WARM).result(WAIT_S)) == 1
 
 
+def test_aborted_prompt_is_requested_no_longer_and_the_rest_of_its_call_is_answered(
+    server: StandIn, engine: EndpointEngine
+) -> None:
+    server.behaviour = Behaviour(busy=1_000_000)
+    answering = engine.generate(PROMPTS[:3], WARM, ids=["a", "b", "c"])
+    wait_until(lambda: engine._http is not None and engine._http.trouble != "no answer")
+    engine.abort(["b", "unknown"]).result(WAIT_S)
+    server.behaviour = Behaviour()
+    first, aborted, last = answering.result(WAIT_S)
+    assert aborted is ABORTED
+    assert PROMPTS[1] not in [one.body["prompt"] for one in server.served]
+    assert {tuple(one.body["prompt"]) for one in server.served} == {tuple(PROMPTS[0]), tuple(PROMPTS[2])}
+    assert first.tokens
+    assert last.tokens
+    assert engine._tasks == {}
+
+
 @pytest.fixture
 def make_late(monkeypatch: pytest.MonkeyPatch) -> Callable[[EndpointEngine], None]:
     """Has the deadline pass once there was trouble, however long the machine takes for that."""
@@ -121,7 +139,7 @@ def test_answer_counts_while_another_call_that_is_late_is_ended(engine: Endpoint
             try:
                 await asyncio.Event().wait()
             finally:
-                await asyncio.create_task(engine._generate([[1]], WARM, [0]))
+                await asyncio.create_task(engine._generate([[1]], WARM, [0], ()))
 
     with pytest.raises(GeneratorError, match="expected an answer from"):
         engine._submit(be_late()).result(WAIT_S)
