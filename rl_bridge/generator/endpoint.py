@@ -376,6 +376,9 @@ class EndpointEngine(Engine):
     async def _complete(
         self, index: int, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None
     ) -> Completion:
+        # Our own engines end an answer where the context does; a server refuses to begin one that might not fit.
+        room = max(1, self._rollout.max_length - len(prompt))
+        sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
         if sampling.temperature > 0.0:
             await self._check_logprobs(prompt, sampling)
         answer = await self._request_completion(

@@ -3,12 +3,13 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from completions_server import MODEL, VOCABULARY, Behaviour, StandIn, completions_server, distribution
-from generator_fixtures import WAIT_S, engine_config, wait_until
+from generator_fixtures import MAX_LENGTH, WAIT_S, engine_config, wait_until
 
 from rl_bridge.config import Config, load_config, require_trainable
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
@@ -70,6 +71,17 @@ def test_answers_are_what_the_server_sampled(server: StandIn, engine: EndpointEn
     assert engine.generate([], WARM).result(WAIT_S) == []
     with pytest.raises(GeneratorError, match="expected 2 seeds, got 1"):
         engine.generate([[1], [2]], WARM, [3]).result(WAIT_S)
+
+
+def test_no_more_tokens_are_requested_than_the_context_has_room_for(
+    server: StandIn, engine: EndpointEngine
+) -> None:
+    server.behaviour = Behaviour(max_model_len=MAX_LENGTH)
+    long, full = [1] * (MAX_LENGTH - 2), [1] * (MAX_LENGTH - 1)
+    answers = engine.generate([PROMPTS[0], long, full], replace(WARM, stop_token_ids=())).result(WAIT_S)
+    assert [len(answer.tokens) for answer in answers] == [6, 2, 1]
+    with pytest.raises(PromptRefusedError, match="longer than the context"):
+        engine.generate([[1] * MAX_LENGTH], WARM).result(WAIT_S)
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,6 @@ async def test_cancelled_group_is_generated_no_longer_and_the_other_one_to_its_e
             one_token = SamplingSettings(temperature=1.0, max_new_tokens=1)
             await policy.generate_many.route([[1, 2, 3]], one_token)
             totals = await policy.statistics.route()
-            assert (totals.kv_cache_usage, totals.generated_tokens < 1.5 * SIBLINGS * ANSWER_TOKENS) == (
-                0.0,
-                True,
-            )
+            assert totals.kv_cache_usage == 0.0
+            assert totals.generated_tokens < 1.5 * SIBLINGS * ANSWER_TOKENS
     await store.close()
