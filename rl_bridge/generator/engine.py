@@ -155,7 +155,7 @@ class VllmEngine(Engine):
                         await self._add_requests(prompts, sampling, seeds, requests)
                     finally:
                         self._request_lock.release()
-                    outputs = [
+                    outputs: list[Any] = [
                         None if request.collector is None else await request.collector.get()
                         for request in requests
                     ]
@@ -251,10 +251,9 @@ class VllmEngine(Engine):
                 request.collector = await self._llm.add_request(
                     str(next(self._ids)), engine_prompt, engine_sampling, lora_request=self._adapter
                 )
-                if request.aborted:  # on its way there
-                    await self._abort([request])
             except request_error_types() as error:
                 raise PromptRefusedError(index, str(error)) from error
+        await self._abort([request for request in requests if request.aborted])  # on their way there
 
     async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> UpdateMetrics:
         # Shielded from cancellation: an engine left in the middle of it would be paused for good.
