@@ -25,6 +25,7 @@ class SamplingSettings:
 
     Attributes:
         temperature: Divides the logits; 0 is greedy.
+        max_new_tokens: The most tokens; fewer where `rollout.max_length` leaves no room for as many.
         stop_token_ids: A completion ends after any of these, which is its last token.
     """
 
@@ -93,7 +94,7 @@ class Ending(StrEnum):
     TRUNCATED_ENVIRONMENT = "truncated_environment"
     """The environment ended the episode by a limit of its own."""
     TRUNCATED_LENGTH = "truncated_length"
-    """The next prompt would not fit the context, or an answer with tool calls was cut off."""
+    """The context had no room for another answer, or an answer was cut and means no action; the latter is penalised."""
     TRUNCATED_TIME = "truncated_time"
     """The time limit was reached."""
     FAILED_POLICY = "failed_policy"

@@ -52,7 +52,7 @@ CONDITIONS: Final[Mapping[str, Condition]] = MappingProxyType(
 
 EPISODE_KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "rollout": ("num_turns", "fork_turn", "episode_timeout_s"),
+        "rollout": ("num_turns", "fork_turn", "episode_timeout_s", "cut_answer"),
         "reward": ("illegal_answer",),
         "evaluation": ("episodes",),
     }

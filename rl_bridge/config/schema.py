@@ -186,7 +186,11 @@ class RolloutConfig(Section):
     episode_timeout_s: Seconds | None = None
     """How long after its reset an episode may begin another exchange; then it is truncated."""
     max_new_tokens: Count = 16
-    """The most tokens of an answer."""
+    """The most tokens of an answer; fewer where `max_length` leaves less."""
+    cut_answer: Literal["illegal", "truncated"] | None = None
+    """How an answer ends its episode that was cut at `max_new_tokens` and means no action: as any other that means none
+    (illegal), or as `truncated_length` with the same reward (truncated). None is truncated if `max_new_tokens` is above
+    64, else illegal. An answer that means an action counts however it ended."""
     max_length: Annotated[int, Field(ge=2)] = 4096
     """The most tokens of prompt and answer together."""
     temperature: Annotated[float, Field(ge=0.01)] = 1.0

@@ -91,6 +91,7 @@ class PolicyActor(ServiceActor):
 
     generate = _make_endpoint(PolicyReplica.generate)
     generate_many = _make_endpoint(PolicyReplica.generate_many)
+    abort = _make_endpoint(PolicyReplica.abort)
     update_weights = _make_endpoint(PolicyReplica.update_weights)
     sleep = _make_endpoint(PolicyReplica.sleep)
     version = _make_endpoint(PolicyReplica.version)

@@ -39,6 +39,9 @@ class UpdateMetrics:
 GRACE_PERIOD_S = 5.0
 """The longest wait for submitted work when the engine ends; such work normally ends by itself."""
 
+ABORTED = Completion(tokens=(), logprobs=(), versions=(), stopped=False)
+"""The completion of an aborted prompt; every other one has a token."""
+
 T = TypeVar("T")
 
 
@@ -77,18 +80,29 @@ class Engine(ABC):
         return self._submit(self._start())
 
     def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None = None,
+        ids: Sequence[str] = (),
     ) -> "Future[list[Completion]]":
         """Complete prompts, each a sequence of token ids; one completion per prompt, in order.
 
         Cancelling the future ends the work. Seeds, one per prompt and not negative, determine the completions whatever
-        else the engine works on; without them the engine's own generator samples.
+        else the engine works on; without them the engine's own generator samples. Ids, one per prompt, are for `abort`.
 
         Raises:
             GeneratorError: The engine has failed or is closed. The future, too, gets one if a prompt is refused or the
                 engine has sampled no token for `rollout.generate_timeout_s` while it waited.
         """
-        return self._submit(self._generate(prompts, sampling, seeds))
+        return self._submit(self._generate(prompts, sampling, seeds, ids))
+
+    def abort(self, ids: Sequence[str]) -> "Future[None]":
+        """End the work on prompts, whose completions become `ABORTED`; those of the same call are completed.
+
+        Ids of no prompt in progress are ignored. Raises as `generate` does.
+        """
+        return self._submit(self._abort_prompts(ids))
 
     @abstractmethod
     def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[UpdateMetrics]":
@@ -137,8 +151,15 @@ class Engine(ABC):
 
     @abstractmethod
     async def _generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None,
+        ids: Sequence[str],
     ) -> list[Completion]: ...
+
+    @abstractmethod
+    async def _abort_prompts(self, ids: Sequence[str]) -> None: ...
 
     @abstractmethod
     async def _clean_up(self) -> None: ...

@@ -17,7 +17,7 @@ from rl_bridge.generator.base import Engine
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.tokens.conversation import Conversation
 from rl_bridge.tokens.tool_calls import CallStyle, UnparsableCall, parse_tool_calls
-from rl_bridge.types import SamplingSettings
+from rl_bridge.types import Completion, SamplingSettings
 
 MAX_LENGTH = 32_768
 """The most tokens of prompt and answer together, even if the checkpoint allows more: the cache has to fit."""
@@ -29,7 +29,7 @@ class CheckpointModel:
     def __init__(self, settings: EvaluationSettings, engine: Engine, max_length: int) -> None:
         self.tokenizer = ChatTokenizer(Path(os.path.expanduser(settings.policy)))
         self.engine = engine
-        self.max_prompt_length = max_length - settings.max_tokens
+        self.max_prompt_length = max_length - 1
         self.sampling = SamplingSettings(
             temperature=settings.temperature,
             max_new_tokens=settings.max_tokens,
@@ -74,10 +74,10 @@ class CheckpointChat:
         self._chat = chat
         self._seed = seed
         self._calls = calls
-        self._answer: Sequence[int] = ()
+        self._answer: Completion | None = None
 
     async def answer(self) -> ChatAnswer | None:
-        """See `Chat.answer`. A truncated answer also returns None, because its rest is unknown."""
+        """See `Chat.answer`. As in training, an answer that was cut counts if it can be read."""
         model, prompt = self._model, self._chat.prompt
         if len(prompt) > model.max_prompt_length:
             return None
@@ -85,9 +85,7 @@ class CheckpointChat:
         with _convert_errors():
             (completion,) = await asyncio.wrap_future(model.engine.generate([prompt], model.sampling, seeds))
         self._seed += 1
-        if not completion.stopped:
-            return None
-        self._answer = completion.tokens
+        self._answer = completion
         if not self._calls:
             return ChatAnswer(model.tokenizer.text(completion.tokens))
         parsed = parse_tool_calls(
@@ -104,8 +102,13 @@ class CheckpointChat:
 
     def add_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """See `Chat.add_messages`."""
+        assert self._answer is not None
         with _convert_errors():
-            self._chat.append_turn(self._answer, [_to_chat_message(message) for message in messages])
+            self._chat.append_turn(
+                self._answer.tokens,
+                [_to_chat_message(message) for message in messages],
+                stopped=self._answer.stopped,
+            )
 
 
 def _make_engine(settings: EvaluationSettings) -> tuple[Engine, int]:

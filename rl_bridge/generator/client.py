@@ -2,20 +2,24 @@
 
 import asyncio
 import math
+import uuid
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 
 from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.services.handle import StickySession
 from rl_bridge.types import Completion, SamplingSettings
 
-GenerateCall = Callable[
-    [list[Sequence[int]], SamplingSettings, list[int] | None], Awaitable[list[Completion]]
-]
-"""Sends prompts, sampling settings and seeds to an engine: `policy.generate_many.route`."""
+GenerateCall = Callable[..., Awaitable[list[Completion]]]
+"""Sends prompts, sampling settings, seeds and, if there is an `AbortCall`, ids: `policy.generate_many.route`."""
+AbortCall = Callable[[list[str]], Awaitable[object]]
+"""Has the engine end its work on prompts, by their ids. Bounded in time; raises nothing."""
+ABORT_TIMEOUT_S = 2.0
+"""How long an `AbortCall` should wait for replies. The request itself has been sent by then."""
 
 MAX_TOKENS_PER_CALL = 512
 """The most new tokens that a call may request, over all of its prompts: short answers wait for the call's longest."""
@@ -29,6 +33,7 @@ class _PendingPrompt:
     sampling: SamplingSettings
     seed: int | None
     session: StickySession | None
+    id: str
     future: "asyncio.Future[Completion]" = field(default_factory=asyncio.Future)
 
     def can_batch_with(self, other: "_PendingPrompt") -> bool:
@@ -51,6 +56,9 @@ class GeneratorClient:
     prompts are sent together. So a lone prompt is not delayed, and under load a call carries many prompts: fewer if
     their answers are long, and not more than leaves every replica its share.
 
+    A cancelled coroutine ends no call in another process. So the prompts of callers that are cancelled, and of calls
+    that took too long, are aborted by their ids; the others of a call are completed.
+
     Args:
         call: Sends a batch to the least loaded replica; usually `policy.generate_many.route`.
         max_batch: The most prompts of a call.
@@ -58,6 +66,7 @@ class GeneratorClient:
         replicas: Returns the current number of replicas.
         timeout_s: The deadline of one call, including the wait for a replica to serve.
         open_session: Opens a session of `generate_many`, near another one; None if there is only one replica.
+        abort: Aborts prompts at every replica, as one may have taken over another's; None if cancelling a call ends it.
     """
 
     def __init__(
@@ -69,8 +78,13 @@ class GeneratorClient:
         replicas: Callable[[], int] = lambda: 1,
         timeout_s: float = 300.0,
         open_session: Callable[[StickySession | None], StickySession] | None = None,
+        abort: AbortCall | None = None,
     ) -> None:
         self._call = call
+        self._abort_call = abort
+        self._name, self._numbers = uuid.uuid4().hex, count()
+        self._to_abort: list[str] = []
+        self._aborts: set[asyncio.Task[None]] = set()
         self._max_batch = max_batch
         self._max_calls = max_calls
         self._replicas = replicas
@@ -100,7 +114,7 @@ class GeneratorClient:
         """Complete one prompt, batched with others of equal settings. A seed determines the answer."""
         if self._closed:
             raise GeneratorError(_CLOSED)
-        pending = _PendingPrompt(prompt, sampling, seed, session)
+        pending = _PendingPrompt(prompt, sampling, seed, session, f"{self._name}-{next(self._numbers)}")
         replica = None if session is None else session.replica
         queue = self._queues[replica]
         queue.waiting.append(pending)
@@ -138,6 +152,37 @@ class GeneratorClient:
                 task = asyncio.ensure_future(self._send(batch))
                 queue.calls[task] = size
                 task.add_done_callback(partial(self._on_batch_done, replica, batch))
+                for pending in batch:
+                    pending.future.add_done_callback(partial(self._on_prompt_done, pending, batch, task))
+
+    def _on_prompt_done(
+        self,
+        pending: _PendingPrompt,
+        batch: list[_PendingPrompt],
+        task: "asyncio.Task[None]",
+        future: "asyncio.Future[Completion]",
+    ) -> None:
+        """Abort a prompt whose caller was cancelled, or the whole call if nobody waits for it."""
+        if not future.cancelled() or task.done() or task.cancelling():
+            return
+        if all(other.future.done() for other in batch):
+            task.cancel()  # which aborts its prompts
+        else:
+            self._abort([pending])
+
+    def _abort(self, prompts: Sequence[_PendingPrompt]) -> None:
+        if self._abort_call is None:
+            return
+        self._to_abort += [pending.id for pending in prompts]
+        task = asyncio.ensure_future(self._send_aborts(self._abort_call))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _send_aborts(self, call: AbortCall) -> None:
+        """Abort all prompts that are to be aborted by now."""
+        ids, self._to_abort = self._to_abort, []
+        if ids:
+            await call(ids)
 
     def _on_batch_done(
         self, replica: int | None, batch: list[_PendingPrompt], task: "asyncio.Task[None]"
@@ -167,20 +212,26 @@ class GeneratorClient:
                 failure = GeneratorError(
                     f"the engine did not answer {len(batch)} prompts in {self._timeout_s:g} s"
                 )
+            if isinstance(
+                error, TimeoutError | asyncio.CancelledError
+            ):  # after others the engine has ended the work
+                self._abort(batch)
             _fail(batch, failure)
             if not isinstance(error, Exception):
                 raise
             return
         for pending, completion in zip(batch, completions, strict=True):
-            if not pending.future.done():
+            if not pending.future.done() and completion.tokens:
                 pending.future.set_result(completion)
+        _fail(batch, GeneratorError("the engine aborted the prompt"))
 
     async def _call_engine(self, batch: list[_PendingPrompt]) -> list[Completion]:
         seeds = [pending.seed for pending in batch if pending.seed is not None] or None
         # Prompts of sessions whose replica was lost meanwhile follow the first one's session, this once.
         session = batch[0].session
         call = self._call if session is None else session.generate_many.route
-        completions = await call([pending.prompt for pending in batch], batch[0].sampling, seeds)
+        ids = () if self._abort_call is None else ([pending.id for pending in batch],)
+        completions = await call([pending.prompt for pending in batch], batch[0].sampling, seeds, *ids)
         if len(completions) != len(batch):
             raise GeneratorError(f"expected {len(batch)} completions, got {len(completions)}")
         return completions
@@ -196,6 +247,7 @@ class GeneratorClient:
         for task in calls:
             task.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.gather(*self._aborts, return_exceptions=True)
 
 
 @dataclass(slots=True, frozen=True)

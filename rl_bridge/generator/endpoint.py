@@ -14,7 +14,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, to_plain_text
 from rl_bridge.config import Config, GeneratorConfig
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
-from rl_bridge.generator.base import Engine, UpdateMetrics
+from rl_bridge.generator.base import ABORTED, Engine, UpdateMetrics
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
 from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 
@@ -287,6 +287,8 @@ class EndpointEngine(Engine):
         self._checked_temperatures: set[float] = set()
         """Temperatures at which the server's log-probabilities are known to be right."""
         self._deadlines: set[asyncio.Timeout] = set()
+        self._tasks: dict[str, asyncio.Task[Completion]] = {}
+        """Of prompts in progress, by their ids."""
 
     def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[UpdateMetrics]":
         """Raise WeightsError: a server's weights cannot be updated."""
@@ -339,7 +341,11 @@ class EndpointEngine(Engine):
             )
 
     async def _generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None,
+        ids: Sequence[str],
     ) -> list[Completion]:
         if seeds is not None and len(seeds) != len(prompts):
             raise GeneratorError(
@@ -348,21 +354,33 @@ class EndpointEngine(Engine):
         prompt_seeds = [None] * len(prompts) if seeds is None else seeds
         with span("generate", waits_for="endpoint"):
             async with self._limit_time(f"answers to {len(prompts)} prompts"):
-                if prompts and sampling.temperature > 0.0:
-                    await self._check_logprobs(prompts[0], sampling)
                 try:
                     async with asyncio.TaskGroup() as group:
                         tasks = [
                             group.create_task(self._complete(index, prompt, sampling, seed))
                             for index, (prompt, seed) in enumerate(zip(prompts, prompt_seeds, strict=True))
                         ]
+                        self._tasks.update(zip(ids, tasks, strict=False))
                 except BaseExceptionGroup as error_group:
                     raise error_group.exceptions[0] from None
-        return [task.result() for task in tasks]
+                finally:
+                    for prompt_id in ids:
+                        self._tasks.pop(prompt_id, None)
+        return [ABORTED if task.cancelled() else task.result() for task in tasks]
+
+    async def _abort_prompts(self, ids: Sequence[str]) -> None:
+        for prompt_id in ids:
+            if prompt_id in self._tasks:
+                self._tasks[prompt_id].cancel()  # closes the connection, which a server takes for an abort
 
     async def _complete(
         self, index: int, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None
     ) -> Completion:
+        # Our own engines end an answer where the context does; a server refuses to begin one that might not fit.
+        room = max(1, self._rollout.max_length - len(prompt))
+        sampling = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
+        if sampling.temperature > 0.0:
+            await self._check_logprobs(prompt, sampling)
         answer = await self._request_completion(
             make_body(str(self._generator.model), prompt, sampling, seed), index
         )

@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.errors import EngineFailedError, GeneratorError, PromptRefusedError
-from rl_bridge.generator.base import Engine, UpdateMetrics
+from rl_bridge.generator.base import ABORTED, Engine, UpdateMetrics
 from rl_bridge.generator.vllm_api import (
     EngineStatistics,
     adapter_request,
@@ -45,6 +46,14 @@ SLEEP: Final[Mapping[str, Any]] = MappingProxyType({"level": 1, "mode": "keep"})
 """vLLM moves the weights to the host's memory, drops keys and values, and keeps requests in progress."""
 
 
+@dataclass(slots=True)
+class _Request:
+    """A prompt's request; the engine has it once there is a collector of its output."""
+
+    collector: Any = None
+    aborted: bool = False
+
+
 class VllmEngine(Engine):
     """vLLM's engine, in this process or, with `own_process`, in its own. `seed` seeds its random number generator."""
 
@@ -68,6 +77,8 @@ class VllmEngine(Engine):
         """Held while something is passed to the engine; granted in the order of requests."""
         self._weights_lock = asyncio.Lock()
         self._ids = itertools.count()
+        self._requests: dict[str, _Request] = {}
+        """The requests in progress that can be aborted, by their prompts' ids."""
         self._activity_counts = {"load weights": 0, "sleep": 0, "generate": 0}
         """The number of tasks in each activity; the first activity with any counts as the engine's."""
         self._last_slow_end = 0.0
@@ -126,21 +137,35 @@ class VllmEngine(Engine):
         self._submit(self._watch_health())
 
     async def _generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None,
+        ids: Sequence[str],
     ) -> list[Completion]:
-        collectors: list[Any] = []  # of requests in progress
+        requests = [_Request() for _ in prompts]
+        self._requests.update(zip(ids, requests, strict=False))
+        answered = False
         try:
             async with self._require_progress():
                 await self._request_lock.acquire()
                 with self._count_activity("generate"):
                     try:
                         logprobs_from = cache_version(self._rollout, self.version)
-                        await self._add_requests(prompts, sampling, seeds, collectors)
+                        await self._add_requests(prompts, sampling, seeds, requests)
                     finally:
                         self._request_lock.release()
-                    outputs = [(await collector.get()).outputs[0] for collector in collectors]
-                    answers = [completion_of(output, cache_version=logprobs_from) for output in outputs]
-                collectors.clear()
+                    outputs: list[Any] = [
+                        None if request.collector is None else await request.collector.get()
+                        for request in requests
+                    ]
+                    answers = [
+                        ABORTED
+                        if request.aborted
+                        else completion_of(output.outputs[0], cache_version=logprobs_from)
+                        for request, output in zip(requests, outputs, strict=True)
+                    ]
+                answered = True
                 return answers
         except TimeoutError:
             raise GeneratorError(
@@ -153,8 +178,16 @@ class VllmEngine(Engine):
             self._end(error)
             raise EngineFailedError(f"the engine has failed: {error}") from error
         finally:
-            if collectors:
-                await self._abort(collectors)
+            for prompt_id in ids:
+                self._requests.pop(prompt_id, None)
+            if not answered:
+                await self._abort(requests)
+
+    async def _abort_prompts(self, ids: Sequence[str]) -> None:
+        requests = [self._requests[prompt_id] for prompt_id in ids if prompt_id in self._requests]
+        for request in requests:
+            request.aborted = True  # one that the engine does not have yet never gets there
+        await self._abort(requests)
 
     @contextlib.asynccontextmanager
     async def _require_progress(self) -> AsyncIterator[None]:
@@ -183,10 +216,13 @@ class VllmEngine(Engine):
             finally:
                 timer.cancel()
 
-    async def _abort(self, collectors: Sequence[Any]) -> None:
+    async def _abort(self, requests: Sequence[_Request]) -> None:
+        ids = [request.collector.request_id for request in requests if request.collector is not None]
+        if not ids:
+            return
         try:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._llm.abort([collector.request_id for collector in collectors], internal=True)
+                await self._llm.abort(ids, internal=True)
         except TimeoutError:
             self._end(GeneratorError(f"expected the engine to abort requests within {ABORT_TIMEOUT_S:g} s"))
         except Exception as error:  # the caller gets the error that led to the abort instead
@@ -197,24 +233,27 @@ class VllmEngine(Engine):
         prompts: Sequence[Sequence[int]],
         sampling: SamplingSettings,
         seeds: Sequence[int] | None,
-        collectors: list[Any],
+        requests: Sequence[_Request],
     ) -> None:
-        """Pass prompts to the engine one by one, and append the collector of each to `collectors`."""
+        """Pass prompts to the engine one by one, except those aborted meanwhile, and set each request's collector."""
         try:
             params = sampling_params(sampling, seeds, prompts=len(prompts))
         except request_error_types() as error:
             raise GeneratorError(f"the engine refused settings: {error}") from error
-        for index, (prompt, engine_sampling) in enumerate(zip(prompts, params, strict=True)):
+        for index, (prompt, request, engine_sampling) in enumerate(
+            zip(prompts, requests, params, strict=True)
+        ):
+            if request.aborted:
+                continue
             try:
                 require_tokens(prompt, self._vocabulary)
                 engine_prompt = prompt_of(prompt, cache_version(self._rollout, self.version))
-                collectors.append(
-                    await self._llm.add_request(
-                        str(next(self._ids)), engine_prompt, engine_sampling, lora_request=self._adapter
-                    )
+                request.collector = await self._llm.add_request(
+                    str(next(self._ids)), engine_prompt, engine_sampling, lora_request=self._adapter
                 )
             except request_error_types() as error:
                 raise PromptRefusedError(index, str(error)) from error
+        await self._abort([request for request in requests if request.aborted])  # on their way there
 
     async def _load(self, version: PolicyVersion, state: Mapping[str, Tensor] | None) -> UpdateMetrics:
         # Shielded from cancellation: an engine left in the middle of it would be paused for good.

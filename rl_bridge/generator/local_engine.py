@@ -15,7 +15,7 @@ class Collector:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def get(self) -> Any:
-        """Wait for the output."""
+        """Wait for the output; None for an aborted request."""
         return await self.future
 
 
@@ -68,7 +68,9 @@ class LocalEngine:
         """Abort requests."""
         self._engine.abort_request(ids)
         for request_id in ids:
-            self._requests.pop(request_id, None)
+            collector = self._requests.pop(request_id, None)
+            if collector is not None and not collector.future.done():
+                collector.future.set_result(None)
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         """Make no step until `resume_generation`; with `clear_cache`, requests recompute their keys and values."""

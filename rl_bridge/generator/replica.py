@@ -106,13 +106,18 @@ class PolicyReplica:
         prompts: Sequence[Sequence[int]],
         sampling: SamplingSettings | None = None,
         seeds: Sequence[int] | None = None,
+        ids: Sequence[str] = (),
     ) -> list[Completion]:
         """Complete prompts, in order; see `Engine.generate`. The sampling settings default to those of `rollout`."""
         rollout = self._config.rollout
         sampling = sampling or SamplingSettings(
             temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens
         )
-        return await asyncio.wrap_future(self._engine.generate(prompts, sampling, seeds))
+        return await asyncio.wrap_future(self._engine.generate(prompts, sampling, seeds, ids))
+
+    async def abort(self, ids: Sequence[str]) -> None:
+        """End the work on prompts of `generate_many` that nobody waits for; see `Engine.abort`."""
+        await asyncio.wrap_future(self._engine.abort(ids))
 
     async def update_weights(self, version: PolicyVersion) -> UpdateMetrics:
         """Load a version: the initial one from the checkpoint, others from the store. One at a time, in order.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
 
@@ -52,6 +52,10 @@ def held_out_seeds(first: int, count: int) -> range:
     return range(TRAINING_SEEDS + first, TRAINING_SEEDS + first + count)
 
 
+SHORT_ANSWER_TOKENS: Final = 64
+"""Where answers may have no more, one that is cut means nothing, rather than too much."""
+
+
 @dataclass(kw_only=True, slots=True, frozen=True)
 class EpisodeSettings:
     """Settings that an episode is played with.
@@ -64,6 +68,7 @@ class EpisodeSettings:
             action the environment rejects; such an answer ends the episode.
         reset_options: Sent with the reset, beside the seed.
         timeout_s: Seconds after the reset beyond which no exchange starts; None for no limit.
+        cut_answer: See `rollout.cut_answer`.
     """
 
     temperature: float
@@ -71,17 +76,22 @@ class EpisodeSettings:
     illegal_reward: float
     reset_options: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float | None = None
+    cut_answer: Literal["illegal", "truncated"] = "illegal"
 
     @classmethod
     def of(cls, config: Config, environment: str = "", *, temperature: float) -> Self:
         """Read the settings of the named environment from a configuration; a run on a dataset has no environment."""
-        env = config.environments.get(environment)
+        env, rollout = config.environments.get(environment), config.rollout
+        by_length: Literal["illegal", "truncated"] = (
+            "truncated" if rollout.max_new_tokens > SHORT_ANSWER_TOKENS else "illegal"
+        )
         return cls(
             temperature=temperature,
-            num_turns=config.rollout.num_turns,
+            num_turns=rollout.num_turns,
             illegal_reward=config.reward.illegal_answer,
             reset_options={} if env is None else env.reset,
-            timeout_s=config.rollout.episode_timeout_s,
+            timeout_s=rollout.episode_timeout_s,
+            cut_answer=rollout.cut_answer or by_length,
         )
 
 

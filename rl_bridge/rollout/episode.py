@@ -167,7 +167,7 @@ async def play_episode(
     turns = [turn for turn, _ in used_answers[max(0, len(shared_prompts) - 1) :]]
     if not turns:
         return None
-    if ending in ILL_FORMED:
+    if ending in ILL_FORMED or episode.was_cut:
         episode.add_reward(settings.illegal_reward)
     if judge is not None:
         with span("judge", waits_for="reward"):
@@ -203,6 +203,8 @@ class _Episode:
     total: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)
     refusal: str | None = None
+    was_cut: bool = False
+    """Whether its last answer was cut and means no action."""
     steps: int = 0
 
     def add_reward(self, reward: float | None) -> None:
@@ -252,8 +254,18 @@ class _Episode:
             with _convert_task_errors():
                 action = self.dialogue.read(turn.completion, text)
         except (ValueError, LookupError) as error:  # raised when parsing odd text, pydantic's errors included
-            return self._record_refusal(error)
-        return action if isinstance(action, Ending) else await self._take_steps(action)
+            action = self._record_refusal(error)
+        if not isinstance(action, Ending):
+            return await self._take_steps(action)
+        if action in ILL_FORMED and not turn.completion.stopped and self._truncates(turn):
+            self.refusal, self.was_cut = None, True
+            return Ending.TRUNCATED_LENGTH
+        return action
+
+    def _truncates(self, turn: Turn) -> bool:
+        """Whether an answer that was cut truncates its episode: always if the context cut it, which had less room."""
+        by_context = len(turn.completion.tokens) < self.policy.max_new_tokens
+        return by_context or self.settings.cut_answer == "truncated"
 
     async def _get_answer(self, prompt: Sequence[int]) -> tuple[Turn, str]:
         key, number = self.sampling_key, self.exchanges

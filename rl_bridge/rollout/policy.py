@@ -26,7 +26,8 @@ class Generator(Protocol):
 class ChatPolicy:
     """A generator behind a chat template.
 
-    An answer has at most `max_new_tokens` tokens, prompt and answer together at most `max_length`.
+    An answer has at most `max_new_tokens` tokens, prompt and answer together at most `max_length`: as the engine was
+    started with the same limit, it ends an answer there.
     """
 
     def __init__(
@@ -34,20 +35,20 @@ class ChatPolicy:
     ) -> None:
         self._tokenizer = tokenizer
         self._generator = generator
-        self._max_new_tokens = max_new_tokens
-        self._max_prompt_length = max_length - max_new_tokens
+        self.max_new_tokens = max_new_tokens
+        self._max_prompt_length = max_length - 1
 
     def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int] | None:
-        """Return the token ids of a chat; None if an answer would not fit after them."""
+        """Return the token ids of a chat; None if there is no room for an answer after them."""
         prompt = self._tokenizer.prompt(messages)
         return prompt if self.has_room(prompt) else None
 
     def has_room(self, prompt: Sequence[int]) -> bool:
-        """Whether an answer fits after a prompt."""
+        """Whether there is room for an answer after a prompt, be it of a single token."""
         return len(prompt) <= self._max_prompt_length
 
     def may_have_room(self, prompt: Sequence[int], messages: Sequence[ChatMessage]) -> bool:
-        """Whether an answer could fit after a prompt and messages, by a bound that needs no tokenization.
+        """Whether there could be room after a prompt and messages, by a bound that needs no tokenization.
 
         Tokenizing megabytes, such as a whole file that a tool returned, would block this process.
         """
@@ -85,7 +86,7 @@ class ChatPolicy:
         """
         sampling = SamplingSettings(
             temperature=temperature,
-            max_new_tokens=self._max_new_tokens,
+            max_new_tokens=self.max_new_tokens,
             stop_token_ids=self._tokenizer.stop_token_ids,
         )
         completion = await self._generator.complete(prompt, sampling, seed)

@@ -47,7 +47,7 @@ class Dialogue(Protocol):
     """The number of tool calls sent to the environment."""
 
     def prompt(self) -> Sequence[int] | None:
-        """Return the token ids to sample the next answer from; None if an answer would not fit after them."""
+        """Return the token ids to sample the next answer from; None if there is no room for an answer after them."""
         ...
 
     def read(self, completion: Completion, text: str) -> Sequence[Any] | Ending:

@@ -40,26 +40,24 @@ class ToolDialogue:
         self._results: list[tuple[ToolCall | None, Any]] = []
 
     def prompt(self) -> Sequence[int] | None:
-        """Return the chat so far; None if an answer would not fit after it."""
+        """Return the chat so far; None if there is no room for an answer after it."""
         if self._answer is not None:
             messages = [self._to_message(*result) for result in self._results]
             if not self._policy.may_have_room(self._conversation.prompt, messages):
                 return None
-            self._conversation.append_turn(self._answer.tokens, messages)
+            self._conversation.append_turn(self._answer.tokens, messages, stopped=self._answer.stopped)
             self._answer, self._results = None, []
         prompt = self._conversation.prompt
         return prompt if self._policy.has_room(prompt) else None
 
     def read(self, completion: Completion, text: str) -> Sequence[Any] | Ending:
-        """Return the actions of the answer's tool calls. A truncated answer ends the episode: its rest is unknown."""
-        if not completion.stopped:
-            return Ending.TRUNCATED_LENGTH
+        """Return the actions of the answer's tool calls; one that was cut midway is never repaired."""
         self._answer = completion
         tokenizer = self._policy.tokenizer
         calls = parse_tool_calls(
             tokenizer.decode_written(completion.tokens),
             style=self._style,
-            repair=self._repair,
+            repair=self._repair and completion.stopped,
             in_thought=tokenizer.opens_thought(self._conversation.prompt),
         )
         if isinstance(calls, UnparsableCall):

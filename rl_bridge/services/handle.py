@@ -1,5 +1,6 @@
 """Handles of a service for other processes: which replicas serve, and direct calls to them."""
 
+import asyncio
 import inspect
 import sys
 from abc import ABC, abstractmethod
@@ -169,6 +170,25 @@ class BalancedEndpoints(EndpointOwner):
     def session(self, *, near: StickySession | None = None, max_sessions: int = sys.maxsize) -> StickySession:
         """Open a session whose calls stay with one replica as long as it lives; see `StickySession`."""
         return StickySession(self._balancer, self.endpoints, near=near, max_sessions=max_sessions)
+
+    async def query_replicas(self, name: str, *args: Any, timeout_s: float) -> dict[int, Any]:
+        """Call an endpoint of all serving replicas outside of the balancing; returns replies by replica.
+
+        These calls do not count towards a replica's load or failures. Replicas that failed, were lost meanwhile, or did
+        not answer in time are left out.
+        """
+
+        async def call_replica(target: ReplicaTarget) -> Any:
+            async with asyncio.timeout(timeout_s):
+                return await target.call(name, args, {})
+
+        targets = self._balancer.targets
+        replies = await asyncio.gather(*map(call_replica, targets), return_exceptions=True)
+        return {
+            target.replica: reply
+            for target, reply in zip(targets, replies, strict=True)
+            if not isinstance(reply, BaseException)
+        }
 
     async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return await self._balancer.route(name, args, kwargs)

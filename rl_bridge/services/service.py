@@ -311,25 +311,6 @@ class Service(BalancedEndpoints):
         """Call `listener` with every new roster from now on, on the event loop; it must not block."""
         self._listeners.append(listener)
 
-    async def query_replicas(self, name: str, *, timeout_s: float) -> dict[int, Any]:
-        """Call an endpoint of all serving replicas outside of the balancing; returns replies by replica.
-
-        These calls do not count towards a replica's load or failures. Replicas that failed, were lost meanwhile, or did
-        not answer in time are left out.
-        """
-
-        async def call_replica(target: ReplicaTarget) -> Any:
-            async with asyncio.timeout(timeout_s):
-                return await target.call(name, (), {})
-
-        targets = self._balancer.targets
-        replies = await asyncio.gather(*map(call_replica, targets), return_exceptions=True)
-        return {
-            target.replica: reply
-            for target, reply in zip(targets, replies, strict=True)
-            if not isinstance(reply, BaseException)
-        }
-
     async def start(self) -> None:
         """Start the replicas; returns when all of them serve."""
         for replica in range(self.options.num_replicas):

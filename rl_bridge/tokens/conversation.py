@@ -82,9 +82,15 @@ class Conversation:
         """The prompt of the next answer. It does not change while the chat grows."""
         return Prefix(self._tokens)
 
-    def append_turn(self, answer: Sequence[int], messages: Sequence[ChatMessage]) -> None:
-        """Append an answer's tokens, including the one that ended it, and the messages that follow it."""
-        self._tokens += [*answer, *self._tokenizer.continuation(messages, self._functions)]
+    def append_turn(
+        self, answer: Sequence[int], messages: Sequence[ChatMessage], *, stopped: bool = True
+    ) -> None:
+        """Append an answer's tokens, including the one that ended it, and the messages that follow it.
+
+        An answer that was cut, not `stopped`, lacks the token that ends it: that is added, as a part of the prompt.
+        """
+        end = () if stopped else self._tokenizer.stop_token_ids[:1]
+        self._tokens += [*answer, *end, *self._tokenizer.continuation(messages, self._functions)]
 
 
 @dataclass(slots=True)

@@ -164,6 +164,8 @@ def completions_server() -> Iterator[StandIn]:
                 return 404, {"error": {"message": "not here"}}
             if not all(0 <= token < VOCABULARY for token in body["prompt"]):
                 return 400, {"error": {"message": "a token out of the vocabulary"}}
+            if len(body["prompt"]) + body["max_tokens"] > (how.max_model_len or math.inf):
+                return 400, {"error": {"message": "the prompt and max_tokens are longer than the context"}}
             return 200, stand_in.completion(body)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class says so

@@ -60,15 +60,29 @@ async def test_calls_are_read_and_what_they_gave_continues_the_tokens(tmp_path: 
     assert second[: len(first)] == first
     assert "waves" in engine.model.tokenizer.raw(second[len(first) :])
     chat.add_messages([{"role": "user", "content": "error"}])
-    assert await chat.answer() is None  # cut off: what it lacks nobody knows
+    cut = await chat.answer()  # it counts if it can be read, as in training
+    assert cut is not None
+    assert cut.text == "half"
+    chat.add_messages([{"role": "user", "content": "go on"}])
+    engine.answers.append(("whole", True))
+    await chat.answer()
+    end = engine.model.tokenizer.stop_token_ids[0]
+    third, fourth = engine.prompts[2:]
+    half = list(engine.model.tokenizer.answer("half"))
+    assert fourth[: len(third) + len(half)] == third + half
+    assert half[-1] == end
 
 
 async def test_no_room_and_no_tools(tmp_path: Path) -> None:
     save_byte_pairs(tmp_path, QWEN, special=QWEN_MARKS)
-    chat = model_of(tmp_path, ScriptedEngine(), max_length=101).begin(
-        [{"role": "user", "content": "hello"}], (), seed=0
+    hello = [{"role": "user", "content": "hello"}]
+    length = len(model_of(tmp_path, ScriptedEngine()).tokenizer.render_opening(hello, ()))  # type: ignore[arg-type]
+    assert (
+        await model_of(tmp_path, ScriptedEngine(), max_length=length).begin(hello, (), seed=0).answer()
+        is None
     )
-    assert await chat.answer() is None
+    room_for_one = model_of(tmp_path, ScriptedEngine(("h", False)), max_length=length + 1)
+    assert await room_for_one.begin(hello, (), seed=0).answer() is not None
     save_byte_pairs(tmp_path / "plain", NO_TOOLS, special=LLAMA_MARKS)
     with pytest.raises(PolicyError, match="tells the policy of its tools"):
         model_of(tmp_path / "plain", ScriptedEngine()).begin(

@@ -3,15 +3,17 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from completions_server import MODEL, VOCABULARY, Behaviour, StandIn, completions_server, distribution
-from generator_fixtures import WAIT_S, engine_config, wait_until
+from generator_fixtures import MAX_LENGTH, WAIT_S, engine_config, wait_until
 
 from rl_bridge.config import Config, load_config, require_trainable
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
+from rl_bridge.generator.base import ABORTED
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.replica import PolicyReplica
@@ -71,6 +73,17 @@ def test_answers_are_what_the_server_sampled(server: StandIn, engine: EndpointEn
         engine.generate([[1], [2]], WARM, [3]).result(WAIT_S)
 
 
+def test_no_more_tokens_are_requested_than_the_context_has_room_for(
+    server: StandIn, engine: EndpointEngine
+) -> None:
+    server.behaviour = Behaviour(max_model_len=MAX_LENGTH)
+    long, full = [1] * (MAX_LENGTH - 2), [1] * (MAX_LENGTH - 1)
+    answers = engine.generate([PROMPTS[0], long, full], replace(WARM, stop_token_ids=())).result(WAIT_S)
+    assert [len(answer.tokens) for answer in answers] == [6, 2, 1]
+    with pytest.raises(PromptRefusedError, match="longer than the context"):
+        engine.generate([[1] * MAX_LENGTH], WARM).result(WAIT_S)
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -91,6 +104,23 @@ def test_refused_prompt_is_named(server: StandIn, engine: EndpointEngine) -> Non
         engine.generate([[1], [2], [VOCABULARY]], WARM).result(WAIT_S)
     assert refused.value.prompt == 2
     assert len(engine.generate([[1]], WARM).result(WAIT_S)) == 1
+
+
+def test_aborted_prompt_is_requested_no_longer_and_the_rest_of_its_call_is_answered(
+    server: StandIn, engine: EndpointEngine
+) -> None:
+    server.behaviour = Behaviour(busy=1_000_000)
+    answering = engine.generate(PROMPTS[:3], WARM, ids=["a", "b", "c"])
+    wait_until(lambda: engine._http is not None and engine._http.trouble != "no answer")
+    engine.abort(["b", "unknown"]).result(WAIT_S)
+    server.behaviour = Behaviour()
+    first, aborted, last = answering.result(WAIT_S)
+    assert aborted is ABORTED
+    assert PROMPTS[1] not in [one.body["prompt"] for one in server.served]
+    assert {tuple(one.body["prompt"]) for one in server.served} == {tuple(PROMPTS[0]), tuple(PROMPTS[2])}
+    assert first.tokens
+    assert last.tokens
+    assert engine._tasks == {}
 
 
 @pytest.fixture
@@ -121,7 +151,7 @@ def test_answer_counts_while_another_call_that_is_late_is_ended(engine: Endpoint
             try:
                 await asyncio.Event().wait()
             finally:
-                await asyncio.create_task(engine._generate([[1]], WARM, [0]))
+                await asyncio.create_task(engine._generate([[1]], WARM, [0], ()))
 
     with pytest.raises(GeneratorError, match="expected an answer from"):
         engine._submit(be_late()).result(WAIT_S)

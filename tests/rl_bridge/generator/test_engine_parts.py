@@ -45,6 +45,9 @@ class Stuck(Engine):
                 await asyncio.get_running_loop().create_future()
         return []
 
+    async def _abort_prompts(self, *_: Any) -> None:
+        raise NotImplementedError
+
     async def _clean_up(self) -> None:
         raise RuntimeError("the clean-up is stuck")
 

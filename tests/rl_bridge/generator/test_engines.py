@@ -1,5 +1,6 @@
 """Real engines of both kinds: tokens and their log-probabilities, seeds, new weights amid answers, refusals."""
 
+import asyncio
 import itertools
 import multiprocessing
 import sys
@@ -288,6 +289,34 @@ def test_cancelled_or_late_batch_is_worked_on_no_longer(engine: Any, monkeypatch
             late.result(WAIT_S)
     assert engine.generate(MANY[:2], WARM, SEEDS[:2]).result(WAIT_S) == plain
     until_idle(engine)
+
+
+def test_aborted_prompts_end_and_those_of_their_call_are_not_disturbed(engine: Any) -> None:
+    from rl_bridge.generator.base import ABORTED
+
+    plain = engine.generate(MANY, WARM, SEEDS).result(WAIT_S)
+    ids = [f"prompt-{place}" for place in range(len(MANY))]
+    answering = engine.generate(MANY, WARM, SEEDS, ids)
+    until_generating(engine)
+    tokens = engine.statistics.totals.generated_tokens
+    engine.abort(ids[::2]).result(WAIT_S)
+    answers = answering.result(WAIT_S)
+    assert answers[1::2] == plain[1::2]
+    assert answers[::2] == [ABORTED] * len(MANY[::2])
+    until_idle(engine)
+    left = sum(len(answer.tokens) for answer in plain[1::2])
+    assert engine.statistics.totals.generated_tokens - tokens <= left + len(MANY)
+    # One that waits to be passed to the engine never gets there; unknown ids and those of ended calls are ignored.
+    engine.abort([*ids, "unknown"]).result(WAIT_S)
+
+    async def aborted_behind_a_load() -> Any:
+        async with engine._request_lock:
+            waiting = engine.generate(MANY[:2], WARM, SEEDS[:2], ids[:2])
+            await asyncio.wrap_future(engine.abort(ids[:1]))
+        return await asyncio.wrap_future(waiting)
+
+    assert engine._submit(aborted_behind_a_load()).result(WAIT_S) == [ABORTED, plain[1]]
+    assert engine._requests == {}
 
 
 class Unbound:

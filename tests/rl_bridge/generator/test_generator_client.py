@@ -26,10 +26,20 @@ class FakeEngine:
         self.open.set()
         self.failure: Exception | None = None
         self.under_way = self.most_under_way = 0
+        self.ids: list[str] = []
+        self.aborted: list[str] = []
+
+    async def abort(self, ids: list[str]) -> None:
+        self.aborted += ids
 
     async def __call__(
-        self, prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None
+        self,
+        prompts: list[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: list[int] | None,
+        ids: Sequence[str] = (),
     ) -> list[Completion]:
+        self.ids += ids
         self.calls.append((prompts, sampling))
         self.seeds.append(seeds)
         failure = self.failure
@@ -188,6 +198,62 @@ async def test_cancelled_caller_takes_nobody_along_and_is_not_sent() -> None:
     await settle()
     assert answers([await client.complete([8], WARM)]) == [8]
     assert engine.sizes == [2, 2, 1, 1]
+
+
+async def test_prompts_that_nobody_waits_for_are_aborted_at_the_engine() -> None:
+    engine = FakeEngine()
+    engine.open.clear()
+    client = GeneratorClient(engine, max_batch=3, max_calls=1, abort=engine.abort)
+    shared = ask(client, 0, 1, 2)
+    await settle()
+    shared[0].cancel()
+    shared[2].cancel()
+    await settle()
+    assert (engine.aborted, engine.under_way) == ([engine.ids[0], engine.ids[2]], 1)
+    waiting = ask(client, 3)  # behind a call of which one caller is left
+    await settle()
+    assert engine.sizes == [3]
+    shared[1].cancel()  # the last one frees the call's place at once
+    await settle()
+    assert engine.aborted[2:] == engine.ids[:3]
+    assert engine.sizes == [3, 1]
+    engine.open.set()
+    assert answers(await asyncio.gather(*waiting)) == [3]
+    # What was answered, or never sent, is not aborted.
+    waiting = ask(client, 4)
+    waiting[0].cancel()
+    await settle()
+    assert len(engine.aborted) == 5
+    # A call that takes too long is, and so is one in flight when the client is closed.
+    engine.open.clear()
+    late = GeneratorClient(engine, max_batch=3, timeout_s=0.01, abort=engine.abort)
+    with pytest.raises(GeneratorError, match="did not answer 1 prompts"):
+        await late.complete([5], WARM)
+    closing = ask(client, 6)
+    await settle()
+    await client.close()
+    assert engine.aborted[5:] == engine.ids[-2:]
+    with pytest.raises(GeneratorError, match="closed"):
+        await closing[0]
+
+
+async def test_abort_reaches_every_replica_and_waits_for_none_that_is_silent() -> None:
+    """A prompt's call may have gone to another replica than its session's; load and failures are not counted."""
+
+    class Silent(Replica):
+        async def call(self, name: str, args: Any, kwargs: Any) -> Any:
+            await asyncio.Event().wait()
+
+    class Aborting(Replica):
+        async def call(self, name: str, args: Any, kwargs: Any) -> Any:
+            assert name == "abort"
+            await self.engine.abort(*args)
+
+    replicas = [Silent(0), Aborting(1), Aborting(2)]
+    names = frozenset({"generate_many"})
+    handle = ServiceHandle(Roster("policy", 1, names, names, 5.0, tuple(replicas)))
+    assert await handle.query_replicas("abort", ["a", "b"], timeout_s=0.01) == {1: None, 2: None}
+    assert [replica.engine.aborted for replica in replicas] == [[], ["a", "b"], ["a", "b"]]
 
 
 async def test_close_fails_whoever_waits_and_sends_nothing_more() -> None:

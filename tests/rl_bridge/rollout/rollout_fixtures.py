@@ -147,6 +147,8 @@ class FakeTokenizer:
         return self._words.index(word)
 
 
+CUT = "…"
+
 Script = Callable[[str], str]
 """From a prompt's text to an answer's."""
 
@@ -183,8 +185,9 @@ class FakeEngine:
         return str(self.tokenizer.text(prompt))
 
     def _write(self, answer: str) -> tuple[list[int], bool]:
-        """The tokens of an answer, and whether it ended by itself."""
-        return [self.tokenizer.token(word) for word in answer.split()], False
+        """The tokens of an answer, and whether it ended by itself; one that ends with CUT was cut there."""
+        words = answer.removesuffix(CUT).split()
+        return [self.tokenizer.token(word) for word in words], not answer.endswith(CUT)
 
 
 def word(prompt: str) -> str:

@@ -36,7 +36,11 @@ class SlowPolicy(ServiceActor):
 
     @concurrent_endpoint
     async def generate_many(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int] | None = None,
+        ids: Sequence[str] = (),
     ) -> list[Completion]:
         version = self._version
         if self._held.intersection(seeds or ()):

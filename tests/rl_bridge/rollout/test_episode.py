@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel, Field
-from rollout_fixtures import FakeEngine, FakeTokenizer, NotebookTask, Notes, Script, word
+from rollout_fixtures import CUT, FakeEngine, FakeTokenizer, Note, NotebookTask, Notes, Script, word
 from tool_fixtures import task_of
 
 from openenv_core import Observation, StepResult
 from openenv_core.protocol.requests import encode_request
+from rl_bridge.config import Config
 from rl_bridge.errors import EpisodeUnscoredError, ReplicaLostError
 from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.rollout.assignment import EpisodeSettings
@@ -38,14 +39,22 @@ def noted(reward: float | None, *, done: bool = False) -> tuple[Observation, flo
     return Notes(words=["a", "b"], done=done), reward
 
 
-def policy_of(script: Script) -> ChatPolicy:
+def policy_of(script: Script, *, max_new_tokens: int = 8) -> ChatPolicy:
     tokenizer: Any = FakeTokenizer()
     client = GeneratorClient(FakeEngine(tokenizer, script), max_batch=8)
-    return ChatPolicy(tokenizer, client, max_new_tokens=8, max_length=64)
+    return ChatPolicy(tokenizer, client, max_new_tokens=max_new_tokens, max_length=640)
 
 
-async def play(session: Listed, policy: ChatPolicy, task: Task | None = None, **options: Any) -> Trajectory:
-    settings = EpisodeSettings(temperature=1.0, num_turns=8, illegal_reward=-1.0)
+SETTINGS = EpisodeSettings(temperature=1.0, num_turns=8, illegal_reward=-1.0)
+
+
+async def play(
+    session: Listed,
+    policy: ChatPolicy,
+    task: Task | None = None,
+    settings: EpisodeSettings = SETTINGS,
+    **options: Any,
+) -> Trajectory:
     task = task or task_of(NotebookTask)
     found = await play_episode(session, policy, task, seed=1, settings=settings, **options)
     assert isinstance(found, Trajectory)
@@ -120,6 +129,39 @@ async def test_action_that_its_model_refuses_is_the_policys_doing(parse: Any) ->
     found = await play(session, policy_of(lambda prompt: "lengthy"), task)
     assert (found.ending, found.reward, len(found.turns)) == (Ending.REFUSED_ACTION, 0.5 - 1.0, 1)
     assert found.refusal is not None
+
+
+@pytest.mark.parametrize(
+    ("rollout", "tokens", "ending"),
+    [
+        ({"max_new_tokens": 64}, 64, Ending.ILLEGAL),
+        ({"max_new_tokens": 65}, 65, Ending.TRUNCATED_LENGTH),
+        ({"max_new_tokens": 65, "cut_answer": "illegal"}, 65, Ending.ILLEGAL),
+        ({"max_new_tokens": 8, "cut_answer": "truncated"}, 8, Ending.TRUNCATED_LENGTH),
+        ({"max_new_tokens": 64}, 63, Ending.TRUNCATED_LENGTH),  # by the context: it might have had one more
+    ],
+)
+async def test_cut_answer_that_means_nothing_is_paid_as_an_illegal_one_is(
+    rollout: dict[str, Any], tokens: int, ending: Ending
+) -> None:
+    config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "a:b", **rollout}})
+    settings = EpisodeSettings.of(config, temperature=1.0)
+    task = task_of(NotebookTask)
+    task.parse = lambda text: Note(text=text) if text == "word" else None  # type: ignore[method-assign]
+    answers = iter(
+        ["word" + CUT, "well " * tokens + CUT]
+    )  # one that means something counts, though it was cut
+    policy = policy_of(lambda prompt: next(answers), max_new_tokens=rollout["max_new_tokens"])
+    found = await play(Listed(noted(0.0), noted(0.5), noted(1.0, done=True)), policy, task, settings)
+    assert (found.ending, found.reward, len(found.turns)) == (ending, 0.5 - 1.0, 2)
+
+
+async def test_cut_answer_that_cannot_be_parsed_is_no_refused_action() -> None:
+    task = task_of(NotebookTask)
+    task.parse = lambda text: Note(text=str(int(text)))  # type: ignore[method-assign]
+    policy = policy_of(lambda prompt: "let me think" + CUT)
+    found = await play(Listed(noted(0.5), noted(0.25, done=True)), policy, task)
+    assert (found.ending, found.reward, found.refusal) == (Ending.TRUNCATED_LENGTH, 0.5 - 1.0, None)
 
 
 async def test_answers_of_a_failed_attempt_are_replayed_for_equal_prompts() -> None:

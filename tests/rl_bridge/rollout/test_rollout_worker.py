@@ -49,7 +49,7 @@ async def test_sampling_settings_and_seeds_reach_the_engine(notebook: str) -> No
 
 
 async def test_limits_of_turns_and_length_truncate(notebook: str) -> None:
-    # Four new tokens at most, so a prompt of three words fits into seven, and one of four does not.
+    # An answer may have four tokens, and begins as long as there is room for one: after a prompt of six, not of seven.
     async with playing([notebook], NotebookTask, word, max_length=7) as play:
         (turns,) = trajectories(await play([1], num_turns=2, length=3))
         (finished,) = trajectories(await play([1], num_turns=3, length=3))
@@ -58,8 +58,9 @@ async def test_limits_of_turns_and_length_truncate(notebook: str) -> None:
     assert (turns.ending, len(turns.turns), turns.reward) == (Ending.TRUNCATED_TURNS, 2, 0.5)
     # The last turn that is allowed may end the episode.
     assert (finished.ending, len(finished.turns), finished.reward) == (Ending.COMPLETED, 3, 0.75)
-    assert (length.ending, len(length.turns), length.reward) == (Ending.TRUNCATED_LENGTH, 3, 0.75)
-    assert [len(turn.prompt) for turn in length.turns] == [1, 2, 3]
+    assert (length.ending, len(length.turns), length.reward) == (Ending.TRUNCATED_LENGTH, 6, 1.5)
+    assert [len(turn.prompt) for turn in length.turns] == [1, 2, 3, 4, 5, 6]
+    assert {settings.max_new_tokens for settings in play.engine.settings} == {4}  # so all can share a call
     # The environment's own limit is told from its end.
     assert (cut_by_environment.ending, len(cut_by_environment.turns)) == (Ending.TRUNCATED_ENVIRONMENT, 2)
     assert cut_by_environment.ending.is_truncated()

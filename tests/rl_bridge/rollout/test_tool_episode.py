@@ -18,6 +18,7 @@ from tool_fixtures import (
     Script,
     calling,
     chat_tokenizer,
+    rows_of,
 )
 from worker_fixtures import Play, playing, trajectories
 
@@ -112,8 +113,8 @@ async def test_answer_that_means_nothing_ends_the_episode_and_is_penalised(
 async def test_answer_is_read_as_task_settings_and_stop_say(at_the_desk: ActiveAssignment) -> None:
     async with at_the_desk([ADD, "42"], AnsweringDeskTask) as play:  # a task may read what calls nothing
         assert summary(await only(play)) == (Ending.COMPLETED, 2, 1, 1.25)
-    async with at_the_desk([ADD, "see " + FINISH + " and " + BREAK]) as play:  # cut off, it calls nothing
-        assert summary(await only(play)) == (Ending.TRUNCATED_LENGTH, 2, 1, 0.25)
+    async with at_the_desk([ADD, "I think, so I " + BREAK]) as play:
+        assert summary(await only(play)) == (Ending.TRUNCATED_LENGTH, 2, 1, 0.25 - 1.5)
     almost = "<tool_call>{'name': 'add', 'arguments': {'a': 1, 'b': 2}}</tool_call>"
     async with at_the_desk([almost, FINISH], thinking=False) as play:
         configure(play, repair_tool_calls=True)
@@ -122,6 +123,21 @@ async def test_answer_is_read_as_task_settings_and_stop_say(at_the_desk: ActiveA
         assert all(
             asked.endswith(f"{START}assistant\n<think>\n\n</think>\n\n") for asked in play.engine.asked
         )
+
+
+async def test_calls_of_a_cut_answer_count_and_one_that_is_cut_midway_is_not_repaired(
+    at_the_desk: ActiveAssignment,
+) -> None:
+    async with at_the_desk([ADD + " and so " + BREAK, FINISH]) as play:
+        episode = await only(play)
+    assert summary(episode) == (Ending.COMPLETED, 2, 2, 1.25)
+    # The template's end of an answer is in the next prompt, as the policy did not write it.
+    assert f"{ADD} and so {END}\n{START}user\n<tool_response>" in play.engine.asked[1]
+    (row,) = rows_of([episode])
+    assert sum(row.loss_mask) == sum(len(turn.completion.tokens) for turn in episode.turns)
+    async with at_the_desk([ADD, calling("echo", text="hello")[:-20] + BREAK]) as play:
+        configure(play, repair_tool_calls=True)
+        assert summary(await only(play)) == (Ending.TRUNCATED_LENGTH, 2, 1, 0.25 - 1.5)
 
 
 def configure(play: Play, **model: Any) -> None:
