@@ -148,7 +148,7 @@ class TrainBatch:
         weights: Its weight from `token_weights` in its update, shape [T]; None before updates are made.
         reference_logprobs: Its log-probability under the reference policy, shape [T]; None without one.
         proximal_logprobs: Its log-probability under the trainer's weights before the first update on the batch, shape
-            [T]; None if they are not needed.
+            [T]; 0 for a token of that update; None if no other token needs it.
         values: The critic's value of the state before it, before the first update, shape [T]; None without a critic.
         returns: The critic's target, shape [T]; None without a critic.
     """

@@ -88,9 +88,9 @@ class AlgorithmConfig(Section):
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether it is added to the loss, or subtracted from the rewards before advantages are computed."""
     correction: Literal["none", "truncated", "icepop", "decoupled"] = "none"
-    """How differences between the engine's and the trainer's probabilities are corrected. All but `none` have the
-    trainer compute the probabilities before the first update, which ratios are then relative to, and weight each token
-    by the difference; see rl_bridge.algorithms.policy_loss."""
+    """How differences between the engine's and the trainer's probabilities are corrected. With all but `none`, ratios
+    are relative to the trainer's own probabilities before the first update, and each token is weighted by the
+    difference; see rl_bridge.algorithms.policy_loss."""
     correction_cap: Positive = 2.0
     """The largest weight of `truncated`."""
     correction_low: Positive = 0.5
@@ -151,7 +151,7 @@ class AlgorithmConfig(Section):
 
     @property
     def recomputes_old(self) -> bool:
-        """Whether the trainer itself computes the probabilities before the first update."""
+        """Whether ratios are relative to what the trainer itself computes before the first update."""
         return self.correction != "none"
 
     @property

@@ -20,6 +20,8 @@ from rl_bridge.types import PolicyVersion
 if TYPE_CHECKING:
     from rl_bridge.titan.model import TitanModel
 
+ALL_UPDATES = slice(None)
+
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class RankBatch:
@@ -116,15 +118,14 @@ class Passes:
 
     @torch.no_grad()
     def evaluate(
-        self, rank_batch: RankBatch, value: Callable[[TrainBatch], Tensor], *, update: int | None = None
+        self, rank_batch: RankBatch, value: Callable[[TrainBatch], Tensor], *, updates: slice = ALL_UPDATES
     ) -> NDArray[np.float32]:
         """Compute a value for each of this rank's loss tokens, without gradient, shape [the rank's T].
 
-        `value` returns those of a pass, shape [its T]. With `update`, the other updates' tokens get 0.
+        `value` returns those of a pass, shape [its T]. Tokens of other updates than the given ones get 0.
         """
         result = np.zeros(len(rank_batch.batch), dtype=np.float32)
-        updates = rank_batch.updates if update is None else (rank_batch.updates[update],)
-        for tokens in chain.from_iterable(updates):
+        for tokens in chain.from_iterable(rank_batch.updates[updates]):
             with self._model.spmd():
                 if len(tokens):
                     result[tokens] = value(rank_batch.batch.take(tokens)).float().cpu().numpy()
