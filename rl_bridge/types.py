@@ -153,6 +153,11 @@ class Group:
     trajectories: list[Trajectory] = field(default_factory=list)
 
     @property
+    def rewards(self) -> list[float]:
+        """The siblings' own rewards, without what the algorithm adds to them for training, shape [G]."""
+        return [trajectory.reward for trajectory in self.trajectories]
+
+    @property
     def version(self) -> PolicyVersion:
         """The oldest version among the group's tokens; 0 if it has none."""
         return _find_oldest(
@@ -175,7 +180,7 @@ class TrainSample:
         advantage: The trajectory's advantage, shared by its tokens.
         trajectory: Index of the row's trajectory in the batch; a trajectory can have several rows.
         group: Index of the trajectory's group in the batch.
-        reward: The trajectory's reward, credited to its last token.
+        reward: The reward that the trajectory is trained with, credited to its last token.
     """
 
     tokens: Sequence[int]

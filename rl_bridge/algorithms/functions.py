@@ -69,7 +69,7 @@ class FilterFunction(Protocol):
 
         Args:
             group: The finished group.
-            rewards: Rewards of its siblings, less the overlong penalty, shape [G].
+            rewards: Its siblings' own rewards, without the overlong penalty, shape [G].
 
         Returns:
             The reason, for `groups.jsonl`; None to train the group.

@@ -10,6 +10,18 @@ from torch import Tensor
 
 from rl_bridge.config import AlgorithmConfig
 
+MAX_LOG_RATIO = 20.0
+"""Bound of the logarithm of every probability ratio before it is raised, as in verl.
+
+From 88.7 on exp(x) is infinite in float32, and infinity times an advantage or a gradient of 0 is NaN. exp(20) is far
+outside of any clip range, so no clipped loss changes; what is beyond has no gradient.
+"""
+
+
+def bounded_ratio(log_ratio: Tensor) -> Tensor:
+    """exp(x), with x bounded to plus or minus `MAX_LOG_RATIO`; shape [T]. A log-ratio of NaN is not hidden."""
+    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
 
 class Surrogate(NamedTuple):
     """Result of an objective, each of shape [T].
@@ -106,14 +118,12 @@ def sequence_ratios(logprobs: Tensor, sequence_log_ratios: Tensor) -> Tensor:
     if the tokens share an advantage. So the tokens of a sequence may be in different passes, on different ranks. The
     sequence log-ratios are those of `sequence_means`, under the same weights.
     """
-    return torch.exp(sequence_log_ratios + logprobs - logprobs.detach())
+    return bounded_ratio(sequence_log_ratios + (logprobs - logprobs.detach()))
 
 
 KlEstimator = Literal["k1", "k2", "k3"]
 MAX_K3 = 10.0
 """Bound of k3 for a token less likely than under the reference: reached at x = -2.61."""
-MIN_LOG_RATIO = -20.0
-"""Keeps exp(-x) finite before it is bounded, so that its gradient is 0 and not NaN."""
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstimator = "k3") -> Tensor:
@@ -142,7 +152,7 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlE
         return x
     if estimator == "k2":
         return 0.5 * x * x
-    x = x.clamp(min=MIN_LOG_RATIO)
+    x = x.clamp(min=-MAX_LOG_RATIO)  # exp(-x) is finite before it is bounded: its gradient is 0 and not NaN
     k3 = torch.exp(-x) + x - 1.0
     return torch.where(x < 0.0, k3.clamp(max=MAX_K3), k3)
 
@@ -164,7 +174,8 @@ def correction_weights(
     """Return the weight of each token and whether a bound changed it, each of shape [T] and without gradient.
 
     - `none`: 1.
-    - `decoupled`: pi_prox / mu, of decoupled PPO, arXiv 2505.24298; the clip is on pi_theta / pi_prox.
+    - `decoupled`: pi_prox / mu up to high, and 0 above: decoupled PPO, arXiv 2505.24298, whose code (AReaL) drops
+      tokens above 5; the clip is on pi_theta / pi_prox.
     - `truncated`: min(pi_old / mu, cap), truncated importance sampling (Ionides, 2008), as used against engine
       mismatch.
     - `icepop`: pi_old / mu within [low, high], and 0 outside: IcePop, arXiv 2510.18855, whose range is [0.5, 5].
@@ -174,15 +185,16 @@ def correction_weights(
         correction: One of the above.
         cap: The largest weight of `truncated`.
         low: The smallest nonzero weight of `icepop`.
-        high: The largest weight of `icepop`.
+        high: The largest weight of `icepop` and `decoupled`.
     """
-    ratio = weights = torch.exp(log_ratio.detach())
+    ratio = weights = bounded_ratio(log_ratio.detach())
     if correction == "none":
         return torch.ones_like(ratio), torch.zeros_like(ratio, dtype=torch.bool)
     if correction == "truncated":
         weights = ratio.clamp(max=cap)
-    elif correction == "icepop":
-        weights = torch.where((ratio >= low) & (ratio <= high), ratio, torch.zeros_like(ratio))
+    else:
+        is_kept = ratio <= high if correction == "decoupled" else (ratio >= low) & (ratio <= high)
+        weights = torch.where(is_kept, ratio, torch.zeros_like(ratio))
     return weights, weights != ratio
 
 
@@ -232,9 +244,8 @@ def policy_loss(inputs: LossInputs, algorithm: AlgorithmConfig) -> tuple[Tensor,
         "loss/ratio_mean": ratio,
         "loss/clip_fraction_low": surrogate.clipped_low.float(),
         "loss/clip_fraction_high": surrogate.clipped_high.float(),
+        "loss/dual_clip_fraction": surrogate.dual_clipped.float(),
     }
-    if algorithm.dual_clip is not None:
-        metrics["loss/dual_clip_fraction"] = surrogate.dual_clipped.float()
     per_token = surrogate.loss
     if inputs.proximal_logprobs is not None:
         weights, is_bounded = correction_weights(
@@ -260,7 +271,7 @@ def _compute_ratio(logprobs: Tensor, inputs: LossInputs) -> Tensor:
     if inputs.sequence_log_ratios is not None:
         return sequence_ratios(logprobs, inputs.sequence_log_ratios)
     old_logprobs = inputs.old_logprobs if inputs.proximal_logprobs is None else inputs.proximal_logprobs
-    return torch.exp(logprobs - old_logprobs)
+    return bounded_ratio(logprobs - old_logprobs)
 
 
 def _compute_objective(

@@ -1,6 +1,5 @@
 """Training samples as arrays, packed into rows and divided into passes within a token budget."""
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -10,9 +9,6 @@ from numpy.typing import NDArray
 
 from rl_bridge.errors import ConfigError
 from rl_bridge.types import TrainSample
-
-MIN_GAP_SHARE = 0.01
-"""As a share of the mean tokens per rank: ranks that differ by less than this are not evened out further."""
 
 
 def pack(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
@@ -43,15 +39,17 @@ def pack(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def divide_documents(
-    lengths: NDArray[np.int64], *, ranks: int, budget: int, min_passes: int = 1
+    lengths: NDArray[np.int64], *, costs: NDArray[np.float64], ranks: int, budget: int, min_passes: int = 1
 ) -> list[list[NDArray[np.int64]]]:
     """Divide documents into passes within a token budget, the same number of passes on each rank.
 
-    The longest documents go first, each to the pass with the fewest tokens (R. L. Graham, 1969), so that simultaneous
-    passes have about as many tokens on all ranks; then ranks exchange passes until their sums are close.
+    The costliest documents go first, each to the cheapest pass that has room for it (R. L. Graham, 1969). Then passes
+    of similar cost are made simultaneous: ranks wait for each other in every pass, where weights are gathered and
+    gradients are reduced (FSDP), so a step takes the sum over passes of the costliest rank's.
 
     Args:
         lengths: The number of tokens of each document, shape [U].
+        costs: The work for each document, in any unit, shape [U].
         ranks: The number of ranks.
         budget: The most tokens of a pass.
         min_passes: The fewest passes on each rank.
@@ -68,58 +66,35 @@ def divide_documents(
         )
     passes = max(min_passes, -(-int(lengths.sum()) // (budget * ranks)))
     while True:
-        documents, tokens = _assign_to_passes(lengths, passes * ranks)
-        if tokens.max() <= budget:
+        documents, loads, left = _assign_to_passes(lengths, costs, passes * ranks, budget)
+        if not left:
             break
-        passes += 1
-    order = np.argsort(-tokens, kind="stable").reshape(passes, ranks)
-    sums = np.zeros(ranks, dtype=np.int64)
-    for number, row in enumerate(order):  # the largest of them to the rank with the fewest tokens
+        passes += max(1, left // (budget * ranks))
+    order = np.argsort(-loads, kind="stable").reshape(passes, ranks)
+    sums = np.zeros(ranks)
+    for number, row in enumerate(order):  # the costliest of them to the rank with the least work
         order[number, np.argsort(sums, kind="stable")] = row
-        sums += tokens[order[number]]
-    _balance_ranks(order, tokens)
+        sums += loads[order[number]]
     return [
         [np.asarray(documents[index], dtype=np.int64) for index in order[:, rank]] for rank in range(ranks)
     ]
 
 
-def _assign_to_passes(lengths: NDArray[np.int64], passes: int) -> tuple[list[list[int]], NDArray[np.int64]]:
-    """Assign documents to passes; returns each pass's documents and its number of tokens."""
+def _assign_to_passes(
+    lengths: NDArray[np.int64], costs: NDArray[np.float64], passes: int, budget: int
+) -> tuple[list[list[int]], NDArray[np.float64], int]:
+    """Assign documents to passes; returns each pass's documents and its cost, and the tokens that found no room."""
     assigned: list[list[int]] = [[] for _ in range(passes)]
-    loads = [(0, number) for number in range(passes)]
-    for document in np.argsort(-lengths, kind="stable").tolist():
-        load, number = loads[0]
+    loads, free, left = np.zeros(passes), np.full(passes, budget, dtype=np.int64), 0
+    for document in np.argsort(-costs, kind="stable").tolist():
+        number = int(np.where(free >= lengths[document], loads, np.inf).argmin())
+        if free[number] < lengths[document]:
+            left += int(lengths[document])
+            continue
         assigned[number].append(document)
-        heapq.heapreplace(loads, (load + int(lengths[document]), number))
-    tokens = np.zeros(passes, dtype=np.int64)
-    for load, number in loads:
-        tokens[number] = load
-    return assigned, tokens
-
-
-def _balance_ranks(order: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-    """Exchange passes between the ranks with the most and the fewest tokens and others while that narrows a gap."""
-    while True:
-        sums = tokens[order].sum(axis=0)
-        mean = sums.mean()
-        if sums.max() - sums.min() <= MIN_GAP_SHARE * mean:
-            return
-        for extreme_rank in (int(sums.argmax()), int(sums.argmin())):
-            gaps = sums[extreme_rank] - sums  # [other rank], signed
-            gains = (
-                tokens[order[:, extreme_rank, None, None]] - tokens[order[None]]
-            )  # [own pass, other pass, other rank]
-            # The sum of the squares of both ranks' sums decreases by 2 gain (gap - gain).
-            improvement = gains * (gaps - gains)
-            own_pass, other_pass, other_rank = np.unravel_index(int(improvement.argmax()), improvement.shape)
-            if improvement[own_pass, other_pass, other_rank] > 0:
-                order[own_pass, extreme_rank], order[other_pass, other_rank] = (
-                    order[other_pass, other_rank],
-                    order[own_pass, extreme_rank],
-                )
-                break
-        else:
-            return
+        loads[number] += costs[document]
+        free[number] -= lengths[document]
+    return assigned, loads, left
 
 
 PAD_TOKEN = 0
@@ -148,7 +123,7 @@ class TrainBatch:
         weights: Its weight from `token_weights` in its update, shape [T]; None before updates are made.
         reference_logprobs: Its log-probability under the reference policy, shape [T]; None without one.
         proximal_logprobs: Its log-probability under the trainer's weights before the first update on the batch, shape
-            [T]; None if they are not needed.
+            [T]; 0 for a token of that update; None if no other token needs it.
         values: The critic's value of the state before it, before the first update, shape [T]; None without a critic.
         returns: The critic's target, shape [T]; None without a critic.
     """

@@ -38,7 +38,7 @@ PRESETS = MappingProxyType(
         "ppo": _GRPO | {"advantage": "gae", "aggregation": "token_mean", "value_clip": 0.2},
     }
 )
-"""The settings behind each name, as in its paper, except for the KL term, which is 0 everywhere.
+"""The settings behind each name, as in its paper, except for the KL term, which is 0 everywhere, and the dual clip.
 
 arXiv 2402.03300 (grpo; the paper has a `kl_coef` of 0.04), 2503.20783 (dr_grpo), 2503.14476 (dapo), 2507.18071 (gspo;
 its clip range is meant for long answers), 2506.13585 (cispo; the paper does not give its upper cap, and also uses
@@ -70,8 +70,9 @@ class AlgorithmConfig(Section):
     """How far below 1 a probability ratio may fall before its gradient stops, or with `cispo` its weight."""
     clip_high: Positive = 0.2
     """How far above 1 it may rise; above `clip_low` it is "clip-higher"."""
-    dual_clip: Annotated[float, Field(gt=1.0)] | None = None
-    """Bounds the loss of a token with a negative advantage by this multiple of the advantage; None sets no bound."""
+    dual_clip: Annotated[float, Field(gt=1.0)] | None = 3.0
+    """Bounds the loss of a token with a negative advantage by this multiple of the advantage; None sets no bound. It
+    needs the objective `clip`."""
     aggregation: Literal["token_mean", "sequence_mean", "fixed_length"] = "sequence_mean"
     """How token losses are aggregated; see rl_bridge.algorithms.policy_loss."""
     entropy_coef: NonNegative = 0.0
@@ -87,15 +88,15 @@ class AlgorithmConfig(Section):
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether it is added to the loss, or subtracted from the rewards before advantages are computed."""
     correction: Literal["none", "truncated", "icepop", "decoupled"] = "none"
-    """How differences between the engine's and the trainer's probabilities are corrected. All but `none` have the
-    trainer compute the probabilities before the first update, which ratios are then relative to, and weight each token
-    by the difference; see rl_bridge.algorithms.policy_loss."""
+    """How differences between the engine's and the trainer's probabilities are corrected. With all but `none`, ratios
+    are relative to the trainer's own probabilities before the first update, and each token is weighted by the
+    difference; see rl_bridge.algorithms.policy_loss."""
     correction_cap: Positive = 2.0
     """The largest weight of `truncated`."""
     correction_low: Positive = 0.5
     """`icepop` drops tokens with a lower weight."""
     correction_high: Positive = 5.0
-    """`icepop` drops tokens with a higher weight."""
+    """`icepop` and `decoupled` drop tokens with a higher weight."""
     dynamic_sampling: bool = False
     """Drop groups whose rewards are all equal, and play others instead."""
     group_filter: DottedPath | None = None
@@ -127,10 +128,6 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
-        if self.dual_clip is not None and self.objective != "clip":
-            raise ValueError(
-                f"expected algorithm.dual_clip with algorithm.objective=clip alone, got {self.objective}"
-            )
         if self.objective == "reinforce" and self.ratio == "sequence":
             raise ValueError(
                 "expected algorithm.ratio=token with algorithm.objective=reinforce, which uses no ratio, got sequence"
@@ -154,7 +151,7 @@ class AlgorithmConfig(Section):
 
     @property
     def recomputes_old(self) -> bool:
-        """Whether the trainer itself computes the probabilities before the first update."""
+        """Whether ratios are relative to what the trainer itself computes before the first update."""
         return self.correction != "none"
 
     @property

@@ -22,6 +22,10 @@ _ENTROPY_DECAY: Condition = (
 )
 _KL: Condition = ("algorithm.kl_coef is above 0", lambda config: config.kl_coef > 0)
 _TRUNCATED: Condition = ("algorithm.correction is truncated", lambda config: config.correction == "truncated")
+_WEIGHT_LIMIT: Condition = (
+    "algorithm.correction is icepop or decoupled",
+    lambda config: config.correction in ("icepop", "decoupled"),
+)
 _ICEPOP: Condition = ("algorithm.correction is icepop", lambda config: config.correction == "icepop")
 _CRITIC: Condition = ("algorithm.advantage is gae", lambda config: config.advantage == "gae")
 
@@ -29,13 +33,14 @@ CONDITIONS: Final[Mapping[str, Condition]] = MappingProxyType(
     {
         "clip_low": _RATIO,
         "clip_high": _RATIO,
+        "dual_clip": ("algorithm.objective is clip", lambda config: config.objective == "clip"),
         "entropy_hold": _ENTROPY_DECAY,
         "entropy_final_factor": _ENTROPY_DECAY,
         "kl_estimator": _KL,
         "kl_in": _KL,
         "correction_cap": _TRUNCATED,
         "correction_low": _ICEPOP,
-        "correction_high": _ICEPOP,
+        "correction_high": _WEIGHT_LIMIT,
         "max_refills": (
             "algorithm.dynamic_sampling is true, or algorithm.group_filter is set",
             lambda config: config.dynamic_sampling or config.group_filter is not None,

@@ -33,7 +33,6 @@ from rl_bridge.rollout.groups import (
     EpisodeCounts,
     Tally,
     max_trajectory_length,
-    overlong_handling,
     rollout_metrics,
 )
 from rl_bridge.rollout.policy import ChatPolicy
@@ -280,7 +279,6 @@ class Run:
             groups,
             version=self.version - 1,
             tally=tally,
-            overlong=overlong_handling(self.config),
             max_staleness=self.config.rollout.max_staleness,
         )
 

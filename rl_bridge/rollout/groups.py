@@ -204,12 +204,12 @@ class OverlongHandling:
         """Whether a trajectory is excluded from the loss."""
         return self.handling == "mask" and trajectory.ending.is_truncated()
 
-    def rewards(self, group: Group) -> list[float]:
-        """Return the rewards that a group's siblings are trained with."""
-        return [self.reward(trajectory) for trajectory in group.trajectories]
+    def shaped_reward(self, trajectory: Trajectory) -> float:
+        """Return the reward that a trajectory is trained with: its own, less the penalty.
 
-    def reward(self, trajectory: Trajectory) -> float:
-        """Return the reward that a trajectory is trained with: its own, less the penalty."""
+        It is for advantages and the critic alone. Whether a group teaches anything, and what is reported of it, follows
+        from `Group.rewards`: DAPO too filters by correctness (arXiv 2503.14476, equation 11).
+        """
         if self.handling != "penalty":
             return trajectory.reward
         length = sum(len(turn.completion.tokens) for turn in trajectory.turns)
@@ -258,7 +258,7 @@ class GroupFilter:
 
     Attributes:
         function: Refuses groups; None refuses none.
-        overlong: Determines the rewards that the function sees.
+        overlong: Determines which trajectories are left out of the loss.
         refills: The number of groups that the function may refuse in each step.
     """
 
@@ -276,14 +276,14 @@ class GroupFilter:
             return ALL_TRUNCATED
         if self.function is None or group.id >= first + self.refills:
             return None
-        return self.function(group, self.overlong.rewards(group))
+        return self.function(group, group.rewards)
 
     def signal(self, group: Group) -> float | None:
         """Return the share of siblings that earned less than the best: 0 means no variance and so no gradient.
 
         None if fewer than two siblings are left.
         """
-        rewards = self.overlong.rewards(group)
+        rewards = group.rewards
         return sum(reward < max(rewards) for reward in rewards) / len(rewards) if len(rewards) > 1 else None
 
 
@@ -311,7 +311,7 @@ def training_samples(
     samples: list[TrainSample] = []
     index = 0
     for number, group in enumerate(groups):
-        rewards = overlong.rewards(group)
+        rewards = [overlong.shaped_reward(trajectory) for trajectory in group.trajectories]
         advantages = advantage_function(rewards, normalize_std=normalize_std)
         for trajectory, advantage, reward in zip(group.trajectories, advantages, rewards, strict=True):
             if not overlong.masks(trajectory):
@@ -326,22 +326,20 @@ def rollout_metrics(
     *,
     version: int,
     tally: Tally | None = None,
-    overlong: OverlongHandling = TRAIN_ALL,
     max_staleness: int = 0,
 ) -> Mapping[str, float]:
     """Return the metrics of one iteration's rollouts, by their names in the log.
 
     `reward/mean` covers the trajectories trained. `rollout/reward_mean` also covers refused groups: dynamic sampling
     keeps the groups in the middle, whose mean says little about how good a policy is. `rollout/zero_variance_share`
-    also covers groups that dynamic sampling refused, by the rewards used for training. `rollout/ending/*` also covers
-    failed episodes and those of refused groups; `rollout/truncated_share` the same without the failed ones. A share or
-    a mean of nothing is omitted.
+    also covers groups that dynamic sampling refused. All rewards are the trajectories' own, without a length penalty.
+    `rollout/ending/*` also covers failed episodes and those of refused groups; `rollout/truncated_share` the same
+    without the failed ones. A share or a mean of nothing is omitted.
 
     Args:
         groups: The groups trained.
         version: The version of the weights that the step began from.
         tally: The untrained groups and episodes since the last step.
-        overlong: As the groups were trained.
         max_staleness: Each staleness up to this has a share in the result, even if it is 0.
     """
     tally = tally or Tally()
@@ -353,7 +351,7 @@ def rollout_metrics(
     staleness = dict.fromkeys(range(max_staleness + 1), 0)
     for group in groups:
         staleness[version - group.version] = staleness.get(version - group.version, 0) + 1
-    without_variance = sum(not has_variance(overlong.rewards(group)) for group in groups)
+    without_variance = sum(not has_variance(group.rewards) for group in groups)
     refused, without_variance_refused = tally.filtered, tally.refused[NO_VARIANCE]
     reward_sum = sum(t.reward for t in trajectories)
     answers = [turn.completion.tokens for t in trajectories for turn in t.turns]

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,11 +15,14 @@ from torch import Tensor
 from rl_bridge.algorithms.policy_loss import token_weights
 from rl_bridge.buffer.batch import TrainBatch, divide_documents
 from rl_bridge.services.handle import EndpointOwner
+from rl_bridge.titan.architecture import Architecture, read_architecture
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import PolicyVersion
 
 if TYPE_CHECKING:
     from rl_bridge.titan.model import TitanModel
+
+ALL_UPDATES = slice(None)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -39,7 +43,7 @@ class RankBatch:
 def rank_batches(
     batch: TrainBatch, settings: TrainerSettings, *, version: PolicyVersion, ranks: int
 ) -> list[RankBatch]:
-    """Divide an iteration's loss tokens: by trajectory into updates, by context into passes of similar size.
+    """Divide an iteration's loss tokens: by trajectory into updates, by context into passes of similar work.
 
     Tensor-parallel ranks work on the same part. The run's seed and the version determine each update's trajectories.
     """
@@ -48,14 +52,21 @@ def rank_batches(
     parts = batch.split_by_trajectory(config.updates_per_iteration, shuffle)
     weights = np.zeros(len(batch), dtype=np.float32)
     data_ranks = ranks // config.tensor_parallel
+    architecture = read_architecture(Path(settings.model_path))
     tokens: list[list[list[NDArray[np.int64]]]] = [[] for _ in range(data_ranks)]
     for update in parts:
         weights[update] = token_weights(
             batch.trajectory[update], aggregation=algorithm.aggregation, max_length=settings.max_loss_tokens
         )
-        contexts, context_index = np.unique(batch.context[update], return_inverse=True)
+        contexts, context_index, loss_tokens = np.unique(
+            batch.context[update], return_inverse=True, return_counts=True
+        )
+        lengths = batch.lengths[contexts]
         shares = divide_documents(
-            batch.lengths[contexts],
+            lengths,
+            costs=_compute_costs(
+                architecture, lengths, loss_tokens, frozen=settings.config.model.lora is not None
+            ),
             ranks=data_ranks,
             budget=settings.tokens_per_pass,
             min_passes=config.gradient_accumulation_steps,
@@ -66,6 +77,18 @@ def rank_batches(
     sizes = tuple(map(len, parts))
     batches = [_make_rank_batch(batch, updates, sizes) for updates in tokens]
     return [batches[rank // config.tensor_parallel] for rank in range(ranks)]
+
+
+def _compute_costs(
+    architecture: Architecture, lengths: NDArray[np.int64], loss_tokens: NDArray[np.int64], *, frozen: bool
+) -> NDArray[np.float64]:
+    """Return the operations for each context, shape [U]; attention's grow with the square of its length.
+
+    See `Architecture.train_flops`. A context counts once, however many trajectories share it, the last layer for each
+    of its `loss_tokens`.
+    """
+    documents = zip(lengths.tolist(), loss_tokens.tolist(), strict=True)
+    return np.array([architecture.train_flops([length], count, frozen=frozen) for length, count in documents])
 
 
 def _make_rank_batch(
@@ -116,15 +139,14 @@ class Passes:
 
     @torch.no_grad()
     def evaluate(
-        self, rank_batch: RankBatch, value: Callable[[TrainBatch], Tensor], *, update: int | None = None
+        self, rank_batch: RankBatch, value: Callable[[TrainBatch], Tensor], *, updates: slice = ALL_UPDATES
     ) -> NDArray[np.float32]:
         """Compute a value for each of this rank's loss tokens, without gradient, shape [the rank's T].
 
-        `value` returns those of a pass, shape [its T]. With `update`, the other updates' tokens get 0.
+        `value` returns those of a pass, shape [its T]. Tokens of other updates than the given ones get 0.
         """
         result = np.zeros(len(rank_batch.batch), dtype=np.float32)
-        updates = rank_batch.updates if update is None else (rank_batch.updates[update],)
-        for tokens in chain.from_iterable(updates):
+        for tokens in chain.from_iterable(rank_batch.updates[updates]):
             with self._model.spmd():
                 if len(tokens):
                     result[tokens] = value(rank_batch.batch.take(tokens)).float().cpu().numpy()
@@ -140,14 +162,19 @@ class Passes:
         return summed
 
 
-async def reference_logprobs(reference: EndpointOwner, batch: TrainBatch) -> NDArray[np.float32]:
+async def reference_logprobs(
+    reference: EndpointOwner, batch: TrainBatch, model_path: Path
+) -> NDArray[np.float32]:
     """Return the log-probability of each loss token under the reference policy, shape [T].
 
-    The contexts are divided over the serving replicas such that each gets about as many tokens.
+    The contexts are divided over the serving replicas such that each gets about as much work. `model_path` is the
+    reference's checkpoint.
     """
     roster = getattr(reference, "roster", None)  # a local object is its own only replica
     replicas = 1 if roster is None else max(1, len(roster.targets))
-    shares = divide_documents(batch.lengths, ranks=replicas, budget=int(batch.lengths.sum()))
+    loss_tokens = np.bincount(batch.context, minlength=len(batch.lengths))
+    costs = _compute_costs(read_architecture(model_path), batch.lengths, loss_tokens, frozen=False)
+    shares = divide_documents(batch.lengths, costs=costs, ranks=replicas, budget=int(batch.lengths.sum()))
     parts = [np.flatnonzero(np.isin(batch.context, contexts)) for (contexts,) in shares if len(contexts)]
     replies = await asyncio.gather(*(reference.logprobs.route(batch.take(tokens)) for tokens in parts))
     logprobs = np.empty(len(batch), dtype=np.float32)

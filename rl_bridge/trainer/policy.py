@@ -15,7 +15,7 @@ from rl_bridge.algorithms.policy_loss import LossInputs, hold_then_anneal, kl_to
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
 from rl_bridge.trainer.metrics import LossMetrics
-from rl_bridge.trainer.passes import Passes, RankBatch
+from rl_bridge.trainer.passes import ALL_UPDATES, Passes, RankBatch
 from rl_bridge.trainer.settings import TrainerSettings
 
 if TYPE_CHECKING:
@@ -113,14 +113,25 @@ class PolicyGradients:
         self._loss = load_loss(settings.config.algorithm.loss)
         self.passes = Passes(model)
 
-    def logprobs(self, rank_batch: RankBatch, *, update: int | None = None) -> NDArray[np.float32]:
+    def logprobs(self, rank_batch: RankBatch, *, updates: slice = ALL_UPDATES) -> NDArray[np.float32]:
         """Return the log-probability of each of this rank's loss tokens under the current weights; see `evaluate`."""
 
         def compute_logprobs(micro_batch: TrainBatch) -> Tensor:
             rows = self._model.pack(micro_batch)
             return self._model.outputs(rows, temperature=self._settings.config.rollout.temperature).logprobs
 
-        return self.passes.evaluate(rank_batch, compute_logprobs, update=update)
+        return self.passes.evaluate(rank_batch, compute_logprobs, updates=updates)
+
+    def with_proximal(self, rank_batch: RankBatch) -> RankBatch:
+        """Add the log-probabilities under the weights before the first update, if ratios are relative to them.
+
+        They are computed in the same passes in which each token is trained: in bfloat16 other passes round differently.
+        The first update's tokens are left out, whose own passes have them.
+        """
+        if not self._settings.config.algorithm.recomputes_old or len(rank_batch.updates) == 1:
+            return rank_batch
+        logprobs = self.logprobs(rank_batch, updates=slice(1, None))
+        return replace(rank_batch, batch=replace(rank_batch.batch, proximal_logprobs=logprobs))
 
     def accumulate(
         self,
@@ -134,9 +145,10 @@ class PolicyGradients:
         """Accumulate the gradient of an update on each rank's part of the weights; returns the loss.
 
         Sequence-level ratios need forward passes of their own first, because a sequence's tokens may be in different
-        passes. `fresh` is the version of the trainer's weights, whose tokens show the engine's mismatch; None after the
-        iteration's first update.
+        passes; not where all of them are 1. `fresh` is the version of the trainer's weights, whose tokens show the
+        engine's mismatch; None after the iteration's first update.
         """
+        is_proximal = self._is_proximal(update)
         ratios = self._sequence_log_ratios(rank_batch, update)
 
         def loss(micro_batch: TrainBatch) -> Tensor:
@@ -151,7 +163,9 @@ class PolicyGradients:
                 old_logprobs=old_logprobs,
                 advantages=self._to_tensor(micro_batch.advantages),
                 reference_logprobs=self._to_optional_tensor(micro_batch.reference_logprobs),
-                proximal_logprobs=self._to_optional_tensor(micro_batch.proximal_logprobs),
+                proximal_logprobs=outputs.logprobs.detach()
+                if is_proximal
+                else self._to_optional_tensor(micro_batch.proximal_logprobs),
                 sequence_log_ratios=None if ratios is None else self._to_tensor(ratios[micro_batch.index]),
             )
             per_token, loss_metrics = self._loss(inputs, settings)
@@ -169,10 +183,16 @@ class PolicyGradients:
         if self._settings.config.algorithm.ratio == "token":
             return None
         batch = rank_batch.batch
+        if self._is_proximal(update):
+            return np.zeros(batch.total, dtype=np.float32)
         old_logprobs = batch.old_logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
-        log_ratios = self.logprobs(rank_batch, update=update) - old_logprobs
+        log_ratios = self.logprobs(rank_batch, updates=slice(update, update + 1)) - old_logprobs
         trajectory = self.passes.gather_values(batch, batch.trajectory).astype(np.int64)
         return sequence_means(self.passes.gather_values(batch, log_ratios), trajectory)
+
+    def _is_proximal(self, update: int) -> bool:
+        """Whether ratios are relative to the weights of this update, whose own passes compute log pi_old then."""
+        return self._settings.config.algorithm.recomputes_old and update == 0
 
     def _to_tensor(self, values: NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(values).to(self._model.device)

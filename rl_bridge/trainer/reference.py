@@ -32,7 +32,10 @@ class Reference:
         """Return the log-probability of each loss token, shape [T]."""
         self._offload.restore()
         result = np.zeros(len(batch), dtype=np.float32)
-        (passes,) = divide_documents(batch.lengths, ranks=1, budget=self._settings.tokens_per_pass)
+        costs = batch.lengths.astype(np.float64)  # of one rank, whose passes wait for nobody
+        (passes,) = divide_documents(
+            batch.lengths, costs=costs, ranks=1, budget=self._settings.tokens_per_pass
+        )
         for contexts in passes:
             tokens = np.flatnonzero(np.isin(batch.context, contexts))
             rows = self._model.pack(batch.take(tokens))

@@ -218,9 +218,7 @@ class Trainer:
     def _prepare(self, rank_batch: RankBatch) -> RankBatch:
         """Add what is computed before the first update: values, advantages and log-probabilities.
 
-        With LoRA the reference log-probabilities are the model's own with its adapters off. The policy's, if ratios are
-        relative to them, are computed in the same passes in which each token is trained: in bfloat16 other passes round
-        differently, and the ratios in the first update would not be 1.
+        With LoRA the reference log-probabilities are the model's own with its adapters off.
         """
         batch, algorithm = rank_batch.batch, self._settings.config.algorithm
         if algorithm.kl_coef and self._settings.config.model.lora is not None:
@@ -233,9 +231,7 @@ class Trainer:
             values=values,
             gather_values=lambda values_of_rank: self._policy.passes.gather_values(batch, values_of_rank),
         )
-        if algorithm.recomputes_old:
-            batch = replace(batch, proximal_logprobs=self._policy.logprobs(rank_batch))
-        return replace(rank_batch, batch=batch)
+        return self._policy.with_proximal(replace(rank_batch, batch=batch))
 
     def _clip_gradients(self, rank_batch: RankBatch, update: int, loss: float) -> float:
         """Clip the policy's gradient, then accumulate and clip the critic's; if one is not finite, none is applied."""

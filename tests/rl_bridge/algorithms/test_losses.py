@@ -1,5 +1,6 @@
 """Ratios, clipping, corrections, regularizers, aggregation and their sum, against values worked out by hand."""
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -196,7 +197,7 @@ def test_metrics_by_hand() -> None:
     }
     assert not any(value.requires_grad for value in metrics.values())
     least = policy_loss(replace(INPUTS, reference_logprobs=None), PLAIN)[1]
-    assert metrics.keys() - least.keys() == {"loss/dual_clip_fraction", "policy/kl_to_reference"}
+    assert metrics.keys() - least.keys() == {"policy/kl_to_reference"}
 
 
 # The first token had p 0.4 before the first update, the second 0.1: ratios 1.25 and 2, and pi_old / mu 1.6 and 0.5.
@@ -211,6 +212,8 @@ PROXIMAL = torch.tensor([0.4, 0.1]).log()
         ({"correction": "decoupled"}, -0.125, [1.6, 0.5], [0.0, 0.0]),
         # 0.25 * 1.5 * -1.25 + 0.375
         ({"correction": "truncated", "correction_cap": 1.5}, -0.09375, [1.5, 0.5], [1.0, 0.0]),
+        # Without the first token, whose weight is above 1.5.
+        ({"correction": "decoupled", "correction_high": 1.5}, 0.375, [0.0, 0.5], [1.0, 0.0]),
         # The second token is outside of [0.6, 5]: 0.25 * 1.6 * -1.25. The first is outside of [0.4, 1.5].
         ({"correction": "icepop", "correction_low": 0.6}, -0.5, [1.6, 0.0], [0.0, 1.0]),
         (
@@ -254,6 +257,54 @@ def test_ratios_of_sequences_by_hand() -> None:
     loss, metrics = policy_loss(replace(INPUTS, sequence_log_ratios=halved), PLAIN)
     assert metrics["loss/ratio_mean"].tolist() == pytest.approx([2**0.5] * 2)
     assert (WEIGHTS @ loss).item() == pytest.approx(0.2103301, abs=1e-6)
+
+
+EXTREMES = [-1e4, -90.0, -15.0, -1.0, 0.0]
+
+
+@pytest.mark.parametrize("objective", ["clip", "cispo", "reinforce"])
+@pytest.mark.parametrize("correction", ["none", "truncated", "icepop", "decoupled"])
+@pytest.mark.parametrize("dual_clip", [None, 3.0])
+def test_loss_and_gradient_are_finite_however_far_apart_the_policies_are(
+    objective: str, correction: str, dual_clip: float | None
+) -> None:
+    """All combinations of log-probabilities; the engine's may also say that a token was impossible."""
+    combinations = itertools.product(
+        EXTREMES, [*EXTREMES, -math.inf], EXTREMES, [-2.0, 0.0, 2.0], [-1e4, 1e4]
+    )
+    own, old, other, advantages, log_ratios = torch.tensor(list(combinations)).unbind(1)
+    for sequence_log_ratios in (None, log_ratios):
+        for estimator in ("k1", "k2", "k3"):
+            logprobs = own.clone().requires_grad_()
+            inputs = LossInputs(
+                logprobs=logprobs,
+                entropy=torch.zeros_like(own),
+                old_logprobs=old,
+                advantages=advantages,
+                reference_logprobs=other,
+                proximal_logprobs=None if correction == "none" else other,
+                sequence_log_ratios=sequence_log_ratios,
+            )
+            keys = {"objective": objective, "correction": correction, "dual_clip": dual_clip, "kl_coef": 0.1}
+            loss, metrics = policy_loss(inputs, PLAIN.model_copy(update={**keys, "kl_estimator": estimator}))
+            loss.sum().backward()
+            assert logprobs.grad is not None
+            for values in (loss, logprobs.grad, *metrics.values()):
+                assert torch.isfinite(values).all()
+
+
+def test_a_correction_weighs_no_token_without_bound_by_default() -> None:
+    far = replace(INPUTS, proximal_logprobs=INPUTS.old_logprobs + torch.tensor([60.0, 0.0]))
+    for correction, weight in {"truncated": 2.0, "icepop": 0.0, "decoupled": 0.0}.items():
+        _, metrics = policy_loss(far, AlgorithmConfig.model_validate({"correction": correction}))
+        assert metrics["loss/correction_weight"].tolist() == [weight, 1.0]
+
+
+def test_a_bad_token_that_has_become_likely_is_bounded_by_default() -> None:
+    far = replace(INPUTS, old_logprobs=INPUTS.logprobs - 10.0, advantages=torch.tensor([-1.0, -0.5]))
+    loss, metrics = policy_loss(far, AlgorithmConfig())
+    assert loss.tolist() == pytest.approx([3.0, 1.5])
+    assert metrics["loss/dual_clip_fraction"].tolist() == [1.0, 1.0]
 
 
 def test_divergence_that_is_only_logged_may_be_infinite() -> None:

@@ -36,7 +36,8 @@ def test_documents_lie_beside_each_other(lengths: NDArray[np.int64]) -> None:
 def test_passes_keep_their_budget_and_ranks_make_as_many(
     lengths: NDArray[np.int64], ranks: int, budget: int, least: int
 ) -> None:
-    shares = divide_documents(lengths, ranks=ranks, budget=budget, min_passes=least)
+    costs = np.square(lengths.astype(np.float64))
+    shares = divide_documents(lengths, costs=costs, ranks=ranks, budget=budget, min_passes=least)
     assert len(shares) == ranks
     (passes,) = {len(share) for share in shares}
     assert passes >= least
@@ -50,7 +51,7 @@ def test_mixed_lengths_are_shared_within_five_percent(ranks: int) -> None:
     for seed in range(20):
         random = np.random.default_rng(seed)
         lengths = np.exp(random.uniform(np.log(1024), np.log(16_384), 12 * ranks)).astype(np.int64)
-        shares = divide_documents(lengths, ranks=ranks, budget=16_384)
+        shares = divide_documents(lengths, costs=lengths.astype(np.float64), ranks=ranks, budget=16_384)
         sums = [sum(int(lengths[documents].sum()) for documents in share) for share in shares]
         assert max(sums) - min(sums) <= 0.05 * np.mean(sums)
         # No more passes than a budget that is three quarters full would take.
@@ -58,10 +59,11 @@ def test_mixed_lengths_are_shared_within_five_percent(ranks: int) -> None:
 
 
 def test_documents_that_do_not_fit_take_another_pass_or_are_refused() -> None:
-    (passes,) = divide_documents(np.array([7, 7, 7]), ranks=1, budget=12)  # two would hold them by their sum
+    three, costs = np.array([7, 7, 7]), np.ones(3)
+    (passes,) = divide_documents(three, costs=costs, ranks=1, budget=12)  # two would hold them by their sum
     assert [one.tolist() for one in passes] == [[0], [1], [2]]
     with pytest.raises(ConfigError, match=r"9 tokens is longer .* 8; raise trainer\.tokens_per_pass"):
-        divide_documents(np.array([3, 9]), ranks=1, budget=8)
+        divide_documents(np.array([3, 9]), costs=np.ones(2), ranks=1, budget=8)
 
 
 def batch_of(rows: list[list[int]]) -> TrainBatch:

@@ -55,7 +55,6 @@ def test_another_name_takes_the_place_of_a_saved_runs(tmp_path: Path, name: str)
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"name": "cispo", "dual_clip": 3.0}, "dual_clip with algorithm.objective=clip alone, got cispo"),
         ({"objective": "reinforce", "ratio": "sequence"}, "which uses no ratio, got sequence"),
         ({"correction_low": 5.0}, "correction_low below algorithm.correction_high, got 5.0 and 5.0"),
         ({"kl_in": "reward", "overlong": "mask"}, "algorithm.kl_in=loss with algorithm.overlong=mask"),

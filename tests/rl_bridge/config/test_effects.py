@@ -24,7 +24,9 @@ def unused_keys(**keys: Any) -> list[str]:
     ("keys", "idle"),
     [
         ({"objective": "reinforce", "clip_low": 0.1, "clip_high": 0.3}, {"clip_low", "clip_high"}),
-        ({"clip_low": 0.1, "clip_high": 0.3}, set()),
+        ({"clip_low": 0.1, "clip_high": 0.3, "dual_clip": None}, set()),
+        ({"name": "cispo", "dual_clip": 5.0}, {"dual_clip"}),
+        ({"correction": "decoupled", "correction_high": 3.0, "correction_low": 0.1}, {"correction_low"}),
         ({"correction": "icepop", "correction_low": 0.1, "correction_cap": 3.0}, {"correction_cap"}),
         ({"max_refills": 5}, {"max_refills"}),
         ({"entropy_coef": 0.1, "entropy_hold": 0.5, "entropy_final_factor": 0.1}, set()),

@@ -29,6 +29,7 @@ from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.services.handle import LocalService
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import Completion, Ending, Trajectory, Turn
+from tests.rl_bridge.planning.published_models import QWEN3_8B
 
 LIMIT_S = 60.0
 """A bound for what would hang otherwise; none is meant to come near it."""
@@ -175,6 +176,9 @@ class Stage:
         **trainer: Any,
     ) -> None:
         self.folder = folder
+        self.model_path = folder / "model"
+        self.model_path.mkdir(exist_ok=True)
+        (self.model_path / "config.json").write_text(json.dumps(QWEN3_8B))
         self.dataset = dataset
         self.roles = Roles(colocated=colocate)
         self.lost = lost
@@ -236,7 +240,7 @@ class Stage:
                 run = Run(
                     config=config,
                     folder=self.folder,
-                    model_path=self.folder,
+                    model_path=self.model_path,
                     tasks={"": Task()},  # type: ignore[arg-type]
                     chat=None,  # type: ignore[arg-type]
                     policy=LocalService(self.roles),

@@ -1,6 +1,7 @@
 """The reference policy as a service: right, shared out, and asked again where a replica is lost."""
 
 import asyncio
+import json
 import os
 import signal
 from dataclasses import replace
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.trainer.passes import reference_logprobs
+from tests.rl_bridge.planning.published_models import QWEN3_8B
 from tests.rl_bridge.trainer.trainer_ranks import batch, settings
 
 
@@ -31,10 +33,13 @@ class Fake:
 
 
 @pytest.mark.parametrize("replicas", [0, 1, 3, 100])
-async def test_every_loss_token_is_asked_for_once_and_gets_its_own_answer(replicas: int) -> None:
+async def test_every_loss_token_is_asked_for_once_and_gets_its_own_answer(
+    replicas: int, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     everything = batch(1, rows=60)
     fake: Any = Fake(replicas)
-    assert (await reference_logprobs(fake, everything)).tolist() == everything.target.tolist()
+    assert (await reference_logprobs(fake, everything, tmp_path)).tolist() == everything.target.tolist()
     assert sum(map(len, fake.asked)) == len(everything)
     assert len(fake.asked) == min(max(1, replicas), len(everything.lengths))
     sizes = [int(part.lengths.sum()) for part in fake.asked]
@@ -56,7 +61,7 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
         reference = await ReferenceActor.options(num_replicas=2, environment=ONE_THREAD).as_service(
             settings(tiny_policy, folder=tmp_path, temperature=0.7)
         )
-        logprobs = await reference_logprobs(reference, everything)
+        logprobs = await reference_logprobs(reference, everything, tiny_policy)
         model = Qwen3ForCausalLM.from_pretrained(str(tiny_policy), dtype=torch.float32).eval()
         contexts = np.split(everything.tokens, np.cumsum(everything.lengths)[:-1])
         with torch.no_grad():
@@ -65,7 +70,9 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
                 logits = model(context).logits[0, everything.position[place]] / 0.7
                 expected = torch.log_softmax(logits, -1)[everything.target[place]].item()
                 assert logprobs[place] == pytest.approx(expected, abs=1e-4)
-        asking = [asyncio.ensure_future(reference_logprobs(reference, everything)) for _ in range(20)]
+        asking = [
+            asyncio.ensure_future(reference_logprobs(reference, everything, tiny_policy)) for _ in range(20)
+        ]
         await asyncio.sleep(0.01)
         os.kill(reference.replicas[0].pids[0], signal.SIGKILL)
         for again in await asyncio.gather(*asking):

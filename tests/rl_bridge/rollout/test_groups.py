@@ -152,10 +152,10 @@ def test_run_whose_environment_took_an_action_once_does_not_end_by_refusals(take
 
 def test_overlong_penalty_counts_tokens_of_the_policy_only() -> None:
     # 16 tokens are free, of the last 4 each costs a quarter; what the policy read costs nothing.
-    assert PENALTY.reward(trajectory(0, 1.0, versions=(0, 0), length=8)) == 1.0
-    assert PENALTY.reward(trajectory(0, 1.0, length=17)) == 0.75
-    assert PENALTY.reward(trajectory(0, -1.0, length=20)) == -2.0
-    assert MASK.reward(trajectory(0, 1.0, length=20)) == 1.0
+    assert PENALTY.shaped_reward(trajectory(0, 1.0, versions=(0, 0), length=8)) == 1.0
+    assert PENALTY.shaped_reward(trajectory(0, 1.0, length=17)) == 0.75
+    assert PENALTY.shaped_reward(trajectory(0, -1.0, length=20)) == -2.0
+    assert MASK.shaped_reward(trajectory(0, 1.0, length=20)) == 1.0
 
 
 def test_truncated_endings_are_masked() -> None:
@@ -168,13 +168,27 @@ def test_truncated_endings_are_masked() -> None:
 DYNAMIC = GroupFilter(function=without_variance, refills=1000)
 
 
-def test_dynamic_sampling_refuses_groups_whose_trained_rewards_agree() -> None:
-    one, other, long = trajectory(0, 1.0), trajectory(0, 0.5), trajectory(0, 1.0, length=20)
+def test_dynamic_sampling_refuses_groups_whose_rewards_agree() -> None:
+    one, other = trajectory(0, 1.0), trajectory(0, 0.5)
     assert GroupFilter().refusal(group(one, one), first=0) is None
     assert DYNAMIC.refusal(group(one, one), first=0) == NO_VARIANCE
     assert DYNAMIC.refusal(group(one, other), first=0) is None
-    assert DYNAMIC.refusal(group(one, long), first=0) == NO_VARIANCE
-    assert replace(DYNAMIC, overlong=PENALTY).refusal(group(one, long), first=0) is None
+
+
+def test_a_length_penalty_does_not_make_equal_answers_differ() -> None:
+    """Eight wrong answers, one of them long: dropped, and without a signal."""
+    wrong = group(*[trajectory(0)] * 7, trajectory(0, length=20))
+    solved = group(*[trajectory(0, 1.0)] * 7, trajectory(0, 1.0, length=20))
+    dapo = replace(DYNAMIC, overlong=PENALTY)
+    assert [dapo.refusal(each, first=0) for each in (wrong, solved)] == [NO_VARIANCE, NO_VARIANCE]
+    assert [dapo.signal(each) for each in (wrong, solved)] == [0.0, 0.0]
+    # A long right answer, whose shaped reward is that of the short wrong one: there is something to learn.
+    differing = group(trajectory(0, 1.0, length=20), trajectory(0, 0.0))
+    assert dapo.refusal(differing, first=0) is None
+    assert dapo.signal(differing) == 0.5
+    seen: list[object] = []
+    replace(dapo, function=lambda _, rewards: seen.append(rewards)).refusal(differing, first=0)
+    assert seen == [[1.0, 0.0]]
 
 
 def test_filtered_groups_do_not_count_as_lost() -> None:

@@ -1,6 +1,7 @@
 """Parts of a training step, by hand: advantages, loss settings, passes over parts of a batch, metrics."""
 
 import contextlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from rl_bridge.config import AlgorithmConfig
 from rl_bridge.config.sections import Checkpointing
 from rl_bridge.errors import TrainingError
 from rl_bridge.planning import ModelSize, with_checkpointing
+from rl_bridge.titan.architecture import read_architecture
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter, peak_flops
 from rl_bridge.trainer.passes import Passes, rank_batches
 from rl_bridge.trainer.policy import loss_settings, with_advantages
 from rl_bridge.trainer.weights import Offload, Readers
+from tests.rl_bridge.planning.published_models import QWEN3_8B
 
 # Group 0: a trajectory of two rows, three tokens in all, and one of one token. Group 1: two of one token each.
 BATCH = TrainBatch.from_samples(
@@ -34,6 +37,13 @@ BATCH = TrainBatch.from_samples(
 )
 # x = log(pi / pi_ref) of each token: 1, 1, -1, 2, 0, 0.
 REFERENCE = np.array([-2, -2, 0, -3, -1, -1], dtype=np.float32)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with the config.json of a published model, and no weights."""
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    return tmp_path
 
 
 def algorithm(**keys: Any) -> AlgorithmConfig:
@@ -124,7 +134,7 @@ class Table:
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize(("budget", "accumulation"), [(32, 1), (64, 3), (100_000, 1)])
 def test_ranks_and_passes_add_up_to_the_whole(
-    tmp_path: Path, ranks: int, budget: int, accumulation: int
+    model: Path, ranks: int, budget: int, accumulation: int
 ) -> None:
     one = batch(0, rows_a_trajectory=3)
     options: dict[str, Any] = {
@@ -133,7 +143,7 @@ def test_ranks_and_passes_add_up_to_the_whole(
         "gradient_accumulation_steps": accumulation,
         "updates_per_iteration": 2,
     }
-    parts = rank_batches(one, settings(tmp_path, folder=tmp_path, **options), version=4, ranks=ranks)
+    parts = rank_batches(one, settings(model, folder=model, **options), version=4, ranks=ranks)
     values, gradient, total = np.zeros(len(one)), torch.zeros(40), 0.0
     made: list[list[int]] = []
     flops = 0.0
@@ -174,16 +184,16 @@ def test_ranks_and_passes_add_up_to_the_whole(
             assert mine.batch.weights[np.concatenate(passes)] == pytest.approx(1 / parts[0].sizes[update])
 
 
-def test_a_trajectory_weighs_as_much_in_an_update_however_many_rows_it_has(tmp_path: Path) -> None:
-    made = settings(tmp_path, folder=tmp_path, algorithm={"aggregation": "sequence_mean"})
+def test_a_trajectory_weighs_as_much_in_an_update_however_many_rows_it_has(model: Path) -> None:
+    made = settings(model, folder=model, algorithm={"aggregation": "sequence_mean"})
     (mine,) = rank_batches(BATCH, made, version=0, ranks=1)
     assert mine.batch.weights is not None
     assert mine.batch.weights.tolist() == pytest.approx([1 / 12] * 3 + [1 / 4] * 3)
 
 
-def test_updates_are_drawn_by_seed_and_version(tmp_path: Path) -> None:
+def test_updates_are_drawn_by_seed_and_version(model: Path) -> None:
     """So that a run that goes back draws what it drew before; tensor-parallel ranks have the same part."""
-    one, options = batch(0), settings(tmp_path, folder=tmp_path, updates_per_iteration=2, tensor_parallel=2)
+    one, options = batch(0), settings(model, folder=model, updates_per_iteration=2, tensor_parallel=2)
 
     def first(version: int) -> list[int]:
         parts = rank_batches(one, options, version=version, ranks=2)
@@ -192,6 +202,31 @@ def test_updates_are_drawn_by_seed_and_version(tmp_path: Path) -> None:
 
     assert first(3) == first(3)
     assert first(3) != first(4)
+
+
+def test_ranks_wait_little_for_each_other_with_rows_of_very_unequal_length(model: Path) -> None:
+    """Attention over a row grows with its square: passes of as many tokens differ by as much as half."""
+    ranks, longest = 8, 32_768
+    random = np.random.default_rng(0)
+    lengths = np.exp(random.normal(np.log(longest / 8), 1.0, 32 * ranks)).clip(2, longest).astype(int)
+    samples = [
+        train_sample([number, *[1] * length], [0] * length + [1], trajectory=number)
+        for number, length in enumerate(lengths.tolist())
+    ]
+    samples += [
+        replace(sample, trajectory=len(samples)) for sample in samples[:64]
+    ]  # siblings share contexts
+    made = settings(model, folder=model, tokens_per_pass=longest)
+    parts = rank_batches(TrainBatch.from_samples(samples), made, version=0, ranks=ranks)
+    architecture = read_architecture(model)
+    work = np.zeros((ranks, len(parts[0].updates[0])))
+    for rank, mine in enumerate(parts):
+        for number, tokens in enumerate(mine.updates[0]):
+            of_pass = mine.batch.take(tokens)
+            work[rank, number] = architecture.train_flops(of_pass.lengths.tolist(), len(of_pass))
+    # FSDP gathers weights in every pass, so each lasts as long as on the rank with the most work.
+    idle = 1.0 - work.sum() / (ranks * work.max(axis=0).sum())
+    assert idle < 0.07
 
 
 def test_means_over_passes_of_unequal_size() -> None:

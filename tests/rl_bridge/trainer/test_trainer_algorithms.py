@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from trainer_ranks import alone, assert_close, batch, copied
 
+from rl_bridge.algorithms.policy_loss import LossInputs
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import PRESETS
 from rl_bridge.errors import NonFiniteLossError
@@ -99,9 +100,9 @@ def test_ratios_are_against_what_the_trainer_computed_before_the_first_update(
     assert figures["loss/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert figures["mismatch/kl"] == pytest.approx(-0.1, abs=1e-4)
     assert figures["loss/correction_weight"] == pytest.approx(
-        {"truncated": 1.05, "icepop": 0.0, "decoupled": 1.1051709}[correction], abs=1e-4
+        {"truncated": 1.05, "icepop": 0.0, "decoupled": 0.0}[correction], abs=1e-4
     )
-    assert figures["loss/corrected_fraction"] == (0.0 if correction == "decoupled" else 1.0)
+    assert figures["loss/corrected_fraction"] == 1.0
 
 
 def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(train: Train) -> None:
@@ -116,6 +117,39 @@ def test_ratios_are_exactly_one_until_weights_change_in_half_precision_too(train
     figures = trainer.step(batch(8, rows=48, longest=30))
     assert figures["loss/ratio_mean"] == 1.0
     assert figures["loss/clip_fraction_low"] == figures["loss/clip_fraction_high"] == 0.0
+
+
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("updates", [1, 2])
+def test_the_first_update_takes_old_logprobs_from_its_own_passes(
+    train: Train, updates: int, ratio: str
+) -> None:
+    """The loss gets the same numbers, to the last bit, as from passes of their own, which are not made."""
+    trainer = train(
+        {"correction": "truncated", "ratio": ratio}, updates_per_iteration=updates, tokens_per_pass=64
+    )
+    one = batch(8, rows=48)
+    passes = [len(update) for update in trainer._take_own_part(one).updates]
+    assert len(passes) == updates
+    assert passes[0] > 1
+    expected = trainer.logprobs(one)
+    seen: list[LossInputs] = []
+    forwards: list[None] = []
+    outputs, loss = trainer._model.outputs, trainer._policy._loss
+    trainer._model.outputs = lambda *args, **options: (forwards.append(None), outputs(*args, **options))[1]
+    trainer._policy._loss = lambda inputs, algorithm: (seen.append(inputs), loss(inputs, algorithm))[1]
+    trainer.step(one)
+    # With a gradient; of later updates before the first one; of later updates for the ratio of sequences.
+    later = sum(passes[1:])
+    assert len(forwards) == sum(passes) + later * (2 if ratio == "sequence" else 1)
+    proximal = torch.cat(
+        [inputs.proximal_logprobs for inputs in seen if inputs.proximal_logprobs is not None]
+    )
+    assert sorted(proximal.tolist()) == sorted(expected.tolist())
+    for inputs in seen[: passes[0]]:
+        assert inputs.proximal_logprobs is not None
+        assert torch.equal(inputs.proximal_logprobs, inputs.logprobs)
+        assert inputs.sequence_log_ratios is None or not inputs.sequence_log_ratios.any()
 
 
 PPO = {"name": "ppo", "critic_learning_rate": 3e-3, "value_clip": None}
