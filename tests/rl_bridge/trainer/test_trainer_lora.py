@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from trainer_ranks import Ranks, alone, assert_close, batch, copied, settings
+from trainer_ranks import Ranks, alone, assert_close, batch, copied, join_published, settings
 
 from rl_bridge.config import LoraConfig
 from rl_bridge.errors import ModelError
@@ -108,9 +108,4 @@ def test_two_ranks_train_and_publish_what_one_does(
         assert told["loss/total"] == pytest.approx(one.step(batch(number))["loss/total"], abs=1e-5)
     whole = pair.call("hf_state_dict")[0]
     assert_close(whole, one.hf_state_dict(), atol=5e-5)
-    joined: dict[str, Tensor] = {}
-    for parts in pair.call("published", 2):
-        for name, shape, box, values in parts:
-            room = joined.setdefault(name, torch.full(shape, float("nan")))
-            room[tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))] = values
-    assert_close(joined, whole, atol=1e-7)
+    assert_close(join_published(pair, 2), whole, atol=1e-7)
