@@ -44,8 +44,9 @@ class LoraConfig(Section):
     """The product B A is multiplied by alpha / rank."""
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = LORA_TARGETS
     """The layers with an adapter, by their names in checkpoints; by default all of attention and feed-forward."""
-    push: Literal["merged", "adapter"] = "merged"
-    """What generators are sent: whole weights W + alpha / rank B A, or only A and B, which vLLM applies beside W."""
+    push: Literal["adapter", "merged"] = "adapter"
+    """What generators are sent: only A and B, which vLLM applies beside W, or whole weights W + alpha / rank B A. In
+    bfloat16 the sum drops what is smaller than the last bit of W, so most of the first updates."""
 
 
 class ModelConfig(Section):
@@ -200,7 +201,8 @@ class RolloutConfig(Section):
     synchronise. Above 0, episodes are played while the trainer works, up to so many steps ahead."""
     weight_update: Literal["drain", "continue", "keep_cache"] = "drain"
     """How generators take new weights: after finishing their requests (drain), or by continuing them under the new
-    weights, with keys and values recomputed (continue) or those of the old weights (keep_cache)."""
+    weights, with keys and values recomputed (continue) or those of the old weights (keep_cache). With `max_staleness`
+    above 0 the default is continue, unless adapters are sent (`model.lora.push`)."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
     """The least siblings with which a group is trained if others were lost or late. With fewer it is dropped."""
     straggler_timeout_s: Seconds = 600.0
@@ -343,11 +345,15 @@ class Config(Section):
         return lora if lora is not None and lora.push == "adapter" else None
 
     @model_validator(mode="after")
-    def _check_adapters(self) -> Self:
-        if self.pushed_adapter is not None and (update := self.rollout.weight_update) != "drain":
+    def _fill_weight_update(self) -> Self:
+        adapters = self.pushed_adapter is not None
+        if self.rollout.max_staleness and not adapters:
+            self._set_derived(rollout=self.rollout.with_defaults(weight_update="continue"))
+        if adapters and (update := self.rollout.weight_update) != "drain":
             raise ValueError(
                 f'expected rollout.weight_update "drain" with model.lora.push=adapter, got "{update}": vLLM finishes '
-                "an answer with the adapter that it was begun with; model.lora.push=merged can continue"
+                "an answer with the adapter that it was begun with; leave it out, or set model.lora.push=merged, which "
+                "in bfloat16 drops what is smaller than the last bit of a weight"
             )
         return self
 
@@ -426,11 +432,11 @@ class Config(Section):
                 'expected rollout.weight_update of "drain" or "continue" with monarch.colocate, got "keep_cache": keys '
                 "and values are dropped for the trainer's turn"
             )
-        if rollout.max_staleness and rollout.weight_update == "drain":
+        if rollout.max_staleness and rollout.weight_update == "drain" and self.pushed_adapter is None:
             raise ValueError(
-                f"expected rollout.max_staleness of 0 with monarch.colocate, got {rollout.max_staleness}: no episode "
-                "is played while the trainer works; with rollout.weight_update=continue a step need not wait for the "
-                "longest answers, which go on after the trainer's turn"
+                f"expected rollout.weight_update=continue with monarch.colocate and rollout.max_staleness of "
+                f"{rollout.max_staleness}, got drain: no episode is played while the trainer works, so a step would "
+                "wait for the longest answers for nothing; leave it out, or set rollout.max_staleness=0"
             )
         if rollout.max_staleness and rollout.episode_timeout_s is not None:
             raise ValueError(

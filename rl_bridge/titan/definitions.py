@@ -15,6 +15,7 @@ from rl_bridge.titan.layers import DocumentAttention, HalvesRoPE, OutputLayer, R
 import spmd_types as spmd
 from torchtitan.models.common import Embedding, RMSNorm
 from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.decoder_sharding import dense_param_placement
 from torchtitan.models.common.param_init import skip_param_init
 from torchtitan.models.llama3 import Llama3Model, parallelize_llama
@@ -39,9 +40,40 @@ class Definition:
     parallelize: Callable[..., Any]
 
 
+class TiedDecoder(Decoder):
+    """A decoder whose tied embedding and output layer stay one parameter when tensor parallelism shards them.
+
+    TorchTitan shards each by itself and ties them again only after FSDP has wrapped two. Where a rank's part of the
+    vocabulary is smaller than the first rank's, FSDP pads it in a buffer of its own for each, and the one that the
+    optimizer does not update stays at its first values.
+    """
+
+    def parallelize(self, parallel_dims: Any) -> None:
+        """Shard the layers over tensor-parallel ranks; FSDP comes after."""
+        super().parallelize(parallel_dims)
+        if self.enable_weight_tying:
+            self.tok_embeddings.weight = self.lm_head.weight
+
+
+class LlamaDecoder(TiedDecoder, Llama3Model):
+    """TorchTitan's Llama."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Llama3Model.Config):
+        """The same as TorchTitan's."""
+
+
+class Qwen3Decoder(TiedDecoder, Qwen3Model):
+    """TorchTitan's Qwen3."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Qwen3Model.Config):
+        """The same as TorchTitan's."""
+
+
 # Qwen2 is Llama's block with a bias in the first projections.
-_LLAMA = Definition(model=Llama3Model, block=Llama3TransformerBlock, parallelize=parallelize_llama)
-_QWEN3 = Definition(model=Qwen3Model, block=Qwen3TransformerBlock, parallelize=parallelize_qwen3)
+_LLAMA = Definition(model=LlamaDecoder, block=Llama3TransformerBlock, parallelize=parallelize_llama)
+_QWEN3 = Definition(model=Qwen3Decoder, block=Qwen3TransformerBlock, parallelize=parallelize_qwen3)
 DEFINITIONS = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3}
 
 

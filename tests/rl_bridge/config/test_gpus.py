@@ -63,10 +63,12 @@ def test_unset_roles_follow_from_the_gpus(tmp_path: Path, overrides: str, expect
         ),
         ("trainer.num_gpus=4 monarch.gpus_per_node=4 monarch.roles.policy.gpus=1", "at most the 4 GPUs"),
         ("trainer.num_gpus=2 monarch.colocate=true monarch.roles.policy.gpus=1", "2, got 1 with 1 each"),
-        ("monarch.colocate=true rollout.max_staleness=1", "max_staleness of 0 with monarch.colocate, got 1"),
         (
-            "monarch.colocate=true rollout.max_staleness=1 rollout.weight_update=continue "
-            "rollout.episode_timeout_s=60",
+            "monarch.colocate=true rollout.max_staleness=1 rollout.weight_update=drain",
+            "weight_update=continue with monarch.colocate and rollout.max_staleness of 1, got drain",
+        ),
+        (
+            "monarch.colocate=true rollout.max_staleness=1 rollout.episode_timeout_s=60",
             "no rollout.episode_timeout_s with monarch.colocate",
         ),
     ],
@@ -87,8 +89,10 @@ def test_machine_with_too_few_gpus_for_both_has_them_take_turns(tmp_path: Path) 
         assert colocate_if_needed(unplanned, gpus) is unplanned
     refused = load(tmp_path, "trainer.num_gpus=1", "monarch.colocate=false")
     assert colocate_if_needed(refused, 1) is refused
-    with pytest.raises(ConfigError, match=r"max_staleness of 0 with monarch\.colocate"):
-        colocate_if_needed(load(tmp_path, "trainer.num_gpus=1", "rollout.max_staleness=1"), 1)
+    stale = ("trainer.num_gpus=1", "rollout.max_staleness=1")
+    assert colocate_if_needed(load(tmp_path, *stale), 1).rollout.weight_update == "continue"
+    with pytest.raises(ConfigError, match=r"weight_update=continue with monarch\.colocate"):
+        colocate_if_needed(load(tmp_path, *stale, "rollout.weight_update=drain"), 1)
 
 
 CPU = {

@@ -9,14 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from trainer_ranks import Ranks, alone, assert_close, batch, copied, settings
+from trainer_ranks import Ranks, alone, assert_close, batch, copied, join_published, settings
 
 from rl_bridge.config import LoraConfig
 from rl_bridge.errors import ModelError
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(400)]
 
-LORA = LoraConfig(rank=4, alpha=8.0)
+LORA = LoraConfig(rank=4, alpha=8.0, push="merged")
 OPTIONS: dict[str, Any] = {"lora": LORA, "updates_per_iteration": 2, "deterministic": True}
 
 
@@ -45,11 +45,7 @@ def test_adapters_are_trained_merged_exported_and_resumed(policy: Path, tmp_path
     changed = {name for name in base if not torch.equal(exported[name], base[name])}
     assert {name.split(".")[-2] for name in changed} == set(LORA.targets)
     assert len(changed) == 14
-    with trainer.weights(1) as state:
-        from rl_bridge.weights.snapshot import own_shards
-
-        sent = {name: shard.values() for name, shard in own_shards(state, rank=0).items()}
-    assert_close(sent, exported)
+    assert_close(published(trainer, 1), exported)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", LORA.rank, LORA.alpha)
     assert config["target_modules"] == list(LORA.targets)
@@ -95,12 +91,45 @@ def test_only_adapters_have_a_state_in_the_optimizer(policy: Path, tmp_path: Pat
     assert again.step(batch(1)) == trainer.step(batch(1))
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, pytest.param(2, marks=pytest.mark.soak)])
+def published(trainer: Any, version: int) -> dict[str, Tensor]:
+    from rl_bridge.weights.snapshot import own_shards
+
+    with trainer.weights(version) as state:
+        return {name: shard.values().clone() for name, shard in own_shards(state, rank=0).items()}
+
+
+def test_generators_get_all_of_a_first_small_update_in_bfloat16(policy: Path, tmp_path: Path) -> None:
+    lora = LoraConfig()
+    trainer = alone(policy, tmp_path, lora=lora, dtype="bfloat16", learning_rate=1e-5)
+    base = copied(trainer)
+    trainer.step(batch(0))
+    sent = {name: tensor.to(torch.bfloat16).float() for name, tensor in published(trainer, 1).items()}
+    as_served = {name: tensor.to(torch.bfloat16).float() for name, tensor in base.items()}
+    if lora.push == "adapter":
+        sent = merged(as_served, sent, lora)
+    change, arrived = (
+        torch.cat([(after[name] - before[name]).flatten() for name in before if name in after])
+        for after, before in ((trainer.hf_state_dict(), base), (sent, as_served))
+    )
+    assert change.abs().max() > 0
+    assert float(arrived @ change / (change @ change)) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("tensor_parallel", "push"),
+    [
+        (1, "merged"),
+        (1, "adapter"),
+        pytest.param(2, "merged", marks=pytest.mark.soak),
+        pytest.param(2, "adapter", marks=pytest.mark.soak),
+    ],
+)
 def test_two_ranks_train_and_publish_what_one_does(
-    pair: Ranks, policy: Path, tmp_path: Path, tensor_parallel: int
+    pair: Ranks, policy: Path, tmp_path: Path, tensor_parallel: int, push: str
 ) -> None:
-    one = alone(policy, tmp_path / "one", lora=LORA)
-    options = settings(policy, folder=tmp_path / "two", lora=LORA, tensor_parallel=tensor_parallel)
+    lora = LoraConfig.model_validate({"rank": 3, "push": push})
+    one = alone(policy, tmp_path / "one", lora=lora)
+    options = settings(policy, folder=tmp_path / "two", lora=lora, tensor_parallel=tensor_parallel)
     pair.build(options)
     assert_close(pair.call("hf_state_dict")[0], copied(one))
     for number in range(2):
@@ -108,9 +137,4 @@ def test_two_ranks_train_and_publish_what_one_does(
         assert told["loss/total"] == pytest.approx(one.step(batch(number))["loss/total"], abs=1e-5)
     whole = pair.call("hf_state_dict")[0]
     assert_close(whole, one.hf_state_dict(), atol=5e-5)
-    joined: dict[str, Tensor] = {}
-    for parts in pair.call("published", 2):
-        for name, shape, box, values in parts:
-            room = joined.setdefault(name, torch.full(shape, float("nan")))
-            room[tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))] = values
-    assert_close(joined, whole, atol=1e-7)
+    assert_close(join_published(pair, 2), published(one, 2), atol=5e-5)

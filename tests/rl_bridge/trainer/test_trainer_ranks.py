@@ -6,9 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer_ranks import WAIT_S, Ranks, alone, assert_close, batch, copied, ranks, settings
+from safetensors.torch import load_file
+from trainer_ranks import (
+    WAIT_S,
+    Ranks,
+    alone,
+    assert_close,
+    batch,
+    copied,
+    join_published,
+    ranks,
+    settings,
+)
 
 from rl_bridge.errors import ConfigError, NonFiniteLossError, RankLostError
+from tests.rl_bridge.titan.tiny_checkpoints import make_checkpoint
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
 
@@ -56,6 +68,37 @@ def test_two_ranks_learn_what_one_learns(
     for state in pair.call("hf_state_dict"):
         assert_close(state, one.hf_state_dict(), atol=5e-5)
     assert max(float((first[name] - tensor).abs().max()) for name, tensor in copied(one).items()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["qwen3-tied", pytest.param("qwen3", marks=pytest.mark.soak)])
+def test_four_ranks_share_a_vocabulary_that_they_do_not_divide(tmp_path: Path, name: str) -> None:
+    """33 words over two tensor-parallel ranks are 17 and 16, of which FSDP gives each rank 9, 8, 8 and 8."""
+    policy = make_checkpoint(
+        tmp_path / name, name, num_hidden_layers=2, hidden_size=32, head_dim=16, vocab_size=33
+    )
+    critic: dict[str, Any] = {"algorithm": "ppo"}
+    one = alone(policy, tmp_path / "one", **critic)
+    with ranks(tmp_path, 4) as four:
+        options = settings(policy, folder=tmp_path / "four", tensor_parallel=2, **critic)
+        four.build(options)
+        for number in range(3):
+            expected, told = one.step(batch(number)), four.call("step", batch(number))[0]
+            expected.pop("train/valid_token_share"), told.pop("train/valid_token_share")
+            assert told == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        assert_close(four.call("hf_state_dict")[0], one.hf_state_dict(), atol=5e-5)
+        assert_close(join_published(four, 3), one.hf_state_dict(), atol=5e-5)
+        four.call("export", tmp_path)
+        assert_close(load_file(tmp_path / "model.safetensors"), one.hf_state_dict(), atol=5e-5)
+        four.call("save", 3)
+        four.build(options)
+        four.call("resume")
+        resumed = alone(policy, tmp_path / "four", **critic)  # by another number of ranks
+        assert resumed.resume().version == 3
+        expected = one.step(batch(3))
+        for told in (resumed.step(batch(3)), four.call("step", batch(3))[0]):
+            assert told["train/grad_norm"] == pytest.approx(expected["train/grad_norm"], rel=1e-3)
+        for trained in (resumed.hf_state_dict(), four.call("hf_state_dict")[0]):
+            assert_close(trained, one.hf_state_dict(), atol=5e-5)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

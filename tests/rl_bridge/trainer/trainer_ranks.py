@@ -98,6 +98,16 @@ def assert_close(one: dict[str, Tensor], other: dict[str, Tensor], *, atol: floa
         torch.testing.assert_close(one[name], other[name], atol=atol, rtol=0.0)
 
 
+def join_published(ranks: "Ranks", version: int) -> dict[str, Tensor]:
+    """Whole tensors, from the parts of them that each rank publishes; what none publishes is NaN."""
+    joined: dict[str, Tensor] = {}
+    for parts in ranks.call("published", version):
+        for name, shape, box, values in parts:
+            whole = joined.setdefault(name, torch.full(shape, float("nan")))
+            whole[tuple(slice(a, a + n) for a, n in zip(box.start, box.shape, strict=True))] = values
+    return joined
+
+
 class RankDiedError(Exception):
     """The process of a rank ended before it answered."""
 
