@@ -75,13 +75,18 @@ class ReplayBuffer:
     Args:
         ledger: The state of all groups.
         admission: Bounds how far rollouts may run ahead of the trainer.
-        timeout_s: How long `sample` waits for a step's groups.
+        timeout_s: How long `sample` waits while no group is added and no progress recorded.
         straggler_timeout_s: How long `sample` waits for a group that must not be left for the next step before it cuts
-            it: the siblings finished by then are taken, or the group is dropped.
+            it: the siblings finished by then are taken, or the group is dropped. None waits until it ends.
     """
 
     def __init__(
-        self, ledger: Ledger, admission: Admission, *, timeout_s: float, straggler_timeout_s: float
+        self,
+        ledger: Ledger,
+        admission: Admission,
+        *,
+        timeout_s: float,
+        straggler_timeout_s: float | None = None,
     ) -> None:
         self.ledger = ledger
         self.admission = admission
@@ -92,6 +97,8 @@ class ReplayBuffer:
         self._groups: dict[int, Group] = {}
         self._group_versions: dict[int, PolicyVersion] = {}
         """Each group's version, cached because computing it reads every token of the group, possibly millions."""
+        self._stragglers_cut = 0
+        self._progressed_at = 0.0
         self._cancelled_leases: set[int] = set()
         self._failure: BaseException | None = None
         self._lease_possible = asyncio.Event()
@@ -104,6 +111,10 @@ class ReplayBuffer:
         """Record that every serving generator has these weights or newer ones, so that more groups may start."""
         self.admission.served = version
         self._notify()
+
+    def record_progress(self, at: float) -> None:
+        """Record when an episode last made progress, by the event loop's clock; `sample` then goes on waiting."""
+        self._progressed_at = max(self._progressed_at, at)
 
     async def lease(self) -> GroupLease:
         """Wait until a group may be played, and lease it. Raises what `fail` was called with."""
@@ -139,6 +150,7 @@ class ReplayBuffer:
             return False
         self._groups[group.id], self._group_versions[group.id] = group, group.version
         self._cancelled_leases.discard(lease.id)
+        self.record_progress(asyncio.get_running_loop().time())
         self._notify_sampler()
         return True
 
@@ -165,7 +177,7 @@ class ReplayBuffer:
             The oldest groups, ordered by id. None is staler than allowed.
 
         Raises:
-            RolloutError: They were not there in time.
+            RolloutError: They are not there, and nothing makes progress any more.
             BaseException: What `fail` was called with.
         """
         if batch_size != self.admission.groups_per_batch:
@@ -181,17 +193,23 @@ class ReplayBuffer:
             if len(self._groups) >= batch_size and not blocking_groups:
                 return self._take_oldest(version, batch_size)
             now = asyncio.get_running_loop().time()
-            check_at = began + self._timeout_s
+            check_at = deadline = max(began, self._progressed_at) + self._timeout_s
             for group in blocking_groups:
-                if group.lease is not None:
-                    check_at = min(check_at, self._check_straggler(group.lease, began=began, now=now))
-            if now >= began + self._timeout_s:
+                if group.lease is not None and self._straggler_timeout_s is not None:
+                    straggler_deadline = max(began, group.lease.since) + self._straggler_timeout_s
+                    check_at = min(check_at, self._check_straggler(group.lease, straggler_deadline, now=now))
+            if now >= deadline:
                 raise RolloutError(
-                    f"expected {batch_size} groups for the step from version {version} within "
-                    f"{self._timeout_s:g} s, got {len(self._groups)}, with {len(self.ledger.leases)} under way; "
-                    "raise rollout.timeout_s, or see what the environment is waiting for"
+                    f"expected {batch_size} groups for the step from version {version}, got {len(self._groups)}, with "
+                    f"{len(self.ledger.leases)} under way, and none has made progress for {self._timeout_s:g} s; see "
+                    "what the environment is waiting for, or raise rollout.timeout_s"
                 )
             await self._wait_for_groups(check_at - now)
+
+    def take_stragglers_cut(self) -> int:
+        """Return how many groups were cut since the last call."""
+        cut, self._stragglers_cut = self._stragglers_cut, 0
+        return cut
 
     def fail(self, failure: BaseException) -> None:
         """Have every waiter, now and later, raise `failure`: no more groups will come."""
@@ -244,13 +262,13 @@ class ReplayBuffer:
         overdue = self.admission.count_overdue(version, [group.floor for group in unfinished])
         return unfinished[: max(overdue, 0)]
 
-    def _check_straggler(self, lease: GroupLease, *, began: float, now: float) -> float:
+    def _check_straggler(self, lease: GroupLease, deadline: float, *, now: float) -> float:
         """Cut a straggler when its time is up, and drop it if that did not help; returns when to check again."""
-        deadline = max(began, lease.since) + self._straggler_timeout_s
         if now < deadline:
             return deadline
         if lease.id not in self._cancelled_leases:
             self._cancelled_leases.add(lease.id)
+            self._stragglers_cut += 1
             self.cancel([lease])
         if now < deadline + CANCEL_GRACE_PERIOD_S:
             return deadline + CANCEL_GRACE_PERIOD_S

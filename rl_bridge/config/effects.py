@@ -85,14 +85,7 @@ def find_unused_keys(config: Config) -> list[str]:
             for section in EPISODE_KEYS
             for line in _find_unused_with_data(section, getattr(config, section))
         ]
-    rollout = config.rollout
-    usual = type(rollout).model_fields["straggler_timeout_s"].default
-    if rollout.straggler_timeout_s >= rollout.timeout_s and rollout.straggler_timeout_s != usual:
-        lines.append(
-            f"rollout.straggler_timeout_s={rollout.straggler_timeout_s:g} has no effect: after "
-            f"rollout.timeout_s={rollout.timeout_s:g} the run has ended, which waited for the straggler"
-        )
-    if rollout.checkpoint_on_preemption and not config.trainer.checkpoint_interval:
+    if config.rollout.checkpoint_on_preemption and not config.trainer.checkpoint_interval:
         lines.append(
             "rollout.checkpoint_on_preemption=True has no effect on the run: trainer.checkpoint_interval=0 keeps no "
             "checkpoint"

@@ -205,9 +205,10 @@ class RolloutConfig(Section):
     above 0 the default is continue, unless adapters are sent (`model.lora.push`)."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
     """The least siblings with which a group is trained if others were lost or late. With fewer it is dropped."""
-    straggler_timeout_s: Seconds = 600.0
+    straggler_timeout_s: Seconds | None = None
     """How long a batch waits for a group that would be too stale for the next one. After that the group is trained with
-    the siblings that have ended, or is dropped."""
+    the siblings that have ended, or is dropped: quick episodes are then trained more often than slow ones. None waits
+    for all of them."""
     max_attempts: Count = 3
     """How often an episode is tried if failures not the policy's end it, and how often a group may lose its worker."""
     max_lost_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
@@ -221,7 +222,8 @@ class RolloutConfig(Section):
     generate_timeout_s: Seconds = 300.0
     """How long a generator may go without sampling any token before its requests fail."""
     timeout_s: Seconds = 1200.0
-    """How long collecting one batch may take in total, including the wait for stragglers."""
+    """How long an episode may make no progress, as without an answer or a step, before it is lost and played again; not
+    how long it may take. The longest answer has to fit. The run ends if nothing makes progress for twice as long."""
     max_num_seqs: Count = 256
     """Prompts that the engine processes at once."""
     kv_cache_mb: Count = 256
@@ -335,8 +337,13 @@ class Config(Section):
 
     @property
     def call_timeout_s(self) -> float:
-        """How long a generator's call may take; colocated, the trainer's turn may come in between."""
+        """How long an episode may make no progress; colocated, the trainer's turn may come in between."""
         return self.rollout.timeout_s + (self.trainer.timeout_s if self.monarch.colocate else 0.0)
+
+    @property
+    def stall_timeout_s(self) -> float:
+        """How long no episode at all may make progress before a run ends: what is lost was then tried once more."""
+        return 2 * self.call_timeout_s
 
     @property
     def pushed_adapter(self) -> LoraConfig | None:

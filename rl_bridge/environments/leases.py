@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import heapq
+import itertools
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -31,7 +33,8 @@ class SessionDeadlines:
     """Deadlines of all waits for an environment, in seconds.
 
     Attributes:
-        free_s: For a free session: first for one of the worker's places, then again for room on a server.
+        free_s: For a free session, one of the worker's places and then room on a server, while no episode of the worker
+            makes progress.
         connect_s: For opening a session while no server can be reached, all attempts and pauses together.
         reset_s: For a reset.
         step_s: For a step.
@@ -47,7 +50,7 @@ class SessionDeadlines:
         """Read the deadlines from the configuration of a run on one environment."""
         env = config.environment
         return cls(
-            free_s=config.rollout.timeout_s,
+            free_s=config.call_timeout_s,
             connect_s=env.connect_timeout_s,
             reset_s=env.reset_timeout_s,
             step_s=env.message_timeout_s,
@@ -149,6 +152,8 @@ class LeasedSession:
 
         A request that failed validation changed nothing and does not count.
         """
+        self.closing: asyncio.Task[None] | None = None
+        """The end of the client, begun while another one is waited for to take its place."""
         self.forks: list[LeasedSession] = []
         """Sessions that `SessionLeases.fork` made of this one; they end with its lease."""
 
@@ -233,6 +238,9 @@ class SessionLeases:
     next episode. A session whose request failed is closed, and the next episode gets a fresh one. An unreachable server
     is retried after a growing pause; while no session is available at all, callers wait for one until the deadline.
 
+    Callers wait for their places in order of age, and each gets all of them at once. So none of them holds a part of
+    what another one needs, and none is overtaken by younger ones for ever.
+
     An instance is bound to the event loop on which it is used.
 
     Args:
@@ -263,8 +271,10 @@ class SessionLeases:
         self.discarded = 0
         """The number of sessions discarded after a failure so far."""
         self._connect = connect
-        self._slots = asyncio.BoundedSemaphore(sessions)
-        self._acquiring = asyncio.Lock()
+        self._waiters: list[tuple[int, int, int, asyncio.Future[None]]] = []
+        """A heap of the callers that wait for places: age, a running number, the number of places, what wakes them."""
+        self._tickets = itertools.count()
+        self._progressed_at = 0.0
         self._leased: set[LeasedSession] = set()
         self._servers: dict[str, ServerRecord] = {}
         self._held = 0
@@ -299,11 +309,14 @@ class SessionLeases:
         self._notify()
 
     @asynccontextmanager
-    async def lease(self, forks: int = 0) -> AsyncIterator[LeasedSession]:
+    async def lease(self, forks: int = 0, *, age: int = 0) -> AsyncIterator[LeasedSession]:
         """Lease a session for the length of the block.
 
-        Afterwards it is kept for the next lease, unless a request failed or the block raised. `forks` is the number of
-        sessions that `fork` may make of it.
+        Afterwards it is kept for the next lease, unless a request failed or the block raised.
+
+        Args:
+            forks: The number of sessions that `fork` may make of it.
+            age: The lower, the older: callers of a lower one get sessions first; among equals, whoever came first.
 
         Raises:
             SessionUnavailableError: No session was available before the deadlines.
@@ -312,7 +325,7 @@ class SessionLeases:
             RolloutError: The leases were closed.
         """
         with span("lease", waits_for="session"):
-            await self._acquire_slots(1 + forks)
+            await self._acquire_slots(1 + forks, age)
             try:
                 session = LeasedSession(self, *await self._get_session())
             except BaseException:
@@ -327,8 +340,7 @@ class SessionLeases:
             self._leased.discard(session)
             self._release_slots(forks - len(session.forks))
             for fork in session.forks:
-                self._leased.discard(fork)
-                self._end_session(fork)
+                self.end_fork(fork)
             if is_reusable:
                 self._keep_idle(session.server, session.client)
                 self._release_slots(1)
@@ -337,12 +349,25 @@ class SessionLeases:
                 self._end_session(session)
 
     async def fork(self, session: LeasedSession, count: int) -> list[LeasedSession]:
-        """Fork `count` sessions, at most the lease's `forks`, from a session's state; they end with its lease."""
+        """Fork `count` sessions, at most the lease's `forks`, from a session's state.
+
+        They end with `end_fork`, or with the lease: closing a client closes those that were forked from it.
+        """
         for client in await session.fork(count):
             self._count_held(session.server)
             session.forks.append(LeasedSession(self, session.server, client))
         self._leased.update(session.forks)
         return session.forks
+
+    def end_fork(self, fork: LeasedSession) -> None:
+        """End a forked session whose episode is over, so that another episode gets its place. Idempotent."""
+        if fork in self._leased:
+            self._leased.discard(fork)
+            self._end_session(fork)
+
+    def record_progress(self) -> None:
+        """Record that an episode has made progress: whoever waits for a session has reason to go on waiting."""
+        self._progressed_at = asyncio.get_running_loop().time()
 
     async def renew(
         self, session: LeasedSession, since: float | None = None, refusal: CapacityError | None = None
@@ -351,11 +376,12 @@ class SessionLeases:
 
         `since` is when the wait began, now by default. Raises as `lease` does.
         """
-        replaced = session.server, session.client
+        # The old one is closed first: it may hold the room on its server that the new one needs.
+        session.closing = session.closing or self._start_closing(session.server, session.client)
+        await asyncio.wait({session.closing})
         session.server, session.client = await self._get_session(since=since, last_error=refusal)
-        session.broken = False
+        session.closing, session.broken = None, False
         self.discarded += 1
-        self._start_closing(*replaced)
 
     def record_failure(self, server: ServerRecord, error: BaseException) -> None:
         """Update a server's state after a failure."""
@@ -385,28 +411,46 @@ class SessionLeases:
         self._notify()
         await asyncio.gather(*self._close_tasks, *(_close(session.client) for session in self._leased))
 
-    async def _acquire_slots(self, count: int) -> None:
-        acquired = 0
+    async def _acquire_slots(self, count: int, age: int) -> None:
+        loop = asyncio.get_running_loop()
+        began, granted = loop.time(), loop.create_future()
+        heapq.heappush(self._waiters, (age, next(self._tickets), count, granted))
+        self._grant_slots()
         try:
-            # One caller at a time: two that each hold a part of what the other needs would deadlock.
-            async with asyncio.timeout(self.deadlines.free_s) as timeout, self._acquiring:
-                while acquired < count:
-                    await self._slots.acquire()
-                    acquired += 1
-                    self.slots_taken += 1
-        except BaseException as error:
-            self._release_slots(acquired)
-            if not (isinstance(error, TimeoutError) and timeout.expired()):
-                raise
-            raise SessionUnavailableError(
-                f"expected {count} of {self.sessions} sessions to be free within {self.deadlines.free_s:g} s, "
-                "too many are in use; raise env.sessions, or let fewer episodes wait"
-            ) from None
+            while not granted.done():
+                remaining_s = self._free_deadline(began) - loop.time()
+                if remaining_s <= 0:
+                    raise SessionUnavailableError(
+                        f"expected {count} of {self.sessions} sessions to be free, too many are in use, and no episode "
+                        f"has made progress for {self.deadlines.free_s:g} s; see what they wait for, or raise "
+                        "rollout.timeout_s"
+                    )
+                await asyncio.wait({granted}, timeout=remaining_s)
+        except BaseException:
+            if not granted.cancel():  # granted meanwhile
+                self._release_slots(count)
+            self._grant_slots()
+            raise
+
+    def _grant_slots(self) -> None:
+        """Wake waiters, the oldest first, as long as the places that it waits for are free."""
+        while self._waiters:
+            *_, count, granted = self._waiters[0]
+            if not granted.done():
+                if self.slots_taken + count > self.sessions:
+                    return  # younger ones that wait for fewer do not overtake it: it would wait for ever
+                self.slots_taken += count
+                self.record_progress()
+                granted.set_result(None)
+            heapq.heappop(self._waiters)
 
     def _release_slots(self, count: int) -> None:
-        for _ in range(count):
-            self.slots_taken -= 1
-            self._slots.release()
+        self.slots_taken -= count
+        self._grant_slots()
+
+    def _free_deadline(self, began: float) -> float:
+        """Return until when a wait for a session lasts that began then, if no episode makes progress any more."""
+        return max(began, self._progressed_at) + self.deadlines.free_s
 
     async def _get_session(
         self, *, since: float | None = None, last_error: ClientError | None = None
@@ -414,10 +458,11 @@ class SessionLeases:
         """Return an idle or a new session. It counts as held until it is passed to `_keep_idle` or `_start_closing`."""
         clock = asyncio.get_running_loop().time
         began = clock() if since is None else since
-        deadline = began + self.deadlines.free_s
         while True:
             try:
-                async with asyncio.timeout_at(min(clock() + self.deadlines.connect_s, deadline)) as timeout:
+                async with asyncio.timeout_at(
+                    min(clock() + self.deadlines.connect_s, self._free_deadline(began))
+                ) as timeout:
                     while True:
                         if self._closed:
                             raise RolloutError("the session leases are closed")
@@ -425,7 +470,9 @@ class SessionLeases:
                         if server is None:
                             await self._wait_for_change()
                             if self._waits_for_room:
-                                timeout.reschedule(min(clock() + self.deadlines.connect_s, deadline))
+                                timeout.reschedule(
+                                    min(clock() + self.deadlines.connect_s, self._free_deadline(began))
+                                )
                         elif server.idle:
                             self._count_held(server)
                             return server, server.idle.pop()[1]
@@ -439,7 +486,7 @@ class SessionLeases:
             except TimeoutError:
                 if not timeout.expired():
                     raise
-                is_waiting = self._waits_for_room and clock() < deadline
+                is_waiting = self._waits_for_room and clock() < self._free_deadline(began)
                 if server is not None:  # a session was being opened there
                     server.failed(clock())
                 if is_waiting:
@@ -509,7 +556,8 @@ class SessionLeases:
             self._release_slots(1)
 
         self.closing += 1
-        self._start_closing(session.server, session.client).add_done_callback(on_closed)
+        closing = session.closing or self._start_closing(session.server, session.client)
+        closing.add_done_callback(on_closed)
 
     def _start_closing(self, server: ServerRecord, client: Client) -> "asyncio.Task[None]":
         """Start closing a held session without waiting for it; it counts as held until it is closed."""

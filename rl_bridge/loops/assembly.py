@@ -361,7 +361,7 @@ async def open_run(
             max_staleness=rollout.max_staleness,
             iterations=config.trainer.iterations,
         ),
-        timeout_s=rollout.timeout_s,
+        timeout_s=config.stall_timeout_s,
         straggler_timeout_s=rollout.straggler_timeout_s,
     )
     async with AsyncExitStack() as stack:

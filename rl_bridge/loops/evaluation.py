@@ -1,6 +1,5 @@
 """Evaluation on held-out episodes, played greedily."""
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,9 +71,6 @@ async def _evaluate(
                 [held_out_seeds(index, 1)[0] for index in missing],
                 on_outcome,
                 environment=name,
-                # `rollout.timeout_s` is for as many episodes as a step has.
-                timeout_s=run.config.rollout.timeout_s
-                * math.ceil(len(missing) / run.config.rollout.batch_size),
                 understood=bool(completed),
             )
         except RolloutError as error:

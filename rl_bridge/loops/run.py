@@ -250,6 +250,7 @@ class Run:
                 },
                 **metrics,
                 **self._lost_work_metrics(),
+                "rollout/stragglers_cut": self.buffer.take_stragglers_cut() / len(groups),
                 **iteration.metrics(),
                 **self.sync.latest_metrics,
             }

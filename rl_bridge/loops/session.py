@@ -232,7 +232,6 @@ async def _run_evaluation(config: Config, model_path: Path, folder: Path, consol
         Ledger(max_losses=None),
         Admission(groups_per_batch=1, max_staleness=0, iterations=0),
         timeout_s=1.0,
-        straggler_timeout_s=1.0,
     )
     async with open_players(
         config, folder, model_path=model_path, buffer=unused_buffer, trains=False, console=console

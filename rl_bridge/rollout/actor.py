@@ -143,9 +143,13 @@ class RolloutActor(ServiceActor):
             return await self._workers[assignment.environment].play(assignment)
 
     @concurrent_endpoint
-    async def playing(self) -> tuple[int, ...]:
+    async def playing(self) -> dict[int, float]:
         """See `RolloutWorker.playing`."""
-        return tuple(lease for worker in self._workers.values() for lease in worker.playing)
+        return {
+            lease: silent_s
+            for worker in self._workers.values()
+            for lease, silent_s in worker.playing().items()
+        }
 
     @concurrent_endpoint
     async def cancel(self, leases: tuple[int, ...]) -> None:

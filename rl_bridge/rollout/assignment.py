@@ -105,6 +105,7 @@ class Assignment:
         siblings: Each episode's number in its group.
         settings: How they are played.
         environment: The environment's name in `Config.environments`.
+        group: The group's number; episodes of lower ones get sessions first.
         task: The number of the group's task, in a dataset the example's; None for held-out episodes.
         sampling_key: The run's seed and the group's number, if every completion is sampled with a seed of its own; None
             to use the engine's own generator.
@@ -116,6 +117,7 @@ class Assignment:
     siblings: tuple[int, ...]
     settings: EpisodeSettings
     environment: str = ""
+    group: int = 0
     task: int | None = None
     sampling_key: tuple[int, int] | None = None
     fork_turn: int | None = None

@@ -44,6 +44,9 @@ LOSS_WINDOW_S = 0.5
 """Losses within this time are logged together."""
 MAX_LOGGED_GROUPS = 8
 
+PROGRESS_INTERVAL_S = 5.0
+"""The longest time between two questions to the workers of how their assignments get on."""
+
 
 class LossReport:
     """Collects lost groups and logs them together shortly afterwards."""
@@ -133,8 +136,14 @@ class Dispatcher:
         in_flight = sum(env.sessions for env in environments.values()) or (
             rollouts.max_num_seqs * config.monarch.roles.policy.replicas
         )
-        self._max_groups = max(1, in_flight // rollouts.sessions_per_group)
+        # Admission bounds groups and sessions bound episodes. More groups than sessions would only wait at the workers.
+        self._max_groups = max(1, in_flight)
         self._slots = asyncio.Semaphore(self._max_groups)
+        self._deadlines: dict[int, asyncio.Timeout] = {}
+        """By lease: when a worker's call counts as lost. It is put off as long as the assignment makes progress."""
+        self._held_out_deadline: asyncio.Timeout | None = None
+        self._progress_interval_s = min(PROGRESS_INTERVAL_S, config.call_timeout_s / 4)
+        self._progress_watch: asyncio.Task[None] | None = None
         self._collector: asyncio.Task[None] | None = None
         self._leases_by_task: dict[asyncio.Task[None], GroupLease] = {}
         self._cancellations: set[asyncio.Task[None]] = set()
@@ -165,6 +174,9 @@ class Dispatcher:
     ) -> None:
         await self._stop_collecting()
         await self._cancel_groups()
+        if self._progress_watch is not None:
+            self._progress_watch.cancel()
+            self._progress_watch = None
         self._losses.log()
         for cancellation in self._cancellations:
             cancellation.cancel()
@@ -254,7 +266,6 @@ class Dispatcher:
         on_outcome: Callable[[int, Outcome], None],
         *,
         environment: str = "",
-        timeout_s: float,
         understood: bool = False,
     ) -> None:
         """Play one episode per seed, greedily, for evaluation.
@@ -263,11 +274,11 @@ class Dispatcher:
             seeds: The episodes' seeds.
             on_outcome: Called for each finished episode with the index of its seed and its outcome.
             environment: The environment's name.
-            timeout_s: Deadline for all of them together, in seconds.
             understood: Whether the environment is known to accept the task's actions.
 
         Raises:
-            RolloutError: The time ran out, the policy failed many times in a row, or the environment is gone for good.
+            RolloutError: No episode made progress any more, the policy failed many times in a row, or the environment
+                is gone for good.
         """
         slots, size = asyncio.Semaphore(self._max_groups), self._config.rollout.group_size
         health = self.health[environment]
@@ -297,16 +308,23 @@ class Dispatcher:
                     )
 
         try:
-            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+            async with (
+                asyncio.timeout(self._config.stall_timeout_s) as deadline,
+                asyncio.TaskGroup() as group,
+            ):
+                self._held_out_deadline = deadline
                 for first in range(0, len(seeds), size):
                     group.create_task(play(first))
         except TimeoutError:
             raise RolloutError(
-                f"expected {len(seeds)} episodes within {timeout_s:g} s, got {finished}; "
-                "raise rollout.timeout_s, or see what the environment is waiting for"
+                f"expected {len(seeds)} episodes, got {finished}, and none has made progress for "
+                f"{self._config.stall_timeout_s:g} s; see what the environment is waiting for, or raise "
+                "rollout.timeout_s"
             ) from None
         except BaseExceptionGroup as error_group:
             raise error_group.exceptions[0] from error_group
+        finally:
+            self._held_out_deadline = None
         counts.require_understood(max(len(seeds), 1))
 
     async def _play_until_final(self, seeds: tuple[int, ...], environment: str) -> list[Outcome]:
@@ -321,8 +339,8 @@ class Dispatcher:
                 settings=episode,
                 environment=environment,
             )
-            with contextlib.suppress(ReplicaLostError, NoReplicaError):
-                result: AssignmentResult = await self._rollout.play.route(assignment)
+            with contextlib.suppress(ReplicaLostError, NoReplicaError, TimeoutError):
+                result = await self._call_worker(assignment)
                 await self._log_first_failure(environment, result)
                 outcomes |= final_outcomes(zip(missing, result.outcomes, strict=True))
         return [outcomes[index] for index in range(len(seeds))]
@@ -361,26 +379,70 @@ class Dispatcher:
             siblings=unfinished,
             settings=EpisodeSettings.of(config, environment, temperature=rollouts.temperature),
             environment=environment,
+            group=lease.group,
             task=task,
             sampling_key=(config.seed, lease.group) if config.deterministic else None,
             fork_turn=rollouts.fork_turns and draw_fork_turn(config.seed, lease.group, rollouts.fork_turns),
         )
         try:
-            async with asyncio.timeout(config.call_timeout_s):
-                result: AssignmentResult = await self._rollout.play.route(assignment)
+            result = await self._call_worker(assignment)
         except (ReplicaLostError, NoReplicaError, TimeoutError) as error:
-            self._losses.add(lease.group, str(error) or "their worker does not answer")
+            self._losses.add(lease.group, str(error))
             if not self._buffer.lose(lease, floor=lease.floor if finished else None):
                 self._end_task(lease.group)
             elif finished:
                 self._partial_groups[lease.group] = environment, finished
             if isinstance(error, TimeoutError):
                 self._cancel_leases([lease])
+                try:
+                    self.health[environment].add_silent_group(config.call_timeout_s)
+                except RolloutError as failure:
+                    self.suspend(environment, failure)
             return None
         await self._log_first_failure(environment, result)
         return PlayedGroup(
             environment, seed, finished | dict(zip(unfinished, result.outcomes, strict=True)), result
         )
+
+    async def _call_worker(self, assignment: Assignment) -> AssignmentResult:
+        """Have a worker play. Raises TimeoutError when it has reported no progress for `call_timeout_s`."""
+        try:
+            async with asyncio.timeout(self._silence_limit_s) as deadline:
+                self._deadlines[assignment.lease] = deadline
+                if self._progress_watch is None or self._progress_watch.done():
+                    self._progress_watch = asyncio.create_task(self._watch_progress())
+                    self._progress_watch.add_done_callback(self._on_task_done)
+                result: AssignmentResult = await self._rollout.play.route(assignment)
+                return result
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"no progress was reported for {self._config.call_timeout_s:g} s; their worker does not answer, or see "
+                "what the episodes wait for; episodes with longer answers need a higher rollout.timeout_s"
+            ) from error
+        finally:
+            del self._deadlines[assignment.lease]
+
+    @property
+    def _silence_limit_s(self) -> float:
+        # Longer by what may pass until the next report: within the worker everything has the same deadline.
+        return self._config.call_timeout_s + 2 * self._progress_interval_s
+
+    async def _watch_progress(self) -> None:
+        """Put off the deadlines of what makes progress, while workers play."""
+        now = asyncio.get_running_loop().time
+        while self._deadlines:
+            await asyncio.sleep(self._progress_interval_s)
+            asked_at = now()
+            replies = await self._rollout.query_replicas("playing", timeout_s=self._progress_interval_s)
+            silences = {lease: silent_s for reply in replies.values() for lease, silent_s in reply.items()}
+            for lease, silent_s in silences.items():
+                if (deadline := self._deadlines.get(lease)) is not None and not deadline.expired():
+                    deadline.reschedule(asked_at - silent_s + self._silence_limit_s)
+            if silences:
+                progressed_at = asked_at - min(silences.values())
+                self._buffer.record_progress(progressed_at)
+                if (deadline := self._held_out_deadline) is not None and not deadline.expired():
+                    deadline.reschedule(progressed_at + self._config.stall_timeout_s)
 
     async def settle(self, lease: GroupLease, played: "PlayedGroup") -> None:
         """Add a group to the buffer, drop it, or have another worker play what this one left unfinished.
@@ -416,7 +478,7 @@ class Dispatcher:
         self._end_task(lease.group, {played.environment: signal})
         if current:
             health.counts.count_attempts(result)
-        episodes = self._config.rollout.group_size * self._buffer.admission.groups_per_batch
+        episodes = self._config.rollout.batch_size
         try:
             health.add_group(outcomes.values(), refusal, current=current, episodes=episodes)
         except RolloutError as error:

@@ -112,6 +112,7 @@ async def play_episode(
     answers: list[tuple[Turn, str]] | None = None,
     fork_turn: int | None = None,
     branch: Branch | None = None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> Trajectory | Branch | None:
     """Play one episode from its reset to its end, or to the turn at which it forks.
 
@@ -129,6 +130,7 @@ async def play_episode(
             seldom make the environment fail would be trained more often than the policy gives them.
         fork_turn: The number of turns after which it forks.
         branch: The fork at which it leaves its siblings; turns before it are context and not part of the trajectory.
+        on_progress: Called after the reset, every answer and every step.
 
     Returns:
         The trajectory, or the branch if it reached `fork_turn`; None if the episode was over before the policy could
@@ -146,6 +148,7 @@ async def play_episode(
     session = client if fork_turn is None else (client := RecordingSession(client))
     with span("reset", waits_for="environment"):
         result = await client.reset(seed=seed, **settings.reset_options)
+    on_progress()
     require_scored(result)
     if result.done:
         return None
@@ -155,7 +158,16 @@ async def play_episode(
     shared_prompts = [] if branch is None else branch.prompts
     answers = [] if answers is None else answers
     episode = _Episode(
-        client, policy, dialogue, settings, sampling_key, began, answers, shared_prompts, fork_turn
+        client,
+        policy,
+        dialogue,
+        settings,
+        sampling_key,
+        began,
+        answers,
+        shared_prompts,
+        fork_turn,
+        on_progress,
     )
     episode.add_reward(result.reward)
     ending = await episode.run()
@@ -198,6 +210,7 @@ class _Episode:
     answers: list[tuple[Turn, str]]
     shared_prompts: Sequence[Sequence[int]]
     fork_turn: int | None
+    on_progress: Callable[[], None]
     prompt: Sequence[int] = ()
     exchanges: int = 0
     total: float = 0.0
@@ -280,6 +293,7 @@ class _Episode:
                 temperature=self.settings.temperature,
                 seed=None if key is None else sampling_seed(*key, number),
             )
+        self.on_progress()
         self.answers.append(answer)
         return answer
 
@@ -292,6 +306,7 @@ class _Episode:
                     result = await self.client.step(action)
             except (ValidationFailedError, PydanticSerializationError) as error:
                 return self._record_refusal(error)
+            self.on_progress()
             self.steps += 1
             require_scored(result)
             self.add_reward(result.reward)

@@ -448,20 +448,25 @@ class EnvironmentHealth:
             self.counts.add_outcomes(outcomes)
             self.counts.require_understood(episodes)
             self.tally.add_outcomes(outcomes, refused=refusal is not None)
-            self._require_some_success(refusal, outcomes)
+            self._require_some_success(f"had {refusal}", outcomes)
             self._require_few_lost(outcomes)
+
+    def add_silent_group(self, silent_s: float) -> None:
+        """Count a group that made no progress for so long that it was given up; raises as `add_group` does."""
+        self._losses_in_row += 1
+        self._require_some_success(f"made no progress for {silent_s:g} s", ())
 
     @property
     def _window(self) -> int:
         assert self._recent.maxlen is not None
         return self._recent.maxlen
 
-    def _require_some_success(self, refusal: str | None, outcomes: Collection[Outcome]) -> None:
+    def _require_some_success(self, refusal: str, outcomes: Collection[Outcome]) -> None:
         if self._losses_in_row >= self._window:
             absent = [outcome for outcome in outcomes if isinstance(outcome, NoTrajectory)]
             cause = f"; the last because: {absent[-1].reason}" if absent else ""
             raise RolloutError(
-                f"none of the last {self._losses_in_row} groups could be trained; the last one had {refusal}{cause}"
+                f"none of the last {self._losses_in_row} groups could be trained; the last one {refusal}{cause}"
             )
 
     def _require_few_lost(self, outcomes: Collection[Outcome]) -> None:

@@ -50,7 +50,8 @@ class SingleTurn(Player[Example]):
         seed = None if key is None else sampling_seed(*key, assignment.siblings[index], 0)
 
         async def answer(number: int, pinned_policy: ChatPolicy) -> tuple[Turn, str]:
-            return await pinned_policy.answer(prompt, temperature=temperature, seed=seed)
+            with self.wait_for_turn(active):  # among the prompts of all groups
+                return await pinned_policy.answer(prompt, temperature=temperature, seed=seed)
 
         result = await self.retry(active, policy, answer)
         if isinstance(result, NoTrajectory):  # the policy is not to blame

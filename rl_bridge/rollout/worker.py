@@ -5,9 +5,10 @@ import gc
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
@@ -56,9 +57,16 @@ class GroupStart:
 
 @dataclass(slots=True)
 class ActiveAssignment:
-    """An assignment in progress."""
+    """An assignment in progress.
+
+    Attributes:
+        progressed_at: When one of its episodes last got on, by the event loop's clock.
+        waiting: How many of its episodes wait for what other assignments hold.
+    """
 
     assignment: Assignment
+    progressed_at: float
+    waiting: int = 0
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     retried: int = 0
     last_failure: str | None = None
@@ -71,6 +79,7 @@ class Player(ABC, Generic[StartT]):
         self.policy = policy
         self._max_attempts = max_attempts
         self._active: dict[int, ActiveAssignment] = {}
+        self._progressed_at = 0.0
         self._preempted = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -97,7 +106,8 @@ class Player(ABC, Generic[StartT]):
         """
         if self._preempted.is_set():
             await asyncio.get_running_loop().create_future()
-        active = self._active[assignment.lease] = ActiveAssignment(assignment)
+        now = asyncio.get_running_loop().time()
+        active = self._active[assignment.lease] = ActiveAssignment(assignment, now)
         outcomes: Sequence[Outcome | None] = [None] * len(assignment.seeds)
         self._idle.clear()
         try:
@@ -121,10 +131,30 @@ class Player(ABC, Generic[StartT]):
             preempted=self._preempted.is_set(),
         )
 
-    @property
-    def playing(self) -> tuple[int, ...]:
-        """The leases of the assignments in progress."""
-        return tuple(self._active)
+    def playing(self) -> dict[int, float]:
+        """Return, by lease, for how many seconds each assignment in progress has made no progress.
+
+        One with an episode that waits for what other assignments hold gets on when they do.
+        """
+        now = asyncio.get_running_loop().time()
+        return {
+            lease: now - max(active.progressed_at, self._progressed_at if active.waiting else 0.0)
+            for lease, active in self._active.items()
+        }
+
+    def record_progress(self, active: ActiveAssignment) -> None:
+        """Record that an episode got a session, an answer or a result of its environment."""
+        active.progressed_at = self._progressed_at = asyncio.get_running_loop().time()
+
+    @contextmanager
+    def wait_for_turn(self, active: ActiveAssignment) -> Iterator[None]:
+        """In the block an episode waits for what others hold; it has got it if the block does not raise."""
+        active.waiting += 1
+        try:
+            yield
+        finally:
+            active.waiting -= 1
+        self.record_progress(active)
 
     def cancel(self, leases: Iterable[int]) -> None:
         """Stop the assignments of these leases: they return what is finished. Unknown leases are ignored."""
@@ -156,6 +186,8 @@ class Player(ABC, Generic[StartT]):
                 # Retrying cannot help. A refused action, which the policy wrote, is handled in the episode.
                 if isinstance(error, AuthenticationError | AccessRefusedError | ValidationFailedError):
                     raise RolloutError(f"the environment refuses the request: {error}") from error
+                # Another attempt has its own time; but others that wait have not got nearer to their turn.
+                active.progressed_at = asyncio.get_running_loop().time()
                 failure = active.last_failure = shorten_reason(f"{type(error).__name__}: {error}")
                 is_environment_error = isinstance(error, ClientError | EpisodeLostError)
                 ending = Ending.FAILED_ENVIRONMENT if is_environment_error else Ending.FAILED_POLICY
@@ -194,10 +226,8 @@ class RolloutWorker(Player[GroupStart]):
 
         async def play(number: int, pinned_policy: ChatPolicy) -> GroupStart:
             async with AsyncExitStack() as session_stack:
-                session = await session_stack.enter_async_context(self._sessions.lease(forks=siblings))
-                outcome = await self._play(
-                    session, 0, assignment, pinned_policy, answers, assignment.fork_turn
-                )
+                session = await session_stack.enter_async_context(self._lease(active, forks=siblings))
+                outcome = await self._play(session, 0, active, pinned_policy, answers, assignment.fork_turn)
                 if not isinstance(outcome, Branch):
                     return GroupStart(ended=outcome)
                 start = GroupStart(outcome, await self._sessions.fork(session, siblings))
@@ -225,7 +255,7 @@ class RolloutWorker(Player[GroupStart]):
             session: Session
             async with AsyncExitStack() as session_stack:
                 if branch is None:
-                    session = await session_stack.enter_async_context(self._sessions.lease())
+                    session = await session_stack.enter_async_context(self._lease(active))
                 elif number:
                     session = start.sessions[index]
                     await self._sessions.renew(session)
@@ -234,25 +264,41 @@ class RolloutWorker(Player[GroupStart]):
                 assignment = active.assignment
                 trace_attributes = {"seed": assignment.seeds[index], "sibling": assignment.siblings[index]}
                 with traced("rollout", **trace_attributes, lease=assignment.lease, attempt=number):
-                    outcome = await self._play(
-                        session, index, assignment, pinned_policy, answers, branch=branch
-                    )
+                    outcome = await self._play(session, index, active, pinned_policy, answers, branch=branch)
             assert not isinstance(outcome, Branch)
             return outcome
 
-        return await self.retry(active, policy, play)
+        try:
+            return await self.retry(active, policy, play)
+        finally:
+            if branch is not None:  # its place is for another episode, however long the siblings take
+                self._sessions.end_fork(start.sessions[index])
+
+    def record_progress(self, active: ActiveAssignment) -> None:
+        """See `Player.record_progress`."""
+        super().record_progress(active)
+        self._sessions.record_progress()
+
+    @asynccontextmanager
+    async def _lease(self, active: ActiveAssignment, forks: int = 0) -> AsyncIterator[LeasedSession]:
+        async with AsyncExitStack() as stack:
+            with self.wait_for_turn(active):
+                session = await stack.enter_async_context(
+                    self._sessions.lease(forks, age=active.assignment.group)
+                )
+            yield session
 
     async def _play(
         self,
         session: Session,
         index: int,
-        assignment: Assignment,
+        active: ActiveAssignment,
         policy: ChatPolicy,
         answers: list[tuple[Turn, str]],
         fork_turn: int | None = None,
         branch: Branch | None = None,
     ) -> Outcome | Branch:
-        key = assignment.sampling_key
+        assignment, key = active.assignment, active.assignment.sampling_key
         try:
             outcome = await play_episode(
                 session,
@@ -265,6 +311,7 @@ class RolloutWorker(Player[GroupStart]):
                 answers=answers,
                 fork_turn=fork_turn,
                 branch=branch,
+                on_progress=partial(self.record_progress, active),
             )
         except EpisodeUnscoredError as reason:
             # Not retried: the policy has played, and retrying until a score comes would bias the episodes.

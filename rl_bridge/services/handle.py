@@ -238,3 +238,7 @@ class LocalService(EndpointOwner):
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True
     ) -> Fanout:
         return Fanout({0: await self._route(name, args, kwargs)}, {})
+
+    async def query_replicas(self, name: str, *, timeout_s: float) -> dict[int, Any]:
+        """Call an endpoint and return its reply by replica; see `Service.query_replicas`."""
+        return {0: await self._route(name, (), {})}

@@ -53,11 +53,6 @@ class SyntheticSettings:
         """The most episodes in flight per worker: over all workers a step's episodes, whatever the staleness."""
         return math.ceil(self.groups_per_batch * self.group_size / self.workers)
 
-    @property
-    def slots(self) -> int:
-        """The most groups in flight over all workers: sessions of a group's ended episodes serve the next group."""
-        return 2 * self.groups_per_batch
-
     def sleep_s(self, seed: int) -> float:
         """Return how long an episode's environment sleeps: log-normal with mean `episode_s`."""
         log_deviation = random.Random(seed).gauss(0.0, self.sigma)
@@ -172,9 +167,7 @@ def make_buffer(settings: SyntheticSettings) -> ReplayBuffer:
         max_staleness=settings.max_staleness,
         iterations=settings.iterations,
     )
-    return ReplayBuffer(
-        Ledger(max_losses=None), admission, timeout_s=TIMEOUT_S, straggler_timeout_s=TIMEOUT_S
-    )
+    return ReplayBuffer(Ledger(max_losses=None), admission, timeout_s=TIMEOUT_S)
 
 
 async def run_job(
@@ -227,7 +220,7 @@ def _make_config(settings: SyntheticSettings) -> Config:
     size = settings.groups_per_batch * settings.group_size
     config = Config.model_validate(
         {
-            "env": {"url": "http://sleep", "sessions": settings.slots * settings.group_size},
+            "env": {"url": "http://sleep", "sessions": settings.sessions * settings.workers},
             "rollout": {
                 "task": "none",
                 "batch_size": size,

@@ -101,9 +101,7 @@ def test_keys_of_events_that_cannot_happen_are_reported() -> None:
         unused = find_unused_keys(config(world=WORLD, rollout=rollout, trainer={"checkpoint_interval": 0}))
         return [line.partition(":")[0] for line in unused]
 
-    assert lines(timeout_s=60.0) == lines(straggler_timeout_s=700.0) == []
-    assert lines(straggler_timeout_s=3600.0, checkpoint_on_preemption=True) == [
-        "rollout.straggler_timeout_s=3600 has no effect",
+    assert lines(checkpoint_on_preemption=True) == [
         "rollout.checkpoint_on_preemption=True has no effect on the run",
     ]
 

@@ -3,9 +3,12 @@
 import asyncio
 import random
 from collections import Counter
+from contextlib import AsyncExitStack
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
+from simulated_time import simulated
 
 from openenv_core.errors import (
     CapacityError,
@@ -15,7 +18,7 @@ from openenv_core.errors import (
     RequestTimeoutError,
 )
 from rl_bridge.environments import leases
-from rl_bridge.environments.leases import ServerRecord, SessionDeadlines, SessionLeases
+from rl_bridge.environments.leases import LeasedSession, ServerRecord, SessionDeadlines, SessionLeases
 from rl_bridge.errors import SessionUnavailableError
 
 SESSIONS = 6
@@ -84,6 +87,12 @@ class Client:
         if not self.world.calm and self.world.random.random() < 0.02:
             raise ExecutionError("the environment raised")
         return "step"
+
+    async def fork(self, count: int) -> list["Client"]:
+        forks = [self.world.client(self.url) for _ in range(count)]
+        for fork in forks:
+            await fork.connect()
+        return forks
 
     async def close(self) -> None:
         self.closed += 1
@@ -189,11 +198,83 @@ async def test_wait_for_a_session_has_a_deadline_and_takes_no_slot() -> None:
     assert held.slots_taken == 0
     held.replace(URLS[:1])
     async with held.lease():
-        with pytest.raises(SessionUnavailableError, match=r"2 of 2 sessions to be free within 0\.02 s"):
+        with pytest.raises(SessionUnavailableError, match=r"2 of 2 sessions to be free, .* for 0\.02 s"):
             await held.lease(forks=1).__aenter__()  # it has had one of them already
         assert held.slots_taken == 1
     assert held.slots_taken == 0
     await held.close()
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 12))])
+@simulated
+async def test_groups_get_all_of_their_places_in_order_of_age_and_give_them_back(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order in which siblings, groups and waits end, and in which forks are lost and renewed."""
+    monkeypatch.setattr(Client, "_linger", AsyncMock())  # so that whoever gets its places first goes on first
+    chance = random.Random(seed)
+    world = World(seed)
+    held = SessionLeases(world.client, sessions=SESSIONS, urls=URLS[:1])
+    waiting = set[int]()
+    played = cancelled = 0
+
+    async def sibling(session: LeasedSession) -> None:
+        await asyncio.sleep(chance.lognormvariate(0.0, 1.0))
+        if chance.random() < 0.2:
+            await held.renew(session)
+
+    async def group(age: int) -> None:
+        nonlocal played
+        forks = chance.choice((0, 0, 0, 2, SESSIONS - 1))
+        async with AsyncExitStack() as stack:
+            waiting.add(age)
+            try:
+                session = await stack.enter_async_context(held.lease(forks, age=age))
+            finally:
+                waiting.discard(age)
+            assert age < min(waiting, default=60)
+            assert held.slots_taken <= SESSIONS
+            async with asyncio.TaskGroup() as siblings:
+                for child in await held.fork(session, forks) if forks else ():
+                    siblings.create_task(sibling(child)).add_done_callback(
+                        lambda _, child=child: held.end_fork(child)  # type: ignore[misc]
+                    )
+                await sibling(session)
+            if chance.random() < 0.1:
+                raise ZeroDivisionError("a task that is wrong")
+        played += 1
+
+    async def run(age: int) -> None:
+        nonlocal cancelled
+        await asyncio.sleep(chance.uniform(0.0, 30.0))
+        playing = asyncio.create_task(group(age))
+        if chance.random() < 0.3:
+            await asyncio.sleep(chance.uniform(0.0, 3.0))
+            cancelled += playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        if not playing.cancelled():
+            assert not isinstance(playing.exception(), AssertionError), playing.exception()
+
+    await asyncio.gather(*(run(age) for age in range(60)))
+    await held.close()
+    assert played > 20
+    assert cancelled
+    assert (held.slots_taken, held.closing, held.idle, world.open.total()) == (0, 0, 0, 0)
+
+
+async def test_session_that_is_renewed_gives_up_its_room_first() -> None:
+    world = World()
+    world.room[URLS[1]] = 1
+    deadlines = SessionDeadlines(free_s=0.5, connect_s=0.5)
+    held = SessionLeases(world.client, sessions=1, deadlines=deadlines, urls=URLS[1:2])
+    async with held.lease() as session:
+        world.up[URLS[1]] += 1  # it is lost, but the server has not noticed
+        with pytest.raises(ConnectionLostError):
+            await session.reset()
+        await held.renew(session)
+        await session.reset()
+    await held.close()
+    assert held.slots_taken == 0
 
 
 async def test_end_of_a_server_costs_one_attempt_however_many_sessions_were_idle() -> None:

@@ -10,10 +10,9 @@ import pytest
 from loop_stage import Stage, hang, raising
 
 from rl_bridge.errors import BridgeError, RoleError, RolloutError
-from rl_bridge.loops.evaluation import evaluate
+from rl_bridge.loops.recovery import train_with_recovery
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.weight_sync import sync_metrics
-from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.rollout.groups import training_samples
 
 
@@ -49,6 +48,17 @@ async def test_every_iteration_collects_trains_synchronises_logs_and_saves(
         {"iteration": 1, "trained": [0, 1, 2, 3], "dropped": {}},
         {"iteration": 2, "trained": [4, 5, 6, 7], "dropped": {}},
     ]
+
+
+async def test_share_of_stragglers_cut_is_logged(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+
+    async def train(run: Run) -> None:
+        run.buffer.take_stragglers_cut = iter([1, 0]).__next__  # type: ignore[method-assign]
+        await train_with_recovery(run)
+
+    await stage.train(train)
+    assert [row["rollout/stragglers_cut"] for row in stage.rows()] == [0.25, 0.0]  # of four groups
 
 
 async def test_colocated_generators_sleep_while_the_trainer_works(tmp_path: Path) -> None:
@@ -131,20 +141,3 @@ async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_pa
     (tmp_path / "groups.jsonl").symlink_to("/dev/full")
     with pytest.raises(BridgeError, match=r"No space left on device; .*--resume"):
         await Stage(tmp_path).train()
-
-
-async def test_held_out_episodes_have_the_time_of_as_many_steps(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
-    timeouts: list[float] = []
-
-    async def look(run: Run) -> None:
-        async def play_held_out(seeds: Any, done: Any, *, timeout_s: float, **others: Any) -> None:
-            timeouts.append(timeout_s / len(seeds))
-            for place in range(len(seeds)):
-                done(place, NoTrajectory(absence=Absence.NO_TURN, reason="over"))
-
-        run.dispatcher.play_held_out = play_held_out  # type: ignore[method-assign]
-        await evaluate(run, tmp_path / "evaluation")
-
-    await stage.train(look)
-    assert timeouts == [pytest.approx(60.0 / 8, rel=0.01)]

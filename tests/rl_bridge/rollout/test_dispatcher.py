@@ -61,7 +61,7 @@ async def test_groups_of_a_lost_worker_are_played_by_another_ahead_of_new_ones()
         assert (again.seeds, again.sampling_key) == (lost.seeds, lost.sampling_key)
         assert again.lease != lost.lease
         assert bridge.workers.told_to_stop == []
-        await asyncio.sleep(310.0)  # the one that does not answer is told to stop when its time is over
+        await asyncio.sleep(320.0)  # the one that does not answer is told to stop when its time is over
         assert bridge.workers.told_to_stop == [stuck.lease]
         assert bridge.workers.assignments[-1].seeds == stuck.seeds
         assert bridge.buffer.ledger.lost == 2
@@ -107,10 +107,11 @@ async def test_siblings_that_share_a_beginning_are_handed_on_together_and_part_w
     bridge = Bridge(play_in_order(hand_back), groups=8, slots=1, fork_turn=(2, 4))
     async with bridge.dispatcher:
         await bridge.sample()
-    first, again, *others = bridge.workers.assignments
+    first, *others = bridge.workers.assignments
+    (again,) = (one for one in others if one.task == first.task)
     assert again.siblings == first.siblings
     assert again.fork_turn == first.fork_turn
-    assert {one.fork_turn for one in (first, *others)} == {2, 3, 4}
+    assert {one.fork_turn for one in others} == {2, 3, 4}
 
 
 @simulated
@@ -194,7 +195,7 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
     outcomes: dict[int, Outcome] = {}
     greedy = EpisodeSettings.of(bridge.config, temperature=0.0)
     async with bridge.dispatcher as dispatcher:
-        await dispatcher.play_held_out(range(100, 110), outcomes.__setitem__, timeout_s=60.0)
+        await dispatcher.play_held_out(range(100, 110), outcomes.__setitem__)
     seeds = [outcomes[place].seed if isinstance(outcomes[place], Trajectory) else None for place in range(10)]
     # The second part was lost and then handed on by a worker that had to go; each last player drops one.
     assert seeds == [None, 101, 102, 103, 104, None, 106, 107, None, 109]

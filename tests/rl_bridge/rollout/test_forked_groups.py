@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from rollout_fixtures import Notebook, NotebookTask, Notes, word
-from serving import serving
+from serving import eventually, serving
 from tool_fixtures import DeskTask, LoggingEngine, PieceTokenizer, calling, chat_tokenizer, rows_of
 from worker_fixtures import absences, playing, trajectories
 
@@ -14,6 +14,7 @@ from envs.blackjack_env.server.app import app as blackjack_app
 from examples.grpo_blackjack.task import BlackjackTask
 from rl_bridge.errors import EpisodeLostError
 from rl_bridge.rollout.assignment import Absence, sampling_seed
+from rl_bridge.rollout.task import Dialogue
 from rl_bridge.types import Ending
 
 
@@ -130,3 +131,26 @@ async def test_siblings_of_a_hand_of_blackjack_get_the_same_cards_until_they_par
         by_answers.setdefault(answers, set()).add(one.reward)
     assert len(by_answers) > 1
     assert all(len(rewards) == 1 for rewards in by_answers.values())
+
+
+async def test_session_of_an_ended_sibling_is_for_others_before_the_slowest_has_ended(notebook: str) -> None:
+    resume = asyncio.Event()
+
+    class OneIsSlow(NotebookTask):
+        begun = 0
+
+        async def begin(self, *arguments: Any) -> Dialogue:
+            self.begun += 1
+            if self.begun == 2:  # the first one after the fork
+                await resume.wait()
+            return await super().begin(*arguments)
+
+    async with playing([notebook], OneIsSlow, word, sessions=5) as play:
+        group = asyncio.create_task(play([5] * 4, fork_turn=1))
+        await eventually(lambda: play.task.begun == 5)  # type: ignore[attr-defined]
+        async with asyncio.timeout(30):
+            assert absences(await play([9] * 3)) == [None] * 3
+        assert not group.done()
+        assert play.sessions.slots_taken == 2  # the slow one's, and the one that it was forked from
+        resume.set()
+        assert absences(await group) == [None] * 4
