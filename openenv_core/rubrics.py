@@ -26,17 +26,15 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from typing_extensions import TypeIs
 
 from openenv_core.errors import LLMError
+from openenv_core.outcomes import SCORES
 
 if TYPE_CHECKING:
     from openenv_core.llm_client import LLMClient
-
-SCORES: Final = "rubric"
-"""Metadata key of the scores of a rubric's parts, by path."""
 
 Score: TypeAlias = float | Awaitable[float]
 """A rubric's score; an awaitable if a part is asynchronous."""
@@ -243,7 +241,7 @@ class Sequential(_Combination):
         for rubric in self._rubrics:
             child_score = rubric(action, observation)
             score = (yield child_score) if is_pending(child_score) else child_score
-            if score == 0.0:
+            if score == 0.0 or math.isnan(score):
                 break
         return score
 
@@ -265,7 +263,7 @@ class Gate(_Combination):
     def _combine(self, action: Any, observation: Any) -> _Steps:
         child_score = self.rubric(action, observation)
         score: float = (yield child_score) if is_pending(child_score) else child_score
-        return score if score >= self.threshold else 0.0
+        return 0.0 if score < self.threshold else score  # NaN stays NaN
 
 
 class WeightedSum(_Combination):
