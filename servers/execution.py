@@ -326,9 +326,11 @@ class EnvironmentRunner:
             return observation  # type: ignore[return-value]  # encoding it raises the error
         if self.unscored is None and not _is_plain(observation):
             self.unscored = unscored_reason(observation)
-        if self.unscored is None:
+        if (reason := self.unscored) is None:
             return observation
-        metadata = {**observation.metadata, UNSCORED: self.unscored}
+        if observation.done:
+            self.unscored = None  # some environments go on without a reset
+        metadata = {**observation.metadata, UNSCORED: reason}
         return observation.model_copy(update={"reward": None, "metadata": metadata})
 
     async def state(self, *, inline: bool = False, resume: Callable[[Outcome], None] | None = None) -> State:
