@@ -7,7 +7,6 @@ and the arrays one after another, each aligned to 8 bytes.
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
@@ -456,10 +455,14 @@ class _LeafEncoder:
         if getattr(value, "dtype", None) is self._dtype and value.shape == self.leaf.shape:
             return value.tobytes()  # type: ignore[no-any-return]
         kind = type(value)
-        if kind in (list, int, float) and self._pack is not None:
-            with suppress(struct.error, OverflowError, TypeError):
-                if (len(value) if kind is list else None) == self._list_size:
-                    return self._pack(*value) if kind is list else self._pack(value)
+        if self._pack is not None and (len(value) if kind is list else None) == self._list_size:
+            try:
+                if kind is list:
+                    return self._pack(*value)
+                if kind is int or kind is float:
+                    return self._pack(value)
+            except (struct.error, OverflowError, TypeError):
+                pass
         arrays: list[Array] = []
         columns_of(self.leaf, [value], arrays)
         data = arrays[0].data[0]
@@ -536,6 +539,7 @@ class ObservationEncoder:
             for name, part in schema.get("properties", {}).items():
                 if (layout := layout_of(part.get(SPACE, {}))) is not None:
                     self._columns[name] = _Column(layout)
+        self._encoders = [(name, column.encode) for name, column in self._columns.items()]
         self._models: dict[type[Observation], tuple[bool, bool]] = {}
         self._last_observations: Sequence[EncodedObservation] = ()
 
@@ -548,7 +552,7 @@ class ObservationEncoder:
         """
         known = self._models.get(type(observation))
         needs_row, has_info = self._read_model(require_observation(observation)) if known is None else known
-        columns = [column.encode(getattr(observation, name, None)) for name, column in self._columns.items()]
+        columns = [encode(getattr(observation, name, None)) for name, encode in self._encoders]
         row = None
         if (
             needs_row
