@@ -7,9 +7,9 @@ Environments set fields of `Observation`, or keys of its metadata, which release
 
 - `metadata["infrastructure_error"] = "reason"`: something other than the policy failed. The step, and so the episode,
   must not be scored: the trainer replays it on another server or drops it.
-- `metadata["unscored"] = "reason"` on a final observation (`done`) whose reward is None: the episode was played but
-  could not be scored, for example because a judge timed out. The trainer leaves it out of the baseline and the loss;
-  its reward is not 0.
+- `metadata["unscored"] = "reason"` on an observation whose reward is None: the episode cannot be scored, for example
+  because a judge timed out. The trainer leaves it out of the baseline and the loss; its reward is not 0. A server
+  repeats the mark, without a reward, up to the end of the episode.
 - `metadata["truncated"] = True` on a final observation: the episode was cut off by a limit. It did not terminate,
   unless `metadata["terminated"] = True` is set as well. A final observation with neither key has terminated.
 
@@ -18,11 +18,15 @@ The first two also follow from two values that an observation may carry, as fiel
 - an execution of `openenv_core.sandbox` (the observation's own fields, or `metadata["execution"]`): the status
   `sandbox_error` is an infrastructure error.
 - a `verdict` with a `reason` and a textual `detail`: the reason `sandbox_error` is an infrastructure error; any other
-  reason, without a reward, means unscored.
+  reason, on a final observation (`done`) without a reward, means unscored.
+
+A reward that is NaN, infinite or beyond the range of floats also makes its episode unscored, and so does such a score
+in `metadata["rubric"]`: JSON has none of them, so servers send no reward and the mark.
 
 Only the environment's own code may write these marks: a policy that can write them will.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -30,7 +34,10 @@ INFRASTRUCTURE_ERROR: Final = "infrastructure_error"
 """Metadata key: what failed other than the policy."""
 
 UNSCORED: Final = "unscored"
-"""Metadata key: why a final observation has no reward."""
+"""Metadata key: why the episode has no score."""
+
+SCORES: Final = "rubric"
+"""Metadata key of the scores of a rubric's parts, by path."""
 
 TRUNCATED: Final = "truncated"
 """Metadata key of a final observation: the episode was cut off."""
@@ -69,23 +76,42 @@ def is_infrastructure_failure(observation: object) -> bool:
 
 
 def unscored_reason(result: object) -> str | None:
-    """Return why a finished episode has no reward; None if it has one or is not over.
+    """Return why an episode cannot be scored, as far as an observation says; None if it does not say so.
 
     A final observation with neither a reward nor a reason does not count as unscored: many environments leave the
     reward of a step that earned nothing at None.
     """
     parts = list(_observation_and_result(result))
     # The outermost object decides: on the wire the reward is next to the observation, which may lack its own.
-    if _field(parts[0], "done") is not True or _field(parts[0], "reward") is not None:
-        return None
+    done, reward = _field(parts[0], "done") is True, _field(parts[0], "reward")
+    if reward is not None and (fault := _fault_of_number(reward)):
+        return f"the reward is {fault}"
     for source in parts:
-        for mark in (_field(_field(source, "metadata"), UNSCORED), _field(source, UNSCORED)):
-            if text := _one_line(mark, "nobody said why"):
+        metadata = _field(source, "metadata")
+        scores = _field(metadata, SCORES)
+        for path, score in scores.items() if isinstance(scores, Mapping) else ():
+            if fault := _fault_of_number(score):
+                return f"the score of {path} is {fault}"
+        if reward is not None:
+            continue
+        for mark in (_field(metadata, UNSCORED), _field(source, UNSCORED)):
+            # Before the end, an environment's own field of this name may mean something else.
+            if (done or isinstance(mark, str)) and (text := _one_line(mark, "nobody said why")):
                 return text
-        for verdict in _verdicts(source):
-            if reason := _one_line(_field(verdict, "reason"), ""):
-                return _one_line(_field(verdict, "detail"), "") or reason
+        for verdict in _verdicts(source) if done else ():
+            if text := _one_line(_field(verdict, "reason"), ""):
+                return _one_line(_field(verdict, "detail"), "") or text
     return None
+
+
+def _fault_of_number(number: Any) -> str:
+    """Return what is wrong with a reward or score, such as "nan"; "" for a finite number, and for what is none."""
+    try:
+        return "" if math.isfinite(number) else str(float(number))
+    except OverflowError:
+        return "an integer beyond the range of floats"
+    except TypeError:
+        return ""
 
 
 def was_truncated(result: object) -> bool:

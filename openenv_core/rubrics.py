@@ -38,13 +38,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from typing_extensions import TypeIs
 
 from openenv_core.errors import LLMError, NoScoreError
+from openenv_core.outcomes import SCORES
 from openenv_core.protocol.jsonio import from_json
 
 if TYPE_CHECKING:
     from openenv_core.llm_client import LLMClient
-
-SCORES: Final = "rubric"
-"""Metadata key of the scores of a rubric's parts, by path."""
 
 Score: TypeAlias = float | Awaitable[float]
 """A rubric's score; an awaitable if a part is asynchronous."""
@@ -353,7 +351,7 @@ class Sequential(_Combination):
         for rubric in self._rubrics:
             child_score = rubric(action, observation)
             score = (yield child_score) if is_pending(child_score) else child_score
-            if score == 0.0:
+            if score == 0.0 or math.isnan(score):
                 break
         return score
 

@@ -81,7 +81,7 @@ class Observation(BaseModel):
         truncated: The episode was cut off, for example by a step or time limit, so that a value function should
             bootstrap. Requires `done`.
         infrastructure_error: What failed other than the policy; see `openenv_core.outcomes`.
-        unscored: Why a final observation has no reward; see `openenv_core.outcomes`.
+        unscored: Why the episode cannot be scored, on an observation without a reward; see `openenv_core.outcomes`.
     """
 
     model_config = ConfigDict(**_WIRE, extra="forbid")
@@ -220,5 +220,5 @@ class StepResult(Generic[ObsT_co]):
 
     @property
     def unscored(self) -> str | None:
-        """Why a finished episode has no reward; None if it has one or is not over."""
+        """Why the episode cannot be scored, so that none of its rewards count; None if this step does not say so."""
         return unscored_reason(vars(self))

@@ -15,11 +15,13 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from sys import float_info
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
-from openenv_core import Action, Environment, Observation, State
+from openenv_core import Action, Environment, Observation, State, unscored_reason
+from openenv_core.outcomes import SCORES, UNSCORED
 from openenv_core.tools import is_tool_host
 from servers.threads import Outcome, ThreadCall, ThreadPool, contain, max_threads, outcome_of
 
@@ -37,6 +39,9 @@ _MAX_ABANDONED: Final = 64
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds that an environment has to close, or an async method to end once cancelled."""
+
+_PLAIN_NUMBERS: Final = frozenset({float, int, bool})
+_GREATEST_FLOAT: Final = float_info.max
 
 FATAL: Final = (Exception, SystemExit)
 """What an environment may raise without stopping the server."""
@@ -237,6 +242,7 @@ class EnvironmentRunner:
         in_thread: Whether reset and step are plain methods that run in a thread.
         concurrent: Whether its class allows several instances in one process.
         spent_s: Seconds that the last call spent in the environment, without the wait for a thread.
+        unscored: Why the current episode cannot be scored, since a step of it could not; None if it can.
     """
 
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
@@ -247,6 +253,7 @@ class EnvironmentRunner:
         self.environment = environment
         self._executor = executor
         self.spent_s = 0.0
+        self.unscored: str | None = None
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
@@ -261,19 +268,25 @@ class EnvironmentRunner:
         resume: Callable[[Outcome], None] | None = None,
     ) -> Observation:
         """Start an episode, with those options that the environment accepts. `inline` and `resume`: see `_run`."""
-        return await self._run(  # type: ignore[no-any-return]
-            self._reset, options=self.plan.reset_options.accept(options), inline=inline, resume=resume
+        return self._begin_episode(
+            await self._run(
+                self._reset, options=self.plan.reset_options.accept(options), inline=inline, resume=resume
+            )
         )
 
     def reset_inline(self, options: Mapping[str, Any]) -> Observation | Coroutine[Any, Any, Observation]:
         """Start an episode in the calling thread; return a coroutine to await if the environment's method is async."""
         observation = self._call(self._reset, **self.plan.reset_options.accept(options))
-        return observation if isinstance(observation, Observation) else self._finish(observation, inline=True)
+        if isinstance(observation, Observation):
+            return self._begin_episode(observation)
+        return self._finish(observation, self._begin_episode)
 
     def step_inline(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
         """Apply an action in the calling thread; return a coroutine to await if the environment's method is async."""
         observation = self._call(self._step, action)
-        return observation if isinstance(observation, Observation) else self._finish(observation, inline=True)
+        if isinstance(observation, Observation):
+            return self._mark_unscored(observation)
+        return self._finish(observation, self._mark_unscored)
 
     async def step(
         self,
@@ -288,13 +301,37 @@ class EnvironmentRunner:
         if inline or (plan.inline and not options):
             observation = self.step_inline(action)
             return observation if isinstance(observation, Observation) else await observation
-        return await self._run(  # type: ignore[no-any-return]
-            self._step,
-            (action,),
-            plan.step_options.accept(options) if options else {},
-            on_loop=plan.on_loop or plan.step_async,
-            resume=resume,
+        return self._mark_unscored(
+            await self._run(
+                self._step,
+                (action,),
+                plan.step_options.accept(options) if options else {},
+                on_loop=plan.on_loop or plan.step_async,
+                resume=resume,
+            )
         )
+
+    def _begin_episode(self, observation: object) -> Observation:
+        """Return the observation of a reset, as `_mark_unscored` returns a step's."""
+        self.unscored = None
+        return self._mark_unscored(observation)
+
+    def _mark_unscored(self, observation: object) -> Observation:
+        """Return an observation as it is sent: without a reward and with the reason if its episode cannot be scored.
+
+        From the first such observation on, this holds to the end of the episode: the rewards that are left would add up
+        to a wrong number.
+        """
+        if not isinstance(observation, Observation):
+            return observation  # type: ignore[return-value]  # encoding it raises the error
+        if self.unscored is None and not _is_plain(observation):
+            self.unscored = unscored_reason(observation)
+        if (reason := self.unscored) is None:
+            return observation
+        if observation.done:
+            self.unscored = None  # some environments go on without a reset
+        metadata = {**observation.metadata, UNSCORED: reason}
+        return observation.model_copy(update={"reward": None, "metadata": metadata})
 
     async def state(self, *, inline: bool = False, resume: Callable[[Outcome], None] | None = None) -> State:
         """Read the environment's state. `inline` and `resume`: see `_run`."""
@@ -474,14 +511,20 @@ class EnvironmentRunner:
         finally:
             self.spent_s = perf_counter() - started_at
 
-    async def _finish(self, result: Any, *, inline: bool) -> Any:
-        """Await a method's result if it is awaitable, and add the time to the method's.
+    async def _finish(
+        self,
+        result: Any,
+        to_observation: Callable[[Any], Any] = lambda result: result,
+        *,
+        inline: bool = True,
+    ) -> Any:
+        """Await a method's result if it is awaitable, and add the time to the method's; return `to_observation` of it.
 
         With `inline`, which may be in a thread, this waits once first, so that the caller can resume it on the event
         loop (`start_eagerly`).
         """
         if not inspect.isawaitable(result):
-            return result
+            return to_observation(result)
         if inline:
             try:
                 await asyncio.sleep(0)
@@ -490,7 +533,7 @@ class EnvironmentRunner:
                 raise
         spent_before_s, started_at = self.spent_s, perf_counter()
         try:
-            return await result
+            return to_observation(await result)
         except (*FATAL, asyncio.CancelledError):
             raise
         except BaseException as error:
@@ -511,6 +554,16 @@ class EnvironmentRunner:
 
         if self._executor.abort(call, self._pool, on_outcome):
             self._abandoned = call
+
+
+def _is_plain(observation: Observation) -> bool:
+    """Whether `unscored_reason` would find nothing, as far as that is quickly known."""
+    reward, metadata = observation.reward, observation.metadata
+    if metadata and (type(metadata) is not dict or SCORES in metadata or UNSCORED in metadata):
+        return False
+    if reward is None:
+        return not (observation.done or observation.unscored)
+    return type(reward) in _PLAIN_NUMBERS and -_GREATEST_FLOAT <= reward <= _GREATEST_FLOAT
 
 
 def _discard_outcome(outcome: Outcome, on_unclaimed: Callable[[Any], None] | None = None) -> None:

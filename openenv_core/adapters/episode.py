@@ -69,7 +69,7 @@ class TextEpisode:
             are listed after each.
         done: Whether the episode is over.
         failure: A failure that is not the policy's, in words; None without one.
-        unscored: Why the finished episode has no reward, in words; None if it has one.
+        unscored: Why the episode cannot be scored, in words; None if it can.
         truncated: Whether a limit of the environment cut the episode off.
     """
 
@@ -221,8 +221,10 @@ class TextEpisode:
 
     def _record(self, result: StepResult[Observation]) -> None:
         self.done, self.truncated = result.done, result.truncated
-        self.failure, self.unscored = result.infrastructure_error, result.unscored
-        self._return += float(result.reward or 0.0)
+        self.failure = result.infrastructure_error
+        self.unscored = self.unscored or result.unscored
+        if self.unscored is None:
+            self._return += float(result.reward or 0.0)
 
     async def _retry(self, request: Any, **options: Any) -> Any:
         """Send a request, and repeat it after transient errors for up to `reset_timeout_s`."""

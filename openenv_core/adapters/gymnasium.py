@@ -11,6 +11,7 @@ Gymnasium environment. Otherwise they are derived from the JSON schemas of actio
 import base64
 import io
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
@@ -24,6 +25,7 @@ from openenv_core.client import GenericEnvClient
 from openenv_core.errors import ConfigurationError, EnvironmentFailureError
 from openenv_core.loop_thread import shared_loop
 from openenv_core.making import make
+from openenv_core.outcomes import UNSCORED
 from openenv_core.protocol.batch import SPACE, layout_of
 from openenv_core.types import StepResult
 
@@ -86,26 +88,25 @@ class ServedEnv(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
         result = _require_valid(self._client.reset(**reset_options))
-        return self._observation.read(result.observation), make_info(
-            result.metadata, result.observation.get("info")
-        )
+        return self._observation.read(result.observation), _info_of(result)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take an action; see `gymnasium.Env.step`.
 
         Raises:
             ClientError: The server is lost, or refuses the action.
-            EnvironmentFailureError: The environment reports a failure that is not the policy's, or could not score
-                the episode.
+            EnvironmentFailureError: The environment reports a failure that is not the policy's.
+
+        Returns:
+            As Gymnasium. If the episode cannot be scored, the reward is NaN, and `info["unscored"]` says why.
         """
         result = _require_valid(self._client.step(self._action.write(action)))
-        info = make_info(result.metadata, result.observation.get("info"))
         return (
             self._observation.read(result.observation),
-            float(result.reward or 0.0),
+            float(result.reward or 0.0) if result.unscored is None else math.nan,
             result.terminated,
             result.truncated,
-            info,
+            _info_of(result),
         )
 
     def render(self) -> Any:
@@ -259,10 +260,15 @@ def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float6
 
 
 def _require_valid(result: StepResult[Any]) -> StepResult[Any]:
-    """Return a result; EnvironmentFailureError if its episode must not be scored."""
-    if (failure := result.infrastructure_error or result.unscored) is not None:
+    """Return a result; EnvironmentFailureError if something other than the policy failed."""
+    if (failure := result.infrastructure_error) is not None:
         raise EnvironmentFailureError(f"the episode does not count: {failure}")
     return result
+
+
+def _info_of(result: StepResult[Any]) -> dict[str, Any]:
+    mark = {} if result.unscored is None else {UNSCORED: result.unscored}
+    return {**make_info(result.metadata, result.observation.get("info")), **mark}
 
 
 def make_info(metadata: Mapping[str, Any] | None, info: Any) -> dict[str, Any]:

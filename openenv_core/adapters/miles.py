@@ -60,7 +60,7 @@ async def run(
                 if episode.done or episode.failure is not None:
                     break
                 chat.append(_user(reply))
-        failure = episode.failure or ("it was not scored" if episode.reward is None else None)
+        failure = episode.failure or episode.unscored
         return {"reward": episode.reward, "failure": failure}
     finally:
         await episode.close()

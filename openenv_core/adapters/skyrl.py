@@ -58,7 +58,7 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]  # the package has no ty
         reward = self._episode.reward
         if reward is None:
             raise EnvironmentFailureError(
-                f"the episode has no reward: {self._episode.failure or 'not scored'}"
+                f"the episode has no reward: {self._episode.failure or self._episode.unscored}"
             )
         return BaseTextEnvStepOutput(
             observations=[_user(reply)], reward=reward if over else 0.0, done=over, metadata={}

@@ -81,7 +81,7 @@ class ServedMessageEnv(MessageEnv):  # type: ignore[misc]  # the package has no 
         reply = await self._episode.answer(str(completion_message.get("content") or ""))
         reward = self._episode.reward
         if reward is None:
-            reason = self._episode.failure or "it was not scored"
+            reason = self._episode.failure or self._episode.unscored
             raise EnvironmentFailureError(f"the episode has no reward: {reason}")
         return MessageEnvStepOutput(
             env_messages=[{"role": "user", "content": reply}],

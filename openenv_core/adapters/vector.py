@@ -289,22 +289,22 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             errors[int(member)] = server_error(data)
         member_rows = [*zip(members, rows or (), strict=False)]
         if (final := fields.get("final")) is not None:  # with same_step the other observations are of resets
-            member_rows += zip(final["members"], final.get("rows") or (), strict=False)
+            member_rows += zip(final["members"], _rows_of(final), strict=True)
         if not members:
             no_flags = np.zeros(0, np.bool_)
             return VectorSteps(np.zeros(0, np.int64), None, np.zeros(0), no_flags, no_flags, {})
         rewards, terminations, truncations = (
             _to_numpy(reply.arrays[fields[name]]) for name in ("reward", "terminated", "truncated")
         )
-        without_reward = np.flatnonzero(np.isnan(rewards) & (terminations | truncations))
-        over = {members[index] for index in without_reward}
         for member, row in member_rows:
-            failure = infrastructure_failure(row)
-            if failure is None and member in over:
-                failure = unscored_reason({"done": True, "observation": row})
-            if failure is not None:
+            if (failure := infrastructure_failure(row)) is not None:
                 errors[member] = EnvironmentFailureError(f"the episode does not count: {failure}")
-        rewards[np.isnan(rewards)] = 0.0
+        # NaN stands for no reward, which is 0 unless the episode cannot be scored.
+        last_rows = dict(member_rows)
+        for index in np.flatnonzero(np.isnan(rewards)).tolist():
+            row, done = last_rows.get(members[index]), bool(terminations[index] | truncations[index])
+            if row is None or unscored_reason({"done": done, "observation": row}) is None:
+                rewards[index] = 0.0
         observations = self._observations(fields, reply.arrays)
         return VectorSteps(np.array(members), observations, rewards, terminations, truncations, {})
 
@@ -312,8 +312,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
         fields = reply.fields
         if (final := fields.get("final")) is not None:
             observations = self._iterate(self._observations(final, reply.arrays), len(final["members"]))
-            rows = final.get("rows") or [{}] * len(final["members"])
-            for member, observation, row in zip(final["members"], observations, rows, strict=True):
+            for member, observation, row in zip(final["members"], observations, _rows_of(final), strict=True):
                 yield member, {"final_obs": observation, "final_info": _make_info(row)}
         for member, row in zip(fields["members"], fields.get("rows", ()), strict="rows" in fields):
             yield member, _make_info(row)
@@ -373,6 +372,10 @@ def _fill_arrays(tree: Any, arrays: Sequence[Array]) -> Any:
 
 def _to_numpy(array: Array) -> "NDArray[Any]":
     return np.ndarray(array.shape, array.dtype, array.data)
+
+
+def _rows_of(final: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return final.get("rows") or [{}] * len(final["members"])
 
 
 def _make_info(row: Mapping[str, Any]) -> dict[str, Any]:

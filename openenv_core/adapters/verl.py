@@ -106,7 +106,7 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has n
             if len(mask) >= max_tokens:
                 break
         if episode.reward is None:
-            raise EnvironmentFailureError(f"the episode has no reward: {episode.failure or 'not scored'}")
+            raise EnvironmentFailureError(f"the episode has no reward: {episode.failure or episode.unscored}")
         return AgentLoopOutput(
             prompt_ids=prompt,
             response_ids=ids[len(prompt) :][:max_tokens],

@@ -462,7 +462,7 @@ def check_reward_finite(subject: Subject) -> str:
             ) from error
         if not math.isfinite(number):
             raise CheckError(
-                f"expected a finite reward {position_text}, got {number}: it is sent as null",
+                f"expected a finite reward {position_text}, got {number}: its episode is not scored",
                 change="bound what the reward is computed from: a division by 0, a logarithm of 0, an overflow",
             )
         rewarded_count += reward is not None

@@ -25,7 +25,7 @@ class Game:
         self.terminal = terminal
         self.episodes = 0
         self._steps = 0
-        self._total = 0.0
+        self._total: float | None = 0.0  # None if the episode cannot be scored
         self._running = False
         self._done = True
 
@@ -48,7 +48,10 @@ class Game:
         """Take a step."""
         result = self._client.step(action)
         self._steps += 1
-        self._total += float(result.reward or 0)
+        if result.unscored is not None:
+            self._total = None
+        elif self._total is not None:
+            self._total += float(result.reward or 0)
         self.terminal.show_step(self._steps, action, result, self._total)
         self._count(result)
 

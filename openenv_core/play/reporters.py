@@ -107,13 +107,13 @@ class Terminal:
         self.say(f"--- episode {episode}{option_text}", BOLD)
         self._observation(result)
 
-    def show_step(self, step: int, action: Json, result: Result, total: float) -> None:
+    def show_step(self, step: int, action: Json, result: Result, total: float | None) -> None:
         """Report a step."""
         self._observation(result)
         line = f"step {step}   reward {format_number(result.reward)}   return {format_number(total)}"
         self.say(line + ("   done" if result.done else ""), DIM)
 
-    def show_end(self, episode: int, steps: int, total: float, done: bool) -> None:
+    def show_end(self, episode: int, steps: int, total: float | None, done: bool) -> None:
         """Report the end of an episode; one that is not done was abandoned."""
         duration = f"{steps} step" + ("" if steps == 1 else "s")
         outcome = "is over" if done else "was left"
@@ -171,11 +171,11 @@ class JsonTerminal(Terminal):
         """Report a reset."""
         self._event("reset", episode=episode, options=options, **_fields_of(result))
 
-    def show_step(self, step: int, action: Json, result: Result, total: float) -> None:
+    def show_step(self, step: int, action: Json, result: Result, total: float | None) -> None:
         """Report a step."""
         self._event("step", step=step, action=action, **_fields_of(result), **{"return": total})
 
-    def show_end(self, episode: int, steps: int, total: float, done: bool) -> None:
+    def show_end(self, episode: int, steps: int, total: float | None, done: bool) -> None:
         """Report the end of an episode."""
         self._event("episode", episode=episode, steps=steps, **{"return": total}, done=done)
 

@@ -7,8 +7,6 @@ and the arrays one after another, each aligned to 8 bytes.
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from operator import attrgetter
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
@@ -17,7 +15,7 @@ from pydantic_core import from_json
 from openenv_core.outcomes import was_terminated
 from openenv_core.protocol.errors import UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import encode_fields
+from openenv_core.protocol.replies import encode_fields, require_observation
 from openenv_core.protocol.requests import RequestHead, RequestId, ResetOptions
 from openenv_core.types import Observation
 
@@ -58,10 +56,8 @@ FORMATS: Final = {
 }
 """Dtypes of arrays, with their `struct` codes."""
 
-_LARGE_VALUE_BYTES: Final = 4096
-"""Size of a value from which copying it costs more than handling it separately."""
-
 _LENGTH: Final = struct.Struct("<I")
+_DOUBLE: Final = struct.Struct("<d")
 _ALIGNMENT: Final = 8
 
 
@@ -388,17 +384,8 @@ def _shape_of(nested: Any) -> tuple[int, ...]:
     return (len(nested), *_shape_of(nested[0])) if isinstance(nested, list) else ()
 
 
-def stack(layout: Layout, values: Sequence[Any]) -> Any:
-    """Turn values, one for each member, into a tree whose leaves hold the values of all members."""
-    if isinstance(layout, Leaf):
-        return values
-    if isinstance(layout, dict):
-        return {name: stack(part, [value[name] for value in values]) for name, part in layout.items()}
-    return [stack(part, [value[place] for value in values]) for place, part in enumerate(layout)]
-
-
 def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
-    """Return the columns of a tree from `stack`, or one with arrays as leaves; append their arrays to `arrays`.
+    """Return the columns of a tree of arrays, whose rows are values for each member; append them to `arrays`.
 
     Raises:
         ValueError: A value does not fit the layout. The caller removes arrays appended so far.
@@ -410,22 +397,17 @@ def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
     import numpy as np
 
     dtype = np.dtype(layout.dtype).newbyteorder("<")
-    # Large values are not joined first: they are copied once, into the frame.
-    per_member = isinstance(batch, list) and getattr(batch[0], "nbytes", 0) >= _LARGE_VALUE_BYTES
-    parts = [np.asarray(one) for one in (batch if per_member else [batch])]
-    for array in parts:
-        shape = array.shape if per_member else array.shape[1:]
-        if shape != layout.shape or (
-            array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind")
-        ):
-            raise ValueError(f"expected values of {layout.dtype} {layout.shape}, got {array.dtype} {shape}")
-    data = [np.ascontiguousarray(array, dtype) for array in parts]
-    if dtype.kind in "iu" and any(
-        array.dtype != dtype and not np.array_equal(array, one)
-        for array, one in zip(parts, data, strict=True)
+    array = np.asarray(batch)
+    if array.shape[1:] != layout.shape or (
+        array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind")
     ):
+        raise ValueError(
+            f"expected values of {layout.dtype} {layout.shape}, got {array.dtype} {array.shape[1:]}"
+        )
+    data = np.ascontiguousarray(array, dtype)
+    if dtype.kind in "iu" and array.dtype != dtype and not np.array_equal(array, data):
         raise ValueError(f"expected values that {layout.dtype} can hold, got larger or smaller ones")
-    arrays.append(Array(layout.dtype, (len(batch), *layout.shape), data))
+    arrays.append(Array(layout.dtype, (len(batch), *layout.shape), [data]))
     return len(arrays) - 1
 
 
@@ -435,29 +417,113 @@ def columns_of(layout: Layout, batch: Any, arrays: list[Array]) -> Any:
 _LIFTED: Final = frozenset({"reward", "done"})
 
 
-_OPTIONAL_FIELDS: Final = ("metadata", "info", "infrastructure_error", "unscored")
+_OPTIONAL_FIELDS: Final = frozenset({"metadata", "info", "infrastructure_error", "unscored"})
 """Fields of an observation that are mostly empty; rows are sent only if one is set, or other fields need them."""
 
-
-@lru_cache(maxsize=256)
-def _fields_of(model: type[Observation]) -> tuple[frozenset[str], Sequence[Callable[[Observation], Any]]]:
-    """Return the names of the fields that are always sent, and getters of those that are mostly empty."""
-    sent = {name for name, field in model.model_fields.items() if field.exclude is not True}
-    optional = [attrgetter(name) for name in _OPTIONAL_FIELDS if name in model.model_fields]
-    return frozenset(sent - _LIFTED - {*_OPTIONAL_FIELDS}), optional
+_EMPTY_ROW: Final = b'{"metadata":{}}'
 
 
-def _have_further_fields(observations: Sequence[Observation], encoded: set[str]) -> bool:
-    """Whether observations have values in fields that are not encoded yet."""
-    models = {*map(type, observations)}
-    for model in models:
-        required, optional = _fields_of(model)
-        same_model = observations
-        if len(models) > 1:
-            same_model = [observation for observation in observations if type(observation) is model]
-        if required - encoded or any(any(map(field, same_model)) for field in optional):
-            return True
-    return False
+EncodedObservation: TypeAlias = tuple[bytes, bool, bool, list[list[bytes] | None], bytes | None]
+"""An observation, encoded for a reply about many members; no later change of the observation reaches it.
+
+The reward as float64, NaN if there is none; whether the episode has terminated, and was truncated; for each field
+that may be a column its data by leaf, or None if it is part of the row; and the row, None if it is empty.
+"""
+
+
+class _LeafEncoder:
+    """Encodes the values of a leaf one by one.
+
+    Args:
+        leaf: The leaf.
+        place: Its place among the leaves of its field.
+    """
+
+    def __init__(self, leaf: Leaf, place: int) -> None:
+        self.leaf = leaf
+        self.place = place
+        self._dtype: Any = self  # numpy's, once a value has it
+        self._list_size = leaf.shape[0] if len(leaf.shape) == 1 else None
+        is_packed = len(leaf.shape) <= 1 and leaf.dtype != "bool"  # for which struct takes any value
+        self._pack = (
+            struct.Struct(f"<{self._list_size or 1}{FORMATS[leaf.dtype]}").pack if is_packed else None
+        )
+
+    def encode(self, value: Any) -> bytes:
+        """Return a value's data; an exception if it does not fit the leaf, as of `columns_of`."""
+        # The usual values first: all at once are faster, but another call may have changed them by then.
+        if getattr(value, "dtype", None) is self._dtype and value.shape == self.leaf.shape:
+            return value.tobytes()  # type: ignore[no-any-return]
+        kind = type(value)
+        if self._pack is not None and (len(value) if kind is list else None) == self._list_size:
+            try:
+                if kind is list:
+                    return self._pack(*value)
+                if kind is int or kind is float:
+                    return self._pack(value)
+            except (struct.error, OverflowError, TypeError):
+                pass
+        arrays: list[Array] = []
+        columns_of(self.leaf, [value], arrays)
+        data = arrays[0].data[0]
+        if getattr(value, "dtype", None) == data.dtype:
+            self._dtype = value.dtype
+        return data.tobytes()  # type: ignore[no-any-return]
+
+    def decode(self, data: bytes) -> Any:
+        """Return the value with these data, with lists for arrays."""
+        return Array(self.leaf.dtype, (1, *self.leaf.shape), data).tolist()[0]
+
+
+def _map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _map_leaves(function, part) for name, part in tree.items()}
+    if isinstance(tree, list):
+        return [_map_leaves(function, part) for part in tree]
+    return function(tree)
+
+
+class _Column:
+    """A field whose values are arrays.
+
+    Attributes:
+        leaves: Encoders of its leaves, in order.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.leaves: list[_LeafEncoder] = []
+        self._tree = _map_leaves(self._add_leaf, layout)
+        self._encode_leaf = self._tree.encode if isinstance(self._tree, _LeafEncoder) else None
+
+    def _add_leaf(self, leaf: Leaf) -> _LeafEncoder:
+        self.leaves.append(_LeafEncoder(leaf, len(self.leaves)))
+        return self.leaves[-1]
+
+    def encode(self, value: Any) -> list[bytes] | None:
+        """Return the data of a value's leaves; None if it does not fit the layout."""
+        try:
+            if self._encode_leaf is not None:
+                return [self._encode_leaf(value)]
+            data: list[bytes] = []
+            self._append_leaves(self._tree, value, data)
+            return data
+        except (ImportError, AttributeError, LookupError, TypeError, ValueError, OverflowError):
+            return None
+
+    def numbers(self, first: int) -> Any:
+        """Return the layout with the numbers of its leaves' arrays, which count from `first`."""
+        return _map_leaves(lambda leaf: leaf.place + first, self._tree)
+
+    def decode(self, data: Sequence[bytes]) -> Any:
+        """Return the value whose leaves have these data, with lists for arrays."""
+        return _map_leaves(lambda leaf: leaf.decode(data[leaf.place]), self._tree)
+
+    def _append_leaves(self, tree: Any, value: Any, data: list[bytes]) -> None:
+        if isinstance(tree, _LeafEncoder):
+            data.append(tree.encode(value))
+            return
+        for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            self._append_leaves(part, value[key], data)
 
 
 class ObservationEncoder:
@@ -468,33 +534,77 @@ class ObservationEncoder:
     """
 
     def __init__(self, *schemas: Mapping[str, Any]) -> None:
-        self._layouts: dict[str, Layout] = {}
+        self._columns: dict[str, _Column] = {}
         for schema in schemas:
             for name, part in schema.get("properties", {}).items():
                 if (layout := layout_of(part.get(SPACE, {}))) is not None:
-                    self._layouts[name] = layout
+                    self._columns[name] = _Column(layout)
+        self._encoders = [(name, column.encode) for name, column in self._columns.items()]
+        self._models: dict[type[Observation], tuple[bool, bool]] = {}
+        self._last_observations: Sequence[EncodedObservation] = ()
 
-    def encode(self, observations: Sequence[Observation], arrays: list[Array]) -> dict[str, bytes]:
-        """Return the header fields `columns` and `rows`, each if it is not empty; append arrays to `arrays`.
+    def encode(self, observation: Observation) -> EncodedObservation:
+        """Encode an observation, which may change afterwards.
 
         Raises:
-            ValueError: An observation holds a value that JSON cannot represent.
-            TypeError: Likewise.
+            ValueError: It holds a value that JSON cannot represent.
+            TypeError: Likewise, or it is not an Observation.
         """
+        known = self._models.get(type(observation))
+        needs_row, has_info = self._read_model(require_observation(observation)) if known is None else known
+        columns = [encode(getattr(observation, name, None)) for name, encode in self._encoders]
+        row = None
+        if (
+            needs_row
+            or None in columns
+            or observation.metadata
+            or observation.unscored
+            or observation.infrastructure_error
+            or (has_info and observation.info)  # type: ignore[attr-defined]
+        ):
+            encoded = [name for name, data in zip(self._columns, columns, strict=True) if data is not None]
+            row = encode_fields(observation, {*_LIFTED, *encoded})[0]
+        reward = observation.reward
+        terminated, truncated = ends_of(observation) if observation.done else (False, False)
+        return _DOUBLE.pack(math.nan if reward is None else reward), terminated, truncated, columns, row
+
+    def _read_model(self, observation: Observation) -> tuple[bool, bool]:
+        """Return whether observations of the same model always have a row, and whether they have a field `info`."""
+        model = type(observation)
+        sent = {name for name, field in model.model_fields.items() if field.exclude is not True}
+        needs_row = bool(sent - _LIFTED - _OPTIONAL_FIELDS - self._columns.keys())
+        self._models[model] = answer = needs_row, "info" in model.model_fields
+        return answer
+
+    def combine(self, observations: Sequence[EncodedObservation], arrays: list[Array]) -> dict[str, bytes]:
+        """Return the header fields `columns` and `rows`, each if it is not empty; append arrays to `arrays`."""
+        # Kept until the next reply: the allocator would return so much memory at once, and then map every page anew.
+        self._last_observations = observations
         columns: dict[str, Any] = {}
-        for name, layout in self._layouts.items():
-            array_count = len(arrays)
-            try:
-                batch = stack(layout, list(map(attrgetter(name), observations)))
-                columns[name] = columns_of(layout, batch, arrays)
-            except (ImportError, AttributeError, LookupError, TypeError, ValueError, OverflowError):
-                del arrays[array_count:]  # the values do not match the declared space; send them as JSON
+        as_json: list[tuple[int, str, _Column]] = []
+        for index, (name, column) in enumerate(self._columns.items()):
+            values = [one[3][index] for one in observations]
+            if None in values:
+                as_json.append((index, name, column))
+                continue
+            columns[name] = column.numbers(len(arrays))
+            for place, encoder in enumerate(column.leaves):
+                dtype, shape = encoder.leaf
+                arrays.append(Array(dtype, (len(values), *shape), [value[place] for value in values]))  # type: ignore[index]
         header = {"columns": dumps(columns)} if columns else {}
-        exclude = {*_LIFTED, *columns}
-        if _have_further_fields(observations, exclude):
-            rows = [encode_fields(one, exclude)[0] for one in observations]
-            header["rows"] = b"[%b]" % b",".join(rows)
+        if as_json or any(one[4] for one in observations):
+            header["rows"] = b"[%b]" % b",".join(_row_of(one, as_json) for one in observations)
         return header
+
+
+def _row_of(observation: EncodedObservation, as_json: Sequence[tuple[int, str, _Column]]) -> bytes:
+    """Return an observation's row, with those of its columns that others do not have."""
+    *_, columns, row = observation
+    row = _EMPTY_ROW if row is None else row
+    added = {
+        name: column.decode(data) for index, name, column in as_json if (data := columns[index]) is not None
+    }
+    return dumps({**from_json(row), **added}) if added else row
 
 
 def ends_of(observation: Observation) -> tuple[bool, bool]:

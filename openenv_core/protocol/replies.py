@@ -91,11 +91,7 @@ def encode_fields(observation: object, exclude: set[str] = _LIFTED) -> tuple[byt
         TypeError: It is not an Observation.
         ValueError: JSON cannot hold it.
     """
-    if not isinstance(observation, Observation):
-        raise TypeError(
-            f"expected reset() and step() to return an Observation, got {type(observation).__name__}; "
-            "return an instance of the environment's observation class"
-        )
+    observation = require_observation(observation)
     metadata = observation.wire_metadata()
     if metadata is not observation.metadata:
         observation = observation.model_copy(update={"metadata": metadata})
@@ -103,6 +99,16 @@ def encode_fields(observation: object, exclude: set[str] = _LIFTED) -> tuple[byt
         observation, exclude=exclude, fallback=to_plain, warnings=False
     )
     return body, metadata
+
+
+def require_observation(value: object) -> Observation:
+    """Return what an environment returned. Raises TypeError if that is not an Observation."""
+    if not isinstance(value, Observation):
+        raise TypeError(
+            f"expected reset() and step() to return an Observation, got {type(value).__name__}; "
+            "return an instance of the environment's observation class"
+        )
+    return value
 
 
 def encode_state(state: BaseModel) -> str:

@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError
 from openenv_core import StepResult
 from openenv_core.backoff import exponential_pause_s
 from openenv_core.errors import OpenEnvError, ValidationFailedError
-from openenv_core.rubrics import SCORES
+from openenv_core.outcomes import SCORES
 from openenv_core.tracebacks import format_traceback
 from openenv_core.tracing import traced
 from rl_bridge.errors import (

@@ -1,11 +1,8 @@
 """Batched requests of `ropewalk.v1`: decodes a request into one call per session, and encodes the replies."""
 
-import math
-from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from openenv_core import Observation
 from openenv_core.protocol import batch as wire
 from openenv_core.protocol.batch import Array, BatchRequest, ObservationEncoder
 from openenv_core.protocol.errors import EXECUTION_ERROR, VALIDATION_ERROR, RefusalError
@@ -51,14 +48,15 @@ class BatchDialect:
         Raises:
             RefusalError: VALIDATION_ERROR.
         """
+        encode = self._encoder.encode
         match request:
             case wire.ResetRequest(seeds=seeds):
                 options = given_options(request.options)
                 if seeds is None:
-                    return [MemberCall(member, options=options) for member in members]
+                    return [MemberCall(member, encode, options) for member in members]
                 _check_length("seeds", seeds, members)
                 return [
-                    MemberCall(member, options=options if seed is None else {**options, "seed": seed})
+                    MemberCall(member, encode, options if seed is None else {**options, "seed": seed})
                     for member, seed in zip(members, seeds, strict=True)
                 ]
             case wire.StepRequest(actions=actions):
@@ -72,14 +70,14 @@ class BatchDialect:
                     rows = list(map(dumps, actions))
                 actions_read = self._decoder.actions(rows, size)
                 calls = [
-                    MemberCall(member, None, action, request.autoreset)
+                    MemberCall(member, encode, None, action, request.autoreset)
                     for member, action in zip(members, actions_read, strict=True)
                 ]
                 for call in calls:
                     if isinstance(call.action, Exception) and not call.autoresets:
                         call.outcome = call.action
                 return calls
-        return [MemberCall(member) for member in members]
+        return [MemberCall(member, encode_model) for member in members]
 
     def encode_replies(
         self, request_id: int, finished: Sequence[MemberCall], last: bool
@@ -106,19 +104,8 @@ class BatchDialect:
                 for call in finished
                 if isinstance(call.outcome, BaseException)
             }
-        try:
-            arrays: list[Array] = []
-            fields = self._encode_fields(succeeded, arrays)
-        except Exception:
-            # Encode one at a time, so that only calls whose result cannot be encoded get an error.
-            for call in list(succeeded):
-                try:
-                    self._encode_fields([call], [])
-                except Exception as error:
-                    errors[call.member.number] = error_data(error)
-                    succeeded.remove(call)
-            arrays = []
-            fields = self._encode_fields(succeeded, arrays)
+        arrays: list[Array] = []
+        fields = self._encode_fields(succeeded, arrays)
         if errors:
             fields["errors"] = dumps(errors)
         return wire.encode_frame({"id": dumps(request_id), **fields, "last": dumps(last)}, arrays), errors
@@ -129,34 +116,20 @@ class BatchDialect:
             return fields
         outcomes = [call.outcome for call in calls]
         if calls[0].is_read:
-            return {**fields, "rows": b"[%b]" % b",".join(map(encode_model, outcomes))}
-        final = [call for call in calls if call.last_observation is not None]
-        results = (
-            [call.outcome if call.last_observation is None else call.last_observation for call in calls]
-            if final
-            else outcomes
-        )
-        for kind in {*map(type, outcomes), *map(type, results)}:
-            if not issubclass(kind, Observation):
-                raise TypeError(
-                    f"expected reset() and step() to return an Observation, got {kind.__name__}; "
-                    "return an instance of the environment's observation class"
-                )
-        rewards = array("d", [math.nan if one.reward is None else one.reward for one in results])
-        terminated, truncated = bytearray(len(results)), bytearray(len(results))
-        for index, one in enumerate(results):
-            if one.done:
-                terminated[index], truncated[index] = wire.ends_of(one)
+            return {**fields, "rows": b"[%b]" % b",".join(outcomes)}
+        final = [call for call in calls if call.final is not None]
+        results = [call.final or call.outcome for call in calls] if final else outcomes
+        rewards, terminated, truncated, *_ = zip(*results, strict=True)
         for name, dtype, data in (
-            ("reward", "float64", rewards.tobytes()),
-            ("terminated", "bool", terminated),
-            ("truncated", "bool", truncated),
+            ("reward", "float64", list(rewards)),
+            ("terminated", "bool", bytes(terminated)),
+            ("truncated", "bool", bytes(truncated)),
         ):
             fields[name] = dumps(len(arrays))
             arrays.append(Array(dtype, (len(calls),), data))
-        fields |= self._encoder.encode(outcomes, arrays)
+        fields |= self._encoder.combine(outcomes, arrays)
         if final:
-            final_observations = self._encoder.encode([call.last_observation for call in final], arrays)
+            final_observations = self._encoder.combine([call.final for call in final], arrays)
             final_fields = {"members": dumps([call.member.number for call in final]), **final_observations}
             fields["final"] = b"{%b}" % b",".join(
                 b'"%b":%b' % (name.encode(), value) for name, value in final_fields.items()

@@ -62,20 +62,23 @@ class MemberCall:
 
     Attributes:
         member: The member to call.
+        encode: Encodes what the environment returns, before any environment is called again: it may return an object
+            that a later call changes.
         options: The options of a reset.
         action: The action of a step. Without options and action, the call reads the state.
         autoreset: Which step resets a finished episode: `same_step`, `next_step`, or None for neither.
-        outcome: What the call returned or raised.
-        last_observation: The last observation of the previous episode, if that ended in this call.
+        outcome: What the call returned, encoded; or what it raised.
+        final: The last observation of the previous episode, encoded, if that ended in this call.
         spent_s: Seconds spent in the environment.
     """
 
     member: Member
+    encode: Callable[[Any], Any]
     options: Mapping[str, Any] | None = None
     action: Any = None
     autoreset: str | None = None
     outcome: Any = None
-    last_observation: Any = None
+    final: Any = None
     spent_s: float = 0.0
 
     @property
@@ -97,17 +100,20 @@ class MemberCall:
             result: The result of `EnvironmentRunner.reset_inline` or `step_inline`, if already called.
         """
         if self.is_read:
-            return await runner.state(inline=inline)
+            return self.encode(await runner.state(inline=inline))
         is_reset = self.options is not None or self.autoresets
         if result is None:
             result = runner.reset(self.options or {}) if is_reset else runner.step(self.action)
         observation = result if isinstance(result, Observation) else await result
         self.spent_s = runner.spent_s
-        if not is_reset and self.autoreset == "same_step" and getattr(observation, "done", False) is True:
-            self.last_observation, observation = observation, await runner.reset({}, inline=inline)
+        ended = self.member.episode_ended = getattr(observation, "done", False) is True
+        encoded = self.encode(observation)
+        if ended and not is_reset and self.autoreset == "same_step":
+            observation = await runner.reset({}, inline=inline)
             self.spent_s += runner.spent_s
-        self.member.episode_ended = getattr(observation, "done", False) is True
-        return observation
+            self.member.episode_ended = getattr(observation, "done", False) is True
+            self.final, encoded = encoded, self.encode(observation)
+        return encoded
 
     def play_inline(self) -> Any:
         """Do the same in the calling thread; return a coroutine to continue on the event loop if a method waits."""
@@ -124,7 +130,7 @@ class MemberCall:
             ):  # the usual case, which creates no coroutine
                 self.spent_s = runner.spent_s
                 member.episode_ended = ended
-                return result
+                return self.encode(result)
         return start_eagerly(self.play(runner, inline=True, result=result))
 
 

@@ -32,12 +32,14 @@ class SessionState:
     Attributes:
         state: What the environment's `snapshot` returned.
         episode_ended: Whether the episode was over.
+        unscored: Why the episode cannot be scored, as of `EnvironmentRunner`.
         users: References to it: by holders that may restore it, and by running restores. After `close`, the state is
             closed when the last one leaves.
     """
 
     state: Any
     episode_ended: bool = False
+    unscored: str | None = None
     users: int = field(default=0, init=False)
     _closed: bool = field(default=False, init=False, repr=False)
 
@@ -61,6 +63,7 @@ class SessionState:
         self.users += 1
         try:
             await runner.call("restore", self.state)
+            runner.unscored = self.unscored
         except BaseException:
             runner.discard()
             raise

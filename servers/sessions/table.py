@@ -160,7 +160,7 @@ class EnvironmentSession:
 
         async def take(runner: EnvironmentRunner) -> None:
             state = await runner.call("snapshot", on_unclaimed=lambda late: drop(SessionState(late)))
-            states.append(SessionState(state, episode_ended))
+            states.append(SessionState(state, episode_ended, runner.unscored))
             if abandoned:  # the call continued after its caller had gone
                 drop(states[-1])
 

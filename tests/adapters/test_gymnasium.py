@@ -1,6 +1,7 @@
 """Environments of Gymnasium's, served and taken back: the same spaces and trajectories, and its own checks."""
 
 import importlib.util
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from counter import Add, Count, Counter, Unscored
+from counter import Add, Count, Counter, Diverging, Unscored
 from gym_worlds import MIXED
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
@@ -118,7 +119,7 @@ def test_field_info_that_is_text_is_no_info_of_gymnasium() -> None:
         assert (observation["info"], info) == ("it begins", {})
 
 
-def test_episode_that_failed_or_has_no_score_does_not_count() -> None:
+def test_episode_that_failed_is_an_error_and_one_without_a_score_has_nan_as_its_reward() -> None:
     class FailsTwice(Unscored):
         def reset(self, *, mark: str = "", **options: Any) -> Count:
             return Count(metadata={mark: "the disk is full"})
@@ -127,8 +128,19 @@ def test_episode_that_failed_or_has_no_score_does_not_count() -> None:
         with pytest.raises(EnvironmentFailureError, match="does not count: the disk is full"):
             env.reset(options={"mark": "infrastructure_error"})
         env.reset()
-        with pytest.raises(EnvironmentFailureError, match="does not count: the disk is full"):
-            env.step(np.int64(1))
+        _, reward, terminated, _, info = env.step(np.int64(1))
+        assert (math.isnan(reward), terminated, info) == (True, True, {"unscored": "the disk is full"})
+    with served_env(create_app(Diverging, Add, Count)) as env:
+        env.reset()
+        rewards, infos = [], []
+        for amount in (1, 0, 9):
+            _, reward, _, _, info = env.step(np.int64(amount))
+            rewards.append(reward)
+            infos.append(info)
+        assert str(rewards) == "[1.0, nan, nan]"  # whose sum is no number
+        assert infos == [{}, *[{"unscored": "the reward is nan"}] * 2]
+        env.reset()
+        assert env.step(np.int64(1))[1] == 1.0
 
 
 @pytest.mark.heavy

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from counter import Add, Count, Counter, Failing, SlowAsync, Unscored
+from counter import Add, Count, Counter, Diverging, Failing, SlowAsync, Unscored
 from serving import serving
 
 from envs.blackjack_env.server.app import app as blackjack
@@ -73,6 +73,18 @@ async def test_unscored_episode_has_no_reward(environment: type[Counter]) -> Non
         await episode.call("act", {"amount": 1})
         assert episode.done
         assert episode.reward is None
+
+
+async def test_reward_that_is_not_finite_leaves_the_whole_episode_unscored() -> None:
+    async with playing(create_app(Diverging, Add, Count), unfinished_reward=-1) as episode:
+        await episode.reset()
+        for amount in (1, 0, 1):
+            assert not episode.done
+            await episode.call("act", {"amount": amount})
+        assert (episode.reward, episode.unscored) == (None, "the reward is nan")
+        await episode.reset()
+        await episode.call("act", {"amount": 10})
+        assert (episode.reward, episode.unscored) == (1.0, None)
 
 
 async def test_step_that_hangs_does_not_hold_up_the_next_episode() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from counter import Add, Count, Counter, Failing, Unscored
+from counter import Add, Count, Counter, Diverging, Failing
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from pydantic import Field
@@ -150,17 +150,34 @@ def test_an_environment_of_ours_has_text_and_numbers_of_each() -> None:
         assert envs.step(np.array([1, 1]))[2].tolist() == [False, False]
 
 
-@pytest.mark.parametrize("environment", [Failing, Unscored])
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_episode_of_a_member_that_failed_or_has_no_score_does_not_count(
-    mode: str, environment: type[Counter]
-) -> None:
-    app = create_app(environment, Add, Count, max_concurrent_envs=2)
+def test_episode_of_a_member_that_failed_does_not_count(mode: str) -> None:
+    app = create_app(Failing, Add, Count, max_concurrent_envs=2)
     with served_vector(app, 1, autoreset_mode=mode) as envs:
         envs.reset()
         with pytest.raises(MembersFailedError, match="does not count: the disk is full") as caught:
             envs.step(np.array([1]))
         assert isinstance(caught.value.errors[0], EnvironmentFailureError)
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_rewards_of_a_member_without_a_score_are_nan_to_the_end_of_its_episode(mode: str) -> None:
+    app = create_app(Diverging, Add, Count, max_concurrent_envs=2)
+    with served_vector(app, 2, autoreset_mode=mode) as envs:
+        envs.reset(seed=[0, 1])
+        assert str(envs.step(np.array([1, 0]))[1].tolist()) == "[1.0, nan]"
+        _, rewards, terminations, _, infos = envs.step(np.array([1, 9]))
+        assert (str(rewards.tolist()), terminations.tolist()) == ("[1.0, nan]", [False, True])
+        infos = infos.get("final_info", infos)
+        assert (infos["unscored"].tolist(), infos["_unscored"].tolist()) == (
+            [None, "the reward is nan"],
+            [False, True],
+        )
+        if mode == "NextStep":
+            _, rewards, *_ = envs.step(np.array([1, 1]))
+            assert rewards.tolist() == [1.0, 0.0]  # that of a reset
+        _, rewards, _, _, infos = envs.step(np.array([1, 1]))
+        assert (rewards.tolist(), infos) == ([1.0, 1.0], {})
 
 
 class Tree(Observation):

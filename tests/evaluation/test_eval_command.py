@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from chat_server import ChatServer, chat_server
-from counter import Add, BlockingCounter, Count
+from counter import Add, BlockingCounter, Count, Diverging
 from module_run import finished
 from serve_process import SUPPORT, eventually, serve
 from serving import serving
@@ -24,8 +24,8 @@ from envs.blackjack_env.baselines import baselines
 from openenv_core.cli.eval import COMMAND, _report
 from openenv_core.cli.main import run
 from openenv_core.errors import OpenEnvError
-from openenv_core.evaluation.episodes import Arena, plan_episodes
-from openenv_core.evaluation.policies import RandomPolicy
+from openenv_core.evaluation.episodes import Arena, PlannedEpisode, plan_episodes
+from openenv_core.evaluation.policies import CallablePolicy, RandomPolicy
 from openenv_core.evaluation.records import (
     EpisodeRecord,
     EvaluationFolder,
@@ -267,6 +267,28 @@ def test_lost_episode_is_counted_apart_and_played_again(
     assert "0 dropped and 1 unscored, the last one because: nobody can judge it" in capsys.readouterr().err
     assert (figures(out)[table]["episodes"], len(lines(out))) == (2, 6)
     assert whole[table]["episodes"] == 3
+
+
+async def test_reward_that_is_not_finite_leaves_the_episode_unscored() -> None:
+    settings = EvaluationSettings(environments=("e",), policy="random")
+    records: list[EpisodeRecord] = []
+    async with serving(create_app(Diverging, Add, Count)) as address:
+        for amounts in ([1, 0, 9], [5, 5]):
+            given = iter(amounts)
+            arena = Arena(
+                environment="e",
+                url=f"http://{address}",
+                token=None,
+                policy=CallablePolicy(lambda _, given=given: {"amount": next(given)}),
+                settings=settings,
+                alive=lambda: True,
+            )
+            episode = PlannedEpisode(group=0, sibling=0, seed=0, options={"seed": 0})
+            await arena.play([episode], records.append)
+    assert [(record.ending, record.reward, record.reason) for record in records] == [
+        ("failed_reward", None, "the reward is nan"),
+        ("completed", 2.0, None),
+    ]
 
 
 async def test_episode_that_fails_after_the_patience_is_played_again() -> None:

@@ -134,7 +134,8 @@ SOCKET: dict[str, Frames] = {
         {"type": "reset", "data": {"seed": 1, "episode_id": "e", "x": 2}},
         STATE,
     ],
-    "rewards keep their type": [step("int"), step("true"), step("nan"), step("rubric")],
+    "rewards keep their type": [step("int"), step("true"), step("rubric")],
+    "a reward of NaN": [step("nan"), step("int")],
     "told nothing": [step("told")],
     "an exception": [step("raise"), STATE],
     "no JSON": ["not json", STATE],
@@ -176,6 +177,16 @@ def answered(expected: Any) -> dict[str, Any]:
     return {"observation": {"metadata": {}, "said": expected}, "reward": None, "done": False}
 
 
+def unscored(said: Any) -> dict[str, Any]:
+    mark = {"unscored": "the reward is nan"}
+    return {
+        "observation": {"metadata": mark, "said": said},
+        "reward": None,
+        "done": False,
+        "metadata": mark,
+    }
+
+
 WHY = "this mood is forbidden"
 FORBIDDEN = invalid("value_error", ["mood"], f"Value error, {WHY}", "forbidden", error=WHY)
 WORD = "Input should be a valid integer, unable to parse string as an integer"
@@ -192,6 +203,10 @@ ON_PURPOSE: dict[str, tuple[Any, str]] = {
     "POST /step {'action': {'mood': 'bytes'}}": (
         (200, {**answered("_wA="), "metadata": None}),
         "flaw 8: bytes travel, as base64",
+    ),
+    "POST /step {'action': {'mood': 'nan'}}": (
+        (200, unscored([None, None])),
+        "a reward that JSON does not have would be taken for 0",
     ),
     "POST /step {'mood': 'fine'}": (
         (200, {**answered("fine"), "metadata": None}),
@@ -224,6 +239,10 @@ ON_PURPOSE: dict[str, tuple[Any, str]] = {
     "a binary frame": (
         [{"type": "error", "data": {"code": "INVALID_JSON", "message": "<text>"}}, LIVES],
         "flaw 9: the session lives",
+    ),
+    "a reward of NaN": (
+        [{"type": "observation", "data": unscored(said)} for said in ([None, None], 1)],
+        "what is left of the episode's rewards would add up to a wrong number",
     ),
     "bytes in an observation": (
         [

@@ -10,7 +10,7 @@ from released import OVER_SOCKETS, drive, our_server, released_server
 from serve_process import run_refused_server
 
 from openenv_core import GenericEnvClient
-from openenv_core.rubrics import SCORES
+from openenv_core.outcomes import SCORES
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(600)]
 

@@ -9,7 +9,9 @@ import pytest
 from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
+from openenv_core import Observation
 from openenv_core.adapters.spaces import describe_space
 from openenv_core.protocol import batch
 from openenv_core.protocol.batch import (
@@ -163,21 +165,45 @@ def test_array_is_used_once_and_the_total_is_bounded(monkeypatch: pytest.MonkeyP
     ],
     ids=str,
 )
-def test_values_of_a_space_are_stacked_by_its_layout(space: spaces.Space[Any]) -> None:
+def test_values_of_a_space_are_columns_even_if_the_environment_changes_them_later(
+    space: spaces.Space[Any],
+) -> None:
     layout = batch.layout_of(describe_space(space))
     assert layout is not None
     space.seed(1)
     values = [space.sample() for _ in range(5)]
-    arrays: list[Array] = []
-    columns = columns_of(layout, batch.stack(layout, values), arrays)
-    _, read = decode_frame(encode_frame({}, arrays))
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: plain(one) for key, one in value.items()}
         return [plain(one) for one in value] if isinstance(value, tuple) else value.tolist()
 
-    assert list(map(json.loads, rows_of(columns, read, 5))) == [plain(value) for value in values]
+    def overwrite(value: Any) -> None:
+        for part in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ():
+            overwrite(part)
+        if isinstance(value, np.ndarray):
+            value[...] = 0
+
+    class Seen(Observation):
+        value: Any = Field(json_schema_extra={batch.SPACE: describe_space(space)})
+
+    encoder = batch.ObservationEncoder(Seen.model_json_schema())
+    expected = [plain(value) for value in values]
+    encoded = []
+    for value in values:
+        observation = Seen(value=value)
+        encoded.append(encoder.encode(observation))
+        overwrite(value)  # as an environment that keeps its buffer may do in its next step
+        observation.value = None
+    if space.dtype != np.uint8:  # as which numpy takes no integers of Python's
+        assert [encoder.encode(Seen(value=value)) for value in expected] == encoded
+    arrays: list[Array] = []
+    header, read = decode_frame(encode_frame(encoder.combine(encoded, arrays), arrays))
+    assert list(header) == ["columns"]
+    assert list(map(json.loads, rows_of(header["columns"]["value"], read, 5))) == expected
+    # If one does not fit, all are sent as JSON.
+    (mixed,) = map(json.loads, encoder.combine([*encoded, encoder.encode(Seen(value="odd"))], []).values())
+    assert [row["value"] for row in mixed] == [*expected, "odd"]
 
 
 @pytest.mark.parametrize(

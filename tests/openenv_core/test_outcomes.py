@@ -1,8 +1,10 @@
 """How an episode ended and who failed, read from models, dicts, results and payloads alike."""
 
+import math
 from dataclasses import replace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from openenv_core import (
     is_infrastructure_failure,
     unscored_reason,
 )
-from openenv_core.outcomes import INFRASTRUCTURE_ERROR, SANDBOX_ERROR, UNSCORED
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR, SANDBOX_ERROR, SCORES, UNSCORED
 from openenv_core.protocol.batch import ends_of
 from openenv_core.protocol.replies import encode_http_result, encode_observation
 from openenv_core.sandbox import Execution, Status
@@ -108,15 +110,36 @@ def test_unscored_reason_is_read_from_every_form() -> None:
         {"done": True, "verdict": {"reason": ""}},
         {"done": True, "reward": 0.0, "metadata": metadata},
         {"done": True, "reward": False, "metadata": metadata},
-        {"done": False, "metadata": metadata},
+        {"done": False, "metadata": {UNSCORED: True}},
         {"done": True, "metadata": {UNSCORED: ""}},
+        {"reward": 0.5, "metadata": {SCORES: {"style": 0.5, "why": "nan", "lost": None}}},
     ):
         for form in forms(**fields):
             assert unscored_reason(form) is None, form
 
 
+@pytest.mark.parametrize("done", [False, True])
+def test_number_that_is_not_finite_leaves_the_episode_unscored(done: bool) -> None:
+    for reward, fault in (
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        (np.float32("nan"), "nan"),
+        (10**400, "an integer beyond the range of floats"),
+    ):
+        result = StepResult(Run(done=done), reward, done)
+        assert (result.unscored, unscored_reason(vars(result))) == (f"the reward is {fault}",) * 2
+        for form in forms(done=done, reward=0.5, metadata={SCORES: {"style": 0.5, "inner.length": reward}}):
+            assert unscored_reason(form) == f"the score of inner.length is {fault}", form
+    for form in forms(done=done, metadata={UNSCORED: "the judge took too long"}):
+        assert unscored_reason(form) == "the judge took too long", form
+
+
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(

@@ -75,6 +75,7 @@ def test_sync_rubrics_return_plain_scores() -> None:
     assert Sequential()(0, 0) == 1.0
     assert Sequential(Given(1.0), Gate(Given(0.7), threshold=0.7), last)(0, 0) == 0.5
     assert Sequential(Gate(Given(0.7)), last)(0, 0) == 0.0
+    assert str(Sequential(Gate(Given(float("nan"))), last)(0, 0)) == "nan"  # hidden by neither
     assert last.call_count == 1
     assert WeightedSum([Given(1.0), Given(0.5)], [0.2, 0.8])(0, 0) == pytest.approx(0.6)
     for weights in ([0.5], [0.5, 0.6]):

@@ -1,5 +1,6 @@
 """`ropewalk play` as a process: in a pseudo-terminal, behind a pipe, unattended. Real servers."""
 
+import io
 import json
 import os
 import subprocess
@@ -8,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counter import Add, Count, Diverging
 from module_run import finished
 from serve_process import SUPPORT, eventually, gone, serve
+from serving import served
 from terminal_process import WAIT_TIMEOUT_S, in_terminal
 
+from openenv_core import GenericEnvClient
 from openenv_core.cli.main import main
+from openenv_core.play.game import Game, play_at_random
+from openenv_core.play.reporters import JsonTerminal
+from servers import create_app
 
 
 def play(*words: str, typed: str = "", **environ: str) -> "subprocess.CompletedProcess[str]":
@@ -54,6 +61,19 @@ def test_person_plays_in_a_terminal() -> None:
         assert terminal.ended() == 0
         assert all(gone(process) for process in family)
         assert "Traceback" not in terminal.shown
+
+
+def test_episode_without_a_score_has_no_return() -> None:
+    sink = io.StringIO()
+    with (
+        served(create_app(Diverging, Add, Count)) as address,
+        GenericEnvClient(f"http://{address}").sync() as client,
+    ):
+        game = Game(client, JsonTerminal(io.StringIO(), sink))
+        play_at_random(game, [{"amount": amount} for amount in (1, 0, 9, 10)], {})
+    told = [json.loads(line) for line in sink.getvalue().splitlines()]
+    assert [each["return"] for each in told if each["event"] == "step"] == [1, None, None, 1]
+    assert [each["return"] for each in told if each["event"] == "episode"] == [None, 1]
 
 
 @pytest.mark.slow

@@ -200,6 +200,57 @@ async def test_finished_episode_is_reset_by_autoreset_mode(env: Any, mode: str |
             assert list(reply["errors"]) == ["0"]
 
 
+class Reusing(Counter):
+    """Returns the same observation, with the same list in it, again and again; and the same state."""
+
+    kept: Count
+
+    def reset(self, **options: Any) -> Count:
+        return self._show(super().reset(**options))
+
+    def step(self, action: Add) -> Count:
+        return self._show(super().step(action))
+
+    def _show(self, observation: Count) -> Count:
+        if not hasattr(self, "kept"):
+            self.kept = Count(extra=[0], metadata={"totals": [0]})
+        self.kept.total, self.kept.done, self.kept.reward = (
+            observation.total,
+            observation.done,
+            observation.reward,
+        )
+        self.kept.extra[0] = self.kept.metadata["totals"][0] = observation.total
+        return self.kept
+
+
+class ReusingInThreads(Reusing):
+    BLOCKING = True
+
+
+class Sharing(Reusing):
+    """All members return the same object."""
+
+    kept = Count(extra=[0], metadata={"totals": [0]})
+
+
+class SharingAsync(Sharing):
+    async def step(self, action: Add) -> Count:
+        return super().step(action)
+
+
+@pytest.mark.parametrize("env", [Reusing, ReusingInThreads, Sharing, SharingAsync])
+async def test_objects_that_the_environment_returns_again_are_encoded_before(env: Any) -> None:
+    async with serving(app_of(env)) as address, batch_of(address, 3) as connection:
+        reply = await request(connection, op="reset", seeds=[7, 8, 9])
+        assert totals(reply) == [7, 8, 9]
+        reply = await request(connection, op="step", actions=add(1, 2, 1), autoreset="same_step")
+        assert reply["members"] == [0, 1, 2]
+        assert (reply["reward"], reply["terminated"]) == ([1.0] * 3, [False, True, True])
+        assert totals(reply) == [row["extra"][0] for row in reply["rows"]] == [8, 0, 0]
+        final = [(row["total"], row["extra"], row["metadata"]) for row in reply["final"]["rows"]]
+        assert final == [(10, [10], {"totals": [10]})] * 2
+
+
 async def test_opening_more_members_than_slots_is_refused_whole() -> None:
     app = app_of(BlockingCounter, cap=4)
     async with serving(app) as address, batch_of(address, 2) as connection:

@@ -194,9 +194,6 @@ async def test_values_without_json_form_are_encoded_or_refused() -> None:
             return (await ask(ws, step(amount)))["data"]
 
         await request(address, "POST", "/reset", None, {HEADER: "a"})
-        nans = await step_data(0)
-        assert nans["reward"] is None
-        assert nans["observation"]["extra"] == {"nan": None, "inf": [None, None]}
         arrays = {"array": [[0, 1], [2, 3]], "scalar": 1.5, "bytes": "_w=="}
         assert (await step_data(1))["observation"]["extra"] == arrays
         numbers = await step_data(2)
@@ -220,6 +217,9 @@ async def test_values_without_json_form_are_encoded_or_refused() -> None:
                 assert "Traceback" not in over_http.text
         kept_reply = await step_data(8)
         assert kept_reply["metadata"] == kept_reply["observation"]["metadata"] == {"why": "because"}
+        nans = await step_data(0)
+        assert (nans["reward"], nans["metadata"]) == (None, {"unscored": "the reward is nan"})
+        assert nans["observation"]["extra"] == {"nan": None, "inf": [None, None]}
 
 
 # Clients that leave

@@ -215,6 +215,18 @@ class Unscored(Failing):
     MARK = UNSCORED
 
 
+class Diverging(Counter):
+    """A step of 0 has a reward of NaN, any other one of 1."""
+
+    DETERMINISTIC = False  # otherwise clients would draw seeds, which are the start values
+
+    def step(self, action: Add) -> Count:
+        observation = super().step(action)
+        if not action.amount:
+            observation.reward = math.nan
+        return observation
+
+
 class Unbuildable(Counter):
     def __init__(self) -> None:
         raise RuntimeError("no such counter")

@@ -9,7 +9,7 @@ function make(tag, properties = {}, ...children) {
 
 const byId = (id) => document.getElementById(id);
 const whole = (number) => number.toLocaleString("en-US");
-const signed = (number) => (number > 0 ? "+" : "") + Number(number.toFixed(4)).toLocaleString("en-US");
+const signed = (number) => Number.isNaN(number) ? "unscored" : (number > 0 ? "+" : "") + Number(number.toFixed(4)).toLocaleString("en-US");
 const counted = (number, word, words = `${word}s`) => `${whole(number)} ${number === 1 ? word : words}`;
 const shade = (number) => (number > 0 ? "good" : number < 0 ? "bad" : "");
 

@@ -57,9 +57,9 @@ class Game {
 
   async step(action) {
     await this.#runExclusive(async () => {
-      const result = await this.session.ask("step", action), episode = this.episode;
-      episode.steps.push(this.#makeStep(action, result));
-      episode.total += result.reward ?? 0;
+      const result = await this.session.ask("step", action), episode = this.episode, step = this.#makeStep(action, result);
+      episode.steps.push(step);
+      episode.total += step.reward ?? (typeof step.metadata?.unscored === "string" ? NaN : 0);
       episode.done = result.done;
       this.#dropOldObservations();
     });
