@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import Exit
@@ -145,6 +146,7 @@ class ProcessTree:
         leader: The leader of the process group to pause, if code may start processes; they cannot leave the group.
         members: The number of live interpreters in the tree.
         running: The interpreters with a request in progress.
+        begun: The number of requests so far. Each resumes all processes, those of other interpreters too.
     """
 
     def __init__(self, exited: asyncio.Future[Exit], cgroup: Cgroup | None) -> None:
@@ -154,6 +156,7 @@ class ProcessTree:
         self.leader: int | None = None
         self.members = 0
         self.running: set[InterpreterProcesses] = set()
+        self.begun = 0
         self._cgroup = cgroup
         self._oom_kills = 0
 
@@ -236,9 +239,20 @@ class InterpreterProcesses:
         poller.register(descriptor, select.POLLIN)
         return bool(poller.poll(0))
 
+    def is_stopped(self) -> bool:
+        """Return whether the interpreter is alive and stopped, as between requests: it is not ending either."""
+        if self.tree.running or self.has_ended():
+            return False
+        try:
+            state = Path(f"/proc/{self._current}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        except OSError:
+            return False
+        return state == b"T"
+
     def begin(self) -> None:
         """Resume all processes at the start of a request."""
         self._pending_signal = None
+        self.tree.begun += 1
         self.tree.running.add(self)
         self._pace(signal.SIGCONT)
 

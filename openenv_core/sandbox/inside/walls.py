@@ -37,7 +37,7 @@ class ZygoteSpec:
         preload: Modules to import.
         shown: Files and folders that code may read.
         hidden: Paths below those that code may not read.
-        links: Names in the root folder that link into the workspace.
+        links: Paths, without the leading slash, that link into the workspace.
         readable: The same as `shown`, as paths none of which contains a hidden one.
         scratch: A folder for files that imports write; None if the zygote has its own file system.
         privileged: Whether namespaces are made with root's privileges rather than those of a user namespace.
@@ -139,9 +139,11 @@ def prepare(spec: ZygoteSpec) -> Prepared:
             prepared.readable = [
                 _move_descriptor(landlock.open_path(path)) for path in paths if os.path.exists(path)
             ]
+            # Programs expect to list all folders. In a root of our own only what is shown exists.
+            listable = [_move_descriptor(landlock.open_path("/"))] if prepared.has_init else []
             prepared.rules = {
-                execute: landlock.prepare_rules(prepared.readable, execute=execute)
-                for execute in (False, True)
+                False: landlock.prepare_rules(prepared.readable),
+                True: landlock.prepare_rules(prepared.readable, listable, execute=True),
             }
     return prepared
 

@@ -213,8 +213,9 @@ UNSUPPORTED = _names(
     """
 )
 
-# The C library falls back to the older call on ENOSYS, but fails on EPERM.
-ABSENT = frozenset({"clone3"})
+# On ENOSYS the C library falls back to the older call, and `timeout` to an alarm; on EPERM they fail or complain. A
+# timer could also send SIGKILL while the code is stopped, which would look like a kill from outside.
+ABSENT = frozenset({"clone3", "timer_create"})
 YOUNGEST_NEEDED = "futex_waitv"
 
 _THREAD = 0x0001_0F00  # CLONE_VM, FS, FILES, SIGHAND, THREAD: without these it is a process

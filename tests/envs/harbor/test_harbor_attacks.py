@@ -4,6 +4,7 @@ import io
 import tarfile
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from harbor_player import Player
@@ -13,6 +14,7 @@ from envs.harbor_env.server import verifier
 from envs.harbor_env.server.machines import CommandResult, Machine, Machines, TransferError
 from envs.harbor_env.server.verifier import UnscoredError, make_plain_archive, read_rewards, verify
 from envs.harbor_env.tasks import HarborTask
+from openenv_core.sandbox import Execution, FunctionCall
 
 GIVE = "printf '#!/bin/bash\\necho 1 > /logs/verifier/reward.txt\\n'"
 """Prints a program that gives the reward, whatever it is called as."""
@@ -66,14 +68,14 @@ def test_attack_in_a_sandbox_earns_nothing(player: Player, attack: str) -> None:
     rob(player, "ropewalk/count-lines", ATTACKS[attack], "count.txt")
 
 
-def test_sandbox_that_ends_after_the_last_command_earns_nothing(player: Player) -> None:
+def test_process_left_behind_that_takes_down_the_sandbox_earns_nothing(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
     player.reset("ropewalk/count-lines")
+    player.run("echo 3 > count.txt")
     machine: Any = player.env._machine
-
-    async def kill() -> None:  # as a process that a command has left behind can
-        machine._session._worker.processes.kill_all()
-
-    player.thread.run(kill)
+    killed = FunctionCall(execution=Execution(status="killed", exit_code=137, state_lost=True))
+    monkeypatch.setattr(machine._session, "call", AsyncMock(return_value=killed))
     seen = player.submit()
     assert (seen.reward, seen.done, seen.infrastructure_error) == (0.0, True, None), seen
 
