@@ -419,7 +419,7 @@ def pack_folder(folder: Path, path: str) -> bytes:
 
 def read_packed_file(archive: bytes) -> bytes | None:
     """Return the content of the regular file in an archive; None if the archive holds something else."""
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
         member = tar.next()
         file = tar.extractfile(member) if member is not None and member.isreg() else None
         return None if file is None else file.read(ARCHIVE_BYTES)

@@ -182,13 +182,23 @@ def test_only_plain_files_inside_the_folder_are_copied(monkeypatch: pytest.Monke
     file_instead = pack(("app", tarfile.REGTYPE, "a file"))
     assert make_plain_archive(file_instead, "app", folder=True).strip(b"\0") == b""
     with pytest.raises(TransferError):
-        make_plain_archive(b"no archive", "app")
+        make_plain_archive(b"no archive".ljust(2048, b"\0"), "app")
     # Of small files too: their headers and padding count, which the last one that fits may carry over the limit.
     monkeypatch.setattr(verifier, "ARCHIVE_BYTES", 8192)
     for count, size in ((3, 4096), (20, 1)):
         files = ((f"app/{n}", tarfile.REGTYPE, "x" * size) for n in range(count))
         with pytest.raises(TransferError, match="has more than"):
             make_plain_archive(pack(("app", tarfile.DIRTYPE, ""), *files), "app")
+
+
+def test_archive_that_is_cut_is_no_work_of_the_policy() -> None:
+    whole = pack(("app", tarfile.DIRTYPE, ""), *((f"app/{n}", tarfile.REGTYPE, "x" * 700) for n in range(3)))
+    whole = whole.rstrip(b"\0").ljust(512 * 12, b"\0")
+    assert make_plain_archive(whole, "app")
+    # In a file's content, in a header, and between two members.
+    for size in (512 * 3, 512 * 4 + 100, 512 * 7):
+        with pytest.raises(OSError, match="only in part"):
+            make_plain_archive(whole[:size], "app")
 
 
 def test_reward_files_are_numbers_by_name() -> None:
