@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from openenv_core.errors import EngineRefusedError, OpenEnvError
 from openenv_core.images.engine import BuildRequest, build_image
-from openenv_core.providers.docker.container import Container, start_container
+from openenv_core.providers.docker.container import Container, PinnedImage, start_container
 from openenv_core.providers.docker.engine import DockerEngine
 from openenv_core.providers.docker.options import ContainerOptions
 from openenv_core.sandbox import (
@@ -281,7 +281,7 @@ class _ContainerMachine:
     @classmethod
     def start(
         cls,
-        image: str,
+        image: PinnedImage,
         table: EnvironmentTable,
         network: str,
         user: str | int | None,
@@ -304,9 +304,10 @@ class _ContainerMachine:
             # As PID 1, a shell reaps orphans and survives `kill -9 -1`.
             command=("sh", "-c", "while :; do sleep 3600; done"),
         )
-        container = start_container(image, options, engine=engine, serves=False)
+        image_id = image.id(engine)
+        container = start_container(image.name, options, engine=engine, image_id=image_id, serves=False)
         try:
-            workdir = table.workdir or (engine.find_image(image) or {})["Config"].get("WorkingDir") or "/"
+            workdir = table.workdir or (engine.find_image(image_id) or {})["Config"].get("WorkingDir") or "/"
             self = cls(container, engine, workdir, "" if user is None else str(user))
             self._run_as_root(
                 'mkdir -p "$0" /logs/agent /logs/artifacts /logs/verifier; chmod -R 777 /logs', workdir
@@ -434,13 +435,17 @@ class _LoopSandbox:
 
 
 class Machines:
-    """Opens machines. All sessions of a server can share one instance."""
+    """Opens machines. All sessions of a server can share one instance.
+
+    All containers of an image's name are of one image: policies of a group, and their verifiers, do not differ in it.
+    """
 
     def __init__(self) -> None:
         self._sandboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopSandbox] = (
             weakref.WeakKeyDictionary()
         )
         self._build_lock = threading.Lock()
+        self._images: dict[str, PinnedImage] = {}
 
     async def open(self, task: HarborTask, *, verifier: bool) -> Machine:
         """Open a machine for the policy's or the verifier's phase of a task.
@@ -456,8 +461,11 @@ class Machines:
         variables = task.variables(table.env)
         if task.kind == "process":
             return await _SandboxMachine.open(await self.sandbox(), table, variables)
-        name = image if isinstance(image, str) else await asyncio.to_thread(self._build, image, task)
-        settings = (name, table, phase.network_mode or table.network_mode, phase.user, variables)
+        if isinstance(image, str):
+            pinned = self._images.setdefault(image, PinnedImage(image))
+        else:
+            pinned = PinnedImage(await asyncio.to_thread(self._build, image, task))
+        settings = (pinned, table, phase.network_mode or table.network_mode, phase.user, variables)
         # If this call is cancelled meanwhile, the container ends once its unreferenced object is collected.
         return await asyncio.to_thread(_ContainerMachine.start, *settings)
 

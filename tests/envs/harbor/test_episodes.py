@@ -1,11 +1,14 @@
 """Episodes of Harbor tasks: rewards of solutions, actions and tools, and the ways an episode ends."""
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
+from dataclasses import replace
 from hashlib import md5
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from serve_process import serve
 
 from envs.harbor_env import EditFile, HarborEnv, ReadFile, Run, Submit, WriteFile
 from envs.harbor_env.server import machines
-from envs.harbor_env.tasks import HarborTasks
+from envs.harbor_env.tasks import HarborTask, HarborTasks
 from openenv_core.errors import EpisodeOverError
 from openenv_core.outcomes import infrastructure_failure, unscored_reason, was_truncated
 from openenv_core.tasks import InvalidResetOptionError
@@ -247,6 +250,34 @@ def test_unavailable_machine_is_an_infrastructure_failure(
     seen = player.reset("sort-table")
     assert (seen.done, seen.reward, seen.status) == (True, None, "sandbox_error")
     assert "/nowhere/docker.sock" in (infrastructure_failure(seen) or "")
+
+
+def test_policies_and_verifiers_of_a_server_are_of_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's name moves to another one at every look."""
+    looks, started = itertools.count(), list[Any]()
+    found = {"Config": {"WorkingDir": "/srv"}}
+    engine = SimpleNamespace(
+        find_image=lambda name: {"Id": f"sha256:{next(looks)}", **found},
+        execute=lambda *_, **__: SimpleNamespace(exit_code=0),
+    )
+
+    def start(*_: Any, image_id: str | None = None, **__: Any) -> Any:
+        started.append(image_id)
+        return SimpleNamespace(id="one")
+
+    monkeypatch.setattr(machines, "start_container", start)
+    monkeypatch.setattr("openenv_core.providers.docker.engine.DockerEngine.find", lambda: engine)
+    task = HarborTask.read(TASKS / "sort-table")
+    table = task.config.environment.model_copy(update={"docker_image": "image:latest"})
+    task = replace(task, config=task.config.model_copy(update={"environment": table}))
+
+    async def open_all() -> None:
+        opener = machines.Machines()
+        for verifier in (False, True, False, True):
+            await opener.open(task, verifier=verifier)
+
+    asyncio.run(open_all())
+    assert started == ["sha256:0"] * 4
 
 
 def test_resets_choose_tasks_by_id_split_and_seed(player: Player) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import gzip
+import itertools
 import json
 import signal
 import socket
@@ -27,7 +28,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from openenv_core import ServerStartError
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, ImageNotFoundError
 from openenv_core.providers.docker import ContainerOptions, DockerEngine
 from openenv_core.providers.remote import (
     RemoteSandboxProvider,
@@ -510,6 +511,26 @@ async def test_sandboxes_are_limited_by_key_and_snapshots_are_its_own() -> None:
         await table.create("key", "base", 1.0, {})
     with pytest.raises(ApiError, match="expected a template"):
         await table.create("another", SANDBOX, 1.0, {})
+
+
+async def test_container_is_of_the_image_that_was_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name moves to another image at every look; a container kept warm as one of the first is of the first."""
+    looks, started = itertools.count(), list[Any]()
+
+    def find_image(name: str) -> dict[str, Any]:
+        return {"Id": name if name.startswith("sha256:") else f"sha256:{next(looks)}"}
+
+    def start(*_: Any, image_id: str | None = None, **__: Any) -> Any:
+        started.append(image_id)
+        raise ImageNotFoundError("not now")
+
+    monkeypatch.setattr(machines, "start_container", start)
+    monkeypatch.setattr(DockerEngine, "find", lambda: SimpleNamespace(find_image=find_image))
+    with pytest.raises(ImageNotFoundError):
+        await WarmContainers(1).take("image", ContainerOptions())
+    with pytest.raises(ImageNotFoundError):
+        await ContainerMachine.start("image", ContainerOptions())
+    assert started == ["sha256:0", "sha256:1"]
 
 
 async def test_cancelled_start_removes_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
