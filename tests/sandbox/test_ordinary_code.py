@@ -121,6 +121,7 @@ SCRIPTS = {
     "exec 3<>both; echo two >&3; cat both": "two",
     "seq 9999 | sort -S 100k -R | wc -l": "9999",
     "echo 1 2 | awk '{print $2}'": "2",
+    "timeout 0.1 sleep 60 2>&1; echo $?": "124",
     "cat <<< here; : < /dev/null > $(mktemp) && echo made": "here\nmade",
 }
 """What shell scripts take for granted, and what they print."""

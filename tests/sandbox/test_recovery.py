@@ -248,11 +248,15 @@ async def test_missing_preload_module_is_named() -> None:
 
 async def test_subprocesses_pause_between_executions_and_end_with_their_session(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(allow_subprocess=True))
-    await session.execute(
+    leaves = sandbox.isolation is Isolation.NAMESPACES  # its group: no other level reaches those that do
+    done = await session.execute(
         "import subprocess, time\n"
-        "p = subprocess.Popen(['/bin/sh', '-c', 'while true; do date +%s%N > ticks; sleep 0.02; done'])\n"
+        "ticks = ['/bin/sh', '-c', 'while true; do date +%s%N > ticks; sleep 0.02; done']\n"
+        f"p = subprocess.Popen(ticks, start_new_session={leaves})\n"
         "import os\nwhile not os.path.exists('ticks'): time.sleep(0.01)"
     )
+    assert done.status == "ok", done
+    await until(worker_of(session).processes.is_stopped)
     first = await session.get_file("ticks")
     await asyncio.sleep(0.3)
     assert await session.get_file("ticks") == first

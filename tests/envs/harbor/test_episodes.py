@@ -236,6 +236,9 @@ def test_tests_may_use_what_shell_scripts_take_for_granted(player: Player, tmp_p
     diff <(cat count.txt) <(awk '{print $1}' /tests/expected.txt) > /dev/stdout
     ls / | grep -qx app
     echo locked > /dev/shm/lock
+    setsid true
+    late=$(timeout 0.1 bash -c 'sleep 60; echo late' 2>&1) || test $? = 124
+    test -z "$late"
     python3 -c 'import multiprocessing as m; assert m.Pool(2).map(abs, [-1, 2]) == [1, 2]'
     echo 1 > /logs/verifier/reward.txt
     """
