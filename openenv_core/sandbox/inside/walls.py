@@ -176,11 +176,9 @@ def become_init(
     possible. The descriptors are those of `become_interpreter`; if the session is paced, the socket for that is the
     first of `doors`.
     """
-    pacer = None
-    if spec.paced:
-        pacer, *doors = doors
-    if doors:
-        cgroups.join(list(doors))
+    pacer = doors[0] if spec.paced else None
+    if joins := list(doors[spec.paced :]):
+        cgroups.join(joins)
     os.write(control, ROOT_NOTICE)
     interpreter = os.fork()
     if interpreter:

@@ -138,12 +138,12 @@ def kill_from_outside(player: Player, machine: Any) -> None:
     """Kill an idle machine's interpreter, as an operator or a machine without memory does."""
 
     async def kill() -> None:
-        worker = machine._session._worker
+        interpreter = machine._session._worker.processes._current
         async with asyncio.timeout(60):
-            while not worker.processes.is_stopped():  # noqa: ASYNC110 - nothing tells of it
+            while Path(f"/proc/{interpreter}/stat").read_text().rpartition(")")[2].split()[0] != "T":
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.3)
-        os.kill(worker.processes._current, signal.SIGKILL)
+        os.kill(interpreter, signal.SIGKILL)
 
     player.thread.run(kill)
 
