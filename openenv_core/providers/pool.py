@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Generic, Self
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.providers.docker.container import Container, ContainerProvider, start_container
+from openenv_core.providers.docker.container import Container, ContainerProvider, PinnedImage, start_container
+from openenv_core.providers.docker.engine import DockerEngine
 from openenv_core.providers.docker.options import ContainerOptions, options_with
 from openenv_core.providers.keeper import (
     MemberT,
@@ -233,7 +234,8 @@ class DockerPool(ServerPool[Container]):
     """Keeps containers of an image warm and lends each once, within milliseconds.
 
     A returned container is removed and replaced in the background. Containers that die before they are lent are
-    replaced too, also all of them after an engine's restart.
+    replaced too, also all of them after an engine's restart. All are of the image that the name has at the first start:
+    for one that was built again, open another pool.
 
         with DockerPool("blackjack-env:latest", size=4) as pool:
             with pool.client(BlackjackEnv) as env:
@@ -262,8 +264,13 @@ class DockerPool(ServerPool[Container]):
         self.image = image
         self.options = checked = options_with(options, option_fields)
 
+        pinned = PinnedImage(image)
+
         def start(stopping: threading.Event) -> Container:
-            return start_container(image, checked, stopping=stopping)
+            engine = DockerEngine.find()
+            return start_container(
+                image, checked, engine=engine, image_id=pinned.id(engine), stopping=stopping
+            )
 
         super().__init__(start, size, max_starting)
 

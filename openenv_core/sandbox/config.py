@@ -47,8 +47,8 @@ class SandboxConfig:
         minimum: The last level to try. If none from `strongest` to this one works, the sandbox does not start.
         readable: Files and folders that code may read, besides Python and the packages installed with it.
         hidden: Files and folders among them that code may not read. This project's packages are always hidden.
-        links: Names in the root folder, such as "app", that link to the folder of that name in the workspace. They
-            require the level `namespaces`.
+        links: Paths below the root folder, such as "app" or "dev/shm", that link to the same path in the workspace.
+            They require the level `namespaces`.
         boot_timeout_s: Seconds for the zygote to start and import the modules.
         start_timeout_s: Seconds for an interpreter to start.
     """

@@ -15,9 +15,11 @@ import socket
 import struct
 import time
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.sandbox.answers import Exit
+from openenv_core.sandbox.inside.frames import RESUME, STOP
 from openenv_core.sandbox.kernel.cgroups import Cgroup
 
 RECEIVE_BYTES: Final = 1 << 20
@@ -35,17 +37,27 @@ _ANCILLARY: Final = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4 *
 class Connections:
     """Both ends of an interpreter's control socket and of its output pipes.
 
+    Args:
+        paced: Whether to open a socket for `ProcessTree.pacer`.
+
     Attributes:
         control: The supervisor's end of the control socket. Messages carry their sender's process id.
         stdout: The reading end of the pipe.
         stderr: The reading end of the pipe.
-        inner: The interpreter's ends: control, stdout, stderr.
+        pacer: The supervisor's end of that socket, if there is one.
+        inner: The other ends: control, stdout, stderr, pacer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, paced: bool = False) -> None:
         pipes: list[int] = []
+        self.pacer: socket.socket | None = None
         with ExitStack() as undo:  # the process may run out of descriptors
             self.control, inner = map(undo.enter_context, socket.socketpair())
+            sockets = [inner]
+            if paced:
+                self.pacer, inner = map(undo.enter_context, socket.socketpair())
+                self.pacer.setblocking(False)
+                sockets.append(inner)
             for _ in range(2):
                 for end in os.pipe2(os.O_CLOEXEC):
                     undo.callback(os.close, end)
@@ -56,7 +68,8 @@ class Connections:
         self.stdout, inner_stdout, self.stderr, inner_stderr = pipes
         os.set_blocking(self.stdout, False)
         os.set_blocking(self.stderr, False)
-        self.inner = [inner.detach(), inner_stdout, inner_stderr]
+        control, *pacer = [each.detach() for each in sockets]
+        self.inner = [control, inner_stdout, inner_stderr, *pacer]
 
     def close_remote_ends(self) -> None:
         """Close the interpreter's ends, which it has received by now. Idempotent."""
@@ -75,6 +88,8 @@ class Connections:
         """Close all ends. An interpreter that has not reported yet exits when it tries to."""
         self.close_remote_ends()
         self.control.close()
+        if self.pacer is not None:
+            self.pacer.close()
         os.close(self.stdout)
         os.close(self.stderr)
 
@@ -142,9 +157,11 @@ class ProcessTree:
     Attributes:
         root: A pidfd of the first process; None until it is known.
         group: The process group to kill with it, if no pid namespace does that.
-        leader: The leader of the process group to pause, if code may start processes; they cannot leave the group.
+        leader: The leader of the process group to pause, if code may start processes that cannot leave the group.
+        pacer: The socket to the session's init process, which pauses all processes, if they can leave the group.
         members: The number of live interpreters in the tree.
         running: The interpreters with a request in progress.
+        begun: The number of requests so far. Each resumes all processes, those of other interpreters too.
     """
 
     def __init__(self, exited: asyncio.Future[Exit], cgroup: Cgroup | None) -> None:
@@ -152,10 +169,29 @@ class ProcessTree:
         self.root: int | None = None
         self.group: int | None = None
         self.leader: int | None = None
+        self.pacer: socket.socket | None = None
         self.members = 0
         self.running: set[InterpreterProcesses] = set()
+        self.begun = 0
         self._cgroup = cgroup
         self._oom_kills = 0
+        self._unconfirmed = 0
+
+    def pace(self, number: signal.Signals) -> None:
+        """Stop or resume all processes that code may have started."""
+        if self.pacer is not None:
+            self.is_paced()  # reads what is confirmed, or the init process could not write
+            with suppress(OSError):  # it is ending
+                self._unconfirmed += self.pacer.send(RESUME if number == signal.SIGCONT else STOP)
+        elif self.leader is not None and not self.exited.done():
+            _signal_group(self.leader, number)
+
+    def is_paced(self) -> bool:
+        """Return whether all processes have been sent what `pace` was last called with."""
+        if self.pacer is not None:
+            with suppress(OSError):
+                self._unconfirmed -= len(self.pacer.recv(RECEIVE_BYTES))
+        return not self._unconfirmed
 
     def oom_killed(self) -> bool:
         """Return whether the kernel killed a process because of the tree's memory limit, since the last call."""
@@ -183,6 +219,8 @@ class ProcessTree:
             root, self.root, self.group, self.leader = self.root, None, None, None
             if root is not None:
                 os.close(root)
+            if self.pacer is not None:
+                self.pacer.close()
             cgroup, self._cgroup = self._cgroup, None
             if cgroup is not None:
                 asyncio.get_running_loop().run_in_executor(None, _remove, cgroup)
@@ -236,9 +274,20 @@ class InterpreterProcesses:
         poller.register(descriptor, select.POLLIN)
         return bool(poller.poll(0))
 
+    def is_stopped(self) -> bool:
+        """Return whether the interpreter is alive and stopped, as between requests: it is not ending either."""
+        if self.tree.running or not self.tree.is_paced() or self.has_ended():
+            return False
+        try:
+            state = Path(f"/proc/{self._current}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        except OSError:
+            return False
+        return state == b"T"
+
     def begin(self) -> None:
         """Resume all processes at the start of a request."""
         self._pending_signal = None
+        self.tree.begun += 1
         self.tree.running.add(self)
         self._pace(signal.SIGCONT)
 
@@ -322,8 +371,8 @@ class InterpreterProcesses:
     def _pace(self, number: signal.Signals) -> None:
         tree = self.tree
         is_affected = number == signal.SIGCONT or not tree.running
-        if is_affected and tree.leader is not None and not tree.exited.done():
-            _signal_group(tree.leader, number)
+        if is_affected:
+            tree.pace(number)
         self.send_signal(number)
 
     def _kill_held(self) -> None:

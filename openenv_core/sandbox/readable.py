@@ -13,6 +13,8 @@ _SYSTEM: Final = (
     "/lib64",
     "/lib32",
     "/bin",
+    "/sbin",
+    "/etc/alternatives",  # on Debian, /usr/bin/awk and many others are links into it
     "/etc/ld.so.cache",
     "/etc/localtime",
     "/etc/mime.types",

@@ -562,18 +562,19 @@ class SandboxSession:
     async def _ensure_interpreter(self) -> Workspace:
         if self._closed:
             raise SandboxClosedError("the session is closed; open another")
-        if self._worker is not None and not self._worker.alive:
-            if (own := self._worker.describe_own_exit()) is not None:
+        was_ended = self._worker is not None and self._worker.was_ended_from_outside()
+        if self._worker is not None and (was_ended or not self._worker.alive):
+            if not was_ended and (own := self._worker.describe_own_exit()) is not None:
                 raise _InterpreterExitedError(
                     f"{own}; variables and files are gone, the next request starts a new one"
                 )
             exit_ = self._worker.exited.result() if self._worker.exited.done() else Exit()
             await self._end_life()
-            reason = (
-                ZYGOTE_ENDED
-                if exit_.zygote
-                else "the interpreter was ended because a branch did not start in time"
-            )
+            reason = "the interpreter was ended because a branch did not start in time"
+            if exit_.zygote:
+                reason = ZYGOTE_ENDED
+            elif was_ended:
+                reason = "the interpreter was ended from outside while no code ran"
             raise SandboxUnavailableError(
                 f"{reason}; variables and files are gone, the next request starts a new interpreter"
             )

@@ -40,6 +40,9 @@ ORPHAN_POLL_INTERVAL_S: Final = 0.01
 
 BRANCH_TIMEOUT_S: Final = 20.0
 
+IDLE_CHECK_DELAYS_S: Final = (0.001, 0.01, 0.1)
+"""Seconds after a pause at which to look whether the interpreter has stopped."""
+
 
 class Capture:
     """Captures the output of one pipe.
@@ -120,8 +123,10 @@ class Worker:
         self._orphaned = False  # its end of the socket is closed
         self._broken: str | None = None  # what the code did to the interpreter
         self._branch_timed_out = False  # ended because a branch was not there in time
+        self._stopped_after: int | None = None  # the tree's request after which it was seen stopped
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(self.control.fileno(), self._on_readable)
-        processes.pause()
+        self._pause()
 
     @property
     def exited(self) -> asyncio.Future[Exit]:
@@ -133,12 +138,19 @@ class Worker:
         """Whether it can handle requests."""
         return not self._closed and not self.exited.done()
 
+    def was_ended_from_outside(self) -> bool:
+        """Return whether something other than its code has ended the interpreter, which handles no request.
+
+        All code was stopped by then. The system-call filter lets no code arrange a SIGKILL for later, by a timer for
+        example: it could pass off an end of its own as a failure of the sandbox.
+        """
+        return self._stopped_after == self.processes.tree.begun and not self.processes.is_stopped()
+
     def describe_own_exit(self) -> str | None:
         """Return a description of how the code ended the interpreter between requests, or None if it did not.
 
-        A thread can still run between the answer and the pause, and the exit may be reported late. Every exit that the
-        sandbox has not caused, by another process's SIGKILL for example, is attributed to the code; otherwise code
-        could pass it off as a failure of the sandbox.
+        A thread can still run between the answer and the pause, and the exit may be reported late. Unless
+        `was_ended_from_outside`, an exit that the sandbox has not caused is attributed to the code.
         """
         if self._branch_timed_out or not self.exited.done() or self.exited.result().zygote:
             return None
@@ -330,6 +342,8 @@ class Worker:
         if self._closed:
             return
         self._closed = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         try:
             await self.processes.close()
         finally:  # the event loop may end first, and cancel this
@@ -345,13 +359,32 @@ class Worker:
         self._expected = self._number
         self._answered = answered = self._loop.create_future()
         self.exited.add_done_callback(self._on_exit)
-        self.processes.begin()
+        self._resume()
         try:
             yield answered
         finally:
             self.exited.remove_done_callback(self._on_exit)
             self._expected = self._answered = None
-            self.processes.pause()
+            self._pause()
+
+    def _pause(self) -> None:
+        self.processes.pause()
+        self._check_idle_later(IDLE_CHECK_DELAYS_S)
+
+    def _resume(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self.processes.begin()
+
+    def _check_idle_later(self, delays_s: tuple[float, ...]) -> None:
+        if delays_s:
+            self._idle_timer = self._loop.call_later(delays_s[0], self._check_idle, delays_s[1:])
+
+    def _check_idle(self, delays_s: tuple[float, ...]) -> None:
+        if self.processes.is_stopped():
+            self._stopped_after = self.processes.tree.begun
+        else:
+            self._check_idle_later(delays_s)
 
     async def _send(self, data: bytes) -> None:
         # The interpreter does not read while code runs, and runs code only after reading the whole request.

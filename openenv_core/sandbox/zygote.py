@@ -151,7 +151,7 @@ class Zygote:
             SandboxUnavailableError: It was not ready in time, or the zygote is gone.
         """
         owner = None if uid is None else (uid, uid)
-        forks = snapshot or limits.allow_subprocess
+        forks, paced = snapshot or limits.allow_subprocess, scratch is None and limits.allow_subprocess
         exited: asyncio.Future[Exit] = self._loop.create_future()
         async with contextlib.AsyncExitStack() as undo:
             path = None
@@ -160,7 +160,8 @@ class Zygote:
                 place = Workspace(folder, limits, owner, bounded=False, path=path, removed=removed)
                 undo.push_async_callback(place.close)
             before = undo.enter_context(contextlib.ExitStack())
-            connections = Connections()  # before the control group, which may fail for want of descriptors
+            # Before the control group, for want of descriptors may fail this.
+            connections = Connections(paced=paced)
             before.callback(connections.close)
             # Resource limits bound one process; only a control group bounds it and its children together.
             cgroup, doors = None, list[int]()
@@ -168,9 +169,16 @@ class Zygote:
                 cgroup, doors = await _in_thread(partial(_make_cgroup, cgroups, limits), _drop_cgroup)
             tree = ProcessTree(exited, cgroup)
             undo.push_async_callback(tree.close)
+            tree.pacer = connections.pacer
             # On failure the connections are closed first, which ends a process whose id is not known yet.
             undo.enter_context(before.pop_all())
-            spec = {"limits": asdict(limits), "uid": uid, "workdir": path, "snapshot": snapshot}
+            spec = {
+                "limits": asdict(limits),
+                "uid": uid,
+                "workdir": path,
+                "snapshot": snapshot,
+                "paced": paced,
+            }
             try:
                 async with asyncio.timeout(timeout_s):
                     try:
@@ -199,7 +207,7 @@ class Zygote:
                     raise SandboxUnavailableError(ZYGOTE_ENDED) from None
                 stderr = connections.read_stderr() or "it wrote nothing"
                 raise SandboxUnavailableError(f"expected an interpreter, got none: {stderr}") from None
-            if forks:
+            if forks and not paced:
                 tree.leader = process
             if not snapshot:
                 connections.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 0)

@@ -240,6 +240,8 @@ async def _take_input(guest: Guest, request: Request) -> AsyncIterator[Json]:
                 await _input(guest, pid, event["data"]["input"], UNREAD_INPUT_TIMEOUT_S)
         if len(buffer) > MAX_MESSAGE:
             raise GuestError("resource_exhausted", f"a message is longer than {MAX_MESSAGE} bytes")
+    if buffer:
+        raise GuestError("invalid_argument", "the last message ends too early; send it whole")
     yield {}
 
 
@@ -456,14 +458,23 @@ async def _decompress(request: Request) -> AsyncIterator[bytes]:
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding not in ("identity", "gzip"):
         raise GuestError("invalid_argument", f"expected a body as it is, or gzip, got {encoding!r}")
-    unpacker = None if encoding == "identity" else zlib.decompressobj(wbits=31)
+    if encoding == "identity":
+        async for piece in _pieces(request):
+            yield piece
+        return
+    unpacker = zlib.decompressobj(wbits=31)
     try:
         async for piece in _pieces(request):
             while piece:
-                yield piece if unpacker is None else unpacker.decompress(piece, FILE_PIECE)
-                piece = b"" if unpacker is None else unpacker.unconsumed_tail
+                if unpacker.eof:  # RFC 1952: a file has one member or more
+                    unpacker = zlib.decompressobj(wbits=31)
+                yield unpacker.decompress(piece, FILE_PIECE)
+                piece = unpacker.unconsumed_tail or unpacker.unused_data
+        yield unpacker.flush()
     except zlib.error as error:
         raise GuestError("invalid_argument", f"expected a body of gzip, got: {error}") from None
+    if not unpacker.eof:
+        raise GuestError("invalid_argument", "the body of gzip ends too early; send it whole")
 
 
 _BOUNDARY: Final = re.compile(r'multipart/form-data;.*\bboundary="?([^";,]+)"?', re.IGNORECASE)
@@ -478,7 +489,12 @@ def _form_files(kind: str, body: bytes) -> list[tuple[str, bytes]]:
             "invalid_argument", "expected multipart/form-data or application/octet-stream, got neither"
         )
     files = []
-    for section in (b"\r\n" + body).split(b"\r\n--" + match[1].encode())[1:-1]:
+    *sections, end = (b"\r\n" + body).split(b"\r\n--" + match[1].encode())
+    if not end.startswith(b"--"):
+        raise GuestError(
+            "invalid_argument", "the form ends too early, without its last boundary; send it whole"
+        )
+    for section in sections[1:]:
         head, _, data = section.partition(b"\r\n\r\n")
         if (named := _FILENAME.search(head)) is None:
             raise GuestError("invalid_argument", "a file in the form has no name")

@@ -173,19 +173,21 @@ class ContainerMachine:
         self._engine, self._container, self._config = engine, container, config
 
     @classmethod
-    async def start(cls, image: str, options: ContainerOptions) -> "ContainerMachine":
-        """Start a container and its agent.
+    async def start(
+        cls, image: str, options: ContainerOptions, image_id: str | None = None
+    ) -> "ContainerMachine":
+        """Start a container and its agent; the image is the one of that id, or else the one with that name now.
 
         Raises:
             ProviderError: The engine cannot start a container of the image.
             GuestError: The image has no Python 3.10 or later.
         """
         engine = DockerEngine.find()
-        image_details = await asyncio.to_thread(engine.find_image, image)
-        config = (image_details or {}).get("Config") or {}
+        image_details = await asyncio.to_thread(engine.find_image, image_id or image) or {}
+        config, image_id = image_details.get("Config") or {}, image_details.get("Id", image_id)
         options = options.model_copy(update={"entrypoint": ("python3", "-c", _SLEEP_PROGRAM), "command": ()})
-        started = asyncio.to_thread(partial(start_container, engine=engine, serves=False), image, options)
-        starting = asyncio.create_task(started, name=f"start of {image}")
+        start = partial(start_container, engine=engine, image_id=image_id, serves=False)
+        starting = asyncio.create_task(asyncio.to_thread(start, image, options), name=f"start of {image}")
         guest: Guest | None = None
         try:
             container = await asyncio.shield(starting)
@@ -227,8 +229,9 @@ class ContainerMachine:
         await asyncio.to_thread(self._container.remove)
 
 
-_Kind: TypeAlias = tuple[str, ContainerOptions, str]
-"""An image's name, the options of its container, and the image's id, which changes when it is rebuilt."""
+_Kind: TypeAlias = tuple[str, ContainerOptions, str | None]
+"""An image's name, the options of its container, and the image's id, which changes when it is rebuilt; None: there is
+no such image."""
 
 
 class WarmContainers:
@@ -251,14 +254,14 @@ class WarmContainers:
         if not self._size:
             return await ContainerMachine.start(image, options)
         image_details = await asyncio.to_thread(DockerEngine.find().find_image, image)
-        kind = image, options, str((image_details or {}).get("Id"))
+        kind = image, options, (image_details or {}).get("Id")
         for each in self._ready:
             if each[0] == kind and not each[1].guest.gone.done():
                 self._ready.remove(each)
                 machine = each[1]
                 break
         else:
-            machine = await ContainerMachine.start(image, options)
+            machine = await ContainerMachine.start(*kind)
         if self._size and (self._filling is None or self._filling.done()):
             self._filling = asyncio.create_task(self._fill(kind), name="warm containers")
         return machine
@@ -283,7 +286,7 @@ class WarmContainers:
             if len(self._ready) >= self._size and all(each[0] != kind for each in self._ready):
                 await self._drop(self._ready[0])
             while len(self._ready) < self._size:
-                self._ready.append((kind, await ContainerMachine.start(image, options)))
+                self._ready.append((kind, await ContainerMachine.start(*kind)))
         except (OpenEnvError, GuestError, TimeoutError, OSError) as error:
             logger.warning(
                 "no container of %s is kept warm: %s", image, error

@@ -59,6 +59,28 @@ def test_containers_are_handed_out_once_replaced_and_removed(engine: DockerEngin
     assert list_labelled(engine, "life") == []
 
 
+def test_pool_lends_one_image_after_its_name_moves_to_another(engine: DockerEngine) -> None:
+    named = {"repo": "ropewalk-test-pool", "tag": "latest"}
+    engine.call("POST", f"/images/{IMAGE}/tag", query=named)
+    try:
+        with DockerPool("ropewalk-test-pool:latest", 2, options=options(), labels={LABEL: "moved"}) as pool:
+            pool.wait(timeout_s=WAIT_TIMEOUT_S)
+            images = set()
+            for number in range(4):
+                with pool.lease(WAIT_TIMEOUT_S) as lease:
+                    images.add(engine.inspect(lease.container.id)["Image"])
+                    if number == 0:
+                        engine.call(
+                            "POST", "/commit", query={"container": lease.container.id, **named}, body={}
+                        )
+        found = engine.find_image("ropewalk-test-pool:latest")
+        assert found is not None
+        assert len(images) == 1
+        assert found["Id"] not in images  # the name has moved
+    finally:
+        engine.call("DELETE", "/images/ropewalk-test-pool:latest", query={"force": "true"})
+
+
 OWNER = """
 import sys, time
 sys.path[:0] = sys.argv[1:3]

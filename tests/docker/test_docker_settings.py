@@ -342,6 +342,13 @@ def test_silent_engine_is_a_timeout() -> None:
 # ---- providers that a client is given
 
 
+def test_response_that_is_cut_is_no_response() -> None:
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 1024\r\n\r\n" + bytes(512)) as (port, _):
+        engine = DockerEngine(EngineAddress(f"tcp://127.0.0.1:{port}"))
+        with pytest.raises(EngineUnavailableError, match="IncompleteRead"):
+            engine.archive("container", "/app")
+
+
 def test_given_provider_gets_the_image_and_its_options() -> None:
     provider = Mock(spec=["start_container", "wait_for_ready", "stop_container"])
     provider.start_container.return_value = "http://127.0.0.1:9"

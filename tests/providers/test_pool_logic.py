@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -412,3 +413,20 @@ def test_impossible_settings_are_refused() -> None:
     ):
         with pytest.raises(ConfigurationError, match=expected):
             DockerPool("x", **options)  # type: ignore[arg-type]
+
+
+def test_all_containers_of_a_pool_are_of_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name moves to another image at every look."""
+    looks = itertools.count()
+    moving = SimpleNamespace(find_image=lambda _: {"Id": f"sha256:{next(looks)}"})
+    started: list[Any] = []
+
+    def start(image: str, *_: Any, image_id: str | None = None, **__: Any) -> Any:
+        started.append((image, image_id))
+        raise ProviderError("not now")
+
+    monkeypatch.setattr("openenv_core.providers.pool.start_container", start)
+    monkeypatch.setattr("openenv_core.providers.docker.engine.DockerEngine.find", lambda: moving)
+    with DockerPool("image:latest", 2):
+        eventually(lambda: len(started) >= 3)
+    assert set(started) == {("image:latest", "sha256:0")}

@@ -1,9 +1,10 @@
 """Ordinary code works in the sandbox."""
 
+import ast
 import importlib.util
 
 import pytest
-from living import OpenSession
+from living import OpenSession, value
 
 from openenv_core.sandbox import Limits, SandboxSession
 
@@ -108,3 +109,42 @@ async def test_preloaded_packages_work(open_session: OpenSession) -> None:
         done = await session.execute(f"if True:{code}")
         assert done.status == "ok", done.error
     assert ["image/png" in output.data for output in done.outputs] == [True, True]
+
+
+SCRIPTS = {
+    "diff <(seq 3) <(printf '1\\n2\\n3\\n') && echo same": "same",
+    "mapfile -t lines < <(seq 3); echo ${#lines[@]}": "3",
+    "echo kept | tee >(cat > copy) > /dev/null; until [ -s copy ]; do sleep 0.01; done; cat copy": "kept",
+    "echo out > /dev/stdout": "out",
+    "echo err > /dev/stderr": "err",
+    "echo in | cat /dev/stdin": "in",
+    "exec 3<>both; echo two >&3; cat both": "two",
+    "seq 9999 | sort -S 100k -R | wc -l": "9999",
+    "echo 1 2 | awk '{print $2}'": "2",
+    "timeout 0.1 sleep 60 2>&1; echo $?": "124",
+    "cat <<< here; : < /dev/null > $(mktemp) && echo made": "here\nmade",
+}
+"""What shell scripts take for granted, and what they print."""
+
+
+async def test_what_shell_scripts_take_for_granted_is_there(open_session: OpenSession) -> None:
+    session = await open_session(Limits(allow_subprocess=True))
+    printed = await value(
+        session,
+        "import subprocess\n"
+        "def run(script):\n"
+        "    return subprocess.run(['bash', '-c', script], stdout=-1, stderr=-2, timeout=30).stdout.decode().strip()\n"
+        f"{{script: run(script) for script in {list(SCRIPTS)!r}}}",
+    )
+    assert ast.literal_eval(printed or "") == SCRIPTS
+
+
+async def test_a_program_sees_its_own_descriptors_and_no_others(open_session: OpenSession) -> None:
+    session = await open_session(Limits(allow_subprocess=True))
+    code = (
+        "import subprocess; subprocess.run(['readlink', *['/dev/fd/' + str(n) for n in range(9)]]).returncode"
+    )
+    done = await session.execute(code)
+    # Its streams; nothing of the interpreter's, nor of the sandbox's.
+    assert len(done.stdout.splitlines()) == 3, done
+    assert all(line.startswith(("pipe:", "/dev/null")) for line in done.stdout.splitlines()), done

@@ -57,21 +57,47 @@ async def test_killed_zygote_is_a_sandbox_error_and_is_replaced(sandbox: Sandbox
     await idle.close()
 
 
-async def test_interpreter_killed_while_idle_counts_as_killed_by_the_code(
-    sandbox: Sandbox, open_session: OpenSession
+@pytest.mark.parametrize("snapshot", [False, True], ids=["plain", "snapshot"])
+async def test_interpreter_killed_from_outside_while_idle_is_a_sandbox_error(
+    sandbox: Sandbox, open_session: OpenSession, snapshot: bool
 ) -> None:
     zygote = await zygote_of(sandbox)
     before = descendants(zygote)
-    session = await open_session()
+    session = await open_session(snapshot=snapshot)
     await session.execute("x = 1")
-    for pid in descendants(zygote) - before:
+    mine = descendants(zygote) - before
+    await until(lambda: all(_state(pid) in "ST" for pid in mine) and any(_state(pid) == "T" for pid in mine))
+    await asyncio.sleep(0.3)
+    for pid in mine:
         with contextlib.suppress(ProcessLookupError):  # it may have gone with the one before
             os.kill(pid, signal.SIGKILL)
-    await until(lambda: not session.alive)
     lost, after = await session.execute("x"), await session.execute("2")
-    # Nobody here has done it, and the code might have: what it could pass for would be left out of every score.
-    assert (lost.status, lost.state_lost) == ("killed", True)
+    # All code stood still: it cannot have done it.
+    assert (lost.status, lost.exit_code, lost.state_lost) == ("sandbox_error", -1, True), lost
     assert after.result == "2"
+
+
+async def test_code_cannot_arrange_to_be_killed_while_idle(open_session: OpenSession) -> None:
+    # It would pass for a failure of the infrastructure, and be left out of every score.
+    session = await open_session(Limits(allow_subprocess=True))
+    done = await session.execute(
+        """
+import ctypes, fcntl, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+event = (ctypes.c_byte * 64)()
+ctypes.c_int.from_buffer(event, 8).value = signal.SIGKILL  # sigev_signo
+refused = [libc.timer_create(1, event, ctypes.byref(ctypes.c_void_p())) == -1]
+for command, value in ((10, signal.SIGKILL), (fcntl.F_SETOWN, os.getpid())):  # 10: F_SETSIG
+    try:
+        fcntl.fcntl(1, command, value)
+        refused.append(False)
+    except OSError:
+        refused.append(True)
+refused.append(libc.prctl(1, signal.SIGKILL) == -1)  # PR_SET_PDEATHSIG
+refused
+"""
+    )
+    assert done.result == "[True, True, True, True]", done
 
 
 async def test_interpreter_that_exits_after_its_answer_is_reported(session: SandboxSession) -> None:
@@ -222,11 +248,15 @@ async def test_missing_preload_module_is_named() -> None:
 
 async def test_subprocesses_pause_between_executions_and_end_with_their_session(sandbox: Sandbox) -> None:
     session = await sandbox.open(Limits(allow_subprocess=True))
-    await session.execute(
+    leaves = sandbox.isolation is Isolation.NAMESPACES  # its group: no other level reaches those that do
+    done = await session.execute(
         "import subprocess, time\n"
-        "p = subprocess.Popen(['/bin/sh', '-c', 'while true; do date +%s%N > ticks; sleep 0.02; done'])\n"
+        "ticks = ['/bin/sh', '-c', 'while true; do date +%s%N > ticks; sleep 0.02; done']\n"
+        f"p = subprocess.Popen(ticks, start_new_session={leaves})\n"
         "import os\nwhile not os.path.exists('ticks'): time.sleep(0.01)"
     )
+    assert done.status == "ok", done
+    await until(worker_of(session).processes.is_stopped)
     first = await session.get_file("ticks")
     await asyncio.sleep(0.3)
     assert await session.get_file("ticks") == first
@@ -237,6 +267,10 @@ async def test_subprocesses_pause_between_executions_and_end_with_their_session(
     assert any("ticks" in _command(pid) for pid in descendants(zygote))
     await session.close()
     await until(lambda: not any("ticks" in _command(pid) for pid in descendants(zygote)))
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def _command(pid: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from openenv_core.errors import EngineRefusedError, OpenEnvError
 from openenv_core.images.engine import BuildRequest, build_image
-from openenv_core.providers.docker.container import Container, start_container
+from openenv_core.providers.docker.container import Container, PinnedImage, start_container
 from openenv_core.providers.docker.engine import DockerEngine
 from openenv_core.providers.docker.options import ContainerOptions
 from openenv_core.sandbox import (
@@ -101,7 +101,9 @@ class Machine(Protocol):
 _SESSION_CODE: Final = """
 import os, shutil, signal, subprocess, sys, tarfile
 
-for _name in ("app", "tests", "solution", "logs/agent", "logs/artifacts", "logs/verifier"):
+if not os.path.exists("/dev/fd"):  # scripts that use <(...) would go wrong
+    raise OSError("no /dev/fd: a container around this server hides parts of /proc; see docs/harbor.md")
+for _name in ("app", "tests", "solution", "logs/agent", "logs/artifacts", "logs/verifier", "dev/shm"):
     os.makedirs(_name, exist_ok=True)
 _path = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
 _variables = {**os.environ, "PATH": _path, "HOME": "/tmp", "TMPDIR": "/tmp"}
@@ -157,6 +159,7 @@ class _SandboxMachine:
 
     def __init__(self, session: SandboxSession, variables: Mapping[str, str]) -> None:
         self._session, self._variables = session, variables
+        self._has_processes = False  # of the task: whatever a command has left behind
 
     @classmethod
     async def open(
@@ -185,6 +188,7 @@ class _SandboxMachine:
         return cls(session, variables)
 
     async def run(self, command: str, timeout_s: float, variables: Mapping[str, str]) -> CommandResult:
+        self._has_processes = True
         result = await self._session.call(
             "run", (command, {**self._variables, **variables}), timeout_s=timeout_s
         )
@@ -211,6 +215,7 @@ class _SandboxMachine:
 
     async def end(self) -> None:
         await self._transfer("end")
+        self._has_processes = False
 
     async def pack(self, path: str) -> bytes | None:
         if (real_path := self._workspace_path(path)) is None:
@@ -239,9 +244,10 @@ class _SandboxMachine:
 
     async def _transfer(self, function: str, *arguments: Any) -> Any:
         result = await self._session.call(function, arguments, timeout_s=CALL_TIMEOUT_S)
-        if result.execution.status == "sandbox_error":
+        status = result.execution.status
+        if status == "sandbox_error" or (status == "killed" and not self._has_processes):
             _require_ok(result.execution)
-        if result.execution.status != "ok":
+        if status != "ok":
             raise TransferError(f"{(*arguments, function)[0]}: {_failure_reason(result.execution)}")
         return result.value
 
@@ -275,7 +281,7 @@ class _ContainerMachine:
     @classmethod
     def start(
         cls,
-        image: str,
+        image: PinnedImage,
         table: EnvironmentTable,
         network: str,
         user: str | int | None,
@@ -298,9 +304,10 @@ class _ContainerMachine:
             # As PID 1, a shell reaps orphans and survives `kill -9 -1`.
             command=("sh", "-c", "while :; do sleep 3600; done"),
         )
-        container = start_container(image, options, engine=engine, serves=False)
+        image_id = image.id(engine)
+        container = start_container(image.name, options, engine=engine, image_id=image_id, serves=False)
         try:
-            workdir = table.workdir or (engine.find_image(image) or {})["Config"].get("WorkingDir") or "/"
+            workdir = table.workdir or (engine.find_image(image_id) or {})["Config"].get("WorkingDir") or "/"
             self = cls(container, engine, workdir, "" if user is None else str(user))
             self._run_as_root(
                 'mkdir -p "$0" /logs/agent /logs/artifacts /logs/verifier; chmod -R 777 /logs', workdir
@@ -413,7 +420,7 @@ def pack_folder(folder: Path, path: str) -> bytes:
 
 def read_packed_file(archive: bytes) -> bytes | None:
     """Return the content of the regular file in an archive; None if the archive holds something else."""
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:") as tar:
         member = tar.next()
         file = tar.extractfile(member) if member is not None and member.isreg() else None
         return None if file is None else file.read(ARCHIVE_BYTES)
@@ -428,13 +435,17 @@ class _LoopSandbox:
 
 
 class Machines:
-    """Opens machines. All sessions of a server can share one instance."""
+    """Opens machines. All sessions of a server can share one instance.
+
+    All containers of an image's name are of one image: policies of a group, and their verifiers, do not differ in it.
+    """
 
     def __init__(self) -> None:
         self._sandboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopSandbox] = (
             weakref.WeakKeyDictionary()
         )
         self._build_lock = threading.Lock()
+        self._images: dict[str, PinnedImage] = {}
 
     async def open(self, task: HarborTask, *, verifier: bool) -> Machine:
         """Open a machine for the policy's or the verifier's phase of a task.
@@ -450,8 +461,11 @@ class Machines:
         variables = task.variables(table.env)
         if task.kind == "process":
             return await _SandboxMachine.open(await self.sandbox(), table, variables)
-        name = image if isinstance(image, str) else await asyncio.to_thread(self._build, image, task)
-        settings = (name, table, phase.network_mode or table.network_mode, phase.user, variables)
+        if isinstance(image, str):
+            pinned = self._images.setdefault(image, PinnedImage(image))
+        else:
+            pinned = PinnedImage(await asyncio.to_thread(self._build, image, task))
+        settings = (pinned, table, phase.network_mode or table.network_mode, phase.user, variables)
         # If this call is cancelled meanwhile, the container ends once its unreferenced object is collected.
         return await asyncio.to_thread(_ContainerMachine.start, *settings)
 
@@ -469,7 +483,7 @@ class Machines:
                         f"tasks without an image need Python 3.11.4 or newer, got {platform.python_version()}: "
                         "older ones cannot unpack archives of untrusted code safely"
                     )
-                links = tuple(name for name in _WORKSPACE_FOLDERS if name != "tmp")
+                links = (*(name for name in _WORKSPACE_FOLDERS if name != "tmp"), "dev/shm")
                 sandbox = Sandbox(SandboxConfig(minimum=Isolation.NAMESPACES, links=links))
                 await sandbox.start()
                 loop_sandbox.sandbox = sandbox

@@ -140,11 +140,14 @@ def make_plain_archive(data: bytes, name: str, *, folder: bool = False) -> bytes
 
     Raises:
         TransferError: The content is too large, or `data` is not a tar archive.
+        OSError: The end of the archive is missing. No policy can cause that.
     """
+    if not data.endswith(bytes(2 * tarfile.BLOCKSIZE)):  # `tarfile` takes a header that is cut for the end
+        raise OSError(f"{name} was copied only in part: its archive ends too early")
     buffer, links, files = io.BytesIO(), set[str](), dict[str, tarfile.TarInfo]()
     try:
         with (
-            tarfile.open(fileobj=io.BytesIO(data)) as source,
+            tarfile.open(fileobj=io.BytesIO(data), mode="r:") as source,
             tarfile.open(fileobj=buffer, mode="w") as target,
         ):
             for member in source:

@@ -105,17 +105,20 @@ def call(
 
     Raises:
         OSError: The engine cannot be reached, or the request timed out.
-        http.client.HTTPException: The response is not HTTP.
+        http.client.HTTPException: The response is not HTTP, or ends too early.
     """
     connection = _Connection(address, timeout_s)
     try:
         is_archive = isinstance(body, bytes)
-        data = body if body is None or is_archive else json.dumps(body).encode()
+        sent = body if body is None or is_archive else json.dumps(body).encode()
         kind = "application/x-tar" if is_archive else "application/json"
-        headers = {} if data is None else {"Content-Type": kind}
-        connection.request(method, target(path, query), data, headers)
+        headers = {} if sent is None else {"Content-Type": kind}
+        connection.request(method, target(path, query), sent, headers)
         answer = connection.getresponse()
-        return EngineResponse(answer.status, answer.read(ANSWER_BYTES))
+        data = answer.read(ANSWER_BYTES)
+        if answer.length and len(data) < ANSWER_BYTES:  # `read` of a size takes an early end for the end
+            raise http.client.IncompleteRead(data, answer.length)
+        return EngineResponse(answer.status, data)
     finally:
         connection.close()
 

@@ -239,11 +239,46 @@ NOT_REACHED: Final = (FileNotFoundError, ConnectionRefusedError, PermissionError
 """Exceptions of requests that did not reach an engine."""
 
 
+class PinnedImage:
+    """An image by its name, resolved once: all containers are of one image, even if the name moves to another.
+
+    Args:
+        name: Name or id of the image.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._id: str | None = None
+
+    def id(self, engine: DockerEngine) -> str:
+        """Return the id of the image that had the name when this was first called.
+
+        Raises:
+            EngineUnavailableError: There is no engine, or it does not respond.
+            ImageNotFoundError: The engine has no such image.
+        """
+        with self._lock:
+            if self._id is None:
+                if (found := engine.find_image(self.name)) is None:
+                    raise _not_found(self.name)
+                self._id = str(found["Id"])
+            return self._id
+
+
+def _not_found(image: str) -> ImageNotFoundError:
+    return ImageNotFoundError(
+        f"expected an image {image!r} on the Docker engine, got none; build it with "
+        f"`ropewalk build PATH`, or fetch it with `docker pull {image}`"
+    )
+
+
 def start_container(
     image: str,
     options: ContainerOptions | None = None,
     *,
     engine: DockerEngine | None = None,
+    image_id: str | None = None,
     stopping: threading.Event | None = None,
     serves: bool = True,
 ) -> Container:
@@ -253,6 +288,7 @@ def start_container(
         image: Name or id of the image. It is not pulled.
         options: Options of the container.
         engine: The engine; by default the one named by DOCKER_HOST or the current context.
+        image_id: The id of the image, if the name may have moved to another one since the id was found.
         stopping: Aborts the wait when set.
         serves: Whether the container runs a server; otherwise it is only for running commands and has no URL.
 
@@ -271,11 +307,11 @@ def start_container(
     publish = serves and options.reach == "port"
     if serves and options.reach == "auto":  # publishes on the loopback interface of the engine's machine
         publish = options.network != "none" and is_local(engine.address)
-    requested = spec(image, options, companion_process.labels, publish=publish)
+    requested = spec(image_id or image, options, companion_process.labels, publish=publish)
     with companion_process.guard_creation(name):
         container = Container(
             engine,
-            _create(engine, name, requested, companion_process),
+            _create(engine, name, image, requested, companion_process),
             name,
             image,
             options,
@@ -359,18 +395,19 @@ def _require_running(container: Container) -> None:
 
 
 def _create(
-    engine: DockerEngine, name: str, requested: dict[str, Any], companion_process: companion.Companion
+    engine: DockerEngine, name: str, image: str, requested: dict[str, Any], companion_process: Companion
 ) -> str:
     try:
         created = engine.call("POST", "/containers/create", query={"name": name}, body=requested)
     except EngineRefusedError as error:
         companion_process.mark_removed(name)
-        image = str(requested["Image"])
-        if error.status == 404:
+        if error.status == 404 and (used := str(requested["Image"])) != image:
             raise ImageNotFoundError(
-                f"expected an image {image!r} on the Docker engine, got none; build it with "
-                f"`ropewalk build PATH`, or fetch it with `docker pull {image}`"
+                f"the image {used} was removed from the Docker engine, which {image} named at first; start again "
+                "what uses it, to use the image of that name now"
             ) from error
+        if error.status == 404:
+            raise _not_found(image) from error
         if error.status == 400:
             raise OptionUnavailableError(
                 f"expected the Docker engine to make a container of {image}, got: {error.reason}; "

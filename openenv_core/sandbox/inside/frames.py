@@ -42,6 +42,10 @@ def pack_answer(header: dict[str, Any], texts: Sequence[str]) -> bytes:
     return b"".join((ANSWER.pack(len(head), sum(map(len, blobs))), head, *blobs))
 
 
+STOP: Final = b"s"
+RESUME: Final = b"r"
+"""Sent to a session's init process, which stops or resumes all others and sends the byte back."""
+
 ROOT_NOTICE: Final = b"R"
 """Sent by the first process, with which all others end."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from openenv_core.sandbox.inside.frames import READY_NOTICE, ROOT_NOTICE, WORKSPACE_NOTICE
+from openenv_core.sandbox.inside.frames import READY_NOTICE, RESUME, ROOT_NOTICE, WORKSPACE_NOTICE
 from openenv_core.sandbox.inside.runner import CONTROL, BranchingRunner, RequestRunner, arrange, furnish
 from openenv_core.sandbox.kernel import cgroups, identity, landlock, libc, namespaces, seccomp
 from openenv_core.sandbox.kernel.limits import Footprint, apply_rlimits, count_tasks, footprint, one_arena
@@ -37,7 +37,7 @@ class ZygoteSpec:
         preload: Modules to import.
         shown: Files and folders that code may read.
         hidden: Paths below those that code may not read.
-        links: Names in the root folder that link into the workspace.
+        links: Paths, without the leading slash, that link into the workspace.
         readable: The same as `shown`, as paths none of which contains a hidden one.
         scratch: A folder for files that imports write; None if the zygote has its own file system.
         privileged: Whether namespaces are made with root's privileges rather than those of a user namespace.
@@ -62,12 +62,14 @@ class ForkSpec:
         uid: The user to become; None: no change.
         workdir: The workspace folder; None: the session has its own file system.
         snapshot: Whether each execution runs in a fork of the state before it.
+        paced: Whether the session's init process stops and resumes its processes, which may leave their group.
     """
 
     limits: dict[str, Any]
     uid: int | None
     workdir: str | None
     snapshot: bool
+    paced: bool
 
 
 @dataclass
@@ -139,9 +141,11 @@ def prepare(spec: ZygoteSpec) -> Prepared:
             prepared.readable = [
                 _move_descriptor(landlock.open_path(path)) for path in paths if os.path.exists(path)
             ]
+            # Programs expect to list all folders. In a root of our own only what is shown exists.
+            listable = [_move_descriptor(landlock.open_path("/"))] if prepared.has_init else []
             prepared.rules = {
-                execute: landlock.prepare_rules(prepared.readable, execute=execute)
-                for execute in (False, True)
+                False: landlock.prepare_rules(prepared.readable),
+                True: landlock.prepare_rules(prepared.readable, listable, execute=True),
             }
     return prepared
 
@@ -169,16 +173,20 @@ def become_init(
     """Become the init process of a session's namespaces, and wait for the interpreter; return in the interpreter only.
 
     The init process lives as long as the session, and each page that it writes to costs memory, so it does as little as
-    possible. The descriptors are those of `become_interpreter`.
+    possible. The descriptors are those of `become_interpreter`; if the session is paced, the socket for that is the
+    first of `doors`.
     """
-    if doors:
-        cgroups.join(list(doors))
+    pacer = doors[0] if spec.paced else None
+    if joins := list(doors[spec.paced :]):
+        cgroups.join(joins)
     os.write(control, ROOT_NOTICE)
     interpreter = os.fork()
     if interpreter:
         if spec.uid is not None:
             identity.drop_to(spec.uid, spec.uid)
         identity.drop_capabilities()
+        if pacer is not None:
+            _pace_and_wait(interpreter, pacer, successors=spec.snapshot)
         _wait_for(interpreter, successors=spec.snapshot)
 
 
@@ -229,6 +237,7 @@ def become_interpreter(
             pid=None if spec.snapshot or subprocesses else os.getpid(),
             allow_subprocess=subprocesses,
             allow_fork=spec.snapshot,
+            groups=spec.paced,
             shared_uid=shares_user,
         )
         seccomp.install(seccomp.assemble(policy))
@@ -249,14 +258,44 @@ def _wait_for(interpreter: int, *, successors: bool) -> NoReturn:
     libc.close_from(0)
     code = 0
     while True:
-        try:
-            process, status = os.wait()
-        except ChildProcessError:
-            os._exit(code)
-        ended = os.waitstatus_to_exitcode(status)
-        code = BY_SIGNAL - ended if ended < 0 else ended
-        if process == interpreter and not successors:
-            os._exit(code)
+        code = _reap_one(interpreter, code, 0, successors=successors)
+
+
+def _reap_one(interpreter: int, code: int, options: int, *, successors: bool) -> int:
+    """Wait for a child and return its exit code; exit after the last one. ``code`` is that of the child before."""
+    try:
+        process, status = os.waitpid(-1, options)
+    except ChildProcessError:
+        os._exit(code)
+    if process == 0:
+        return -1
+    ended = os.waitstatus_to_exitcode(status)
+    code = BY_SIGNAL - ended if ended < 0 else ended
+    if process == interpreter and not successors:
+        os._exit(code)
+    return code
+
+
+def _pace_and_wait(interpreter: int, pacer: int, *, successors: bool) -> NoReturn:
+    """Do as `_wait_for`, and stop or resume all processes of the namespace on request; confirm each request."""
+    code = 0
+
+    def reap(*_: object) -> None:
+        nonlocal code
+        while (ended := _reap_one(interpreter, code, os.WNOHANG, successors=successors)) >= 0:
+            code = ended
+
+    os.dup2(pacer, 0)
+    libc.close_from(1)
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, reap)
+    libc.receive_only_sigchld()
+    reap()
+    while requests := os.read(0, 4096):  # a signal interrupts it for as long as the handler runs
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGCONT if requests.endswith(RESUME) else signal.SIGSTOP)
+        os.write(0, requests)
+    os._exit(code)  # the supervisor is gone
 
 
 def _end_group(group: int) -> NoReturn:

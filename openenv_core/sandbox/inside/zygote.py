@@ -52,7 +52,7 @@ _SCRATCH_BYTES: Final = 256 << 20
 _hidden_modules: list[ModuleType] = []
 
 
-def warm_up(*, filtered: bool) -> None:
+def warm_up(isolation: str) -> None:
     """Run a few cells, and assemble the system-call filters if interpreters will have one."""
     streams = sys.stdin, sys.stdout, sys.stderr
     ours, theirs = socket.socketpair()
@@ -67,11 +67,12 @@ def warm_up(*, filtered: bool) -> None:
                 ours.recv(io.DEFAULT_BUFFER_SIZE)
     sys.stdin, sys.stdout, sys.stderr = streams
     linecache.clearcache()
-    if filtered:
+    if isolation != "process":
         kinds = ((os.getpid(), False, False), (None, True, False), (None, True, True), (None, False, True))
         for (pid, starts, forks), shared in product(kinds, (False, True)):
+            groups = starts and isolation == "namespaces"
             policy = seccomp.SeccompPolicy(
-                pid=pid, allow_subprocess=starts, allow_fork=forks, shared_uid=shared
+                pid=pid, allow_subprocess=starts, allow_fork=forks, groups=groups, shared_uid=shared
             )
             seccomp.assemble(policy)
 
@@ -111,7 +112,7 @@ def main(descriptor: int) -> None:
             if name in sys.modules:
                 for submodule in submodules:
                     importlib.import_module(submodule)
-        warm_up(filtered=spec.isolation != "process")
+        warm_up(spec.isolation)
     # Code must not be able to import this project's modules. They are kept alive, because they are still in use.
     ours = [name for name in sys.modules if name.partition(".")[0] == "openenv_core"]
     _hidden_modules.extend(sys.modules.pop(name) for name in ours)

@@ -87,17 +87,23 @@ def _rule(descriptor: int, rights: int) -> bytes:
     return struct.pack("=Qi", rights, descriptor)  # struct landlock_path_beneath_attr, which is packed
 
 
-def prepare_rules(readable: Iterable[int], *, execute: bool = False) -> tuple[bytes, ...]:
+def prepare_rules(
+    readable: Iterable[int], listable: Iterable[int] = (), *, execute: bool = False
+) -> tuple[bytes, ...]:
     """Return rules for reading beneath descriptors, which have to stay open.
 
     Prepared once for all sessions: three hundred rules then cost 0.3 ms per session rather than 1.5 ms.
 
     Args:
         readable: Descriptors of files and directories, from `open_path`.
-        execute: Whether programs there may be executed; mapping libraries needs no right.
+        listable: Descriptors of directories that may be listed, with all beneath, but whose files may not be read.
+        execute: Whether programs in `readable` may be executed; mapping libraries needs no right.
     """
     rights = _READ_FILE | _READ_DIR | (_EXECUTE if execute else 0)
-    return tuple(_rule(descriptor, rights) for descriptor in readable)
+    return (
+        *(_rule(descriptor, rights) for descriptor in readable),
+        *(_rule(descriptor, _READ_DIR) for descriptor in listable),
+    )
 
 
 def restrict(readable: Sequence[bytes], writable: Sequence[str], *, execute: bool = False) -> int:

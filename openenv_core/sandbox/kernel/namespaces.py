@@ -29,6 +29,19 @@ WORKSPACE = "/workspace"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 PROC_FILES = ("/proc/cpuinfo", "/proc/meminfo")
 
+OWN_PROC = "/.proc"
+"""The mount point of each session's own procfs, which has the session's processes and no other file."""
+
+_LINKS = {
+    "/proc/self": f"{OWN_PROC}/self",
+    "/proc/thread-self": f"{OWN_PROC}/thread-self",
+    "/dev/fd": "/proc/self/fd",
+    "/dev/stdin": "/proc/self/fd/0",
+    "/dev/stdout": "/proc/self/fd/1",
+    "/dev/stderr": "/proc/self/fd/2",
+}
+"""Links that need a procfs. Shells open `/dev/fd/63` for `<(...)`."""
+
 _OLD = "/.old"
 # The root is built on a tmpfs, which needs an existing directory as mount point until it is moved to /.
 _SCAFFOLDS = ("/tmp", "/mnt", "/dev", "/usr")
@@ -113,14 +126,17 @@ def build_root(paths: Iterable[str], hidden: Iterable[str], links: Iterable[str]
     """Replace the root of this mount namespace by a read-only one that contains only these paths.
 
     It also has a few devices, two files of /proc, an empty directory for a session's workspace, and /tmp as a link into
-    that, unless one of the paths is below /tmp. Call `enter_outer` first, and `open_proc` if /proc is needed later.
+    that, unless one of the paths is below /tmp. It has /dev/fd and its like if the kernel permits a procfs here: in a
+    container that hides parts of /proc, only real root may mount one. Call `enter_outer` first, and `open_proc` if
+    /proc is needed later.
 
     Args:
         paths: Files and directories to show read-only, with everything below them. Those that do not exist, or that
             this user cannot reach, are left out. Symbolic links on the way are reproduced; parent directories are new
             and contain only what is shown.
         hidden: Paths below these that are shown empty.
-        links: Names in the root folder that become links to folders of the workspace, unless `paths` has them.
+        links: Paths, without the leading slash, that become links to the same paths in the workspace, unless `paths`
+            has them.
     """
     with _passable_folders():
         base = next((path for path in _SCAFFOLDS if os.path.isdir(path)), None)
@@ -144,12 +160,32 @@ def build_root(paths: Iterable[str], hidden: Iterable[str], links: Iterable[str]
         os.makedirs(WORKSPACE, 0o755, exist_ok=True)
         if not os.path.lexists("/tmp"):
             os.symlink(f"{WORKSPACE}/.tmp", "/tmp")
+        if _mount_outer_proc():
+            for path, target in _LINKS.items():
+                os.symlink(target, path)
         for name in links:
             if not os.path.lexists(f"/{name}"):
                 os.symlink(f"{WORKSPACE}/{name}", f"/{name}")
         detach(_OLD)
         os.rmdir(_OLD)
         _set_flags("/", _SHUT)
+
+
+def _mount_own_proc() -> None:
+    # Processes that the caller may not trace are hidden, such as a session's init. Since Linux 5.8.
+    options = "subset=pid,hidepid=ptraceable"
+    _mount("proc", OWN_PROC, "proc", _SHUT | NO_EXECUTION, options, f"mounting a procfs on {OWN_PROC}")
+
+
+def _mount_outer_proc() -> bool:
+    """Mount a procfs for sessions to mount theirs over: a user namespace may mount one only if it sees another."""
+    os.mkdir(OWN_PROC, 0o555)
+    try:
+        _mount_own_proc()
+    except OSError:
+        os.rmdir(OWN_PROC)
+        return False
+    return True
 
 
 class _Tree:
@@ -280,9 +316,10 @@ def settle_session(
     *,
     proc: int | None = None,
 ) -> None:
-    """Mount a session's workspace, in a child of the process that `fork_session` made.
+    """Mount a session's workspace and procfs, in a child of the process that `fork_session` made.
 
-    The workspace is an empty tmpfs owned by the session, with a directory .tmp, and goes with its last process.
+    The workspace is an empty tmpfs owned by the session, with a directory .tmp, and goes with its last process. The
+    procfs covers the outer one, which shows other sessions.
 
     Args:
         privileged: As for `enter_outer`.
@@ -298,6 +335,8 @@ def settle_session(
     finally:
         if proc is not None:
             os.close(proc)
+    if os.path.isdir(OWN_PROC):
+        _mount_own_proc()
     tmpfs(WORKSPACE, NO_SETUID | NO_DEVICES, size=size_bytes, nr_inodes=inodes, mode="0700", uid=uid, gid=gid)
     temporary = f"{WORKSPACE}/.tmp"
     os.mkdir(temporary, 0o700)

@@ -69,6 +69,11 @@ def only(argument: int, bits: int, *, wide: bool = False) -> Code:
     return code
 
 
+def none_of(argument: int, value: int) -> Code:
+    """Test that an int argument is not this value."""
+    return [(LOAD, 0, 0, _low(argument)), (JUMP_EQUAL, _MISS, 0, value)]
+
+
 def all_of(argument: int, bits: int) -> Code:
     """Test that an argument has all of these bits, which are in its low word."""
     return [(LOAD, 0, 0, _low(argument)), (AND, 0, 0, bits), (JUMP_EQUAL, 0, _MISS, bits)]
@@ -158,6 +163,9 @@ class SeccompPolicy:
             signals to uids, pid namespaces and Landlock; sessions that fork need that.
         allow_subprocess: Whether fork, vfork and execve are allowed.
         allow_fork: Whether fork is allowed without execve.
+        groups: Whether processes may make process groups and sessions of their own. Something other than the group
+            must then reach all of them. Otherwise they share the interpreter's group, and so may not signal it as 0,
+            as `timeout` does.
         shared_uid: Whether other files on the machine belong to the same uid, and no namespace hides them. Landlock
             does not cover a file's mode, owner and times, so the filter then denies changing these.
     """
@@ -165,6 +173,7 @@ class SeccompPolicy:
     pid: int | None
     allow_subprocess: bool = False
     allow_fork: bool = False
+    groups: bool = False
     shared_uid: bool = True
 
 
@@ -213,8 +222,9 @@ UNSUPPORTED = _names(
     """
 )
 
-# The C library falls back to the older call on ENOSYS, but fails on EPERM.
-ABSENT = frozenset({"clone3"})
+# On ENOSYS the C library falls back to the older call, and `timeout` to an alarm; on EPERM they fail or complain. A
+# timer could also send SIGKILL while the code is stopped, which would look like a kill from outside.
+ABSENT = frozenset({"clone3", "timer_create"})
 YOUNGEST_NEEDED = "futex_waitv"
 
 _THREAD = 0x0001_0F00  # CLONE_VM, FS, FILES, SIGHAND, THREAD: without these it is a process
@@ -264,8 +274,12 @@ def _rules(policy: SeccompPolicy) -> Iterator[tuple[str, Verdict]]:
     if policy.allow_subprocess:
         yield "execve", ALLOW
 
+    if policy.groups:
+        yield from ((name, ALLOW) for name in ("setpgid", "setsid"))
     if policy.pid is None:
-        yield from ((name, ALLOW) for name in ("kill", "tkill", "tgkill"))
+        yield from ((name, ALLOW) for name in ("tkill", "tgkill"))
+        shares_group = policy.allow_subprocess and not policy.groups
+        yield "kill", when(none_of(0, 0)) if shares_group else ALLOW
     else:
         yield "kill", when(one_of(0, own))
         yield "tkill", when(one_of(0, (policy.pid,)))

@@ -1,8 +1,14 @@
 """Episodes of Harbor tasks: rewards of solutions, actions and tools, and the ways an episode ends."""
 
+import asyncio
+import itertools
+import os
 import shutil
+import signal
+from dataclasses import replace
 from hashlib import md5
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +17,8 @@ from harbor_tasks import IN_A_SANDBOX, NOTHING, SOLVED, TASKS
 from serve_process import serve
 
 from envs.harbor_env import EditFile, HarborEnv, ReadFile, Run, Submit, WriteFile
-from envs.harbor_env.tasks import HarborTasks
+from envs.harbor_env.server import machines
+from envs.harbor_env.tasks import HarborTask, HarborTasks
 from openenv_core.errors import EpisodeOverError
 from openenv_core.outcomes import infrastructure_failure, unscored_reason, was_truncated
 from openenv_core.tasks import InvalidResetOptionError
@@ -127,6 +134,47 @@ def test_taking_down_the_sandbox_earns_nothing(player: Player) -> None:
     assert infrastructure_failure(seen) is None
 
 
+def kill_from_outside(player: Player, machine: Any) -> None:
+    """Kill an idle machine's interpreter, as an operator or a machine without memory does."""
+
+    async def kill() -> None:
+        interpreter = machine._session._worker.processes._current
+        async with asyncio.timeout(60):
+            while Path(f"/proc/{interpreter}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        os.kill(interpreter, signal.SIGKILL)
+
+    player.thread.run(kill)
+
+
+@pytest.mark.parametrize("action", [Run(command="true"), Submit()], ids=["run", "submit"])
+def test_sandbox_killed_from_outside_is_an_infrastructure_failure(player: Player, action: Any) -> None:
+    player.reset("ropewalk/count-lines")
+    player.run("echo 3 > count.txt")
+    kill_from_outside(player, player.env._machine)
+    seen = player.step(action)
+    assert (seen.done, seen.reward, seen.status) == (True, None, "sandbox_error"), seen
+    assert "from outside" in (infrastructure_failure(seen) or "")
+
+
+def test_verifier_killed_from_outside_is_an_infrastructure_failure(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player.reset("ropewalk/count-lines")
+    player.run("echo 3 > count.txt")
+    unpack = machines._SandboxMachine.unpack
+
+    async def kill_and_unpack(self: Any, *args: Any, **options: Any) -> None:
+        self._session._worker.kill()  # not at a limit of its own: no code but this server's has run in it
+        await unpack(self, *args, **options)
+
+    monkeypatch.setattr(machines._SandboxMachine, "unpack", kill_and_unpack)
+    seen = player.submit()
+    assert (seen.done, seen.reward, seen.status) == (True, None, "sandbox_error"), seen
+    assert infrastructure_failure(seen)
+
+
 def task_of(folder: Path, test: str = "", limits: str = "") -> HarborTasks:
     """Make the first of our tasks with another test, or another limit of its time, as "TABLE: LINE"."""
     shutil.copytree(TASKS / "count-lines", folder / "task")
@@ -181,6 +229,23 @@ def test_without_a_reward_an_episode_is_unscored_and_not_0(
     assert infrastructure_failure(seen) is None
 
 
+def test_tests_may_use_what_shell_scripts_take_for_granted(player: Player, tmp_path: Path) -> None:
+    test = """
+    set -e
+    trap 'echo 0 > /logs/verifier/reward.txt' ERR
+    diff <(cat count.txt) <(awk '{print $1}' /tests/expected.txt) > /dev/stdout
+    ls / | grep -qx app
+    echo locked > /dev/shm/lock
+    setsid true
+    late=$(timeout 0.1 bash -c 'sleep 60; echo late' 2>&1) || test $? = 124
+    test -z "$late"
+    python3 -c 'import multiprocessing as m; assert m.Pool(2).map(abs, [-1, 2]) == [1, 2]'
+    echo 1 > /logs/verifier/reward.txt
+    """
+    seen = play(player, task_of(tmp_path, test), "echo 3 > count.txt")
+    assert (seen.done, seen.reward) == (True, 1.0), seen
+
+
 def test_unavailable_machine_is_an_infrastructure_failure(
     player: Player, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +253,34 @@ def test_unavailable_machine_is_an_infrastructure_failure(
     seen = player.reset("sort-table")
     assert (seen.done, seen.reward, seen.status) == (True, None, "sandbox_error")
     assert "/nowhere/docker.sock" in (infrastructure_failure(seen) or "")
+
+
+def test_policies_and_verifiers_of_a_server_are_of_one_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image's name moves to another one at every look."""
+    looks, started = itertools.count(), list[Any]()
+    found = {"Config": {"WorkingDir": "/srv"}}
+    engine = SimpleNamespace(
+        find_image=lambda name: {"Id": f"sha256:{next(looks)}", **found},
+        execute=lambda *_, **__: SimpleNamespace(exit_code=0),
+    )
+
+    def start(*_: Any, image_id: str | None = None, **__: Any) -> Any:
+        started.append(image_id)
+        return SimpleNamespace(id="one")
+
+    monkeypatch.setattr(machines, "start_container", start)
+    monkeypatch.setattr("openenv_core.providers.docker.engine.DockerEngine.find", lambda: engine)
+    task = HarborTask.read(TASKS / "sort-table")
+    table = task.config.environment.model_copy(update={"docker_image": "image:latest"})
+    task = replace(task, config=task.config.model_copy(update={"environment": table}))
+
+    async def open_all() -> None:
+        opener = machines.Machines()
+        for verifier in (False, True, False, True):
+            await opener.open(task, verifier=verifier)
+
+    asyncio.run(open_all())
+    assert started == ["sha256:0"] * 4
 
 
 def test_resets_choose_tasks_by_id_split_and_seed(player: Player) -> None:

@@ -4,6 +4,7 @@ import io
 import tarfile
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from harbor_player import Player
@@ -13,6 +14,7 @@ from envs.harbor_env.server import verifier
 from envs.harbor_env.server.machines import CommandResult, Machine, Machines, TransferError
 from envs.harbor_env.server.verifier import UnscoredError, make_plain_archive, read_rewards, verify
 from envs.harbor_env.tasks import HarborTask
+from openenv_core.sandbox import Execution, FunctionCall
 
 GIVE = "printf '#!/bin/bash\\necho 1 > /logs/verifier/reward.txt\\n'"
 """Prints a program that gives the reward, whatever it is called as."""
@@ -66,14 +68,14 @@ def test_attack_in_a_sandbox_earns_nothing(player: Player, attack: str) -> None:
     rob(player, "ropewalk/count-lines", ATTACKS[attack], "count.txt")
 
 
-def test_sandbox_that_ends_after_the_last_command_earns_nothing(player: Player) -> None:
+def test_process_left_behind_that_takes_down_the_sandbox_earns_nothing(
+    player: Player, monkeypatch: pytest.MonkeyPatch
+) -> None:
     player.reset("ropewalk/count-lines")
+    player.run("echo 3 > count.txt")
     machine: Any = player.env._machine
-
-    async def kill() -> None:  # as a process that a command has left behind can
-        machine._session._worker.processes.kill_all()
-
-    player.thread.run(kill)
+    killed = FunctionCall(execution=Execution(status="killed", exit_code=137, state_lost=True))
+    monkeypatch.setattr(machine._session, "call", AsyncMock(return_value=killed))
     seen = player.submit()
     assert (seen.reward, seen.done, seen.infrastructure_error) == (0.0, True, None), seen
 
@@ -180,13 +182,23 @@ def test_only_plain_files_inside_the_folder_are_copied(monkeypatch: pytest.Monke
     file_instead = pack(("app", tarfile.REGTYPE, "a file"))
     assert make_plain_archive(file_instead, "app", folder=True).strip(b"\0") == b""
     with pytest.raises(TransferError):
-        make_plain_archive(b"no archive", "app")
+        make_plain_archive(b"no archive".ljust(2048, b"\0"), "app")
     # Of small files too: their headers and padding count, which the last one that fits may carry over the limit.
     monkeypatch.setattr(verifier, "ARCHIVE_BYTES", 8192)
     for count, size in ((3, 4096), (20, 1)):
         files = ((f"app/{n}", tarfile.REGTYPE, "x" * size) for n in range(count))
         with pytest.raises(TransferError, match="has more than"):
             make_plain_archive(pack(("app", tarfile.DIRTYPE, ""), *files), "app")
+
+
+def test_archive_that_is_cut_is_no_work_of_the_policy() -> None:
+    whole = pack(("app", tarfile.DIRTYPE, ""), *((f"app/{n}", tarfile.REGTYPE, "x" * 700) for n in range(3)))
+    whole = whole.rstrip(b"\0").ljust(512 * 12, b"\0")
+    assert make_plain_archive(whole, "app")
+    # In a file's content, in a header, and between two members.
+    for size in (512 * 3, 512 * 4 + 100, 512 * 7):
+        with pytest.raises(OSError, match="only in part"):
+            make_plain_archive(whole[:size], "app")
 
 
 def test_reward_files_are_numbers_by_name() -> None:

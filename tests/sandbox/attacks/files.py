@@ -100,14 +100,14 @@ ATTACKS = (
         must_fail("name_to_handle_at", lambda: syscall("name_to_handle_at", -100, path.encode(), bytes(200), bytes(8), 0))
         """),
     attack("proc-of-others", "no other process shows its environment, memory, root or descriptors")("""
-        for pid in (1, os.getppid(), *HOST["pids"]):
+        for proc in (f"{folder}/{pid}" for folder in ("/proc", "/.proc") for pid in (1, os.getppid(), *HOST["pids"])):
             for name in ("environ", "mem", "maps", "cmdline", "root/etc/passwd", "cwd/x", "fd/0", "auxv", "status"):
-                path = f"/proc/{pid}/{name}"
+                path = f"{proc}/{name}"
                 must_fail(path, lambda: open(path, "rb").read(4096))
             for name in ("root", "cwd", "fd", "task", "ns", "map_files"):
-                must_fail(f"/proc/{pid}/{name}", lambda: os.listdir(f"/proc/{pid}/{name}"))
+                must_fail(f"{proc}/{name}", lambda: os.listdir(f"{proc}/{name}"))
             for name in ("exe", "cwd", "root", "fd/0", "fd/1", "ns/net"):
-                must_fail(f"/proc/{pid}/{name}", lambda: os.readlink(f"/proc/{pid}/{name}"))
+                must_fail(f"{proc}/{name}", lambda: os.readlink(f"{proc}/{name}"))
         """),
     attack("proc-of-the-machine", "the kernel's own files are neither readable nor writable")("""
         for name in ("kcore", "kmsg", "sysrq-trigger", "sys/kernel/core_pattern", "sys/kernel/hostname", "keys",

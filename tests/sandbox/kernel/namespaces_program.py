@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 settings: dict[str, Any] = json.loads(sys.argv[1])
@@ -73,6 +74,12 @@ def many_files() -> None:
         write(f"many{number}", b"")
 
 
+def opened() -> list[int]:
+    """Return the open descriptors, and the lowest free one, by which a listing of /dev/fd reads."""
+    numbers = [number for number in range(64) if outcome(partial(os.fstat, number)) == "done"]
+    return [*numbers, next(number for number in range(64) if number not in numbers)]
+
+
 def inside(uid: int) -> dict[str, Any]:
     if PRIVILEGED:
         identity.drop_to(uid, uid)
@@ -86,6 +93,11 @@ def inside(uid: int) -> dict[str, Any]:
         "root": sorted(os.listdir("/")),
         "dev": sorted(os.listdir("/dev")),
         "proc": sorted(os.listdir("/proc")),
+        "processes": [name for name in os.listdir("/.proc") if name.isdigit()],
+        "descriptors": sorted(map(int, os.listdir("/dev/fd"))),
+        "opened": sorted(opened()),
+        "init": outcome(lambda: os.stat("/.proc/1")),
+        "write_proc": outcome(lambda: write("/proc/self/oom_score_adj", b"0")),
         "shown": outcome(lambda: read(settings["shown"])),
         "unseen": outcome(lambda: read(settings["unseen"])),
         "hidden_directory": os.listdir(settings["hidden_directory"]),

@@ -31,6 +31,7 @@ POLICIES = {
     "plain": SeccompPolicy(PID),
     "own_uid": SeccompPolicy(PID, shared_uid=False),
     "subprocess": SeccompPolicy(None, allow_subprocess=True),
+    "groups": SeccompPolicy(None, allow_subprocess=True, groups=True, shared_uid=False),
     "fork": SeccompPolicy(None, allow_fork=True, shared_uid=False),
 }
 
@@ -55,6 +56,9 @@ set_mempolicy setdomainname setfsuid setgid setgroups sethostname setns setpgid 
 setresuid setreuid setsid settimeofday setuid shmat shmget signalfd4 splice swapon sync syncfs syslog tee
 timer_create timerfd_create umount2 unshare userfaultfd vhangup vmsplice
 """
+
+GROUPS = {"setpgid", "setsid"}
+"""Refused unless something other than the process group reaches all processes of a session."""
 
 
 @pytest.fixture(params=[X86_64, AARCH64], ids=lambda architecture: architecture.name)
@@ -91,8 +95,11 @@ def expected_verdicts(policy: SeccompPolicy, architecture: SyscallTable) -> Iter
         allowed |= {"execve"}
     if policy.allow_subprocess or policy.allow_fork:
         allowed |= {"fork", "vfork"}
+    if policy.groups:
+        allowed |= GROUPS
     if policy.pid is None:
-        allowed |= {"kill", "tkill", "tgkill"}
+        allowed |= {"tkill", "tgkill"}
+        allowed |= {"kill"} if policy.groups or not policy.allow_subprocess else set()
     if not policy.shared_uid:
         allowed |= ATTRIBUTES
     for number in range(1024):
@@ -120,8 +127,8 @@ def test_every_number_gets_the_verdict_of_the_policy(
         assert result.loads == {0, 4}, f"call {number} would miss the kernel's bitmap of constant verdicts"
 
 
-def test_forbidden_calls_are_refused_by_every_policy(run: Filter) -> None:
-    for name in set(NEVER.split()) & run.architecture.numbers.keys():
+def test_forbidden_calls_are_refused_by_every_policy(run: Filter, policy: SeccompPolicy) -> None:
+    for name in set(NEVER.split()) & run.architecture.numbers.keys() - (GROUPS if policy.groups else set()):
         for arguments in ((0,) * 6, (1,) * 6, (PID,) * 6, (~0,) * 6):
             assert run(name, *arguments) in (EPERM, ENOSYS), name
     assert set(NEVER.split()) <= set(X86_64.numbers)
@@ -175,6 +182,14 @@ def test_clone_allows_forks_without_namespaces(architecture: SyscallTable, name:
         assert run("clone", FORK | flag) == EPERM, hex(flag)
     assert run("clone", 9) == EPERM
     assert run("execve") == (ALLOW if name == "subprocess" else EPERM)
+
+
+def test_programs_cannot_signal_the_group_that_they_share_with_the_interpreter(
+    architecture: SyscallTable,
+) -> None:
+    shared, own = (Filter(POLICIES[name], architecture) for name in ("subprocess", "groups"))
+    assert [run("kill", 0, 15) for run in (shared, own)] == [EPERM, ALLOW]
+    assert [shared("kill", pid & 0xFFFF_FFFF, 15) for pid in (PID, -1, -PID)] == [ALLOW] * 3
 
 
 def test_signals_reach_only_the_own_process(architecture: SyscallTable) -> None:

@@ -120,13 +120,19 @@ def assert_isolated(report: dict[str, Any], place: Path, uids: list[int]) -> Non
             {"home", "root", "sys", "run", "var", "opt", "srv", "boot", ".old", ".empty"}
             - {path.strip("/").split("/")[0] for path in (sys.base_prefix, str(place))}
         )
-        assert set(session_report.pop("dev")) <= {"null", "zero", "full", "random", "urandom"}
+        devices, links = {"null", "zero", "full", "random", "urandom"}, {"fd", "stdin", "stdout", "stderr"}
+        assert links <= set(session_report.pop("dev")) <= devices | links
         assert session_report == {
             "pid": 2,
             "uid": uid,
             "left_behind": [".tmp"],
             "proc_closed": "EBADF",
-            "proc": ["cpuinfo", "meminfo"],
+            "proc": ["cpuinfo", "meminfo", "self", "thread-self"],
+            "processes": ["2"],
+            "descriptors": session_report["opened"],
+            "opened": session_report["opened"],
+            "init": "ENOENT",
+            "write_proc": "EROFS",
             "interfaces": ["lo"],
             "shown": "done",
             "unseen": "ENOENT",

@@ -1,6 +1,7 @@
 """E2B's released clients, unchanged, on `ropewalk sandboxes`: sync and async, processes and containers."""
 
 import base64
+import gzip
 import io
 import threading
 import time
@@ -285,6 +286,9 @@ def test_signed_links_to_files_work_and_expire(service: Service, create: Callabl
     answer = httpx.post(sandbox.upload_url("put"), files={"file": ("ignored", b"there")})
     assert answer.json()[0]["name"] == "put"
     assert sandbox.files.read("put") == "there"
+    headers = {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}
+    cut = httpx.post(sandbox.upload_url("cut"), content=gzip.compress(b"there")[:-1], headers=headers)
+    assert (cut.status_code, sandbox.files.exists("cut")) == (400, False), cut.text
     expired = sandbox.download_url("note", use_signature_expiration=-5)
     for bad in (url.replace("note", "put"), expired, url[:-30]):
         assert httpx.get(bad).status_code in (401, 502)
