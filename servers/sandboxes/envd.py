@@ -469,7 +469,7 @@ async def _decompress(request: Request) -> AsyncIterator[bytes]:
                 if unpacker.eof:  # RFC 1952: a file has one member or more
                     unpacker = zlib.decompressobj(wbits=31)
                 yield unpacker.decompress(piece, FILE_PIECE)
-                piece = unpacker.unconsumed_tail or unpacker.unused_data
+                piece = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
         yield unpacker.flush()
     except zlib.error as error:
         raise GuestError("invalid_argument", f"expected a body of gzip, got: {error}") from None

@@ -5,6 +5,7 @@ import itertools
 import os
 import shutil
 import signal
+import time
 from dataclasses import replace
 from hashlib import md5
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from harbor_player import Player
 from harbor_tasks import IN_A_SANDBOX, NOTHING, SOLVED, TASKS
-from serve_process import serve
+from serve_process import eventually, serve
 
 from envs.harbor_env import EditFile, HarborEnv, ReadFile, Run, Submit, WriteFile
 from envs.harbor_env.server import machines
@@ -134,25 +135,21 @@ def test_taking_down_the_sandbox_earns_nothing(player: Player) -> None:
     assert infrastructure_failure(seen) is None
 
 
-def kill_from_outside(player: Player, machine: Any) -> None:
+def kill_from_outside(machine: Any) -> None:
     """Kill an idle machine's interpreter, as an operator or a machine without memory does."""
 
-    async def kill() -> None:
-        interpreter = machine._session._worker.processes._current
-        async with asyncio.timeout(60):
-            while Path(f"/proc/{interpreter}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
-        os.kill(interpreter, signal.SIGKILL)
-
-    player.thread.run(kill)
+    interpreter = machine._session._worker.processes._current
+    state = Path(f"/proc/{interpreter}/stat")
+    eventually(lambda: state.read_text().rpartition(")")[2].split()[0] == "T")
+    time.sleep(0.3)
+    os.kill(interpreter, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("action", [Run(command="true"), Submit()], ids=["run", "submit"])
 def test_sandbox_killed_from_outside_is_an_infrastructure_failure(player: Player, action: Any) -> None:
     player.reset("ropewalk/count-lines")
     player.run("echo 3 > count.txt")
-    kill_from_outside(player, player.env._machine)
+    kill_from_outside(player.env._machine)
     seen = player.step(action)
     assert (seen.done, seen.reward, seen.status) == (True, None, "sandbox_error"), seen
     assert "from outside" in (infrastructure_failure(seen) or "")
