@@ -111,8 +111,8 @@ def test_generators_get_all_of_a_first_small_update_in_bfloat16(policy: Path, tm
         torch.cat([(after[name] - before[name]).flatten() for name in before if name in after])
         for after, before in ((trainer.hf_state_dict(), base), (sent, as_served))
     )
-    assert change.abs().max() > 0
-    assert float(arrived @ change / (change @ change)) == pytest.approx(1.0, abs=0.01)
+    assert change.norm() > 0
+    assert float((arrived - change).norm() / change.norm()) < 0.01  # merged in bfloat16: 6.6
 
 
 @pytest.mark.parametrize(
