@@ -700,10 +700,7 @@ def _find_score(answer: str) -> float:
     try:
         document = from_json(fenced[1] if fenced else answer)
     except ValueError:
-        lines = [
-            line for text in answer.splitlines() if (line := _SCORE_LINE.fullmatch(text.replace("*", "")))
-        ]
-        (line,) = lines
+        (line,) = filter(None, (_SCORE_LINE.fullmatch(text.replace("*", "")) for text in answer.splitlines()))
         return float(line[1])
     score = document.get("score") if isinstance(document, dict) else None
     if isinstance(score, bool) or not isinstance(score, int | float):
