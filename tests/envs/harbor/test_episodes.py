@@ -15,6 +15,7 @@ import pytest
 from harbor_player import Player
 from harbor_tasks import IN_A_SANDBOX, NOTHING, SOLVED, TASKS
 from serve_process import serve
+from serving import eventually
 
 from envs.harbor_env import EditFile, HarborEnv, ReadFile, Run, Submit, WriteFile
 from envs.harbor_env.server import machines
@@ -138,12 +139,10 @@ def kill_from_outside(player: Player, machine: Any) -> None:
     """Kill an idle machine's interpreter, as an operator or a machine without memory does."""
 
     async def kill() -> None:
-        interpreter = machine._session._worker.processes._current
-        async with asyncio.timeout(60):
-            while Path(f"/proc/{interpreter}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-                await asyncio.sleep(0.01)
+        processes = machine._session._worker.processes
+        await eventually(processes.is_stopped)
         await asyncio.sleep(0.3)
-        os.kill(interpreter, signal.SIGKILL)
+        os.kill(processes._current, signal.SIGKILL)
 
     player.thread.run(kill)
 
