@@ -286,10 +286,10 @@ class EnvironmentRunner:
     def _mark_inline(
         self, mark: Callable[[object], Observation], result: Any
     ) -> Observation | Coroutine[Any, Any, Observation]:
-        async def finish() -> Observation:
-            return mark(await self._finish(result, inline=True))
+        return mark(result) if isinstance(result, Observation) else self._finish_and_mark(mark, result)
 
-        return mark(result) if isinstance(result, Observation) else finish()
+    async def _finish_and_mark(self, mark: Callable[[object], Observation], result: Any) -> Observation:
+        return mark(await self._finish(result, inline=True))
 
     async def step(
         self,
