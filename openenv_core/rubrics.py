@@ -31,7 +31,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -70,63 +69,65 @@ def is_pending(score: object) -> TypeIs[Awaitable[float]]:
 _Steps: TypeAlias = Generator[Awaitable[Any], Any, float]
 
 
-def _cover_reset(own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
-    def reset(self: "Rubric") -> None:
-        with self._entered("reset") as is_outermost:
-            own(self)
-            for part in self.children() if is_outermost else ():
-                part.reset()
-
-    return reset
+def _walk(whole: "Rubric") -> Iterator[tuple[str, "Rubric"]]:
+    """Yield a rubric and all of its parts, each with what its keys begin with in the state of the whole."""
+    yield "", whole
+    for path, part in whole.named_rubrics():
+        yield f"{path}.", part
 
 
-def _cover_reset_async(own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
-    async def reset_async(self: "Rubric") -> None:
-        with self._entered("reset_async") as is_outermost:
-            if inspect.isawaitable(pending := own(self)):
-                await pending
-            for part in self.children() if is_outermost else ():
-                if inspect.isawaitable(pending := part.reset_async()):
-                    await pending
-
-    return reset_async
+def _own(rubric: "Rubric", name: str) -> Callable[..., Any]:
+    """Return a life-cycle method without the parts."""
+    return functools.partial(getattr(type(rubric), name).own, rubric)
 
 
-def _cover_state_dict(own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
-    def state_dict(self: "Rubric") -> dict[str, Any]:
-        with self._entered("state_dict") as is_outermost:
-            state: dict[str, Any] = dict(own(self))
-            for name, part in self.named_children() if is_outermost else ():
-                state |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
-            return state
-
-    return state_dict
+def _reset(whole: "Rubric") -> None:
+    for _, rubric in _walk(whole):
+        _own(rubric, "reset")()
 
 
-def _cover_load_state_dict(own: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(own)
-    def load_state_dict(self: "Rubric", state: Mapping[str, Any]) -> None:
-        with self._entered("load_state_dict") as is_outermost:
-            own_state = dict(state)
-            for name, part in self.named_children() if is_outermost else ():
-                keys = [key for key in own_state if key.startswith(f"{name}.")]
-                if keys:
-                    part.load_state_dict({key.removeprefix(f"{name}."): own_state.pop(key) for key in keys})
-            own(self, own_state)
-
-    return load_state_dict
+async def _reset_async(whole: "Rubric") -> None:
+    for _, rubric in _walk(whole):
+        if inspect.isawaitable(pending := _own(rubric, "reset_async")()):
+            await pending
 
 
-_LIFE_CYCLE: Final = {
-    "reset": _cover_reset,
-    "reset_async": _cover_reset_async,
-    "state_dict": _cover_state_dict,
-    "load_state_dict": _cover_load_state_dict,
+def _state_dict(whole: "Rubric") -> dict[str, Any]:
+    return {
+        prefix + key: value
+        for prefix, rubric in _walk(whole)
+        for key, value in _own(rubric, "state_dict")().items()
+    }
+
+
+def _load_state_dict(whole: "Rubric", state: Mapping[str, Any]) -> None:
+    left = dict(state)
+    for prefix, rubric in reversed(
+        [*_walk(whole)]
+    ):  # the parts first: what is left is of the enclosing rubric
+        keys = [key for key in left if key.startswith(prefix)]
+        if keys or rubric is whole:
+            _own(rubric, "load_state_dict")({key.removeprefix(prefix): left.pop(key) for key in keys})
+
+
+_LIFE_CYCLE: Final[Mapping[str, Callable[..., Any]]] = {
+    "reset": _reset,
+    "reset_async": _reset_async,
+    "state_dict": _state_dict,
+    "load_state_dict": _load_state_dict,
 }
-"""Makes the methods of these names, which handle a rubric's own state, cover its parts too."""
+
+
+def _cover_parts(name: str, own: Callable[..., Any]) -> Any:
+    """Make a life-cycle method cover the parts too; where an override in a subclass calls it, it is `own` alone."""
+
+    @functools.wraps(own)
+    def method(self: "Rubric", *args: Any, **options: Any) -> Any:
+        is_overridden = getattr(type(self), name) is not method
+        return (own if is_overridden else _LIFE_CYCLE[name])(self, *args, **options)
+
+    method.own = own  # type: ignore[attr-defined]
+    return method
 
 
 class Rubric(ABC):
@@ -178,30 +179,17 @@ class Rubric(ABC):
         object.__setattr__(self, "_children", {})
         object.__setattr__(self, "_forward_pre_hooks", [])
         object.__setattr__(self, "_forward_hooks", [])
-        object.__setattr__(self, "_running", set())
         return self
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name, cover in _LIFE_CYCLE.items():
-            if name in vars(cls):
-                setattr(cls, name, cover(vars(cls)[name]))
+        for name in _LIFE_CYCLE:
+            if not hasattr(own := getattr(cls, name), "own"):
+                setattr(cls, name, _cover_parts(name, own))
 
     _children: dict[str, "Rubric"]
     _forward_pre_hooks: list[PreHook]
     _forward_hooks: list[Hook]
-    _running: set[str]
-
-    @contextmanager
-    def _entered(self, name: str) -> Iterator[bool]:
-        """Yield whether a method is called from outside, and not by an override of it in a subclass."""
-        is_outermost = name not in self._running
-        self._running.add(name)
-        try:
-            yield is_outermost
-        finally:
-            if is_outermost:
-                self._running.discard(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Rubric):
@@ -265,22 +253,21 @@ class Rubric(ABC):
             rubric = children[name]
         return rubric
 
-    @_cover_reset  # noqa: B027 - most keep no state
+    @functools.partial(_cover_parts, "reset")  # noqa: B027 - most keep no state
     def reset(self) -> None:
         """Clear the state of an episode, of the parts too."""
 
-    @_cover_reset_async
+    @functools.partial(_cover_parts, "reset_async")
     async def reset_async(self) -> None:
         """Clear the state of an episode as `reset` does; called instead of it where `reset_async` may be awaited."""
-        with self._entered("reset"):  # the parts' own `reset_async` follow
-            self.reset()
+        _own(self, "reset")()
 
-    @_cover_state_dict
+    @functools.partial(_cover_parts, "state_dict")
     def state_dict(self) -> dict[str, Any]:
         """Return the rubric's state, for `load_state_dict`; that of a part has its path before each key."""
         return {}
 
-    @_cover_load_state_dict  # noqa: B027 - most keep no state
+    @functools.partial(_cover_parts, "load_state_dict")  # noqa: B027 - most keep no state
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
 
@@ -713,10 +700,7 @@ def _find_score(answer: str) -> float:
     try:
         document = from_json(fenced[1] if fenced else answer)
     except ValueError:
-        lines = [
-            line for text in answer.splitlines() if (line := _SCORE_LINE.fullmatch(text.replace("*", "")))
-        ]
-        (line,) = lines
+        (line,) = filter(None, (_SCORE_LINE.fullmatch(text.replace("*", "")) for text in answer.splitlines()))
         return float(line[1])
     score = document.get("score") if isinstance(document, dict) else None
     if isinstance(score, bool) or not isinstance(score, int | float):

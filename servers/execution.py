@@ -276,17 +276,20 @@ class EnvironmentRunner:
 
     def reset_inline(self, options: Mapping[str, Any]) -> Observation | Coroutine[Any, Any, Observation]:
         """Start an episode in the calling thread; return a coroutine to await if the environment's method is async."""
-        observation = self._call(self._reset, **self.plan.reset_options.accept(options))
-        if isinstance(observation, Observation):
-            return self._begin_episode(observation)
-        return self._finish(observation, self._begin_episode)
+        result = self._call(self._reset, **self.plan.reset_options.accept(options))
+        return self._mark_inline(self._begin_episode, result)
 
     def step_inline(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
         """Apply an action in the calling thread; return a coroutine to await if the environment's method is async."""
-        observation = self._call(self._step, action)
-        if isinstance(observation, Observation):
-            return self._mark_unscored(observation)
-        return self._finish(observation, self._mark_unscored)
+        return self._mark_inline(self._mark_unscored, self._call(self._step, action))
+
+    def _mark_inline(
+        self, mark: Callable[[object], Observation], result: Any
+    ) -> Observation | Coroutine[Any, Any, Observation]:
+        return mark(result) if isinstance(result, Observation) else self._finish_and_mark(mark, result)
+
+    async def _finish_and_mark(self, mark: Callable[[object], Observation], result: Any) -> Observation:
+        return mark(await self._finish(result, inline=True))
 
     async def step(
         self,
@@ -511,20 +514,14 @@ class EnvironmentRunner:
         finally:
             self.spent_s = perf_counter() - started_at
 
-    async def _finish(
-        self,
-        result: Any,
-        to_observation: Callable[[Any], Any] = lambda result: result,
-        *,
-        inline: bool = True,
-    ) -> Any:
-        """Await a method's result if it is awaitable, and add the time to the method's; return `to_observation` of it.
+    async def _finish(self, result: Any, *, inline: bool) -> Any:
+        """Await a method's result if it is awaitable, and add the time to the method's.
 
         With `inline`, which may be in a thread, this waits once first, so that the caller can resume it on the event
         loop (`start_eagerly`).
         """
         if not inspect.isawaitable(result):
-            return to_observation(result)
+            return result
         if inline:
             try:
                 await asyncio.sleep(0)
@@ -533,7 +530,7 @@ class EnvironmentRunner:
                 raise
         spent_before_s, started_at = self.spent_s, perf_counter()
         try:
-            return to_observation(await result)
+            return await result
         except (*FATAL, asyncio.CancelledError):
             raise
         except BaseException as error:

@@ -15,6 +15,7 @@ from openenv_core.errors import (
     ClientError,
     ConnectionFailedError,
     ConnectionLostError,
+    EnvironmentFailureError,
     ProtocolError,
     RequestTimeoutError,
     SessionError,
@@ -210,6 +211,12 @@ class TextEpisode:
             return self._unfinished_reward
         return self._return
 
+    def require_reward(self) -> float:
+        """Return the reward; EnvironmentFailureError if the environment failed, or did not score the episode."""
+        if (reward := self.reward) is None:
+            raise EnvironmentFailureError(f"the episode has no reward: {self.failure or self.unscored}")
+        return reward
+
     @property
     def over(self) -> bool:
         """Whether the episode is done or has failed."""
@@ -223,8 +230,7 @@ class TextEpisode:
         self.done, self.truncated = result.done, result.truncated
         self.failure = result.infrastructure_error
         self.unscored = self.unscored or result.unscored
-        if self.unscored is None:
-            self._return += float(result.reward or 0.0)
+        self._return += float(result.reward or 0.0)
 
     async def _retry(self, request: Any, **options: Any) -> Any:
         """Send a request, and repeat it after transient errors for up to `reset_timeout_s`."""

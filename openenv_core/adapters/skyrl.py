@@ -10,7 +10,6 @@ from typing import Any, Final
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 from openenv_core.adapters.episode import TextEpisode
-from openenv_core.errors import EnvironmentFailureError
 from openenv_core.loop_thread import shared_loop
 
 MAX_TURNS: Final = 16
@@ -55,11 +54,7 @@ class ServedTextEnv(BaseTextEnv):  # type: ignore[misc]  # the package has no ty
         reply = shared_loop().run(self._episode.answer, action)
         self.turns += 1
         over = self._episode.done or self.turns >= self.max_turns
-        reward = self._episode.reward
-        if reward is None:
-            raise EnvironmentFailureError(
-                f"the episode has no reward: {self._episode.failure or self._episode.unscored}"
-            )
+        reward = self._episode.require_reward()
         return BaseTextEnvStepOutput(
             observations=[_user(reply)], reward=reward if over else 0.0, done=over, metadata={}
         )

@@ -19,7 +19,6 @@ from torchtitan.experiments.rl.environment.message import (
 )
 
 from openenv_core.adapters.episode import TextEpisode
-from openenv_core.errors import EnvironmentFailureError
 
 REWARD: Final = "episode"
 """Key in `env_rewards` of the episode's reward so far; in the last step that of the whole episode."""
@@ -79,10 +78,7 @@ class ServedMessageEnv(MessageEnv):  # type: ignore[misc]  # the package has no 
             EnvironmentFailureError: The environment failed, or did not score the episode.
         """
         reply = await self._episode.answer(str(completion_message.get("content") or ""))
-        reward = self._episode.reward
-        if reward is None:
-            reason = self._episode.failure or self._episode.unscored
-            raise EnvironmentFailureError(f"the episode has no reward: {reason}")
+        reward = self._episode.require_reward()
         return MessageEnvStepOutput(
             env_messages=[{"role": "user", "content": reply}],
             done=self._episode.done,

@@ -13,7 +13,6 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
 from openenv_core.adapters.episode import TextEpisode
-from openenv_core.errors import EnvironmentFailureError
 
 MAX_TURNS: Final = 16
 
@@ -105,14 +104,12 @@ class ServedAgentLoop(AgentLoopBase):  # type: ignore[misc]  # the package has n
             ids = merged.token_ids
             if len(mask) >= max_tokens:
                 break
-        if episode.reward is None:
-            raise EnvironmentFailureError(f"the episode has no reward: {episode.failure or episode.unscored}")
         return AgentLoopOutput(
             prompt_ids=prompt,
             response_ids=ids[len(prompt) :][:max_tokens],
             response_mask=mask[:max_tokens],
             response_logprobs=None if logprobs is None else logprobs[:max_tokens],
-            reward_score=episode.reward,
+            reward_score=episode.require_reward(),
             num_turns=2 * turns,
             metrics=AgentLoopMetrics(),
         )

@@ -21,7 +21,6 @@ from typing import Any, Final, Self, TypeAlias
 from openenv_core.checker.check import CheckError
 from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import ClientError, ExecutionError, ValidationFailedError
-from openenv_core.packages import prefer_ours
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.replies import decode_reply, encode_observation
@@ -380,7 +379,6 @@ def _short(value: Any) -> str:
 
 def main(target: str, job: str, out: str) -> None:
     """Play each episode of a job in a new instance."""
-    prefer_ours()
     app = load_app(target)
     job_document = json.loads(Path(job).read_text(encoding="utf-8"))
     episodes = []

@@ -5,7 +5,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from pydantic import BaseModel
 from openenv_core.checker.check import Check
 from openenv_core.checker.results import Result, Status, result_of
 from openenv_core.checker.subject import CheckLimits
+from openenv_core.packages import module_command
 from openenv_core.targets import Target
 
 START_TIMEOUT_S: Final = 60.0
@@ -151,7 +151,7 @@ def _run_worker(
         try:
             # The environment's output is not part of the report.
             process = subprocess.Popen(
-                [sys.executable, "-m", "openenv_core.checker.worker", str(write)],
+                [*module_command("openenv_core.checker.worker"), str(write)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=log,

@@ -4,7 +4,6 @@ import ipaddress
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -29,6 +28,7 @@ from openenv_core.checker.playing import (
 from openenv_core.checker.subject import Client, Subject, SubjectServer
 from openenv_core.checker.watching import hook_folder, poll, server_pids
 from openenv_core.errors import CapacityError, ExecutionError, NotForkableError
+from openenv_core.packages import module_command
 from openenv_core.targets import TargetKind
 
 _SEEDED: Final = (
@@ -394,7 +394,7 @@ def _run_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[
         job_file.write_text(
             json.dumps({"reset_options": subject.reset_options, "episodes": job[::order]}), encoding="utf-8"
         )
-        command = [sys.executable, "-m", "openenv_core.checker.playing"]
+        command = module_command("openenv_core.checker.playing")
         try:
             process = subprocess.run(
                 [*command, subject.target.text, str(job_file), str(episodes_file)],

@@ -21,7 +21,6 @@ import pytest
 from openenv_core.checker import suite
 from openenv_core.checker.runner import Job
 from openenv_core.checker.subject import Subject
-from openenv_core.packages import prefer_ours
 
 TERMINATED: Final = 143
 
@@ -74,7 +73,6 @@ class CheckPlugin:
 
 def main() -> NoReturn:
     """Run the checks of the job on standard input."""
-    prefer_ours()
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which decides
     signal.signal(signal.SIGTERM, _on_sigterm)

@@ -7,6 +7,7 @@ and the arrays one after another, each aligned to 8 bytes.
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
@@ -432,16 +433,10 @@ that may be a column its data by leaf, or None if it is part of the row; and the
 
 
 class _LeafEncoder:
-    """Encodes the values of a leaf one by one.
+    """Encodes the values of a leaf one by one."""
 
-    Args:
-        leaf: The leaf.
-        place: Its place among the leaves of its field.
-    """
-
-    def __init__(self, leaf: Leaf, place: int) -> None:
+    def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
-        self.place = place
         self._dtype: Any = self  # numpy's, once a value has it
         self._list_size = leaf.shape[0] if len(leaf.shape) == 1 else None
         is_packed = len(leaf.shape) <= 1 and leaf.dtype != "bool"  # for which struct takes any value
@@ -493,17 +488,14 @@ class _Column:
     def __init__(self, layout: Layout) -> None:
         self.leaves: list[_LeafEncoder] = []
         self._tree = _map_leaves(self._add_leaf, layout)
-        self._encode_leaf = self._tree.encode if isinstance(self._tree, _LeafEncoder) else None
 
     def _add_leaf(self, leaf: Leaf) -> _LeafEncoder:
-        self.leaves.append(_LeafEncoder(leaf, len(self.leaves)))
+        self.leaves.append(_LeafEncoder(leaf))
         return self.leaves[-1]
 
     def encode(self, value: Any) -> list[bytes] | None:
         """Return the data of a value's leaves; None if it does not fit the layout."""
         try:
-            if self._encode_leaf is not None:
-                return [self._encode_leaf(value)]
             data: list[bytes] = []
             self._append_leaves(self._tree, value, data)
             return data
@@ -512,11 +504,13 @@ class _Column:
 
     def numbers(self, first: int) -> Any:
         """Return the layout with the numbers of its leaves' arrays, which count from `first`."""
-        return _map_leaves(lambda leaf: leaf.place + first, self._tree)
+        number = count(first)
+        return _map_leaves(lambda _: next(number), self._tree)
 
     def decode(self, data: Sequence[bytes]) -> Any:
         """Return the value whose leaves have these data, with lists for arrays."""
-        return _map_leaves(lambda leaf: leaf.decode(data[leaf.place]), self._tree)
+        rest = iter(data)
+        return _map_leaves(lambda leaf: leaf.decode(next(rest)), self._tree)
 
     def _append_leaves(self, tree: Any, value: Any, data: list[bytes]) -> None:
         if isinstance(tree, _LeafEncoder):

@@ -160,7 +160,7 @@ class Zygote:
                 place = Workspace(folder, limits, owner, bounded=False, path=path, removed=removed)
                 undo.push_async_callback(place.close)
             before = undo.enter_context(contextlib.ExitStack())
-            # Before the control group, for want of descriptors may fail this.
+            # Before the control group: this may fail for want of descriptors.
             connections = Connections(paced=paced)
             before.callback(connections.close)
             # Resource limits bound one process; only a control group bounds it and its children together.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
+from openenv_core.packages import module_command
 from openenv_core.sandbox.kernel.libc import die_with_parent
 from rl_bridge.doctor.host import Finding, Severity
 from rl_bridge.interface import is_own_address, name_interface
@@ -102,7 +103,7 @@ def check_collectives(settings: Rendezvous) -> list[Finding]:
                 arguments = (settings.model_dump_json(), str(local), str(os.getpid()))
                 processes.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "rl_bridge.doctor.collectives", *arguments],
+                        [*module_command("rl_bridge.doctor.collectives"), *arguments],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=log,

@@ -427,9 +427,7 @@ class SessionLeases:
                     )
                 await asyncio.wait({granted}, timeout=remaining_s)
         except BaseException:
-            if not granted.cancel():  # granted meanwhile
-                self._release_slots(count)
-            self._grant_slots()
+            self._release_slots(0 if granted.cancel() else count)  # it may have been granted meanwhile
             raise
 
     def _grant_slots(self) -> None:

@@ -14,11 +14,13 @@ from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.services.handle import StickySession
 from rl_bridge.types import Completion, SamplingSettings
 
-GenerateCall = Callable[..., Awaitable[list[Completion]]]
-"""Sends prompts, sampling settings, seeds and, if there is an `AbortCall`, ids: `policy.generate_many.route`."""
+GenerateCall = Callable[
+    [list[Sequence[int]], SamplingSettings, list[int] | None, list[str]], Awaitable[list[Completion]]
+]
+"""Sends prompts, sampling settings, seeds and the prompts' ids to an engine: `policy.generate_many.route`."""
 AbortCall = Callable[[list[str]], Awaitable[object]]
 """Has the engine end its work on prompts, by their ids. Bounded in time; raises nothing."""
-ABORT_TIMEOUT_S = 2.0
+ABORT_REPLY_TIMEOUT_S = 2.0
 """How long an `AbortCall` should wait for replies. The request itself has been sent by then."""
 
 MAX_TOKENS_PER_CALL = 512
@@ -212,9 +214,8 @@ class GeneratorClient:
                 failure = GeneratorError(
                     f"the engine did not answer {len(batch)} prompts in {self._timeout_s:g} s"
                 )
-            if isinstance(
-                error, TimeoutError | asyncio.CancelledError
-            ):  # after others the engine has ended the work
+            # After other errors the engine has ended the work.
+            if isinstance(error, TimeoutError | asyncio.CancelledError):
                 self._abort(batch)
             _fail(batch, failure)
             if not isinstance(error, Exception):
@@ -230,8 +231,8 @@ class GeneratorClient:
         # Prompts of sessions whose replica was lost meanwhile follow the first one's session, this once.
         session = batch[0].session
         call = self._call if session is None else session.generate_many.route
-        ids = () if self._abort_call is None else ([pending.id for pending in batch],)
-        completions = await call([pending.prompt for pending in batch], batch[0].sampling, seeds, *ids)
+        prompts, ids = [pending.prompt for pending in batch], [pending.id for pending in batch]
+        completions = await call(prompts, batch[0].sampling, seeds, ids)
         if len(completions) != len(batch):
             raise GeneratorError(f"expected {len(batch)} completions, got {len(completions)}")
         return completions

@@ -8,7 +8,6 @@ import pickle
 import signal
 import socket
 import subprocess
-import sys
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Any, Self
 
 from openenv_core.backoff import exponential_pause_s
 from openenv_core.guard import guard_command
+from openenv_core.packages import module_command
 from rl_bridge.config.sections import RewardConfig
 from rl_bridge.errors import RewardError
 from rl_bridge.rewards._worker import LENGTH, STARTED, RewardReply
@@ -136,7 +136,7 @@ def _spawn(functions: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.
     parent_socket, child_socket = socket.socketpair()
     with child_socket:
         fd = child_socket.fileno()
-        worker = [sys.executable, "-m", "rl_bridge.rewards._worker", str(fd), *functions]
+        worker = (*module_command("rl_bridge.rewards._worker"), str(fd), *functions)
         try:
             guard = subprocess.Popen(
                 guard_command(worker, grace_s=0.0, inherited_fd=fd, everything=True),

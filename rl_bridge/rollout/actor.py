@@ -14,7 +14,7 @@ from openenv_core import EnvClient, tracing
 from rl_bridge.config import Config
 from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.environments.servers import read_token
-from rl_bridge.generator.client import ABORT_TIMEOUT_S, GeneratorClient
+from rl_bridge.generator.client import ABORT_REPLY_TIMEOUT_S, GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.policy import ChatPolicy
@@ -107,7 +107,7 @@ class RolloutActor(ServiceActor):
 
     async def _abort(self, ids: Sequence[str]) -> None:
         assert self._policy is not None
-        await self._policy.query_replicas("abort", ids, timeout_s=ABORT_TIMEOUT_S)
+        await self._policy.query_replicas("abort", ids, timeout_s=ABORT_REPLY_TIMEOUT_S)
 
     def _open_session(self, near: StickySession | None) -> StickySession:
         assert self._policy is not None

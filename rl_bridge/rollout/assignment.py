@@ -82,16 +82,14 @@ class EpisodeSettings:
     def of(cls, config: Config, environment: str = "", *, temperature: float) -> Self:
         """Read the settings of the named environment from a configuration; a run on a dataset has no environment."""
         env, rollout = config.environments.get(environment), config.rollout
-        by_length: Literal["illegal", "truncated"] = (
-            "truncated" if rollout.max_new_tokens > SHORT_ANSWER_TOKENS else "illegal"
-        )
+        is_short = rollout.max_new_tokens <= SHORT_ANSWER_TOKENS
         return cls(
             temperature=temperature,
             num_turns=rollout.num_turns,
             illegal_reward=config.reward.illegal_answer,
             reset_options={} if env is None else env.reset,
             timeout_s=rollout.episode_timeout_s,
-            cut_answer=rollout.cut_answer or by_length,
+            cut_answer=rollout.cut_answer or ("illegal" if is_short else "truncated"),
         )
 
 

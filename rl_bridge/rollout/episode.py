@@ -179,7 +179,7 @@ async def play_episode(
     turns = [turn for turn, _ in used_answers[max(0, len(shared_prompts) - 1) :]]
     if not turns:
         return None
-    if ending in ILL_FORMED or episode.was_cut:
+    if ending in ILL_FORMED:
         episode.add_reward(settings.illegal_reward)
     if judge is not None:
         with span("judge", waits_for="reward"):
@@ -216,23 +216,20 @@ class _Episode:
     total: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)
     refusal: str | None = None
-    was_cut: bool = False
-    """Whether its last answer was cut and means no action."""
     steps: int = 0
 
     def add_reward(self, reward: float | None) -> None:
-        try:
-            self.total += float(reward or 0.0)
-        except OverflowError:  # JSON allows integers of any length
-            self.total = math.inf
-        if not math.isfinite(self.total):  # it would make all siblings' advantages and the loss NaN
+        self.total += float(reward or 0.0)
+        if not math.isfinite(
+            self.total
+        ):  # a sum of finite ones; siblings' advantages and the loss would be NaN
             raise EpisodeUnscoredError(f"expected rewards that are finite, got {reward!s:.20}")
 
     def add_scores(self, metadata: Mapping[str, Any] | None) -> None:
         """Add up the scores that the parts of the environment's rubric gave in a step."""
         parts = (metadata or {}).get(SCORES)
         for path, score in parts.items() if isinstance(parts, Mapping) else ():
-            if isinstance(score, int | float) and math.isfinite(score):
+            if isinstance(score, int | float):
                 self.scores[path] = self.scores.get(path, 0.0) + score
 
     async def run(self) -> Ending | None:
@@ -271,7 +268,8 @@ class _Episode:
         if not isinstance(action, Ending):
             return await self._take_steps(action)
         if action in ILL_FORMED and not turn.completion.stopped and self._truncates(turn):
-            self.refusal, self.was_cut = None, True
+            self.refusal = None
+            self.add_reward(self.settings.illegal_reward)
             return Ending.TRUNCATED_LENGTH
         return action
 

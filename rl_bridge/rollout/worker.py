@@ -5,8 +5,8 @@ import gc
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -226,7 +226,7 @@ class RolloutWorker(Player[GroupStart]):
 
         async def play(number: int, pinned_policy: ChatPolicy) -> GroupStart:
             async with AsyncExitStack() as session_stack:
-                session = await session_stack.enter_async_context(self._lease(active, forks=siblings))
+                session = await self._lease(active, session_stack, forks=siblings)
                 outcome = await self._play(session, 0, active, pinned_policy, answers, assignment.fork_turn)
                 if not isinstance(outcome, Branch):
                     return GroupStart(ended=outcome)
@@ -255,7 +255,7 @@ class RolloutWorker(Player[GroupStart]):
             session: Session
             async with AsyncExitStack() as session_stack:
                 if branch is None:
-                    session = await session_stack.enter_async_context(self._lease(active))
+                    session = await self._lease(active, session_stack)
                 elif number:
                     session = start.sessions[index]
                     await self._sessions.renew(session)
@@ -279,14 +279,12 @@ class RolloutWorker(Player[GroupStart]):
         super().record_progress(active)
         self._sessions.record_progress()
 
-    @asynccontextmanager
-    async def _lease(self, active: ActiveAssignment, forks: int = 0) -> AsyncIterator[LeasedSession]:
-        async with AsyncExitStack() as stack:
-            with self.wait_for_turn(active):
-                session = await stack.enter_async_context(
-                    self._sessions.lease(forks, order=active.assignment.group)
-                )
-            yield session
+    async def _lease(
+        self, active: ActiveAssignment, stack: AsyncExitStack, *, forks: int = 0
+    ) -> LeasedSession:
+        lease = self._sessions.lease(forks, order=active.assignment.group)
+        with self.wait_for_turn(active):
+            return await stack.enter_async_context(lease)
 
     async def _play(
         self,

@@ -240,5 +240,5 @@ class LocalService(EndpointOwner):
         return Fanout({0: await self._route(name, args, kwargs)}, {})
 
     async def query_replicas(self, name: str, *, timeout_s: float) -> dict[int, Any]:
-        """Call an endpoint and return its reply by replica; see `Service.query_replicas`."""
+        """Call an endpoint and return its reply by replica; see `BalancedEndpoints.query_replicas`."""
         return {0: await self._route(name, (), {})}

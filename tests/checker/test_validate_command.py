@@ -144,7 +144,7 @@ def test_a_process_that_never_lets_go_of_the_interpreter_is_ended(monkeypatch: A
 
     monkeypatch.setattr(isolation, "DEADLINE_MARGIN_S", 1.0)
     # A process that is stopped says as little as one that is stuck in compiled code.
-    monkeypatch.setattr(isolation.sys, "executable", str(Path(__file__).with_name("stuck_python")))
+    monkeypatch.setattr(sys, "executable", str(Path(__file__).with_name("stuck_python")))
     (health,) = [one for one in checks() if one.name == "health"]
     hurried = Check(health.name, health.level, health.description, 0.5, health.function)
     results: list[Any] = []

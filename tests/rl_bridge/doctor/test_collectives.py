@@ -45,7 +45,10 @@ def ranks_alive(address: str) -> list[str]:
     return lines
 
 
-def test_two_processes_of_one_host() -> None:
+def test_two_processes_of_one_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rl_bridge").mkdir()
+    (tmp_path / "rl_bridge" / "__init__.py").write_text("raise RuntimeError('this folder is not Ropewalk')")
+    monkeypatch.chdir(tmp_path)
     (found,) = check_collectives(rendezvous(free_address(), per_host=2))
     assert found.level is Severity.GOOD
     assert "2 processes on 1 host (" in found.told

@@ -37,7 +37,7 @@ class FakeEngine:
         prompts: list[Sequence[int]],
         sampling: SamplingSettings,
         seeds: list[int] | None,
-        ids: Sequence[str] = (),
+        ids: list[str],
     ) -> list[Completion]:
         self.ids += ids
         self.calls.append((prompts, sampling))

@@ -69,6 +69,17 @@ async def test_rewards_come_back_whatever_kind_of_number_they_are() -> None:
         assert (pool.counts["workers_started"], pool.counts["workers_lost"]) == (2, 0)
 
 
+async def test_worker_is_ours_and_its_function_may_be_where_the_run_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rl_bridge").mkdir()
+    (tmp_path / "rl_bridge" / "__init__.py").write_text("raise RuntimeError('this folder is not Ropewalk')")
+    (tmp_path / "mine.py").write_text("def reward(prompt, response, target): return 0.5")
+    monkeypatch.chdir(tmp_path)
+    async with open_pool("mine.reward", workers=1) as pool:
+        assert await ask(pool, "") == 0.5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["start_daemons", pytest.param("backtrack", marks=pytest.mark.soak)])
 async def test_slow_function_is_killed_with_all_processes_it_started(way: str, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ class FakeEngine:
         self.before: Callable[[], Any] = lambda: None
 
     async def __call__(
-        self, prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None = None
+        self, prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None, _: object
     ) -> list[Completion]:
         self.settings.append(sampling)
         self.seeds.extend(seeds or ())

@@ -164,7 +164,7 @@ async def play_all(engine: Any, policy: Path, episodes: int) -> tuple[list[Traje
     await asyncio.wrap_future(engine.load(0, weights(policy, 0)))
 
     async def generate(
-        prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None
+        prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None, _: list[str]
     ) -> list[Completion]:
         nonlocal version, answers
         answers += len(prompts)
