@@ -262,11 +262,6 @@ class RolloutConfig(Section):
         return (self.fork_turn, self.fork_turn) if isinstance(self.fork_turn, int) else self.fork_turn
 
     @property
-    def sessions_per_group(self) -> int:
-        """Sessions that a group has at once: one per sibling, and with `fork_turn` the one they are forked from."""
-        return self.group_size + (self.fork_turn is not None)
-
-    @property
     def groups_per_step(self) -> int:
         """Groups per iteration."""
         return self.batch_size // self.group_size
@@ -480,12 +475,10 @@ class Config(Section):
                 f"trainer.num_gpus), got {degree} and {role.procs * role.hosts}"
             )
         for name, env in self.environments.items():
-            if (
-                self.rollout.fork_turn
-                and env.sessions // self.rollout.num_workers < self.rollout.sessions_per_group
-            ):
+            forked = self.rollout.group_size + 1  # one per sibling, and the one that they are forked from
+            if self.rollout.fork_turn and env.sessions // self.rollout.num_workers < forked:
                 raise ValueError(
-                    f"expected {env_key(name, 'sessions')} of at least {self.rollout.sessions_per_group} for each of "
+                    f"expected {env_key(name, 'sessions')} of at least {forked} for each of "
                     f"{self.rollout.num_workers} rollout workers with rollout.fork_turn, one more than a group has "
                     f"siblings, got {env.sessions}"
                 )

@@ -238,8 +238,8 @@ class SessionLeases:
     next episode. A session whose request failed is closed, and the next episode gets a fresh one. An unreachable server
     is retried after a growing pause; while no session is available at all, callers wait for one until the deadline.
 
-    Callers wait for their places in order of age, and each gets all of them at once. So none of them holds a part of
-    what another one needs, and none is overtaken by younger ones for ever.
+    Callers wait for their places in an order that they state, and each gets all of them at once. So none of them holds
+    a part of what another one needs, and none is overtaken for ever.
 
     An instance is bound to the event loop on which it is used.
 
@@ -272,7 +272,7 @@ class SessionLeases:
         """The number of sessions discarded after a failure so far."""
         self._connect = connect
         self._waiters: list[tuple[int, int, int, asyncio.Future[None]]] = []
-        """A heap of the callers that wait for places: age, a running number, the number of places, what wakes them."""
+        """A heap of the callers that wait for places: order, running number, number of places, what wakes them."""
         self._tickets = itertools.count()
         self._progressed_at = 0.0
         self._leased: set[LeasedSession] = set()
@@ -309,14 +309,14 @@ class SessionLeases:
         self._notify()
 
     @asynccontextmanager
-    async def lease(self, forks: int = 0, *, age: int = 0) -> AsyncIterator[LeasedSession]:
+    async def lease(self, forks: int = 0, *, order: int = 0) -> AsyncIterator[LeasedSession]:
         """Lease a session for the length of the block.
 
         Afterwards it is kept for the next lease, unless a request failed or the block raised.
 
         Args:
             forks: The number of sessions that `fork` may make of it.
-            age: The lower, the older: callers of a lower one get sessions first; among equals, whoever came first.
+            order: Callers of a lower one get sessions first; among equals, whoever came first.
 
         Raises:
             SessionUnavailableError: No session was available before the deadlines.
@@ -325,7 +325,7 @@ class SessionLeases:
             RolloutError: The leases were closed.
         """
         with span("lease", waits_for="session"):
-            await self._acquire_slots(1 + forks, age)
+            await self._acquire_slots(1 + forks, order)
             try:
                 session = LeasedSession(self, *await self._get_session())
             except BaseException:
@@ -411,10 +411,10 @@ class SessionLeases:
         self._notify()
         await asyncio.gather(*self._close_tasks, *(_close(session.client) for session in self._leased))
 
-    async def _acquire_slots(self, count: int, age: int) -> None:
+    async def _acquire_slots(self, count: int, order: int) -> None:
         loop = asyncio.get_running_loop()
         began, granted = loop.time(), loop.create_future()
-        heapq.heappush(self._waiters, (age, next(self._tickets), count, granted))
+        heapq.heappush(self._waiters, (order, next(self._tickets), count, granted))
         self._grant_slots()
         try:
             while not granted.done():
@@ -433,12 +433,12 @@ class SessionLeases:
             raise
 
     def _grant_slots(self) -> None:
-        """Wake waiters, the oldest first, as long as the places that it waits for are free."""
+        """Wake the first waiters, as long as the places that each waits for are free."""
         while self._waiters:
             *_, count, granted = self._waiters[0]
             if not granted.done():
                 if self.slots_taken + count > self.sessions:
-                    return  # younger ones that wait for fewer do not overtake it: it would wait for ever
+                    return  # those that wait for fewer places do not overtake it: it would wait for ever
                 self.slots_taken += count
                 self.record_progress()
                 granted.set_result(None)

@@ -1,7 +1,6 @@
 """Keeps the rollout workers busy: leases groups, sends them to workers and settles the results."""
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -16,6 +15,7 @@ from rl_bridge.config import Config
 from rl_bridge.data.sampling import TaskSampler
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
+    Absence,
     Assignment,
     AssignmentResult,
     EpisodeSettings,
@@ -153,7 +153,7 @@ class Dispatcher:
         self._explain = explain
         self._collect = collect
         self._losses = LossReport()
-        buffer.cancel = self._cancel_leases
+        buffer.cancel = lambda leases: self._cancel_leases([lease.id for lease in leases])
 
     async def __aenter__(self) -> Self:
         """Start playing groups."""
@@ -331,6 +331,7 @@ class Dispatcher:
         """Send episodes to workers until each has an outcome; the caller sets the deadline."""
         episode = EpisodeSettings.of(self._config, environment, temperature=0.0)
         outcomes: dict[int, Outcome] = {}
+        silences = 0
         while missing := [index for index in range(len(seeds)) if index not in outcomes]:
             assignment = Assignment(
                 lease=next(self._held_out_leases),
@@ -339,10 +340,20 @@ class Dispatcher:
                 settings=episode,
                 environment=environment,
             )
-            with contextlib.suppress(ReplicaLostError, NoReplicaError, TimeoutError):
+            try:
                 result = await self._call_worker(assignment)
-                await self._log_first_failure(environment, result)
-                outcomes |= final_outcomes(zip(missing, result.outcomes, strict=True))
+            except (ReplicaLostError, NoReplicaError):
+                continue
+            except TimeoutError as error:
+                silences += 1
+                if silences == self._config.rollout.max_attempts:
+                    lost = NoTrajectory(
+                        absence=Absence.DROPPED, reason=str(error), ending=Ending.FAILED_ENVIRONMENT
+                    )
+                    outcomes |= dict.fromkeys(missing, lost)
+                continue
+            await self._log_first_failure(environment, result)
+            outcomes |= final_outcomes(zip(missing, result.outcomes, strict=True))
         return [outcomes[index] for index in range(len(seeds))]
 
     async def next_group(self) -> GroupLease:
@@ -393,7 +404,6 @@ class Dispatcher:
             elif finished:
                 self._partial_groups[lease.group] = environment, finished
             if isinstance(error, TimeoutError):
-                self._cancel_leases([lease])
                 try:
                     self.health[environment].add_silent_group(config.call_timeout_s)
                 except RolloutError as failure:
@@ -415,6 +425,7 @@ class Dispatcher:
                 result: AssignmentResult = await self._rollout.play.route(assignment)
                 return result
         except TimeoutError as error:
+            self._cancel_leases([assignment.lease])
             raise TimeoutError(
                 f"no progress was reported for {self._config.call_timeout_s:g} s; their worker does not answer, or see "
                 "what the episodes wait for; episodes with longer answers need a higher rollout.timeout_s"
@@ -508,8 +519,8 @@ class Dispatcher:
             f"\n{traceback}" if traceback else "",
         )
 
-    def _cancel_leases(self, leases: Sequence[GroupLease]) -> None:
-        cancellation = asyncio.ensure_future(self._send_cancellation(tuple(lease.id for lease in leases)))
+    def _cancel_leases(self, leases: Sequence[int]) -> None:
+        cancellation = asyncio.ensure_future(self._send_cancellation(tuple(leases)))
         self._cancellations.add(cancellation)
         cancellation.add_done_callback(self._cancellations.discard)
 
@@ -527,7 +538,7 @@ class Dispatcher:
             task.cancel()
         await asyncio.gather(*plays, return_exceptions=True)
         if plays:
-            self._cancel_leases(list(plays.values()))
+            self._cancel_leases([lease.id for lease in plays.values()])
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         """Free the place of a task that is over; an error in it ends the rollouts."""

@@ -284,7 +284,7 @@ class RolloutWorker(Player[GroupStart]):
         async with AsyncExitStack() as stack:
             with self.wait_for_turn(active):
                 session = await stack.enter_async_context(
-                    self._sessions.lease(forks, age=active.assignment.group)
+                    self._sessions.lease(forks, order=active.assignment.group)
                 )
             yield session
 

@@ -229,7 +229,7 @@ async def test_groups_get_all_of_their_places_in_order_of_age_and_give_them_back
         async with AsyncExitStack() as stack:
             waiting.add(age)
             try:
-                session = await stack.enter_async_context(held.lease(forks, age=age))
+                session = await stack.enter_async_context(held.lease(forks, order=age))
             finally:
                 waiting.discard(age)
             assert age < min(waiting, default=60)

@@ -113,7 +113,7 @@ async def test_served_versions_and_leases_of_workers_are_queried() -> None:
     observer = RunObserver(
         fleet(
             policy=Answering(version={0: 3, 1: 2}, spans={}),  # type: ignore[arg-type]
-            rollout=Answering(playing={0: (7, 8), 1: ()}, version={}),  # type: ignore[arg-type]
+            rollout=Answering(playing={0: {7: 0.0, 8: 1.5}, 1: {}}, version={}),  # type: ignore[arg-type]
         )
     )
     await observer.refresh()

@@ -156,4 +156,9 @@ async def test_rollouts_in_which_nothing_gets_on_end_the_run() -> None:
     async with played.dispatcher:
         with pytest.raises(RolloutError, match=r"none of the last 8 groups .* made no progress for 300 s"):
             await played.buffer.sample(0, 1)
-    assert asyncio.get_running_loop().time() < 10 * TIMEOUT_S
+        assert asyncio.get_running_loop().time() < 10 * TIMEOUT_S
+        held_out: dict[int, Outcome] = {}
+        with pytest.raises(RolloutError, match=r"has not taken a single step: 8 of 8 episodes failed"):
+            await played.dispatcher.play_held_out(range(8), held_out.__setitem__)
+    assert len(held_out) == 8
+    assert played.sessions.slots_taken == 0
