@@ -93,15 +93,19 @@ class ServerRecord:
         """Whether a session is available here or may be requested."""
         if self._failures and (now < self._retry_at or self.opening):
             return False
-        if self.idle or self._capacity is None or self.held < self._capacity:
-            return True
-        return now >= self._retry_full_at
+        return self._has_room or now >= self._retry_full_at
 
     def usable_at(self) -> float | None:
         """When an unusable server may become usable; None while another session is trying to reach it."""
-        if self._failures:
-            return None if self.opening else self._retry_at
-        return self._retry_full_at
+        if self._failures and self.opening:
+            return None
+        retry_at = self._retry_at if self._failures else 0.0
+        return retry_at if self._has_room else max(retry_at, self._retry_full_at)
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether a session is unused, or another one is not known to be refused."""
+        return bool(self.idle) or self._capacity is None or self.held < self._capacity
 
     @property
     def is_full(self) -> bool:

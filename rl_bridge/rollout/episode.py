@@ -5,7 +5,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -113,6 +113,7 @@ async def play_episode(
     fork_turn: int | None = None,
     branch: Branch | None = None,
     on_progress: Callable[[], None] = lambda: None,
+    wait_for_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Trajectory | Branch | None:
     """Play one episode from its reset to its end, or to the turn at which it forks.
 
@@ -130,7 +131,8 @@ async def play_episode(
             seldom make the environment fail would be trained more often than the policy gives them.
         fork_turn: The number of turns after which it forks.
         branch: The fork at which it leaves its siblings; turns before it are context and not part of the trajectory.
-        on_progress: Called after the reset, every answer and every step.
+        on_progress: Called after the reset and every step.
+        wait_for_turn: Entered for every answer, which waits for those of other episodes too.
 
     Returns:
         The trajectory, or the branch if it reached `fork_turn`; None if the episode was over before the policy could
@@ -168,6 +170,7 @@ async def play_episode(
         shared_prompts,
         fork_turn,
         on_progress,
+        wait_for_turn,
     )
     episode.add_reward(result.reward)
     ending = await episode.run()
@@ -211,6 +214,7 @@ class _Episode:
     shared_prompts: Sequence[Sequence[int]]
     fork_turn: int | None
     on_progress: Callable[[], None]
+    wait_for_turn: Callable[[], AbstractContextManager[None]]
     prompt: Sequence[int] = ()
     exchanges: int = 0
     total: float = 0.0
@@ -285,13 +289,12 @@ class _Episode:
             if list(turn.prompt) == list(prompt):
                 return turn, text
             del self.answers[number:]
-        with span("answer", waits_for="policy"), traced("answer", turn=number):
+        with self.wait_for_turn(), span("answer", waits_for="policy"), traced("answer", turn=number):
             answer = await self.policy.answer(
                 prompt,
                 temperature=self.settings.temperature,
                 seed=None if key is None else sampling_seed(*key, number),
             )
-        self.on_progress()
         self.answers.append(answer)
         return answer
 

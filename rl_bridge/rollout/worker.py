@@ -310,6 +310,7 @@ class RolloutWorker(Player[GroupStart]):
                 fork_turn=fork_turn,
                 branch=branch,
                 on_progress=partial(self.record_progress, active),
+                wait_for_turn=partial(self.wait_for_turn, active),
             )
         except EpisodeUnscoredError as reason:
             # Not retried: the policy has played, and retrying until a score comes would bias the episodes.

@@ -340,6 +340,8 @@ def test_server_that_answers_again_that_it_is_full_is_waited_for() -> None:
     server.refused(1.0, 4.0)
     server.held = server.opening = 0
     assert (server.is_full, server.is_usable(2.0), server.usable_at()) == (True, False, 5.0)
+    server.failed(1.0)  # a session broke; whoever waits would ask again and again before 5.0 otherwise
+    assert (server.is_usable(2.0), server.usable_at()) == (False, 5.0)
 
 
 def test_a_server_may_be_down_for_hours() -> None:

@@ -19,7 +19,7 @@ from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.services.handle import LocalService
 from rl_bridge.synthetic.job import InstantPolicy, SleepingTask
-from rl_bridge.types import Trajectory
+from rl_bridge.types import Trajectory, Turn
 
 SIBLINGS = 4
 TIMEOUT_S = 300.0
@@ -60,6 +60,19 @@ class HangingTask(SleepingTask):
         return await super().begin(*arguments)
 
 
+class BusyPolicy(InstantPolicy):
+    """Gives one answer after the other, each in less than the time that an answer may take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = asyncio.Lock()
+
+    async def answer(self, *arguments: Any, **options: Any) -> tuple[Turn, str]:
+        async with self._turn:
+            await asyncio.sleep(0.9 * TIMEOUT_S)
+            return await super().answer(*arguments, **options)
+
+
 class Played:
     """A dispatcher, and a worker with a few sessions."""
 
@@ -71,6 +84,7 @@ class Played:
         groups: int,
         max_staleness: int = 0,
         task: SleepingTask | None = None,
+        policy: InstantPolicy | None = None,
     ) -> None:
         self.begun: list[int] = []
         config = Config.model_validate(
@@ -92,7 +106,7 @@ class Played:
             urls=["walk"],
         )
         worker = RolloutWorker(
-            self.sessions, task=task or SleepingTask(), policy=InstantPolicy(), max_attempts=1
+            self.sessions, task=task or SleepingTask(), policy=policy or InstantPolicy(), max_attempts=1
         )
         self.buffer = ReplayBuffer(
             Ledger(max_losses=2),
@@ -133,6 +147,15 @@ async def test_episode_lives_as_long_as_it_makes_progress() -> None:
         await dispatcher.play_held_out(range(4), outcomes.__setitem__)
     assert all(isinstance(outcome, Trajectory) for outcome in outcomes.values())
     assert len(outcomes) == 4
+
+
+@simulated
+async def test_episode_lives_while_its_policy_answers_others() -> None:
+    played = Played(lambda number: 1, sessions=4 * SIBLINGS, groups=4, policy=BusyPolicy())
+    async with played.dispatcher as dispatcher:
+        groups = await played.buffer.sample(0, 4)
+    assert [len(group.trajectories) for group in groups] == [SIBLINGS] * 4
+    assert (dispatcher.counts.played, played.buffer.ledger.lost) == (4 * SIBLINGS, 0)
 
 
 @simulated
