@@ -70,6 +70,14 @@ def is_pending(score: object) -> TypeIs[Awaitable[float]]:
 _Steps: TypeAlias = Generator[Awaitable[Any], Any, float]
 
 
+_COVERS_PARTS: Final = "covers_parts"
+
+
+def _mark(method: Callable[..., Any]) -> Callable[..., Any]:
+    setattr(method, _COVERS_PARTS, True)
+    return method
+
+
 def _cover_reset(own: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(own)
     def reset(self: "Rubric") -> None:
@@ -78,7 +86,7 @@ def _cover_reset(own: Callable[..., Any]) -> Callable[..., Any]:
             for part in self.children() if is_outermost else ():
                 part.reset()
 
-    return reset
+    return _mark(reset)
 
 
 def _cover_reset_async(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,7 +99,7 @@ def _cover_reset_async(own: Callable[..., Any]) -> Callable[..., Any]:
                 if inspect.isawaitable(pending := part.reset_async()):
                     await pending
 
-    return reset_async
+    return _mark(reset_async)
 
 
 def _cover_state_dict(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +111,7 @@ def _cover_state_dict(own: Callable[..., Any]) -> Callable[..., Any]:
                 state |= {f"{name}.{key}": value for key, value in part.state_dict().items()}
             return state
 
-    return state_dict
+    return _mark(state_dict)
 
 
 def _cover_load_state_dict(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +125,7 @@ def _cover_load_state_dict(own: Callable[..., Any]) -> Callable[..., Any]:
                     part.load_state_dict({key.removeprefix(f"{name}."): own_state.pop(key) for key in keys})
             own(self, own_state)
 
-    return load_state_dict
+    return _mark(load_state_dict)
 
 
 _LIFE_CYCLE: Final = {
@@ -129,8 +137,27 @@ _LIFE_CYCLE: Final = {
 """Makes the methods of these names, which handle a rubric's own state, cover its parts too."""
 
 
+def _rubrics_in(name: str, value: Any) -> Iterator[tuple[str, "Rubric"]]:
+    """Yield the rubrics in a list, tuple or dict, and in those that it holds, as pairs of a weight and a rubric are."""
+    if isinstance(value, dict):
+        items: Iterable[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    else:
+        return
+    for key, item in items:
+        if isinstance(item, Rubric):
+            yield f"{name}_{key}", item
+            continue
+        held = list(_rubrics_in(f"{name}_{key}", item))
+        yield from held
+        # The first item shows what a list holds: a trajectory may be long.
+        if not held and item is not None and not isinstance(value, tuple):
+            return
+
+
 class Rubric(ABC):
-    """Base class of rubrics. Rubrics assigned to attributes, alone or in a list, tuple or dict, become children.
+    """Base class of rubrics. Rubrics assigned to attributes, alone or in lists, tuples or dicts, become children.
 
     Attributes:
         last_score: The last score; None before the first call.
@@ -184,8 +211,9 @@ class Rubric(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         for name, cover in _LIFE_CYCLE.items():
-            if name in vars(cls):
-                setattr(cls, name, cover(vars(cls)[name]))
+            method = getattr(cls, name)  # of a class that is no rubric too
+            if not hasattr(method, _COVERS_PARTS):
+                setattr(cls, name, cover(method))
 
     _children: dict[str, "Rubric"]
     _forward_pre_hooks: list[PreHook]
@@ -223,22 +251,13 @@ class Rubric(ABC):
         yield from (rubric for _, rubric in self.named_children())
 
     def named_children(self) -> Iterator[tuple[str, "Rubric"]]:
-        """Yield the child rubrics with the names of their attributes; of a list or dict, `NAME_0` or `NAME_KEY`."""
+        """Yield the child rubrics by the names of their attributes; in a list or dict, `NAME_0` or `NAME_KEY`."""
         yield from self._children.items()
         known = {id(rubric) for rubric in self._children.values()}
-        for name, value in vars(self).items():
-            if isinstance(value, dict):
-                items = iter(value.items())
-            elif isinstance(value, list | tuple):
-                items = enumerate(value)
-            else:
-                continue
-            # The first item shows what it holds: a trajectory may be long.
-            for key, item in items:
-                if not isinstance(item, Rubric):
-                    break
-                if id(item) not in known:
-                    yield f"{name}_{key}", item
+        for name, value in list(vars(self).items()):
+            yield from (
+                (path, rubric) for path, rubric in _rubrics_in(name, value) if id(rubric) not in known
+            )
 
     def rubrics(self) -> Iterator["Rubric"]:
         """Yield all descendants."""
