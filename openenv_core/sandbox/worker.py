@@ -237,8 +237,9 @@ class Worker:
                 outer = list[int]()
                 for _ in range(contexts):
                     pipes = [*reversed(os.pipe()), *reversed(os.pipe())]
-                    for each in pipes if owner is not None else ():
-                        os.fchown(each, *owner)
+                    if owner is not None:
+                        for each in pipes:
+                            os.fchown(each, *owner)
                     pair = socket.socketpair()
                     pipes += [each.detach() for each in pair]
                     for each in pipes:
