@@ -130,8 +130,27 @@ def _cover_parts(name: str, own: Callable[..., Any]) -> Any:
     return method
 
 
+def _rubrics_in(name: str, value: Any) -> Iterator[tuple[str, "Rubric"]]:
+    """Yield the rubrics in a list, tuple or dict, and in those that it holds, as pairs of a weight and a rubric are."""
+    if isinstance(value, dict):
+        items: Iterable[tuple[Any, Any]] = list(value.items())
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    else:
+        return
+    for key, item in items:
+        if isinstance(item, Rubric):
+            yield f"{name}_{key}", item
+            continue
+        held = list(_rubrics_in(f"{name}_{key}", item))
+        yield from held
+        # The first item shows what a list holds: a trajectory may be long.
+        if not held and item is not None and not isinstance(value, tuple):
+            return
+
+
 class Rubric(ABC):
-    """Base class of rubrics. Rubrics assigned to attributes, alone or in a list, tuple or dict, become children.
+    """Base class of rubrics. Rubrics assigned to attributes, alone or in lists, tuples or dicts, become children.
 
     Attributes:
         last_score: The last score; None before the first call.
@@ -211,22 +230,13 @@ class Rubric(ABC):
         yield from (rubric for _, rubric in self.named_children())
 
     def named_children(self) -> Iterator[tuple[str, "Rubric"]]:
-        """Yield the child rubrics with the names of their attributes; of a list or dict, `NAME_0` or `NAME_KEY`."""
+        """Yield the child rubrics by the names of their attributes; in a list or dict, `NAME_0` or `NAME_KEY`."""
         yield from self._children.items()
         known = {id(rubric) for rubric in self._children.values()}
-        for name, value in vars(self).items():
-            if isinstance(value, dict):
-                items = iter(value.items())
-            elif isinstance(value, list | tuple):
-                items = enumerate(value)
-            else:
-                continue
-            # The first item shows what it holds: a trajectory may be long.
-            for key, item in items:
-                if not isinstance(item, Rubric):
-                    break
-                if id(item) not in known:
-                    yield f"{name}_{key}", item
+        for name, value in list(vars(self).items()):
+            yield from (
+                (path, rubric) for path, rubric in _rubrics_in(name, value) if id(rubric) not in known
+            )
 
     def rubrics(self) -> Iterator["Rubric"]:
         """Yield all descendants."""

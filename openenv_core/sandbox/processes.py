@@ -39,6 +39,8 @@ class Connections:
 
     Args:
         paced: Whether to open a socket for `ProcessTree.pacer`.
+        owner: User and group of the interpreter, if they are not this process's: it may open its streams again, as
+            /dev/stdout for example.
 
     Attributes:
         control: The supervisor's end of the control socket. Messages carry their sender's process id.
@@ -48,7 +50,7 @@ class Connections:
         inner: The other ends: control, stdout, stderr, pacer.
     """
 
-    def __init__(self, *, paced: bool = False) -> None:
+    def __init__(self, *, paced: bool = False, owner: tuple[int, int] | None = None) -> None:
         pipes: list[int] = []
         self.pacer: socket.socket | None = None
         with ExitStack() as undo:  # the process may run out of descriptors
@@ -61,6 +63,8 @@ class Connections:
             for _ in range(2):
                 for end in os.pipe2(os.O_CLOEXEC):
                     undo.callback(os.close, end)
+                    if owner is not None:
+                        os.fchown(end, *owner)
                     pipes.append(end)
             undo.pop_all()
         self.control.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -153,9 +157,12 @@ class ProcessTree:
     Args:
         exited: Resolves to the first process's exit; set by the zygote that forked it.
         cgroup: The control group of all processes, if any; removed with them.
+        owner: User and group of the processes, as of `Connections`.
 
     Attributes:
         root: A pidfd of the first process; None until it is known.
+        first: Its process id; None if the code can make processes that do not descend from it.
+        waits: Whether it only waits for the interpreter, and never stops.
         group: The process group to kill with it, if no pid namespace does that.
         leader: The leader of the process group to pause, if code may start processes that cannot leave the group.
         pacer: The socket to the session's init process, which pauses all processes, if they can leave the group.
@@ -164,9 +171,17 @@ class ProcessTree:
         begun: The number of requests so far. Each resumes all processes, those of other interpreters too.
     """
 
-    def __init__(self, exited: asyncio.Future[Exit], cgroup: Cgroup | None) -> None:
+    def __init__(
+        self,
+        exited: asyncio.Future[Exit],
+        cgroup: Cgroup | None,
+        owner: tuple[int, int] | None = None,
+    ) -> None:
         self.exited = exited
+        self.owner = owner
         self.root: int | None = None
+        self.first: int | None = None
+        self.waits = False
         self.group: int | None = None
         self.leader: int | None = None
         self.pacer: socket.socket | None = None
@@ -176,6 +191,7 @@ class ProcessTree:
         self._cgroup = cgroup
         self._oom_kills = 0
         self._unconfirmed = 0
+        self._still_after: int | None = None  # the request after which `is_still` was true
 
     def pace(self, number: signal.Signals) -> None:
         """Stop or resume all processes that code may have started."""
@@ -192,6 +208,36 @@ class ProcessTree:
             with suppress(OSError):
                 self._unconfirmed -= len(self.pacer.recv(RECEIVE_BYTES))
         return not self._unconfirmed
+
+    def is_still(self) -> bool:
+        """Return whether nothing that code has started can have any effect before the next request resumes it.
+
+        A process in the middle of a long system call, or of its end, stops only afterwards, and may until then end
+        others or resume them: by using up memory, or because a group with stopped processes loses its last tie.
+        """
+        if self._still_after != self.begun and not self.running and self.is_paced():
+            threads = self._stopped_threads()
+            # Again: a process that ended meanwhile may have handed its children over to one that was read before.
+            if threads and threads == self._stopped_threads():
+                self._still_after = self.begun
+        return self._still_after == self.begun
+
+    def _stopped_threads(self) -> set[str] | None:
+        """Return all threads of the code; None if one of them is not stopped, or they are not known."""
+        found, pending = set[str](), [str(self.first)]
+        try:
+            while pending:
+                process = pending.pop()
+                for thread in os.listdir(f"/proc/{process}/task"):
+                    path = Path("/proc", process, "task", thread)
+                    is_ours = self.waits and process == str(self.first)
+                    if not is_ours and _state(path) not in "TZX":
+                        return None
+                    found.add(thread)
+                    pending += (path / "children").read_text().split()
+        except OSError:
+            return None
+        return found
 
     def oom_killed(self) -> bool:
         """Return whether the kernel killed a process because of the tree's memory limit, since the last call."""
@@ -279,10 +325,9 @@ class InterpreterProcesses:
         if self.tree.running or not self.tree.is_paced() or self.has_ended():
             return False
         try:
-            state = Path(f"/proc/{self._current}/stat").read_bytes().rpartition(b")")[2].split()[0]
+            return _state(Path("/proc", str(self._current))) == "T"
         except OSError:
             return False
-        return state == b"T"
 
     def begin(self) -> None:
         """Resume all processes at the start of a request."""
@@ -385,6 +430,11 @@ class InterpreterProcesses:
 
     def _on_tree_exit(self, exited: asyncio.Future[Exit]) -> None:
         self._end(exited.result())
+
+
+def _state(folder: Path) -> str:
+    """Return the letter of a process's or thread's state, from its folder in /proc."""
+    return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
 
 
 def _send_signal(descriptor: int | None, number: signal.Signals) -> None:

@@ -40,8 +40,8 @@ ORPHAN_POLL_INTERVAL_S: Final = 0.01
 
 BRANCH_TIMEOUT_S: Final = 20.0
 
-IDLE_CHECK_DELAYS_S: Final = (0.001, 0.01, 0.1)
-"""Seconds after a pause at which to look whether the interpreter has stopped."""
+IDLE_CHECK_DELAYS_S: Final = (0.01, 0.1, 1.0)
+"""Seconds after a pause at which to look whether all processes have stopped."""
 
 
 class Capture:
@@ -141,8 +141,8 @@ class Worker:
     def was_ended_from_outside(self) -> bool:
         """Return whether something other than its code has ended the interpreter, which handles no request.
 
-        All code was stopped by then. The system-call filter lets no code arrange a SIGKILL for later, by a timer for
-        example: it could pass off an end of its own as a failure of the sandbox.
+        All code was seen to stand still, and the system-call filter lets no code arrange a SIGKILL for later, by a
+        timer for example: it could pass off an end of its own as a failure of the sandbox.
         """
         return self._stopped_after == self.processes.tree.begun and not self.processes.is_stopped()
 
@@ -230,12 +230,16 @@ class Worker:
         Raises:
             SandboxUnavailableError: The copy did not start.
         """
-        connections = Connections()
+        owner = self.processes.tree.owner
+        connections = Connections(owner=owner)
         with ExitStack() as stack:
             try:
                 outer = list[int]()
                 for _ in range(contexts):
                     pipes = [*reversed(os.pipe()), *reversed(os.pipe())]
+                    if owner is not None:
+                        for each in pipes:
+                            os.fchown(each, *owner)
                     pair = socket.socketpair()
                     pipes += [each.detach() for each in pair]
                     for each in pipes:
@@ -275,7 +279,8 @@ class Worker:
         self._branching = True
         try:
             for _ in folders:
-                connections.append(Connections())  # noqa: PERF401 - those before one that fails are closed below
+                each = Connections(owner=processes.tree.owner)
+                connections.append(each)
             async with asyncio.timeout(BRANCH_TIMEOUT_S):
                 with self._open_request() as answered:
                     request = pack_request({"id": self._number, "op": "branch", "folders": folders})
@@ -381,9 +386,10 @@ class Worker:
             self._idle_timer = self._loop.call_later(delays_s[0], self._check_idle, delays_s[1:])
 
     def _check_idle(self, delays_s: tuple[float, ...]) -> None:
-        if self.processes.is_stopped():
+        if self.processes.is_stopped() and self.processes.tree.is_still():
             self._stopped_after = self.processes.tree.begun
         else:
+            self.processes.pause()  # again: an end may have resumed others, see `ProcessTree.is_still`
             self._check_idle_later(delays_s)
 
     async def _send(self, data: bytes) -> None:

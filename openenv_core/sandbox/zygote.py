@@ -161,13 +161,13 @@ class Zygote:
                 undo.push_async_callback(place.close)
             before = undo.enter_context(contextlib.ExitStack())
             # Before the control group: this may fail for want of descriptors.
-            connections = Connections(paced=paced)
+            connections = Connections(paced=paced, owner=owner)
             before.callback(connections.close)
             # Resource limits bound one process; only a control group bounds it and its children together.
             cgroup, doors = None, list[int]()
             if cgroups is not None and forks:
                 cgroup, doors = await _in_thread(partial(_make_cgroup, cgroups, limits), _drop_cgroup)
-            tree = ProcessTree(exited, cgroup)
+            tree = ProcessTree(exited, cgroup, owner)
             undo.push_async_callback(tree.close)
             tree.pacer = connections.pacer
             # On failure the connections are closed first, which ends a process whose id is not known yet.
@@ -197,6 +197,10 @@ class Zygote:
                         tree.group = root
                     process, _ = await _receive_notice(connections, exited, READY_NOTICE)
                 processes = InterpreterProcesses(tree, process, forks=snapshot)
+                tree.waits = root != process
+                tree.first = (
+                    root if tree.waits or not forks else None
+                )  # else orphans are the zygote's children
             except TimeoutError:
                 raise SandboxUnavailableError(
                     f"expected an interpreter within {timeout_s:g} s, got none; the machine may be overloaded"

@@ -181,6 +181,26 @@ class Holder(Rubric):
         (self.resets,) = state.values()
 
 
+class Plain:
+    """Has a method of a rubric's life cycle, and is none."""
+
+    def reset(self) -> None:
+        pass
+
+
+class Mixed(Plain, Holder):
+    pass
+
+
+class Weighted(Rubric):
+    def __init__(self, rubric: Rubric) -> None:
+        self.parts = {"style": [None, (0.0, Given(0.0))], "content": [(1.0, rubric)]}
+
+    def forward(self, action: Any, observation: Any) -> float:
+        ((weight, rubric),) = self.parts["content"]  # type: ignore[misc]
+        return weight * float(rubric(action, observation))  # type: ignore[arg-type]
+
+
 class Step(Observation):
     value: int = 1
 
@@ -196,6 +216,8 @@ class Step(Observation):
         lambda rubric: Holder(Given(0.0), rubric),
         lambda rubric: Holder(RubricList([Given(0.0), rubric])[1]),
         lambda rubric: Holder(Given(0.0), Holder(Given(0.0), rubric)),
+        lambda rubric: Mixed(Given(0.0), rubric),
+        Weighted,
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True])

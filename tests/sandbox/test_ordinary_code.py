@@ -139,6 +139,19 @@ async def test_what_shell_scripts_take_for_granted_is_there(open_session: OpenSe
     assert ast.literal_eval(printed or "") == SCRIPTS
 
 
+@pytest.mark.parametrize("snapshot", [False, True], ids=["plain", "snapshot"])
+async def test_programs_may_open_the_streams_of_an_execution(
+    open_session: OpenSession, snapshot: bool
+) -> None:
+    session = await open_session(Limits(allow_subprocess=True), snapshot=snapshot)
+    sessions = [session, *(await session.fork(1) if snapshot else ())]
+    for each in sessions:
+        done = await each.execute(
+            "import subprocess\nsubprocess.run('echo err | tee /dev/stderr > /dev/stdout', shell=True).returncode"
+        )
+        assert (done.stdout, done.stderr) == ("err\n", "err\n"), done
+
+
 async def test_a_program_sees_its_own_descriptors_and_no_others(open_session: OpenSession) -> None:
     session = await open_session(Limits(allow_subprocess=True))
     code = (

@@ -100,6 +100,38 @@ refused
     assert done.result == "[True, True, True, True]", done
 
 
+async def test_late_end_of_a_process_does_not_pass_off_an_end_as_one_from_outside(
+    open_session: OpenSession,
+) -> None:
+    # A process with much memory takes long to end. With it the interpreter's group loses its last tie to the session,
+    # at which the kernel sends SIGHUP and SIGCONT to a group that is stopped.
+    session = await open_session(Limits(allow_subprocess=True, memory_bytes=1 << 30))
+    await session.execute(
+        """
+import mmap, os, time
+ours, (ready, told), (waits, lets) = os.getpgid(0), os.pipe(), os.pipe()
+if not (first := os.fork()):
+    try:
+        os.setpgid(0, 0)
+        if not os.fork():
+            os.setpgid(0, ours)
+            time.sleep(1000)
+        memory = mmap.mmap(-1, 600 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(15)  # no huge pages
+        for at in range(0, len(memory), 4096): memory[at] = 1
+    finally:
+        os.write(told, b"1")
+        os.read(waits, 1)
+        os._exit(0)
+os.read(ready, 1)
+os.write(lets, b"1")
+time.sleep(0.001)
+"""
+    )
+    await asyncio.sleep(0.5)
+    assert (await session.execute("1")).status in ("ok", "killed")
+
+
 async def test_interpreter_that_exits_after_its_answer_is_reported(session: SandboxSession) -> None:
     # Whoever could pass for a failure of the infrastructure would be left out of every score.
     statuses, refused = [], 0

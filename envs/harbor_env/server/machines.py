@@ -99,7 +99,7 @@ class Machine(Protocol):
 
 
 _SESSION_CODE: Final = """
-import os, shutil, signal, subprocess, sys, tarfile
+import os, shutil, signal, subprocess, sys, tarfile, time
 
 if not os.path.exists("/dev/fd"):  # scripts that use <(...) would go wrong
     raise OSError("no /dev/fd: a container around this server hides parts of /proc; see docs/harbor.md")
@@ -119,10 +119,16 @@ def run(command, variables):
         raise
 
 def end():
-    try:
-        os.kill(-1, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+    while True:  # until none is left: the end of one that is late would send signals to this process
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            pass
+        time.sleep(0.001)
 
 def pack(path):
     if not os.path.lexists(path):
