@@ -57,6 +57,12 @@ FORMATS: Final = {
 }
 """Dtypes of arrays, with their `struct` codes."""
 
+_LARGE_VALUE_BYTES: Final = 4096
+"""Size of a value from which memory for it is used again: the allocator would return it, and map each page anew."""
+
+_SPARE_BYTES: Final = 64 << 20
+"""How much of such memory is kept for each leaf of a space."""
+
 _LENGTH: Final = struct.Struct("<I")
 _DOUBLE: Final = struct.Struct("<d")
 _ALIGNMENT: Final = 8
@@ -424,7 +430,7 @@ _OPTIONAL_FIELDS: Final = frozenset({"metadata", "info", "infrastructure_error",
 _EMPTY_ROW: Final = b'{"metadata":{}}'
 
 
-EncodedObservation: TypeAlias = tuple[bytes, bool, bool, list[list[bytes] | None], bytes | None]
+EncodedObservation: TypeAlias = tuple[bytes, bool, bool, list[list[Any] | None], bytes | None]
 """An observation, encoded for a reply about many members; no later change of the observation reaches it.
 
 The reward as float64, NaN if there is none; whether the episode has terminated, and was truncated; for each field
@@ -437,6 +443,10 @@ class _LeafEncoder:
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
+        size = _byte_size(*leaf)
+        self.is_large = size >= _LARGE_VALUE_BYTES
+        self._max_spare = _SPARE_BYTES // max(1, size)
+        self._spare: list[Any] = []
         self._dtype: Any = self  # numpy's, once a value has it
         self._list_size = leaf.shape[0] if len(leaf.shape) == 1 else None
         is_packed = len(leaf.shape) <= 1 and leaf.dtype != "bool"  # for which struct takes any value
@@ -444,11 +454,18 @@ class _LeafEncoder:
             struct.Struct(f"<{self._list_size or 1}{FORMATS[leaf.dtype]}").pack if is_packed else None
         )
 
-    def encode(self, value: Any) -> bytes:
-        """Return a value's data; an exception if it does not fit the leaf, as of `columns_of`."""
+    def encode(self, value: Any) -> Any:
+        """Return a value's data, as bytes or a numpy array; an exception if it does not fit, as of `columns_of`."""
         # The usual values first: all at once are faster, but another call may have changed them by then.
         if getattr(value, "dtype", None) is self._dtype and value.shape == self.leaf.shape:
-            return value.tobytes()  # type: ignore[no-any-return]
+            if not self.is_large:
+                return value.tobytes()
+            try:
+                copied = self._spare.pop()
+            except IndexError:
+                return value.copy(order="C")
+            copied[...] = value
+            return copied
         kind = type(value)
         if self._pack is not None and (len(value) if kind is list else None) == self._list_size:
             try:
@@ -463,11 +480,16 @@ class _LeafEncoder:
         data = arrays[0].data[0]
         if getattr(value, "dtype", None) == data.dtype:
             self._dtype = value.dtype
-        return data.tobytes()  # type: ignore[no-any-return]
+        return data.tobytes()
 
-    def decode(self, data: bytes) -> Any:
+    def release(self, data: Any) -> None:
+        """Use the memory of a large value again."""
+        if type(data) is not bytes and len(self._spare) < self._max_spare:
+            self._spare.append(data)
+
+    def decode(self, data: Any) -> Any:
         """Return the value with these data, with lists for arrays."""
-        return Array(self.leaf.dtype, (1, *self.leaf.shape), data).tolist()[0]
+        return Array(self.leaf.dtype, (1, *self.leaf.shape), bytes(data)).tolist()[0]
 
 
 def _map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -493,10 +515,10 @@ class _Column:
         self.leaves.append(_LeafEncoder(leaf))
         return self.leaves[-1]
 
-    def encode(self, value: Any) -> list[bytes] | None:
+    def encode(self, value: Any) -> list[Any] | None:
         """Return the data of a value's leaves; None if it does not fit the layout."""
         try:
-            data: list[bytes] = []
+            data: list[Any] = []
             self._append_leaves(self._tree, value, data)
             return data
         except (ImportError, AttributeError, LookupError, TypeError, ValueError, OverflowError):
@@ -507,12 +529,12 @@ class _Column:
         number = count(first)
         return _map_leaves(lambda _: next(number), self._tree)
 
-    def decode(self, data: Sequence[bytes]) -> Any:
+    def decode(self, data: Sequence[Any]) -> Any:
         """Return the value whose leaves have these data, with lists for arrays."""
         rest = iter(data)
         return _map_leaves(lambda leaf: leaf.decode(next(rest)), self._tree)
 
-    def _append_leaves(self, tree: Any, value: Any, data: list[bytes]) -> None:
+    def _append_leaves(self, tree: Any, value: Any, data: list[Any]) -> None:
         if isinstance(tree, _LeafEncoder):
             data.append(tree.encode(value))
             return
@@ -534,8 +556,12 @@ class ObservationEncoder:
                 if (layout := layout_of(part.get(SPACE, {}))) is not None:
                     self._columns[name] = _Column(layout)
         self._encoders = [(name, column.encode) for name, column in self._columns.items()]
+        self._large = [
+            (index, column)
+            for index, column in enumerate(self._columns.values())
+            if any(leaf.is_large for leaf in column.leaves)
+        ]
         self._models: dict[type[Observation], tuple[bool, bool]] = {}
-        self._last_observations: Sequence[EncodedObservation] = ()
 
     def encode(self, observation: Observation) -> EncodedObservation:
         """Encode an observation, which may change afterwards.
@@ -572,8 +598,6 @@ class ObservationEncoder:
 
     def combine(self, observations: Sequence[EncodedObservation], arrays: list[Array]) -> dict[str, bytes]:
         """Return the header fields `columns` and `rows`, each if it is not empty; append arrays to `arrays`."""
-        # Kept until the next reply: the allocator would return so much memory at once, and then map every page anew.
-        self._last_observations = observations
         columns: dict[str, Any] = {}
         as_json: list[tuple[int, str, _Column]] = []
         for index, (name, column) in enumerate(self._columns.items()):
@@ -589,6 +613,13 @@ class ObservationEncoder:
         if as_json or any(one[4] for one in observations):
             header["rows"] = b"[%b]" % b",".join(_row_of(one, as_json) for one in observations)
         return header
+
+    def release(self, observations: Sequence[EncodedObservation]) -> None:
+        """Use the memory of observations again, which nobody will read any more."""
+        for index, column in self._large:
+            for one in observations:
+                for leaf, data in zip(column.leaves, one[3][index] or (), strict=False):
+                    leaf.release(data)
 
 
 def _row_of(observation: EncodedObservation, as_json: Sequence[tuple[int, str, _Column]]) -> bytes:

@@ -87,6 +87,10 @@ class BatchDialect:
         if len(frame) <= MAX_REPLY_BYTES or len(finished) == 1:
             for data in errors.values():
                 self._metrics.count_error(data["code"])
+            if finished and not finished[0].is_read:  # the frame has copies
+                self._encoder.release(
+                    [one for call in finished for one in (call.outcome, call.final) if isinstance(one, tuple)]
+                )
             yield frame
         else:
             half = len(finished) // 2

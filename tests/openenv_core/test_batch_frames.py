@@ -237,3 +237,31 @@ def test_values_outside_the_space_are_refused(dtype: str, values: list[Any]) -> 
     assert arrays == []
     columns_of(batch.Leaf("int8", ()), [127, -128], arrays)
     assert arrays[0].data[0].tolist() == [127, -128]
+
+
+def test_memory_of_large_values_is_used_again_only_once_they_are_released() -> None:
+    class Picture(Observation):
+        pixels: Any = None
+
+    space = {"type": "Box", "dtype": "uint8", "shape": [64, 64]}
+    encoder = batch.ObservationEncoder({"properties": {"pixels": {batch.SPACE: space}}})
+
+    def encode(*values: int) -> list[Any]:
+        return [encoder.encode(Picture(pixels=np.full((64, 64), value, np.uint8))) for value in values]
+
+    def places(encoded: list[Any]) -> set[int]:
+        return {id(one[3][0][0]) for one in encoded}
+
+    def read(encoded: list[Any]) -> list[int]:
+        arrays: list[Any] = []
+        encoder.combine(encoded, arrays)
+        return [value[0][0] for value in batch.Array("uint8", (2, 64, 64), b"".join(arrays[0].data)).tolist()]
+
+    encode(0)  # shows the dtype of the values
+    first, second = encode(1, 2), encode(3, 4)
+    assert not places(first) & places(second)
+    assert (read(first), read(second)) == ([1, 2], [3, 4])
+    encoder.release(first)
+    third = encode(5, 6)
+    assert places(third) == places(first)
+    assert (read(second), read(third)) == ([3, 4], [5, 6])
