@@ -97,7 +97,7 @@ def test_run_that_is_told_to_end_goes_on_where_it_was(ropewalk: Start, tmp_path:
 def test_loss_that_is_not_finite_ends_the_run_as_failed(ropewalk: Start, tmp_path: Path) -> None:
     run = ropewalk(*small(tmp_path, "trainer.learning_rate=1e30", "trainer.warmup_updates=0"))
     assert run.wait(RUN_TIMEOUT_S) == 1
-    assert "NonFiniteLossError" in run.output()
+    assert "expected a finite loss and gradient in iteration" in run.output()
     assert "Traceback" not in run.output()
 
 
@@ -110,7 +110,7 @@ def test_killed_role_without_a_restart_budget_ends_the_run_as_failed(
     run.wait_for("   1/500")
     run.role(f"{role}-0").kill()
     assert run.wait(200) == 1
-    assert "RoleError" in run.output()
+    assert f"replica 0 of {role} is lost, and it is never restarted" in run.output()
     assert "Traceback" not in run.output()
 
 
