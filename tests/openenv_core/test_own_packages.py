@@ -64,7 +64,7 @@ def test_server_and_client_of_a_name_are_ours(layout: str, tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         "validate blackjack --level runtime",
         "eval blackjack --policy random --episodes 2 --out out",
@@ -73,16 +73,16 @@ def test_server_and_client_of_a_name_are_ours(layout: str, tmp_path: Path) -> No
         "init dice",
     ],
 )
-def test_commands_run_in_such_a_folder(words: str, tmp_path: Path) -> None:
-    assert run(write(tmp_path, LAYOUTS["code"]), *COMMANDS["script"], *words.split(), path=".")
+def test_commands_run_in_such_a_folder(arguments: str, tmp_path: Path) -> None:
+    assert run(write(tmp_path, LAYOUTS["code"]), *COMMANDS["script"], *arguments.split(), path=".")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [("--workers", "2"), ("--reload",)])
-def test_workers_and_reloaded_servers_are_ours(words: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("arguments", [("--workers", "2"), ("--reload",)])
+def test_workers_and_reloaded_servers_are_ours(arguments: tuple[str, ...], tmp_path: Path) -> None:
     write(tmp_path, {**LAYOUTS["code"], "game.py": "from envs.blackjack_env.server.app import app\n"})
     (tmp_path / "envs" / "__init__.py").write_text("")
-    with serve(*words, app="./game.py", cwd=tmp_path, PYTHONPATH=".") as server:
+    with serve(*arguments, app="./game.py", cwd=tmp_path, PYTHONPATH=".") as server:
         assert "properties" in server.get("/schema")[1]["action"]
 
 
