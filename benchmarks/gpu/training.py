@@ -223,11 +223,11 @@ def train(reporter: Reporter) -> None:
         path = Path(folder) / "policy"
         write_checkpoint(path, size, device=device, dtype=torch.bfloat16, layers=architecture.layers)
         trainer = _trainer(path, dtype="bfloat16", max_length=max(lengths), checkpointing=checkpointing)
-    batch = documents(lengths, vocabulary=architecture.vocabulary)
-    metrics = []
-    for _ in range(2 if reporter.dry else 4):
-        trainer.step(batch)
-        metrics.append(trainer.measured)
+        batch = documents(lengths, vocabulary=architecture.vocabulary)
+        metrics = []
+        for _ in range(2 if reporter.dry else 4):
+            trainer.step(batch)
+            metrics.append(trainer.measured)
     for name, value in max(metrics[1:], key=lambda step_metrics: step_metrics["train/tokens_per_s"]).items():
         reporter.record(name, value)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from rl_bridge.titan.model import TitanModel
 
 ALL_UPDATES = slice(None)
+
+_read_architecture = lru_cache(read_architecture)
+"""Reads a checkpoint's architecture once, not at every step."""
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -52,7 +56,7 @@ def rank_batches(
     parts = batch.split_by_trajectory(config.updates_per_iteration, shuffle)
     weights = np.zeros(len(batch), dtype=np.float32)
     data_ranks = ranks // config.tensor_parallel
-    architecture = read_architecture(Path(settings.model_path))
+    architecture = _read_architecture(Path(settings.model_path))
     tokens: list[list[list[NDArray[np.int64]]]] = [[] for _ in range(data_ranks)]
     for update in parts:
         weights[update] = token_weights(
@@ -173,7 +177,7 @@ async def reference_logprobs(
     roster = getattr(reference, "roster", None)  # a local object is its own only replica
     replicas = 1 if roster is None else max(1, len(roster.targets))
     loss_tokens = np.bincount(batch.context, minlength=len(batch.lengths))
-    costs = _compute_costs(read_architecture(model_path), batch.lengths, loss_tokens, frozen=False)
+    costs = _compute_costs(_read_architecture(model_path), batch.lengths, loss_tokens, frozen=False)
     shares = divide_documents(batch.lengths, costs=costs, ranks=replicas, budget=int(batch.lengths.sum()))
     parts = [np.flatnonzero(np.isin(batch.context, contexts)) for (contexts,) in shares if len(contexts)]
     replies = await asyncio.gather(*(reference.logprobs.route(batch.take(tokens)) for tokens in parts))
