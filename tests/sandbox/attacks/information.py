@@ -36,8 +36,9 @@ ATTACKS = (
             breach("variables", more)
         """),
     attack("processes", "the processes of the machine are not listed")("""
-        must_fail("listing", lambda: os.listdir("/proc"))
-        must_fail("scanning", lambda: list(os.scandir("/proc")))
+        for listed in (attempt(os.listdir, "/proc"), attempt(lambda: [each.name for each in os.scandir("/proc")])):
+            if numbers := [name for name in listed or () if name.isdecimal()]:
+                breach("listing", numbers)
         """),
     attack(
         "processes-by-number",
