@@ -102,9 +102,8 @@ def _state_dict(whole: "Rubric") -> dict[str, Any]:
 
 def _load_state_dict(whole: "Rubric", state: Mapping[str, Any]) -> None:
     left = dict(state)
-    for prefix, rubric in reversed(
-        [*_walk(whole)]
-    ):  # the parts first: what is left is of the enclosing rubric
+    # The parts first: what is left is of the enclosing rubric.
+    for prefix, rubric in reversed([*_walk(whole)]):
         keys = [key for key in left if key.startswith(prefix)]
         if keys or rubric is whole:
             _own(rubric, "load_state_dict")({key.removeprefix(prefix): left.pop(key) for key in keys})
