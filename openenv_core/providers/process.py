@@ -1,5 +1,6 @@
 """A provider of servers in local processes."""
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -178,7 +179,8 @@ class _OutputTail:
         self._thread.join(timeout_s)
 
     def _read(self, stream: IO[bytes]) -> None:
-        with stream:
+        # A start that is stopped from another thread may find the stream closed: `end` knew of no reader yet.
+        with contextlib.suppress(ValueError), stream:
             while chunk := os.read(stream.fileno(), 65_536):
                 self._retained += chunk
                 del self._retained[:-OUTPUT_BYTES]
