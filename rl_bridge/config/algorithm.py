@@ -77,6 +77,9 @@ class AlgorithmConfig(Section):
     """How token losses are aggregated; see rl_bridge.algorithms.policy_loss."""
     entropy_coef: NonNegative = 0.0
     """Bonus for the policy's entropy, in units of advantage per nat."""
+    entropy_top_k: Annotated[int, Field(ge=2)] | None = None
+    """Take the entropy over this many most likely tokens only, with their probabilities scaled to a sum of 1 (AEnt's
+    clamped entropy). Over a large vocabulary the whole entropy rewards unlikely tokens, which are mostly errors."""
     entropy_hold: Fraction = 1.0
     """The share of the run for which the bonus is constant; afterwards it falls linearly."""
     entropy_final_factor: Fraction = 1.0

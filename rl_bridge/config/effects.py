@@ -34,6 +34,7 @@ CONDITIONS: Final[Mapping[str, Condition]] = MappingProxyType(
         "clip_low": _RATIO,
         "clip_high": _RATIO,
         "dual_clip": ("algorithm.objective is clip", lambda config: config.objective == "clip"),
+        "entropy_top_k": ("algorithm.entropy_coef is above 0", lambda config: config.entropy_coef > 0),
         "entropy_hold": _ENTROPY_DECAY,
         "entropy_final_factor": _ENTROPY_DECAY,
         "kl_estimator": _KL,

@@ -239,6 +239,9 @@ def _make_engine_options(config: Config, model_path: str, seed: int) -> dict[str
             options["kv_cache_memory_bytes"] = kv_bytes
     else:
         options["kv_cache_memory_bytes"] = rollout.kv_cache_mb << 20
+        # The smallest that vLLM's kernel allows. Only whole blocks of a prompt are reused, and with vLLM's own 128
+        # tokens few prompts on a CPU have one.
+        options["block_size"] = 32
         # A seeded request whose prompt is split over steps crashes the engine on a CPU: vLLM rewinds the request's
         # generator, which only GPU generators support. So prompts are not split, and steps are long enough for them.
         options["enable_chunked_prefill"] = False

@@ -122,6 +122,7 @@ class LossTokens:
         target: The loss tokens, shape [T].
         temperature: Divides the logits.
         chunk: The number of tokens whose logits are in memory at once.
+        entropy_top_k: The number of most likely tokens whose entropy is computed; None: the whole vocabulary.
     """
 
     row: Tensor
@@ -129,6 +130,7 @@ class LossTokens:
     target: Tensor
     temperature: float
     chunk: int
+    entropy_top_k: int | None = None
 
 
 class TokenOutputs(NamedTuple):
@@ -137,7 +139,7 @@ class TokenOutputs(NamedTuple):
     Attributes:
         logprobs: Each token's log-probability under the distribution that the engine samples from; for a critic, the
             value of the state before the token.
-        entropy: The entropy of that distribution, in nats; None for a critic.
+        entropy: The entropy of that distribution, or of its most likely tokens, in nats; None for a critic.
     """
 
     logprobs: Tensor
@@ -174,6 +176,7 @@ class OutputLayer(Linear):
             loss_tokens.target,
             temperature=loss_tokens.temperature,
             chunk=loss_tokens.chunk,
+            entropy_top_k=loss_tokens.entropy_top_k,
             first=first,
             group=group,
         )

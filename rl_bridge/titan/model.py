@@ -206,10 +206,13 @@ class TitanModel:
             lengths, len(batch), output_layer=not self._value_head, frozen=self._adapters is not None
         )
 
-    def outputs(self, rows: PackedRows, *, temperature: float = 1.0) -> TokenOutputs:
+    def outputs(
+        self, rows: PackedRows, *, temperature: float = 1.0, entropy_top_k: int | None = None
+    ) -> TokenOutputs:
         """Return the last layer's outputs for each loss token in rows from `pack`; call it within `spmd`.
 
-        Logits are divided by the sampling temperature, so that the distribution is the engine's.
+        Logits are divided by the sampling temperature, so that the distribution is the engine's. For `entropy_top_k`
+        see `token_logprobs`.
         """
         if rows.target.min() < 0 or rows.target.max() >= self._architecture.vocabulary:
             raise ValueError(
@@ -222,6 +225,9 @@ class TitanModel:
             target=self._to_tensor(rows.target),
             temperature=temperature,
             chunk=self._chunk,
+            entropy_top_k=None
+            if entropy_top_k is None
+            else min(entropy_top_k, self._architecture.vocabulary),
         )
         masks, positions = None, self._to_tensor(rows.positions)
         if self._uses_varlen_kernel:

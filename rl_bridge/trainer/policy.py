@@ -153,7 +153,11 @@ class PolicyGradients:
 
         def loss(micro_batch: TrainBatch) -> Tensor:
             rows = self._model.pack(micro_batch)
-            outputs = self._model.outputs(rows, temperature=self._settings.config.rollout.temperature)
+            outputs = self._model.outputs(
+                rows,
+                temperature=self._settings.config.rollout.temperature,
+                entropy_top_k=self._settings.config.algorithm.entropy_top_k,
+            )
             assert outputs.entropy is not None
             assert micro_batch.weights is not None
             old_logprobs = self._to_tensor(micro_batch.old_logprobs)

@@ -21,9 +21,12 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), target
 
 
-def plain(hidden: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def plain(
+    hidden: Tensor, weight: Tensor, target: Tensor, *, top_k: int = VOCABULARY
+) -> tuple[Tensor, Tensor]:
     logp = torch.log_softmax((hidden @ weight.T).float() / TEMPERATURE, dim=-1)
-    return logp.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(logp.exp() * logp).sum(-1)
+    top = torch.log_softmax(logp.sort(dim=-1, descending=True).values[:, :top_k], dim=-1)
+    return logp.gather(-1, target.unsqueeze(-1)).squeeze(-1), -(top.exp() * top).sum(-1)
 
 
 def gradients(outputs: tuple[Tensor, Tensor], wrt: tuple[Tensor, Tensor], *, entropy: float) -> list[Tensor]:
@@ -35,11 +38,13 @@ def gradients(outputs: tuple[Tensor, Tensor], wrt: tuple[Tensor, Tensor], *, ent
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 1000])
-@pytest.mark.parametrize("entropy", [0.0, 0.3])
-def test_chunked_results_equal_unchunked_ones(chunk: int, entropy: float) -> None:
+@pytest.mark.parametrize(
+    ("entropy", "top_k"), [(0.0, None), (0.3, None), (0.0, 2), (0.3, 2), (0.3, VOCABULARY)]
+)
+def test_chunked_results_equal_unchunked_ones(chunk: int, entropy: float, top_k: int | None) -> None:
     hidden, weight, target = inputs()
-    expected = plain(hidden, weight, target)
-    found = token_logprobs(hidden, weight, target, temperature=TEMPERATURE, chunk=chunk)
+    expected = plain(hidden, weight, target, top_k=top_k or VOCABULARY)
+    found = token_logprobs(hidden, weight, target, temperature=TEMPERATURE, chunk=chunk, entropy_top_k=top_k)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
     for ours, theirs in zip(

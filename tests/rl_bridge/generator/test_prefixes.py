@@ -16,8 +16,8 @@ from rl_bridge.types import SamplingSettings
 pytestmark = pytest.mark.heavy
 
 TURNS, GROUPS, SIBLINGS = 8, 9, 3
-BEGIN, HEARD = 260, 130
-"""Tokens of a first prompt, and of what is heard between two answers: on a CPU a block of the cache has 128."""
+BEGIN, HEARD = 70, 34
+"""Tokens of a first prompt, and of what is heard between two answers: on a CPU a block of the cache has 32."""
 LEAST = 0.6
 """The share of a prompt's tokens that have to be found."""
 HOW = SamplingSettings(temperature=1.0, max_new_tokens=6)
@@ -38,7 +38,7 @@ async def episode(client: PinnedClient, prompt: Sequence[int], seed: int) -> Non
 
 async def hit_rate(path: Path, folder: Path, *, replicas: int) -> float:
     """Of a task of eight turns, played by groups of siblings."""
-    settings = {"max_length": 2048, "max_num_seqs": 16, "kv_cache_mb": 64}
+    settings = {"max_length": 512, "max_num_seqs": 16, "kv_cache_mb": 64}
     async with policy_service(path, folder, replicas=replicas, **settings) as (policy, _):
         client = GeneratorClient(
             policy.generate_many.route,
