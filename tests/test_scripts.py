@@ -242,6 +242,34 @@ def test_published_model_takes_no_argument() -> None:
     assert "expected no arguments, got another/model" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--seed", "7"], "train -- ropewalk train --config examples/grpo_blackjack/config.yaml --seed 7"),
+        (
+            ["--published", "--seed", "7"],
+            "published -- ropewalk train --config examples/grpo_blackjack/published.yaml --seed 7 model.path=a model",
+        ),
+        (
+            ["model.path=mine", "--published"],
+            "published -- ropewalk train --config examples/grpo_blackjack/published.yaml model.path=mine",
+        ),
+        (
+            ["--published", "--model.path", "mine"],
+            "published -- ropewalk train --config examples/grpo_blackjack/published.yaml --model.path mine",
+        ),
+    ],
+)
+def test_training_is_given_the_published_model_unless_another_is_named(
+    tmp_path: Path, arguments: list[str], command: str
+) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "scripts" / "bootstrap.py").write_text("import sys; print(*sys.argv[1:])\n")
+    (tmp_path / "scripts" / "published-model").write_text("#!/bin/sh\necho a model\n")
+    done = finished(tmp_path / "scripts" / "train-blackjack", *arguments, timeout_s=30)
+    assert (done.returncode, done.stdout) == (0, f"{command}\n"), done.stderr
+
+
 # scripts/node-tools, with a fake npm: what it asks for, and when it asks at all
 
 
