@@ -1,6 +1,7 @@
 """`train-blackjack --published`, in short: a published chat model is fetched, trained, and reported on."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -76,3 +77,28 @@ def test_prompts_and_answers_fit_what_the_configuration_allows(model: Path, tmp_
     assert tokenizer.raw(
         tokenizer.prompt(task.messages(observe_decision(DecisionState(17, True, 1))))
     ).endswith("<|im_start|>user\nsoft 17 against an ace<|im_end|>\n<|im_start|>assistant\n")
+
+
+THINKING_TEMPLATE = """\
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}"""
+"""The end of a prompt is that of Qwen3's template."""
+
+
+def test_checkpoint_that_can_think_is_told_not_to_and_a_gpu_computes_in_bfloat16(
+    model: Path, tmp_path: Path
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(THINKING_TEMPLATE, encoding="utf-8")
+    config = load_config(ROOT / CONFIG, [f"model.path={tmp_path}", "trainer.num_gpus=1"])
+    assert (config.model.dtype, config.monarch.roles.gpus()) == ("bfloat16", 1)
+    tokenizer = ChatTokenizer(tmp_path, thinking=config.model.thinking)
+    chat = BlackjackChatTask(config, tmp_path).messages(observe_decision(DecisionState(17, True, 1)))
+    assert tokenizer.raw(tokenizer.prompt(chat)).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
