@@ -55,10 +55,11 @@ RELEASED = ("0.10.0", "0.3.1", "0.2.3", "0.1.1")
 
 TRACKIO = ("trackio==0.43.0", "gradio-client==2.7.2", "brotli==1.2.1")
 TORCHSTORE = ("torchstore==0.1.2", "pygtrie==2.5.0")
-# Trainers that the adapters are tested with.
+# What transformers reads a model in GGUF with, for scripts/published-model.
+PUBLISHED = ("accelerate==1.15.0", "gguf==0.19.0")
+# Trainers that the adapters are tested with. TRL also needs accelerate, which is in PUBLISHED.
 TRAINERS = (
     "trl==1.16.0",
-    "accelerate==1.15.0",
     "skyrl-gym==0.4.0",
     "func-timeout==4.3.5",
     "omegaconf==2.4.0",
@@ -89,9 +90,14 @@ PROFILES = {
     },
     "test": Profile("test", "server,gymnasium,rl-common,dev", "test.txt", True),
     "train": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True),
+    "published": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True, PUBLISHED),
     "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
     "test-all": Profile(
-        "rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, (*TORCHSTORE, *TRAINERS, *TRACKIO, *E2B)
+        "rl-cpu",
+        "rl-cpu,server,gymnasium,dev",
+        "rl-cpu.txt",
+        True,
+        (*TORCHSTORE, *PUBLISHED, *TRAINERS, *TRACKIO, *E2B),
     ),
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
     # A kernel gateway, for tests of kernels that it hosts; separate from the project, as its users install it.
@@ -292,12 +298,12 @@ def print_message(text: str) -> None:
 
 @contextlib.contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold a file's lock, so that two commands do not install into one environment at once."""
+    """Hold a file's lock, so that two commands do not write to one folder at once."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print_message("waiting for another installation to finish")
+            print_message("waiting for another command to finish")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -7,7 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -19,18 +22,22 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "constraints" / "node"
 
 
-@pytest.fixture
-def bootstrap(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "scripts" / "bootstrap.py")
+def load_script(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "bootstrap", module)  # dataclasses look up their module there
+    monkeypatch.setitem(sys.modules, name, module)  # dataclasses look up their module there
     spec.loader.exec_module(module)
     return module
 
 
-@pytest.mark.parametrize("script", ["train-blackjack", "test"])
+@pytest.fixture
+def bootstrap(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load_script("bootstrap", monkeypatch)
+
+
+@pytest.mark.parametrize("script", ["train-blackjack", "published-model", "test"])
 def test_help_comes_at_once_with_examples(script: str) -> None:
     done = finished(ROOT / "scripts" / script, "--help", timeout_s=30)
     assert done.returncode == 0
@@ -157,6 +164,110 @@ def test_only_the_first_double_dash_is_consumed(
     monkeypatch.setattr(sys, "argv", ["bootstrap.py", "test", "--", "pytest", "--", "-k"])
     bootstrap.main()
     assert commands == [["pytest", "--", "-k"]]
+
+
+# scripts/published-model, without the package index; tests/e2e trains what it fetches
+
+
+@pytest.fixture
+def published_model(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load_script("published_model", monkeypatch)
+
+
+def test_model_is_made_once_by_two_commands_at_once(
+    published_model: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = []
+    both_are_here = threading.Barrier(2)
+
+    def fetch(folder: Path) -> Path:
+        folder.mkdir()
+        fetched.append(folder)
+        time.sleep(0.2)  # the other one waits for the lock, or comes too late
+        return folder / "weights"
+
+    monkeypatch.setattr(published_model, "fetch", fetch)
+    monkeypatch.setattr(published_model, "convert", lambda weights, checkpoint: checkpoint.mkdir())
+
+    def prepare() -> Path:
+        both_are_here.wait(30)
+        return published_model.prepare_model(tmp_path)
+
+    with ThreadPoolExecutor(2) as threads:
+        made = {future.result(60) for future in [threads.submit(prepare) for _ in range(2)]}
+    assert made == {tmp_path / "SmolLM2-135M-Instruct"}
+    assert len(fetched) == 1
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["SmolLM2-135M-Instruct"]
+
+
+FETCHES = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import published_model
+
+def fetch(folder):
+    folder.mkdir()
+    (folder / "a half").touch()
+    print("fetching", flush=True)
+    time.sleep(60)
+
+published_model.fetch = fetch
+published_model.prepare_model(Path(sys.argv[2]))
+"""
+
+
+def test_interrupted_fetch_leaves_no_folder_and_a_killed_one_is_repeated(
+    published_model: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", FETCHES, str(ROOT / "scripts"), str(tmp_path)]
+    for sent, left in ((signal.SIGINT, 0), (signal.SIGKILL, 1)):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "fetching\n"
+            process.send_signal(sent)
+            process.wait(30)
+        assert sum(path.is_dir() for path in tmp_path.iterdir()) == left
+    monkeypatch.setattr(published_model, "fetch", lambda folder: folder.mkdir())
+    monkeypatch.setattr(published_model, "convert", lambda weights, checkpoint: checkpoint.mkdir())
+    made = published_model.prepare_model(tmp_path)
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == [made]
+
+
+def test_published_model_takes_no_argument() -> None:
+    done = finished(ROOT / "scripts" / "published-model", "another/model", timeout_s=30)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected no arguments, got another/model" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--seed", "7"], "train -- ropewalk train --config examples/grpo_blackjack/config.yaml --seed 7"),
+        (
+            ["--published", "--seed", "7"],
+            "published -- ropewalk train --config examples/grpo_blackjack/published.yaml --seed 7 model.path=a model",
+        ),
+        (
+            ["model.path=mine", "--published"],
+            "published -- ropewalk train --config examples/grpo_blackjack/published.yaml model.path=mine",
+        ),
+        (
+            ["--published", "--model.path", "mine"],
+            "published -- ropewalk train --config examples/grpo_blackjack/published.yaml --model.path mine",
+        ),
+    ],
+)
+def test_training_is_given_the_published_model_unless_another_is_named(
+    tmp_path: Path, arguments: list[str], command: str
+) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "scripts" / "bootstrap.py").write_text("import sys; print(*sys.argv[1:])\n")
+    (tmp_path / "scripts" / "published-model").write_text("#!/bin/sh\necho a model\n")
+    done = finished(tmp_path / "scripts" / "train-blackjack", *arguments, timeout_s=30)
+    assert (done.returncode, done.stdout) == (0, f"{command}\n"), done.stderr
 
 
 # scripts/node-tools, with a fake npm: what it asks for, and when it asks at all

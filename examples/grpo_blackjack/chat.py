@@ -1,17 +1,23 @@
-"""The policy's prompts, and the parser of its answers."""
+"""The prompts of the tiny policy and of chat models, and the parser of their answers."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
 
-from envs.blackjack_env.oracle import DECISION_STATES
+from envs.blackjack_env.oracle import DECISION_STATES, DecisionState
 from rl_bridge.tokens.chat import ChatMessage
+
+SYSTEM: Final = "Say hit or stand."
+EXAMPLES: Final[tuple[tuple[DecisionState, Literal["hit", "stand"]], ...]] = (
+    (DecisionState(19, False, 6), "stand"),
+    (DecisionState(8, False, 9), "hit"),
+)
+"""Decisions that a chat model is shown with their answers: without them a small one answers in sentences."""
 
 
 def prompt(total: int, usable_ace: bool, dealer: int) -> list[ChatMessage]:
-    """Return the chat for one decision.
+    """Return the chat for one decision of the tiny policy.
 
-    Each of the three facts is a word without spaces, which is one token for the tiny policy's word-level tokenizer.
-    Checkpoints with another tokenizer read the same text.
+    Each of the three facts is a word without spaces, which is one token for its word-level tokenizer.
 
     Args:
         total: The player's total, 4 to 21.
@@ -22,6 +28,20 @@ def prompt(total: int, usable_ace: bool, dealer: int) -> list[ChatMessage]:
     return [
         {"role": "user", "content": f"blackjack total={total} ace={ace} dealer={dealer} answer hit or stand"}
     ]
+
+
+def describe(total: int, usable_ace: bool, dealer: int) -> str:
+    """Return a decision in the words of a chat model's prompt, such as `soft 17 against an ace`."""
+    return f"{'soft ' if usable_ace else ''}{total} against {'an ace' if dealer == 1 else dealer}"
+
+
+def prompt_with_examples(total: int, usable_ace: bool, dealer: int) -> list[ChatMessage]:
+    """Return the chat for one decision, for checkpoints that were trained to chat; arguments as of `prompt`."""
+    messages: list[ChatMessage] = [{"role": "system", "content": SYSTEM}]
+    for state, answer in EXAMPLES:
+        messages.append({"role": "user", "content": describe(*state)})
+        messages.append({"role": "assistant", "content": answer})
+    return [*messages, {"role": "user", "content": describe(total, usable_ace, dealer)}]
 
 
 def render_prompts() -> Iterator[str]:

@@ -46,6 +46,12 @@ def write_report(
     _print(report, folder)
 
 
+def answer_rates(answers: Mapping[DecisionState, Answer]) -> dict[str, float]:
+    """Return the shares of observations that are answered legally, with hit and with stand."""
+    hit, stand = (sum(answer == action for answer in answers.values()) for action in ("hit", "stand"))
+    return {"legal": (hit + stand) / len(answers), "hit": hit / len(answers), "stand": stand / len(answers)}
+
+
 def summarize(
     answers: Mapping[DecisionState, Answer],
     result: EvaluationResult,
@@ -57,7 +63,7 @@ def summarize(
     """Return the report as plain values.
 
     Rates, `mean_return` and its 95% interval `ci95` (normal approximation) are those of the held-out hands, and null
-    without them. `exact_return` and the agreements are computed from the answers to all observations.
+    without them. `exact_return`, the agreements and the greedy rates are computed from the answers to all observations.
     `training_hands` is counted from `rows`, the logged metrics of each iteration.
     """
     exact = evaluate(answers, rules=rules, illegal_return=config.reward.illegal_answer)
@@ -84,6 +90,7 @@ def summarize(
         **sampled_rates,
         "optimal_agreement": agreement_rates.unweighted,
         "optimal_agreement_weighted": agreement_rates.weighted,
+        **{f"greedy_{name}_rate": rate for name, rate in answer_rates(answers).items()},
         "hands": hands,
         "hands_dropped": result.dropped,
         "training_hands": round(sum(count_hands(rows)[-1:])),
@@ -125,6 +132,11 @@ def _print(report: Mapping[str, Any], folder: Path) -> None:
     console.print(
         f"agreement with the optimal action: {report['optimal_agreement']:.1%} of all observations, "
         f"{report['optimal_agreement_weighted']:.1%} of the decisions met in play",
+        highlight=False,
+    )
+    legal, hit, stand = (report[f"greedy_{name}_rate"] for name in ("legal", "hit", "stand"))
+    console.print(
+        f"greedy answers to all observations: {legal:.1%} legal, {hit:.1%} hit, {stand:.1%} stand",
         highlight=False,
     )
     if report["mean_return"] is not None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from envs.blackjack_env import BlackjackAction, BlackjackEnv, BlackjackObservation
 from envs.blackjack_env.oracle import DECISION_STATES, Answer, DecisionState, Rules, agreement, evaluate
+from envs.blackjack_env.table import observe_decision
 from examples.grpo_blackjack import chat
-from examples.grpo_blackjack.report import write_report
+from examples.grpo_blackjack.report import answer_rates, write_report
+from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import EvaluationResult, Policy, Task
 from rl_bridge.tiny_policy import make_tiny_policy
 from rl_bridge.tokens.chat import ChatMessage
@@ -18,7 +19,10 @@ _ACTIONS = {"hit": BlackjackAction(action="hit"), "stand": BlackjackAction(actio
 
 
 class BlackjackTask(Task):
-    """A task whose answers are hit or stand, one per decision."""
+    """A task whose answers are hit or stand, one per decision, for the tiny policy that it makes.
+
+    Probe and report ask the policy through `messages` and `parse`, as rollouts do, so a subclass may override them.
+    """
 
     client_type = BlackjackEnv
 
@@ -40,10 +44,17 @@ class BlackjackTask(Task):
         return {"blackjack/win_rate": sum(t.reward > 0 for t in trajectories) / len(trajectories)}
 
     async def probe(self, policy: Policy) -> Mapping[str, float]:
-        """Return the exact return of the greedy policy, and its share of optimal answers over all observations."""
+        """Return the exact return of the greedy policy, and shares of its answers to all observations.
+
+        The shares are those of optimal answers (`agreement`), of legal ones, and of each action.
+        """
         answers = await self._greedy(policy)
         exact = evaluate(answers, rules=self._rules(), illegal_return=self.config.reward.illegal_answer)
-        return {"exact_return": exact.mean_return, "agreement": agreement(answers).unweighted}
+        return {
+            "exact_return": exact.mean_return,
+            "agreement": agreement(answers).unweighted,
+            **answer_rates(answers),
+        }
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
         """Print and write the report; see `report.write_report`."""
@@ -60,6 +71,30 @@ class BlackjackTask(Task):
         return Rules(natural=bool(reset.get("natural")), sab=bool(reset.get("sab")))
 
     async def _greedy(self, policy: Policy) -> Mapping[DecisionState, Answer]:
-        answer_texts = await policy.answer_greedily([chat.prompt(*state) for state in DECISION_STATES])
-        answers: list[Literal["hit", "stand"] | None] = [chat.parse(text) for text in answer_texts]
-        return dict(zip(DECISION_STATES, answers, strict=True))
+        chats = [self.messages(observe_decision(state)) for state in DECISION_STATES]
+        answer_texts = await policy.answer_greedily(chats)
+        return dict(zip(DECISION_STATES, map(self._answer, answer_texts), strict=True))
+
+    def _answer(self, text: str) -> Answer:
+        try:
+            action = self.parse(text)
+        except (ValueError, LookupError):  # which end an episode too
+            return None
+        return None if action is None else action.action
+
+
+class BlackjackChatTask(BlackjackTask):
+    """The same for checkpoints that were trained to chat, which answer in one word after worked examples."""
+
+    def messages(self, observation: BlackjackObservation) -> list[ChatMessage]:
+        """Return a chat with worked examples, then the decision; see `chat.prompt_with_examples`."""
+        return chat.prompt_with_examples(
+            observation.player_total, observation.usable_ace, observation.dealer_card
+        )
+
+    def make_policy(self) -> Path:
+        """Refuse: the prompt is for published checkpoints."""
+        raise ConfigError(
+            "expected model.path, the folder of a checkpoint with a chat template, got none; "
+            "`./scripts/published-model` fetches one and prints its folder"
+        )

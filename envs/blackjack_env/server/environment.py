@@ -1,6 +1,5 @@
 """BlackJack, built on Gymnasium's game: one hand per episode, with the table described in words."""
 
-from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 from uuid import uuid4
@@ -17,29 +16,11 @@ from ..models import (
     Outcome,
     StepBeforeResetError,
 )
+from ..table import describe_end, describe_hand, describe_turn
 
 # Imported by the first session, since it would take a fifth of the server's start. A server without it does not start.
 if find_spec("gymnasium") is None:
     raise ModuleNotFoundError("No module named 'gymnasium'", name="gymnasium")
-
-_NAMES = ("?", "A", "2", "3", "4", "5", "6", "7", "8", "9", "10")
-_ENDINGS: dict[Outcome, str] = {"win": "You win", "push": "It is a draw", "loss": "You lose"}
-
-
-def describe_hand(cards: Sequence[int], total: int, usable_ace: bool) -> str:
-    """Return the cards (values 1 to 10) and their total as text, for example `A, 6 (soft 17)`."""
-    return f"{', '.join([_NAMES[card] for card in cards])} ({'soft ' if usable_ace else ''}{total})"
-
-
-def describe_turn(player: str, dealer_card: int) -> str:
-    """Describe the table while the player has to decide. `player` is a result of :func:`describe_hand`."""
-    return f"You hold {player}. The dealer shows {_NAMES[dealer_card]}. Hit or stand?"
-
-
-def describe_end(player: str, dealer: str, bust: bool, outcome: Outcome, reward: float) -> str:
-    """Describe the end of a hand. `player` and `dealer` are results of :func:`describe_hand`; `reward` is in bets."""
-    busted = " and are bust" if bust else ""
-    return f"You hold {player}{busted}. The dealer holds {dealer}. {_ENDINGS[outcome]}: {reward:+g}."
 
 
 class _GymnasiumTable(Protocol):

@@ -9,7 +9,9 @@ import pytest
 from gymnasium.envs.toy_text.blackjack import sum_hand
 
 from envs.blackjack_env import BlackjackAction
+from envs.blackjack_env.oracle import DECISION_STATES, DecisionState
 from envs.blackjack_env.server.environment import BlackjackEnvironment
+from envs.blackjack_env.table import observe_decision
 
 HIT, STAND = BlackjackAction(action="hit"), BlackjackAction(action="stand")
 
@@ -68,3 +70,23 @@ def test_unseeded_hands_differ_and_can_be_repeated() -> None:
         assert again.reset(seed=seed) == dealt
         assert again.step(HIT) == end
     assert len(seeds) == 20
+
+
+def test_observation_of_a_decision_is_what_a_reset_that_deals_it_returns() -> None:
+    table = BlackjackEnvironment()
+    compared = set()
+    for seed in range(3000):
+        dealt = table.reset(seed=seed)
+        state = DecisionState(dealt.player_total, dealt.usable_ace, dealt.dealer_card)
+        made = observe_decision(state)
+        if made.player_cards == dealt.player_cards:
+            assert made == dealt
+            compared.add(state)
+    assert {state.usable_ace for state in compared} == {True, False}
+    assert len(compared) > 150
+    for state in DECISION_STATES:
+        made = observe_decision(state)
+        assert (made.player_total, made.usable_ace, made.dealer_card) == state
+        assert sum(made.player_cards) + 10 * made.usable_ace == made.player_total
+        assert 1 <= min(made.player_cards) <= max(made.player_cards) <= 10
+        assert (1 in made.player_cards) is made.usable_ace

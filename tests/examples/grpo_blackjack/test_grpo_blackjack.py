@@ -19,16 +19,19 @@ from envs.blackjack_env.oracle import (
     optimal_return,
 )
 from envs.blackjack_env.server.environment import BlackjackEnvironment
+from envs.blackjack_env.table import observe_decision
 from examples.grpo_blackjack import chat
 from examples.grpo_blackjack.hands import count_hands
 from examples.grpo_blackjack.report import summarize, write_report
-from examples.grpo_blackjack.task import BlackjackTask
+from examples.grpo_blackjack.task import BlackjackChatTask, BlackjackTask
 from rl_bridge.config import Config, load_config, resolve
+from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import EvaluationResult, Task
 from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Ending, Trajectory
 
 CONFIG_FILE = Path(chat.__file__).with_name("config.yaml")
+PUBLISHED_FILE = CONFIG_FILE.with_name("published.yaml")
 
 
 @pytest.fixture
@@ -72,6 +75,65 @@ def test_the_configuration_that_ships(task: BlackjackTask) -> None:
     assert config.reward.illegal_answer < -1.0
 
 
+@pytest.fixture
+def chat_task(tmp_path: Path) -> BlackjackChatTask:
+    config = load_config(PUBLISHED_FILE)
+    task = resolve(str(config.rollout.task), key="rollout.task")(config, tmp_path)
+    assert isinstance(task, BlackjackChatTask)
+    return task
+
+
+def test_chat_model_reads_worked_examples_then_the_decision(chat_task: BlackjackChatTask) -> None:
+    system, *examples, question = chat_task.messages(observe_decision(DecisionState(17, True, 1)))
+    assert system == {"role": "system", "content": "Say hit or stand."}
+    assert question == {"role": "user", "content": "soft 17 against an ace"}
+    assert [message["role"] for message in examples] == ["user", "assistant"] * len(chat.EXAMPLES)
+    for state, shown, answer in zip(
+        [state for state, _ in chat.EXAMPLES], examples[::2], examples[1::2], strict=True
+    ):
+        assert state in DECISION_STATES
+        assert shown == chat_task.messages(observe_decision(state))[-1]
+        assert chat_task.parse(answer["content"]) == BlackjackAction(action=optimal_policy()[state])
+    assert len({chat.describe(*state) for state in DECISION_STATES}) == 280
+
+
+def test_chat_model_without_a_path_is_refused_with_the_way_to_one(chat_task: BlackjackChatTask) -> None:
+    with pytest.raises(ConfigError, match=r"expected model.path.*\./scripts/published-model"):
+        chat_task.make_policy()
+    config = chat_task.config
+    assert (config.reward.illegal_answer, config.rollout.max_staleness) == (-2.0, 0)
+    resolve(str(config.env.app), key="env.app")
+
+
+class OneLetterTask(BlackjackTask):
+    """Has a prompt and answers of its own, one of which is no action of the model's."""
+
+    def messages(self, observation: Any) -> list[ChatMessage]:
+        return [{"role": "user", "content": f"{observation.text} {observation.legal_actions}"}]
+
+    def parse(self, text: str) -> BlackjackAction:
+        return BlackjackAction(action={"h": "hit", "s": "stand"}.get(text, text))
+
+
+async def test_probe_asks_by_the_tasks_own_prompt_and_reads_by_its_own_parser(tmp_path: Path) -> None:
+    task = OneLetterTask(load_config(CONFIG_FILE), tmp_path)
+
+    def answer(messages: Sequence[ChatMessage]) -> str:
+        (message,) = messages
+        assert message["content"].endswith("Hit or stand? ['hit', 'stand']")
+        if "soft" in message["content"]:
+            return "x"  # refused by the action's model
+        return "h" if "shows 10" in message["content"] else "s"
+
+    class Answers:
+        async def answer_greedily(self, chats: Sequence[Sequence[ChatMessage]]) -> list[str]:
+            return [answer(one) for one in chats]
+
+    metrics = await task.probe(Answers())
+    shares = {name: metrics[name] for name in ("legal", "hit", "stand")}
+    assert shares == pytest.approx({"legal": 180 / 280, "hit": 18 / 280, "stand": 162 / 280})
+
+
 def test_the_rate_of_wins(task: BlackjackTask) -> None:
     rewards = (1.0, 0.0, -1.0, -1.5)  # a push is no win
     hands = [Trajectory(seed=0, turns=[], ending=Ending.COMPLETED, reward=reward) for reward in rewards]
@@ -96,14 +158,19 @@ async def exact(folder: Path, answers: dict[DecisionState, Any], *overrides: str
 
 async def test_a_probe_knows_a_policys_exact_return(tmp_path: Path) -> None:
     best = dict(optimal_policy())
+    hits = sum(answer == "hit" for answer in best.values()) / 280
     metrics = await exact(tmp_path, best)
-    assert metrics == pytest.approx({"exact_return": optimal_return(), "agreement": 1.0})
+    assert metrics == pytest.approx(
+        {"exact_return": optimal_return(), "agreement": 1.0, "legal": 1.0, "hit": hits, "stand": 1 - hits}
+    )
     stands = await exact(tmp_path, dict.fromkeys(DECISION_STATES, "stand"))
     assert stands["exact_return"] == pytest.approx(-0.187, abs=1e-3)
     assert 0.3 < stands["agreement"] < 0.7
     # What is no action pays the penalty.
     folds = await exact(tmp_path, dict.fromkeys(DECISION_STATES, "fold"), "reward.illegal_answer=-3")
-    assert folds == pytest.approx({"exact_return": -3.0, "agreement": 0.0})
+    assert folds == pytest.approx(
+        {"exact_return": -3.0, "agreement": 0.0, "legal": 0.0, "hit": 0.0, "stand": 0.0}
+    )
     # About one hand in 21 is a natural, and most win half a bet more: 0.045 * 0.5 is about 0.022.
     paid = await exact(tmp_path, best, "env.reset.natural=true")
     assert 0.015 < paid["exact_return"] - metrics["exact_return"] < 0.03
@@ -189,6 +256,9 @@ def test_exact_figures_are_of_the_answers_not_of_the_hands() -> None:
     report = summary(wrong, TEN)
     assert report["optimal_agreement"] == pytest.approx(278 / 280)
     assert report["exact_return"] < optimal_return()  # type: ignore[operator]
+    hits = sum(answer == "hit" for answer in OPTIMUM.values())
+    rates = [report[f"greedy_{name}_rate"] for name in ("legal", "hit", "stand")]
+    assert rates == pytest.approx([279 / 280, (hits + 1) / 280, (278 - hits) / 280])
 
 
 def write_metrics(folder: Path, rows: list[dict[str, float]]) -> None:
@@ -214,6 +284,7 @@ def test_everything_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     assert "10 held-out hands: mean return -0.2500 (95% interval -0.8568 to +0.3568)" in printed
     assert "DISAGREES" not in printed
+    assert "greedy answers to all observations: 100.0% legal, " in printed
     pictures = {name: pixels(tmp_path / f"{name}.png") for name in ("learning_curve", "policy_grid")}
     lost = result(*[(-1.0, Ending.COMPLETED)] * 90, *[(1.0, Ending.COMPLETED)] * 10)
     write_metrics(tmp_path, ROWS)
