@@ -318,7 +318,7 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     else:
         block = width * (4 * architecture.hidden_dim + 3 * architecture.dim + 2 * heads_width)
         block += 4 * (4 * architecture.dim + 2 * heads_width)
-    copies = KEY_COPIES if config.shares_prefixes("trainer" if trains else "reference") else 0
+    copies = KEY_COPIES if config.shares_prefixes else 0
     copied_heads = architecture.heads if on_gpus else architecture.kv_heads
     copied = copies * 2 * copied_heads * architecture.head_dim * width
     outer_values = (8 + width) * architecture.dim  # the embedding, the last norm, the output layer's input

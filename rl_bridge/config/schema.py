@@ -377,15 +377,14 @@ class Config(Section):
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": DEFAULT_TASK}))
         return self
 
-    def shares_prefixes(self, role: Literal["trainer", "reference"]) -> bool:
-        """Whether a role's passes may compute once what several rows begin with.
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether passes of trainer and reference may compute once what several rows begin with.
 
-        Attention on GPUs in bfloat16 is by a kernel for separate rows, and a compiled model takes one shape of mask.
+        In bfloat16 GPUs have a kernel for separate rows, and a shared token's gradients would be summed with few
+        digits. A compiled model takes one shape of mask.
         """
-        on_gpus = self.monarch.roles.trainer.gpus if role == "trainer" else self.monarch.roles.reference.gpus
-        has_row_kernel = on_gpus > 0 and self.model.dtype == "bfloat16"
-        is_compiled = role == "trainer" and self.trainer.compile
-        return self.trainer.share_prefixes and not has_row_kernel and not is_compiled
+        return self.trainer.share_prefixes and self.model.dtype == "float32" and not self.trainer.compile
 
     @model_validator(mode="after")
     def _derive_from_gpus(self) -> Self:

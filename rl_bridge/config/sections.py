@@ -125,8 +125,7 @@ class TrainerConfig(Section):
     `rollout.max_length`. Fewer take less memory and give the same gradient."""
     share_prefixes: bool = True
     """Whether tokens that several rows begin with are computed once in a pass: a prompt of a group, a system prompt of
-    all. It applies where that takes fewer operations; not on GPUs in bfloat16, nor with `compile`. The gradient is the
-    same."""
+    all. It applies where that takes fewer operations, in float32 and without `compile`. The gradient is the same."""
     tokens_per_chunk: Count = 1024
     """Loss tokens whose logits exist at once, in trainer and reference: 2 x tokens x vocabulary x 4 bytes, 1.2 GB with
     Qwen3's vocabulary. The result is the same."""

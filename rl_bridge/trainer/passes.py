@@ -60,7 +60,7 @@ def rank_batches(
     data_ranks = ranks // config.tensor_parallel
     architecture = architecture_at(Path(settings.model_path))
     tokens: list[list[list[NDArray[np.int64]]]] = [[] for _ in range(data_ranks)]
-    if settings.config.shares_prefixes("trainer"):
+    if settings.config.shares_prefixes:
         batch = with_shared_prefixes(batch, architecture)
     for update in parts:
         weights[update] = token_weights(
@@ -252,7 +252,7 @@ async def reference_logprobs(
     replicas = 1 if roster is None else max(1, len(roster.targets))
     architecture = architecture_at(Path(settings.model_path))
     shares = divide_contexts(
-        with_shared_prefixes(batch, architecture) if settings.config.shares_prefixes("reference") else batch,
+        with_shared_prefixes(batch, architecture) if settings.config.shares_prefixes else batch,
         architecture,
         ranks=replicas,
         budget=int(batch.lengths.sum()),

@@ -36,7 +36,7 @@ class Reference:
         """Return the log-probability of each loss token, shape [T]."""
         self._offload.restore()
         result = np.zeros(len(batch), dtype=np.float32)
-        if self._settings.config.shares_prefixes("reference"):
+        if self._settings.config.shares_prefixes:
             batch = with_shared_prefixes(batch, self._architecture)
         (passes,) = divide_contexts(batch, self._architecture, ranks=1, budget=self._settings.tokens_per_pass)
         for contexts in passes:

@@ -1,5 +1,7 @@
 """Contexts with common prefixes in one row: each token sees the tokens before it in its context, and no others."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from buffer_fixtures import sample
@@ -79,8 +81,6 @@ def keys_of(columns: NDArray[np.int64], visible: NDArray[np.bool_]) -> list[list
 
 def batch_of(rows: list[list[int]], *, shares: bool = True) -> TrainBatch:
     """The last token of each row is a loss token, and so is each 8."""
-    from dataclasses import replace
-
     masks = [[int(place > 0 and token == 8) for place, token in enumerate(row[:-1])] + [1] for row in rows]
     samples = [sample(row, mask, trajectory=n) for n, (row, mask) in enumerate(zip(rows, masks, strict=True))]
     return replace(TrainBatch.from_samples(samples), shares_prefixes=shares)
@@ -125,7 +125,7 @@ def assert_same_rows(one: PackedRows, other: PackedRows) -> None:
 def test_keys_of_a_block_have_a_bound_however_long_the_row_is(longest: int) -> None:
     random = np.random.default_rng(0)
     prefix = random.integers(0, 50, longest - 8).tolist()
-    batch = batch_of([[*prefix, *random.integers(0, 50, 9).tolist()] for _ in range(1000)])
+    batch = batch_of([[*prefix, *random.integers(0, 50, 9).tolist()] for _ in range(300)])
     rows = batch.pack_rows()
     assert rows.blocks is not None
     blocks, queries, keys = rows.blocks.visible.shape

@@ -50,7 +50,7 @@ def outputs_of(model: Any, parts: list[TrainBatch]) -> tuple[Tensor, Tensor | No
             loss.backward()
         found.append(outputs.logprobs.detach())
     gradients = {
-        name: one.grad.full_tensor().clone()
+        name: getattr(one.grad, "full_tensor", one.grad.clone)().clone()
         for name, one in model.module.named_parameters()
         if one.grad is not None
     }
