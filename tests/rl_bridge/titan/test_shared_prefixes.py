@@ -121,7 +121,7 @@ def test_attention_in_float64_is_that_of_separate_contexts(
     columns = context_columns(batch)
     assert set(np.concatenate(columns)) == set(range(rows.valid))
     for number, own in enumerate(columns):
-        alone = attention(query[:, own], key[:, own], value[:, own])
+        alone = attention(query[:, own], key[:, own], value[:, own], enable_gqa=True)
         tokens = np.flatnonzero(batch.context == number)
         total = total + (alone[0, batch.position[tokens]] * weights[tokens]).sum()
     for gradient, expected in zip(found, torch.autograd.grad(total, (query, key, value)), strict=True):
