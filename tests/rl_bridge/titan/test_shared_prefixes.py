@@ -21,7 +21,7 @@ def forest(seed: int) -> TrainBatch:
     """A random forest: each row continues a beginning of an earlier one, or none; loss tokens anywhere but first."""
     random = np.random.default_rng(seed)
     rows: list[list[int]] = [random.integers(0, VOCABULARY, 12).tolist()]
-    for _ in range(24):
+    for _ in range(48):
         earlier = rows[int(random.integers(len(rows)))]
         kept = int(random.integers(0, len(earlier) + 1))
         rows.append(
