@@ -87,7 +87,7 @@ def _gather_blocks(values: Tensor, columns: Tensor) -> Tensor:
 
     An embedding's gradient is the fastest sum over copies on a CPU.
     """
-    return F.embedding(columns, values[0].flatten(1)).unflatten(-1, values.shape[2:])
+    return F.embedding(columns, values[0].flatten(1)).view(*columns.shape, *values.shape[2:])
 
 
 class RowAttention(VarlenAttention):

@@ -136,7 +136,7 @@ def divide_contexts(
         common = np.where(np.diff(family, prepend=-1), 0, shared)
         shares = divide_documents(
             np.bincount(family, lengths - common).astype(np.int64),
-            costs=np.bincount(family, costs - common * saved_per_token),
+            costs=np.bincount(family, costs - common * saved_per_token).astype(np.float64),
             ranks=ranks,
             budget=budget,
             min_passes=min_passes,
