@@ -246,6 +246,8 @@ def _trainer_memory(config: Config, size: ModelSize) -> RoleMemory:
     )
 
 
+KEY_COPIES: Final = 4
+"""The most copies of a token's keys and values with shared prefixes; see `rl_bridge.buffer.forest.block_length`."""
 USABLE_SHARE: Final = 0.75
 """The share of a GPU's memory for what is estimated here. The rest is for fragmentation, CUDA, NCCL, and what a
 generator that sleeps on the same GPU leaves there."""
@@ -298,7 +300,8 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     of 0.6B this gives 36.6 GB, measured 35.6 GB on an H200. On a CPU they are 4 x hidden_dim + 3 x dim + 2 x (queries
     and keys), and in float32 4 x dim + 2 x (queries and keys). With full activation checkpointing a block keeps only
     its input, and one block at a time is recomputed, with its gradients (Chen et al., arXiv 1604.06174); with selective
-    it also keeps the outputs of attention and of every second matrix product.
+    it also keeps the outputs of attention and of every second matrix product. With shared prefixes a block of queries
+    has its own keys and values, at most `KEY_COPIES` more than there are tokens, on a GPU for every head.
     """
     architecture = size.architecture
     if architecture is None:
@@ -309,11 +312,15 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     vocabulary = -(-architecture.vocabulary // trainer.tensor_parallel) if trains else architecture.vocabulary
     heads_width = heads * architecture.head_dim
     roles = config.monarch.roles
-    if (roles.trainer if trains else roles.reference).gpus:
+    on_gpus = bool((roles.trainer if trains else roles.reference).gpus)
+    if on_gpus:
         block = width * (4 * architecture.hidden_dim + 4 * architecture.dim + 3 * heads_width)
     else:
         block = width * (4 * architecture.hidden_dim + 3 * architecture.dim + 2 * heads_width)
         block += 4 * (4 * architecture.dim + 2 * heads_width)
+    copies = KEY_COPIES if config.shares_prefixes else 0
+    copied_heads = architecture.heads if on_gpus else architecture.kv_heads
+    copied = copies * 2 * copied_heads * architecture.head_dim * width
     outer_values = (8 + width) * architecture.dim  # the embedding, the last norm, the output layer's input
     memory = {"logits of a chunk": 2 * trainer.tokens_per_chunk * vocabulary * 4}
     # FSDP gathers the layers in use; the output layer's gradient is accumulated in float32.
@@ -323,7 +330,7 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     if not trains:
         return memory | {
             "gathered layers": width * (output + 2 * layer),
-            "activations": tokens * (block + outer_values),
+            "activations": tokens * (block + copied + outer_values),
         }
     memory["gathered layers"] = (width + 4 + cast_width) * output + (2 * width + 4) * layer // share
     queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
@@ -331,9 +338,9 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     kept_per_token = {"full": architecture.dim, "selective": architecture.dim + queries + products // 2}
     kept_per_token["auto"] = kept_per_token["full"]  # keeps more only if there is room
     if (kind := trainer.activation_checkpointing) in kept_per_token:
-        saved = architecture.layers * kept_per_token[kind] * width + 2 * block
+        saved = architecture.layers * kept_per_token[kind] * width + 2 * (block + copied)
     else:
-        saved = (architecture.layers + 1) * block
+        saved = (architecture.layers + 1) * (block + copied)
     return memory | {"activations": tokens * (saved + outer_values) // share}
 
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_bridge.buffer.forest import KeyBlocks, block_length, find_keys, lay_out, sort_by_prefix
 from rl_bridge.errors import ConfigError
 from rl_bridge.types import TrainSample
 
@@ -126,6 +127,7 @@ class TrainBatch:
             [T]; 0 for a token of that update; None if no other token needs it.
         values: The critic's value of the state before it, before the first update, shape [T]; None without a critic.
         returns: The critic's target, shape [T]; None without a critic.
+        shares_prefixes: Whether a pass computes once what several of its contexts begin with.
     """
 
     tokens: NDArray[np.int32]
@@ -146,6 +148,7 @@ class TrainBatch:
     proximal_logprobs: NDArray[np.float32] | None = None
     values: NDArray[np.float32] | None = None
     returns: NDArray[np.float32] | None = None
+    shares_prefixes: bool = False
 
     @classmethod
     def from_samples(cls, samples: Sequence[TrainSample]) -> Self:
@@ -216,6 +219,19 @@ class TrainBatch:
         """Return the batch with the reference policy's log-probabilities, shape [T]."""
         return replace(self, reference_logprobs=logprobs)
 
+    @property
+    def computed(self) -> NDArray[np.int64]:
+        """The number of tokens that a pass over the batch computes for each context, shape [U].
+
+        If prefixes are shared, this is without the tokens that another context before it has.
+        """
+        if not self.shares_prefixes:
+            return self.lengths
+        order, shared = sort_by_prefix(self.tokens, self.lengths)
+        computed = self.lengths.copy()
+        computed[order] -= shared
+        return computed
+
     def take(self, tokens: NDArray[np.int64]) -> Self:
         """Return the part of the batch with the given loss tokens, and only the contexts that they need."""
         used_contexts, context = np.unique(self.context[tokens], return_inverse=True)
@@ -249,6 +265,8 @@ class TrainBatch:
             in_one_row: Put them one after the other in a single row, for attention with document boundaries.
             multiple_of: Rows are padded to a multiple of this length.
         """
+        if self.shares_prefixes and not in_one_row and (forest := self._pack_forest(multiple_of)) is not None:
+            return forest
         if in_one_row:
             row = np.zeros(len(self.lengths), dtype=np.int64)
             offset, rows, length = np.cumsum(self.lengths) - self.lengths, 1, int(self.lengths.sum())
@@ -271,8 +289,38 @@ class TrainBatch:
             one_a_row=rows == len(self.lengths),
         )
 
+    def _pack_forest(self, multiple_of: int) -> "PackedRows | None":
+        """Lay the contexts out in one row with shared prefixes; None if they share none."""
+        order, shared = sort_by_prefix(self.tokens, self.lengths)
+        if not shared.any():
+            return None
+        forest = lay_out(self.lengths[order], shared)
+        count = len(forest.last)
+        blocks = max(1, count // block_length(int(self.lengths.max())))
+        queries = -(-count // (blocks * multiple_of)) * multiple_of  # blocks of equal length, little padding
+        shape = (1, queries * blocks)
+        first = np.cumsum(self.lengths) - self.lengths
+        position, lengths = _positions_in_contexts(self.lengths), self.lengths[order]
+        columns = np.empty(len(self.tokens), dtype=np.int64)
+        columns[np.repeat(first[order], lengths) + _positions_in_contexts(lengths)] = forest.columns
+        tokens, positions = np.full(shape, PAD_TOKEN, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        document = np.full(shape, NO_DOCUMENT, dtype=np.int64)
+        last = np.arange(queries * blocks)
+        tokens[0, columns], positions[0, columns] = self.tokens, position
+        document[0, :count], last[:count] = 0, forest.last
+        return PackedRows(
+            tokens=tokens,
+            positions=positions,
+            document=document,
+            row=np.zeros(len(self), dtype=np.int64),
+            column=columns[first[self.context] + self.position],
+            target=self.target,
+            one_a_row=True,
+            blocks=find_keys(last, queries),
+        )
 
-_CONTEXT_FIELDS = frozenset({"tokens", "lengths", "context", "total"})
+
+_CONTEXT_FIELDS = frozenset({"tokens", "lengths", "context", "total", "shares_prefixes"})
 """Fields of a batch that have no entry per loss token, or are recomputed for a part."""
 
 
@@ -293,6 +341,8 @@ class PackedRows:
         column: The column of that hidden state, shape [T].
         target: The loss tokens, shape [T].
         one_a_row: Whether each row holds one document, so that causal attention alone separates documents.
+        blocks: The keys of each block of queries, if the row is a forest of contexts, whose `document` is 0; otherwise
+            None.
     """
 
     tokens: NDArray[np.int64]
@@ -302,3 +352,9 @@ class PackedRows:
     column: NDArray[np.int64]
     target: NDArray[np.int64]
     one_a_row: bool
+    blocks: KeyBlocks | None = None
+
+    @property
+    def valid(self) -> int:
+        """The number of tokens that are not padding."""
+        return int((self.document != NO_DOCUMENT).sum())

@@ -377,6 +377,15 @@ class Config(Section):
             object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": DEFAULT_TASK}))
         return self
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether passes of trainer and reference may compute once what several rows begin with.
+
+        In bfloat16 GPUs have a kernel for separate rows, and a shared token's gradients would be summed with few
+        digits. A compiled model takes one shape of mask.
+        """
+        return self.trainer.share_prefixes and self.model.dtype == "float32" and not self.trainer.compile
+
     @model_validator(mode="after")
     def _derive_from_gpus(self) -> Self:
         """Fill unset keys from the role table, and that from `trainer.num_gpus` if set.

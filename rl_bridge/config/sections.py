@@ -121,8 +121,11 @@ class TrainerConfig(Section):
     updates_per_iteration: Count = 1
     """Optimizer steps per iteration; the batch is split evenly between them, by trajectory."""
     tokens_per_pass: Count = 16_384
-    """Tokens of distinct rows that go through the model at once on each rank; at least `rollout.max_length`. Fewer take
-    less memory and give the same gradient."""
+    """Tokens that go through the model at once on each rank, counted once where they are computed once; at least
+    `rollout.max_length`. Fewer take less memory and give the same gradient."""
+    share_prefixes: bool = True
+    """Whether tokens that several rows begin with are computed once in a pass: a prompt of a group, a system prompt of
+    all. It applies where that takes fewer operations, in float32 and without `compile`. The gradient is the same."""
     tokens_per_chunk: Count = 1024
     """Loss tokens whose logits exist at once, in trainer and reference: 2 x tokens x vocabulary x 4 bytes, 1.2 GB with
     Qwen3's vocabulary. The result is the same."""

@@ -48,7 +48,8 @@ async def train(run: Run) -> None:
             async with run.deadline("a step of the optimizer"):
                 await run.give_gpus_to_trainer()  # colocated, the generators leave the GPUs to it
                 if reference is not None:
-                    batch = batch.with_reference(await reference_logprobs(reference, batch, run.model_path))
+                    logprobs = await reference_logprobs(reference, batch, run.trainer_settings)
+                    batch = batch.with_reference(logprobs)
                 shares = await asyncio.to_thread(run.split_by_rank, batch)
                 run.require_trainer()  # a restarted one may be at this version too
                 metrics = await trainer.train_step.route(shares, run.version)

@@ -304,11 +304,17 @@ class Run:
             "rollout/results_late": float(ledger.late),
         }
 
+    @property
+    def trainer_settings(self) -> TrainerSettings:
+        """The settings of the trainer and the reference."""
+        return trainer_settings(self.config, self.folder, self.model_path)
+
     def split_by_rank(self, batch: TrainBatch) -> ByRank:
         """Return each trainer rank's part of a batch."""
         role = self.config.monarch.roles.trainer
-        settings = trainer_settings(self.config, self.folder, self.model_path)
-        return ByRank(rank_batches(batch, settings, version=self.version, ranks=role.procs * role.hosts))
+        return ByRank(
+            rank_batches(batch, self.trainer_settings, version=self.version, ranks=role.procs * role.hosts)
+        )
 
     async def probe(self) -> dict[str, float]:
         """Return the tasks' probes of the greedy policy."""

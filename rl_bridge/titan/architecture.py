@@ -1,7 +1,7 @@
 """The architecture of a checkpoint, read from its config.json."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -81,18 +81,25 @@ class Architecture:
         return tables * self.output_parameters + self.layers * self.layer_parameters + self.dim
 
     def train_flops(
-        self, lengths: Iterable[int], loss_tokens: int, *, output_layer: bool = True, frozen: bool = False
+        self,
+        lengths: Sequence[int],
+        loss_tokens: int,
+        *,
+        computed: Sequence[int] | None = None,
+        output_layer: bool = True,
+        frozen: bool = False,
     ) -> float:
         """Return the model's floating-point operations in a forward and backward pass, as for model FLOPs utilization.
 
         Each token takes 6 per parameter, and 12 x layers x heads x head_dim x tokens of its document for attention,
         without a discount for the causal mask (PaLM, Chowdhery et al. 2022, appendix B; TorchTitan counts likewise).
         Recomputation to save memory is not counted. The output layer is applied to loss tokens only, and not in a
-        critic. Frozen weights need no gradient, which saves 2 per parameter; adapters are not counted.
+        critic. Frozen weights need no gradient, which saves 2 per parameter; adapters are not counted. `computed` are
+        the tokens of each document that are computed, if others are shared with a document before it; None for all.
         """
         tokens, squares = 0, 0
-        for length in lengths:
-            tokens, squares = tokens + length, squares + length * length
+        for length, count in zip(lengths, lengths if computed is None else computed, strict=True):
+            tokens, squares = tokens + count, squares + count * length
         products = self.layers * self.layer_parameters * tokens
         if output_layer:
             products += self.output_parameters * loss_tokens

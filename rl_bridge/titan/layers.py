@@ -24,8 +24,20 @@ from torchtitan.models.common.attention import ScaledDotProductAttention, Varlen
 logger = logging.getLogger(__name__)
 
 
+class BlockMask(NamedTuple):
+    """The keys that each block of a single row's queries attends to.
+
+    Attributes:
+        columns: The columns of each block's keys, shape [blocks, K].
+        bias: 0 where a query attends to a key, and -inf elsewhere, shape [blocks, 1, Q, K].
+    """
+
+    columns: Tensor
+    bias: Tensor
+
+
 class DocumentAttention(ScaledDotProductAttention):
-    """Causal scaled dot-product attention, within documents if there is a mask.
+    """Causal scaled dot-product attention; with a mask within documents, or along the branches of a forest.
 
     Of TorchTitan's own alternatives for documents, flex attention has no backward pass on a CPU, and varlen attention
     no kernel.
@@ -41,22 +53,41 @@ class DocumentAttention(ScaledDotProductAttention):
         k_BLNH: Tensor,  # noqa: N803
         v_BLNH: Tensor,  # noqa: N803
         *,
-        attention_masks: Tensor | None = None,
+        attention_masks: Tensor | BlockMask | None = None,
         **options: Any,
     ) -> Tensor:
-        """Compute attention over [B, L, N, H] with a mask of shape [B, 1, L, L], or causal attention without one."""
+        """Compute attention over [B, L, N, H] with a mask of shape [B, 1, L, L], or causal attention without one.
+
+        With a `BlockMask`, B is 1, and its blocks take the place of rows.
+        """
         if attention_masks is None:
             output: Tensor = super().forward(q_BLNH, k_BLNH, v_BLNH, **options)
             return output
+        scale, mask = options.get("scale"), attention_masks
+        if isinstance(mask, BlockMask):
+            query = q_BLNH.reshape(len(mask.columns), -1, *q_BLNH.shape[2:])
+            key, value = (_gather_blocks(one, mask.columns) for one in (k_BLNH, v_BLNH))
+            mask = mask.bias
+        else:
+            query, key, value = q_BLNH, k_BLNH, v_BLNH
+        query, key, value = (one.transpose(1, 2) for one in (query, key, value))
         # On GPUs the only kernel with a mask and shared keys materializes all scores, so keys are repeated per head.
-        repeats = q_BLNH.shape[2] // k_BLNH.shape[2]
-        return F.scaled_dot_product_attention(
-            q_BLNH.transpose(1, 2),
-            k_BLNH.transpose(1, 2).repeat_interleave(repeats, dim=1),
-            v_BLNH.transpose(1, 2).repeat_interleave(repeats, dim=1),
-            attn_mask=attention_masks,
-            scale=options.get("scale"),
-        ).transpose(1, 2)
+        shares_keys = isinstance(attention_masks, BlockMask) and query.device.type == "cpu"
+        if not shares_keys:
+            repeats = query.shape[1] // key.shape[1]
+            key, value = (one.repeat_interleave(repeats, dim=1) for one in (key, value))
+        output = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=scale, enable_gqa=shares_keys
+        )
+        return output.transpose(1, 2).reshape(q_BLNH.shape)
+
+
+def _gather_blocks(values: Tensor, columns: Tensor) -> Tensor:
+    """Return each block's keys or values, shape [blocks, K, N, H], of those of one row, shape [1, L, N, H].
+
+    An embedding's gradient is the fastest sum over copies on a CPU.
+    """
+    return F.embedding(columns, values[0].flatten(1)).view(*columns.shape, *values.shape[2:])
 
 
 class RowAttention(VarlenAttention):

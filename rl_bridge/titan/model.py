@@ -31,7 +31,7 @@ from rl_bridge.titan.definitions import (
     model_config,
     shard_last_layer,
 )
-from rl_bridge.titan.layers import LossTokens, TokenOutputs, document_mask
+from rl_bridge.titan.layers import BlockMask, LossTokens, TokenOutputs, document_mask
 from rl_bridge.titan.lora import Adapters, with_adapters
 from rl_bridge.titan.ranks import gather_state, is_rank_error, join_process_group
 from rl_bridge.weights.snapshot import State
@@ -105,6 +105,7 @@ class TitanModel:
         seed: int = 0,
     ) -> None:
         self.device = device
+        self._dtype: torch.dtype = getattr(torch, dtype)
         self._chunk = chunk
         if compile:
             _require_compiler()
@@ -201,9 +202,12 @@ class TitanModel:
 
     def train_flops(self, batch: TrainBatch) -> float:
         """Return the floating-point operations of a forward and backward pass; see `Architecture.train_flops`."""
-        lengths = batch.lengths.tolist()
         return self._architecture.train_flops(
-            lengths, len(batch), output_layer=not self._value_head, frozen=self._adapters is not None
+            batch.lengths.tolist(),
+            len(batch),
+            computed=batch.computed.tolist(),
+            output_layer=not self._value_head,
+            frozen=self._adapters is not None,
         )
 
     def outputs(
@@ -229,8 +233,14 @@ class TitanModel:
             if entropy_top_k is None
             else min(entropy_top_k, self._architecture.vocabulary),
         )
-        masks, positions = None, self._to_tensor(rows.positions)
-        if self._uses_varlen_kernel:
+        masks: Any = None
+        positions = self._to_tensor(rows.positions)
+        if rows.blocks is not None:
+            hidden = ~self._to_tensor(rows.blocks.visible).unsqueeze(1)
+            # Of a boolean mask every layer would keep a copy of its own, as numbers.
+            bias = torch.zeros(hidden.shape, dtype=self._dtype, device=self.device)
+            masks = BlockMask(self._to_tensor(rows.blocks.columns), bias.masked_fill_(hidden, -math.inf))
+        elif self._uses_varlen_kernel:
             masks = self.module.get_attention_masks(positions)
         elif self._in_one_row or not rows.one_a_row:
             masks = document_mask(self._to_tensor(rows.document))

@@ -101,7 +101,7 @@ class StepMeter:
     def metrics(self, *, tokens: float, flops: float) -> dict[str, float]:
         """Return the metrics of the step that ends now, by their names in the log; the same on every rank.
 
-        `train/tokens_per_s` counts tokens of rows with a gradient, prompts included. `train/mfu` is the model's
+        `train/tokens_per_s` counts computed tokens with a gradient, prompts included. `train/mfu` is the model's
         operations (`Architecture.train_flops`) as a share of the GPUs' bfloat16 peak, if that is known. Time and memory
         are the maxima over ranks.
         """

@@ -177,7 +177,7 @@ class PolicyGradients:
             if fresh is not None:
                 difference = outputs.logprobs.detach() - old_logprobs
                 metrics.add_mismatch(difference, fresh=self._to_tensor(micro_batch.versions == fresh))
-            metrics.add_rows(valid=int(micro_batch.lengths.sum()), padded=rows.tokens.size)
+            metrics.add_rows(valid=rows.valid, padded=rows.tokens.size)
             return torch.sum(self._to_tensor(micro_batch.weights) * per_token)
 
         return self.passes.backward(rank_batch, update, loss)

@@ -1,12 +1,15 @@
 """The reference policy: log-probabilities of loss tokens under the initial weights."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_bridge.buffer.batch import TrainBatch, divide_documents
+from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.titan.model import TitanModel
+from rl_bridge.trainer.passes import architecture_at, divide_contexts, with_shared_prefixes
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.trainer.weights import Offload
 
@@ -17,6 +20,7 @@ class Reference:
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
         self._offload = Offload()
+        self._architecture = architecture_at(Path(settings.model_path))
         torch.set_num_threads(settings.config.trainer.num_threads)
         self._model = TitanModel(
             settings.model_path,
@@ -32,10 +36,9 @@ class Reference:
         """Return the log-probability of each loss token, shape [T]."""
         self._offload.restore()
         result = np.zeros(len(batch), dtype=np.float32)
-        costs = batch.lengths.astype(np.float64)  # of one rank, whose passes wait for nobody
-        (passes,) = divide_documents(
-            batch.lengths, costs=costs, ranks=1, budget=self._settings.tokens_per_pass
-        )
+        if self._settings.config.shares_prefixes:
+            batch = with_shared_prefixes(batch, self._architecture)
+        (passes,) = divide_contexts(batch, self._architecture, ranks=1, budget=self._settings.tokens_per_pass)
         for contexts in passes:
             tokens = np.flatnonzero(np.isin(batch.context, contexts))
             rows = self._model.pack(batch.take(tokens))

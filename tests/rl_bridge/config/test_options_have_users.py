@@ -27,14 +27,15 @@ KEYS = sorted(
     [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
     + [name for name in Config.model_fields if name not in SECTIONS]
 )
-# What they decide is settled when the configuration is made: a preset's keys, the rows of the role table, a task. The
-# timeout is read by way of `Config.call_timeout_s`.
+# What they decide is settled when the configuration is made: a preset's keys, the rows of the role table, a task. Two
+# are read by way of a property: `Config.call_timeout_s` and `Config.shares_prefixes`.
 SETTLED_AT_ONCE = {
     "algorithm.name",
     "env.task",
     "rollout.timeout_s",
     "trainer.num_gpus",
     "trainer.pipeline_parallel",
+    "trainer.share_prefixes",
 }
 
 

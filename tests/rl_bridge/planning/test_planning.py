@@ -42,7 +42,7 @@ CHECKPOINT = {"weights and moments, to be written to a checkpoint": 12_000}
 FILE = """
 env: {app: 'a:b'}
 rollout: {task: 'c:D', max_length: 32, max_new_tokens: 8, max_num_seqs: 4}
-trainer: {tokens_per_chunk: 16, tokens_per_pass: 100}
+trainer: {tokens_per_chunk: 16, tokens_per_pass: 100, share_prefixes: false}
 """
 
 
@@ -113,6 +113,21 @@ def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
     # 4 prompts x 32 tokens x 2 x 2 layers x 1 x 3 numbers x 4 bytes.
     assert policy.at_best == {"a full key-value cache": 6144}
     assert policy.host == {}, "it reads the trainer's memory"
+
+
+def test_shared_prefixes_take_copies_of_keys_and_values(tmp_path: Path) -> None:
+    def activations(*overrides: str) -> int:
+        return roles(load(tmp_path, *overrides))["trainer"].per_process["activations"]
+
+    copies = 4 * 2 * 3 * 4  # of keys and values, each of one head of 3 numbers
+    assert activations("trainer.share_prefixes=true") - activations() == 100 * 3 * copies
+    on_gpu = ("trainer.num_gpus=1", "model.dtype=float32")
+    difference = activations(*on_gpu, "trainer.share_prefixes=true") - activations(*on_gpu)
+    assert difference == 100 * 2 * 2 * copies, (
+        "of two blocks with recomputed activations, for each of two heads"
+    )
+    for without in ("model.dtype=bfloat16", "trainer.compile=true"):
+        assert activations(without, "trainer.share_prefixes=true") == activations(without)
 
 
 def test_on_gpus_a_block_keeps_little_and_rows_that_are_longer_than_a_pass_count(tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ async def test_every_loss_token_is_asked_for_once_and_gets_its_own_answer(
     (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
     everything = batch(1, rows=60)
     fake: Any = Fake(replicas)
-    assert (await reference_logprobs(fake, everything, tmp_path)).tolist() == everything.target.tolist()
+    replies = await reference_logprobs(fake, everything, settings(tmp_path, folder=tmp_path))
+    assert replies.tolist() == everything.target.tolist()
     assert sum(map(len, fake.asked)) == len(everything)
     assert len(fake.asked) == min(max(1, replicas), len(everything.lengths))
     sizes = [int(part.lengths.sum()) for part in fake.asked]
@@ -57,11 +58,10 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
     from rl_bridge.trainer.actor import ReferenceActor
 
     everything = batch(3)
+    options = settings(tiny_policy, folder=tmp_path, temperature=0.7)
     async with Fleet(tmp_path / "logs"):
-        reference = await ReferenceActor.options(num_replicas=2, environment=ONE_THREAD).as_service(
-            settings(tiny_policy, folder=tmp_path, temperature=0.7)
-        )
-        logprobs = await reference_logprobs(reference, everything, tiny_policy)
+        reference = await ReferenceActor.options(num_replicas=2, environment=ONE_THREAD).as_service(options)
+        logprobs = await reference_logprobs(reference, everything, options)
         model = Qwen3ForCausalLM.from_pretrained(str(tiny_policy), dtype=torch.float32).eval()
         contexts = np.split(everything.tokens, np.cumsum(everything.lengths)[:-1])
         with torch.no_grad():
@@ -71,7 +71,7 @@ async def test_two_replicas_of_a_real_model(tiny_policy: Path, tmp_path: Path) -
                 expected = torch.log_softmax(logits, -1)[everything.target[place]].item()
                 assert logprobs[place] == pytest.approx(expected, abs=1e-4)
         asking = [
-            asyncio.ensure_future(reference_logprobs(reference, everything, tiny_policy)) for _ in range(20)
+            asyncio.ensure_future(reference_logprobs(reference, everything, options)) for _ in range(20)
         ]
         await asyncio.sleep(0.01)
         os.kill(reference.replicas[0].pids[0], signal.SIGKILL)

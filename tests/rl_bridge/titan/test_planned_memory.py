@@ -21,7 +21,12 @@ def model(path: Path, **options: Any) -> Any:
 
 
 def run(dtype: str, checkpointing: str) -> Config:
-    trainer = {"tokens_per_pass": TOKENS, "tokens_per_chunk": 64, "activation_checkpointing": checkpointing}
+    trainer: dict[str, Any] = {
+        "tokens_per_pass": TOKENS,
+        "tokens_per_chunk": 64,
+        "activation_checkpointing": checkpointing,
+    }
+    trainer["share_prefixes"] = False  # the pass has one document
     return Config.model_validate(
         {"model": {"dtype": dtype}, "rollout": {"max_length": TOKENS}, "trainer": trainer}
     )

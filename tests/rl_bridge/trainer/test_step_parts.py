@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from train_samples import train_sample
-from trainer_ranks import batch, settings
+from trainer_ranks import batch, branching_batch, settings
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
@@ -127,7 +127,7 @@ class Table:
         return 10.0 * len(part)
 
     def of(self, part: TrainBatch) -> Tensor:
-        self.passes.append(int(part.lengths.sum()))
+        self.passes.append(int(part.computed.sum()))
         return self.numbers[torch.from_numpy(part.target)]
 
 
@@ -182,6 +182,43 @@ def test_ranks_and_passes_add_up_to_the_whole(
         for update, passes in enumerate(mine.updates):
             assert mine.batch.weights is not None
             assert mine.batch.weights[np.concatenate(passes)] == pytest.approx(1 / parts[0].sizes[update])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("budget", [40, 64, 100_000])
+def test_passes_with_shared_prefixes_keep_their_budget_and_divide_the_work(
+    model: Path, ranks: int, budget: int
+) -> None:
+    one = branching_batch(1, trajectories=64)
+    parts = rank_batches(one, settings(model, folder=model, tokens_per_pass=budget), version=0, ranks=ranks)
+    passes = [[mine.batch.take(tokens) for tokens in mine.updates[0] if len(tokens)] for mine in parts]
+    computed = [[int(of_pass.computed.sum()) for of_pass in own] for own in passes]
+    assert max(map(max, computed)) <= budget
+    indices = np.concatenate([of_pass.index for own in passes for of_pass in own])
+    assert sorted(indices.tolist()) == list(range(len(one)))
+    whole = int(replace(one, shares_prefixes=True).computed.sum())
+    assert whole < 0.4 * one.lengths.sum()
+    assert whole <= sum(map(sum, computed)) < 0.75 * one.lengths.sum()  # other passes compute prompts again
+    if ranks == 1 and budget == 100_000:
+        assert computed == [[whole]]
+    if budget == 100_000:
+        sums = [sum(own) for own in computed]
+        assert max(sums) <= 1.4 * np.mean(sums)
+
+
+def test_where_nothing_is_shared_or_the_model_cannot_rows_are_separate(model: Path) -> None:
+    one = branching_batch(1)
+    apart = replace(one, tokens=np.arange(len(one.tokens), dtype=np.int32))
+
+    def shares(some: TrainBatch, **keys: Any) -> bool:
+        (mine,) = rank_batches(some, settings(model, folder=model, **keys), version=0, ranks=1)
+        return mine.batch.shares_prefixes
+
+    assert shares(one)
+    assert not shares(apart)
+    assert not shares(one, share_prefixes=False)
+    assert not shares(one, compile=True)
+    assert not shares(one, dtype="bfloat16")
 
 
 def test_a_trajectory_weighs_as_much_in_an_update_however_many_rows_it_has(model: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from trainer_ranks import alone, assert_close, batch, copied
+from trainer_ranks import alone, assert_close, batch, branching_batch, copied
 
 from rl_bridge.algorithms.policy_loss import LossInputs
 from rl_bridge.buffer.batch import TrainBatch
@@ -58,6 +58,25 @@ def test_ratios_move_and_some_are_clipped_under_every_preset(train: Train, name:
     # A random policy over some 40 words is nearly uniform.
     assert 3.0 < figures["policy/entropy"] < 4.5
     assert ("critic/loss" in figures) == (name == "ppo")
+
+
+@pytest.mark.parametrize("budget", [4096, 64])
+@pytest.mark.parametrize("name", PRESETS)
+def test_shared_prefixes_change_no_update(train: Train, name: str, budget: int) -> None:
+    one, gradients_of, tokens, figures = branching_batch(3), [], [], []
+    for shares in (True, False):
+        algorithm = {"name": name, "entropy_coef": 0.01}
+        trainer = train(algorithm, share_prefixes=shares, tokens_per_pass=budget)
+        figures.append(trainer.step(on_policy(trainer, one)))
+        tokens.append(trainer._policy.passes.tokens)
+        trainer = train(algorithm, share_prefixes=shares, tokens_per_pass=budget, max_grad_norm=1e9)
+        gradients_of.append(recorded_gradients(trainer, on_policy(trainer, one)))
+        figures[-1].pop("train/valid_token_share")
+    assert tokens[0] < 0.6 * tokens[1]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-3, abs=1e-5)
+    largest = max(float(gradient.abs().max()) for gradient in gradients_of[1])
+    for gradient, expected in zip(*gradients_of, strict=True):
+        torch.testing.assert_close(gradient, expected, atol=1e-5 * largest, rtol=0.0)
 
 
 def test_ratios_of_sequences_that_several_passes_share(train: Train) -> None:

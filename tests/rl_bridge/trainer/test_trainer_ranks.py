@@ -13,6 +13,7 @@ from trainer_ranks import (
     alone,
     assert_close,
     batch,
+    branching_batch,
     copied,
     join_published,
     ranks,
@@ -69,6 +70,23 @@ def test_two_ranks_learn_what_one_learns(
     for state in pair.call("hf_state_dict"):
         assert_close(state, one.hf_state_dict(), atol=5e-5)
     assert max(float((first[name] - tensor).abs().max()) for name, tensor in copied(one).items()) > 1e-3
+
+
+@pytest.mark.parametrize("spread", SPREADS, ids=SPREAD_NAMES)
+def test_two_ranks_with_shared_prefixes_learn_what_one_learns_without(
+    pair: Ranks, policy: Path, tmp_path: Path, spread: dict[str, int]
+) -> None:
+    options: dict[str, Any] = {"algorithm": "ppo", "tokens_per_pass": 48, "updates_per_iteration": 2}
+    one = alone(policy, tmp_path, share_prefixes=False, **options)
+    pair.build(settings(policy, folder=tmp_path, **spread, **options))
+    for number in range(2):
+        some = branching_batch(number)
+        expected, told = one.step(some), pair.call("step", some)
+        assert told[0] == told[1]
+        expected.pop("train/valid_token_share"), told[0].pop("train/valid_token_share")
+        assert told[0] == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    for state in pair.call("hf_state_dict"):
+        assert_close(state, one.hf_state_dict(), atol=5e-5)
 
 
 @pytest.mark.parametrize("name", ["qwen3-tied", pytest.param("qwen3", marks=pytest.mark.soak)])

@@ -80,6 +80,41 @@ def batch(
     return TrainBatch.from_samples(samples)
 
 
+def branching_batch(seed: int, *, trajectories: int = 24) -> TrainBatch:
+    """Rows that begin with a prompt of all, go on with one of a group, and branch; loss tokens where they branch, too.
+
+    Some rows are the beginning of others, and some have no loss token.
+    """
+    random = np.random.default_rng(seed)
+
+    def draw(count: int) -> list[int]:
+        return [int(token) for token in random.integers(3, 30, size=count)]
+
+    prompt, samples = draw(9), list[TrainSample]()
+    for number in range(trajectories):
+        if number % 4 == 0:
+            of_group, turn = draw(int(random.integers(0, 4))), draw(3)
+        answer = [*turn, *draw(int(random.integers(1, 5)))] if number % 2 else turn[: 1 + number // 2 % 3]
+        tokens = [*prompt, *of_group, *answer]
+        mask = [0] * (len(tokens) - len(answer)) + [
+            int(number % 7 != 3 and random.random() < 0.8) for _ in answer
+        ]
+        mask[-1] = int(number % 7 != 3)
+        advantage = float(random.normal())
+        samples.append(
+            train_sample(
+                tokens,
+                mask,
+                logprob=-3.5,
+                advantage=advantage,
+                reward=advantage,
+                trajectory=number,
+                group=number // 4,
+            )
+        )
+    return TrainBatch.from_samples(samples)
+
+
 def alone(policy: Path, folder: Path, **options: Any) -> Any:
     """A trainer in this process."""
     from rl_bridge.trainer.trainer import Trainer
