@@ -6,10 +6,18 @@ from typing import Final, Literal
 from envs.blackjack_env.oracle import DECISION_STATES, DecisionState
 from rl_bridge.tokens.chat import ChatMessage
 
-SYSTEM: Final = "Say hit or stand."
+SYSTEM: Final = "Blackjack. Low total: hit. High total: stand. Say hit or stand."
 EXAMPLES: Final[tuple[tuple[DecisionState, Literal["hit", "stand"]], ...]] = (
-    (DecisionState(19, False, 6), "stand"),
-    (DecisionState(8, False, 9), "hit"),
+    (DecisionState(8, False, 10), "hit"),
+    (DecisionState(19, False, 10), "stand"),
+    (DecisionState(7, False, 3), "hit"),
+    (DecisionState(18, False, 10), "stand"),
+    (DecisionState(21, False, 3), "stand"),
+    (DecisionState(15, True, 1), "hit"),
+    (DecisionState(19, False, 5), "stand"),
+    (DecisionState(7, False, 6), "hit"),
+    (DecisionState(6, False, 1), "hit"),
+    (DecisionState(15, False, 6), "stand"),
 )
 """Decisions that a chat model is shown with their answers: without them a small one answers in sentences."""
 
