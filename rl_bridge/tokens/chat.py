@@ -46,7 +46,7 @@ class ChatTokenizer:
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
-            raise MissingDependencyError("transformers") from error
+            raise MissingDependencyError.of_import(error) from error
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError) as error:
