@@ -75,7 +75,8 @@ def check_packages() -> Iterator[Finding]:
         message = f"the distribution {DISTRIBUTION!r} is not installed: its requirements are unknown"
         yield Finding("packages", message, Severity.ODD)
         return
-    remedy = f"pip install '{DISTRIBUTION}[{extra}]'"
+    profile = "train" if extra == "rl-cpu" else "train-gpu"
+    remedy = f"in a checkout: python3.11 scripts/bootstrap.py {profile}"
     for name, versions in sorted(needed.items()):
         if (installed := _installed_version(name)) is None:
             yield Finding(name, f"expected {versions}, it is not installed; {remedy}", Severity.BAD)
