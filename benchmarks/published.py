@@ -88,15 +88,14 @@ def train_by_ours(plan: Plan) -> Round:
     trainer = Trainer(settings)
 
     def do_round(number: int) -> int:
+        common: dict[str, Any] = {
+            "loss_mask": [False] * PROMPT_TOKENS + [True] * plan.tokens,
+            "logprobs": [0.0] * PROMPT_TOKENS + [-5.0] * plan.tokens,
+            "versions": [NO_VERSION] * PROMPT_TOKENS + [trainer.version] * plan.tokens,
+        }
         samples = [
             TrainSample(
-                tokens=row,
-                loss_mask=[False] * PROMPT_TOKENS + [True] * plan.tokens,
-                logprobs=[0.0] * PROMPT_TOKENS + [-5.0] * plan.tokens,
-                versions=[NO_VERSION] * PROMPT_TOKENS + [trainer.version] * plan.tokens,
-                advantage=1.0 if index % 2 else -1.0,
-                trajectory=index,
-                group=index // plan.samples,
+                tokens=row, advantage=(-1.0) ** index, trajectory=index, group=index // plan.samples, **common
             )
             for index, row in enumerate(plan.draw_rows(number, answers=True))
         ]
@@ -157,22 +156,15 @@ def sample_by_ours(plan: Plan) -> Round:
 
 def sample_plainly(plan: Plan) -> Round:
     """Return a round of `vllm.LLM.generate`, with as many requests at once as is best."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, as ours
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
-        model=plan.model,
-        dtype="float32",
-        enforce_eager=True,
-        skip_tokenizer_init=True,
-        max_model_len=PROMPT_TOKENS + plan.tokens,
-        max_num_seqs=max(SIZES),
-        max_num_batched_tokens=8192,
-        kv_cache_memory_bytes=1 << 30,
-        logprobs_mode="processed_logprobs",
-        distributed_executor_backend="uni",
-        seed=0,
-    )
+    # Eager and with the limits of ours, which are no limits here.
+    sizes: dict[str, Any] = {"max_model_len": PROMPT_TOKENS + plan.tokens, "max_num_seqs": max(SIZES)}
+    memory: dict[str, Any] = {"max_num_batched_tokens": 8192, "kv_cache_memory_bytes": 1 << 30}
+    form: dict[str, Any] = {"enforce_eager": True, "skip_tokenizer_init": True, "dtype": "float32"}
+    form["distributed_executor_backend"] = "uni"  # in this process, as ours
+    llm = LLM(model=plan.model, logprobs_mode="processed_logprobs", seed=0, **sizes, **memory, **form)
     sampling = SamplingParams(temperature=1.0, max_tokens=plan.tokens, logprobs=0, detokenize=False)
 
     def generate(prompts: Sequence[Sequence[int]], size: int) -> int:
@@ -272,15 +264,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.quick:
         plan = replace(plan, prompts=4, samples=4, tokens=8, rounds=1)
     measurements, status = run_measurement(lambda found: measure(found, plan), EOFError, OSError)
-    rates = {
-        (pair, side): measurements.median(RATE, side, pair) for pair, sides in PAIRS.items() for side in sides
-    }
-    bars = [
-        Bar(f"{pair}: {ours} / {plain}", measured / bound, LEAST, "at least")
-        for pair, (ours, plain) in PAIRS.items()
-        if (measured := rates[pair, ours]) and (bound := rates[pair, plain])
-    ]
-    rows = [(pair, side, "" if rate is None else f"{rate:.1f}") for (pair, side), rate in rates.items()]
+    rows, bars = [], []
+    for pair, (ours, plain) in PAIRS.items():
+        measured, bound = (measurements.median(RATE, side, pair) for side in (ours, plain))
+        if measured and bound:
+            rows += [(pair, ours, f"{measured:.1f}"), (pair, plain, f"{bound:.1f}")]
+            bars.append(Bar(f"{pair}: {ours} / {plain}", measured / bound, LEAST, "at least"))
     print(heading(str(plan)))
     print("\n\n".join([table(("part", "side", RATE), rows), *verdicts(measurements, bars)]))
     write(arguments.json, measurements, bars)
