@@ -1,6 +1,15 @@
 """The tree of errors that the bridge raises."""
 
+import importlib.util
+from types import TracebackType
+
 from openenv_core.errors import make_former_getattr
+
+OPTIONAL_SIBLINGS = ("torchvision", "torchaudio", "torchcodec")
+"""Packages that nothing here uses, but that break transformers and vLLM if they do not match torch."""
+_DISTRIBUTIONS = {"monarch": "torchmonarch"}
+"""Distributions with another name than the package that they install."""
+_INSTALL = "in a checkout, `python3.11 scripts/bootstrap.py train` installs what training needs, `train-gpu` for CUDA"
 
 
 class BridgeError(Exception):
@@ -12,19 +21,62 @@ class ConfigError(BridgeError):
 
 
 class MissingDependencyError(BridgeError):
-    """A package of the heavy stack is not installed; the message says what to do about it."""
+    """A package of the heavy stack is not installed or cannot be imported; the message says what to do about it.
 
-    def __init__(
-        self,
-        package: str,
-        remedy: str = "install ropewalk[rl-cpu] on a machine without a GPU, ropewalk[rl] on one with CUDA",
-    ) -> None:
+    Args:
+        package: The package to install, or the one that cannot be imported.
+        remedy: What to do.
+        failure: What its import raised, as text; empty if it is not installed.
+    """
+
+    def __init__(self, package: str, remedy: str = _INSTALL, failure: str = "") -> None:
         self.package = package
         self.remedy = remedy
-        super().__init__(f"expected the package {package!r} to be installed, it is not; {remedy}")
+        self.failure = failure
+        if failure:
+            message = f"the package {package!r} is installed, but its import raised {failure}; {remedy}"
+        else:
+            message = f"expected the package {package!r} to be installed, it is not; {remedy}"
+        super().__init__(message)
 
-    def __reduce__(self) -> tuple[type["MissingDependencyError"], tuple[str, str]]:
-        return type(self), (self.package, self.remedy)  # pickled between processes
+    @classmethod
+    def of_import(cls, error: BaseException) -> "MissingDependencyError":
+        """Return the error for a failed import: which package is missing, or which one does not fit the others.
+
+        Only the first cause tells: transformers raises a ModuleNotFoundError without a name for any failure.
+        """
+        while error.__cause__ is not None:
+            error = error.__cause__
+        named = ((error.name or "") if isinstance(error, ImportError) else "").partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and named and not _is_installed(named):
+            return cls(_DISTRIBUTIONS.get(named, named))
+        package = _find_importing_package(error.__traceback__) or named or "unknown"
+        if package in OPTIONAL_SIBLINGS:
+            remedy = f"it does not match torch, and nothing here uses it: pip uninstall {package}"
+        else:
+            remedy = "`ropewalk doctor` compares its version with what is expected"
+        return cls(_DISTRIBUTIONS.get(package, package), remedy, f"{type(error).__name__}: {error}")
+
+    def __reduce__(self) -> tuple[type["MissingDependencyError"], tuple[str, str, str]]:
+        return type(self), (self.package, self.remedy, self.failure)  # pickled between processes
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # ValueError: a module in sys.modules that has no spec
+        return False
+
+
+def _find_importing_package(traceback: TracebackType | None) -> str | None:
+    """Return the package whose module was being imported last when an error was raised; None if it is this one."""
+    package = None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code.co_name == "<module>":
+            package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        traceback = traceback.tb_next
+    return None if package in (__package__, "__main__") else package
 
 
 class ModelError(BridgeError):

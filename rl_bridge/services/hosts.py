@@ -12,8 +12,8 @@ from rl_bridge.services.shutdown import raise_on_signals
 
 try:
     from monarch.actor import attach_to_workers, enable_transport, this_host
-except ModuleNotFoundError as missing:
-    raise MissingDependencyError("torchmonarch") from missing
+except ImportError as error:
+    raise MissingDependencyError.of_import(error) from error
 
 ATTACH_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0

@@ -27,8 +27,8 @@ try:
     from monarch._src.actor.endpoint import EndpointProperty
     from monarch.actor import ActorError, default_bootstrap_cmd
     from monarch.config import configure
-except ModuleNotFoundError as missing:
-    raise MissingDependencyError("torchmonarch") from missing
+except ImportError as error:
+    raise MissingDependencyError.of_import(error) from error
 
 logger = logging.getLogger(__name__)
 

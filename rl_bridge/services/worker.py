@@ -48,8 +48,8 @@ def serve(address: str) -> None:
         )
     try:
         from monarch.actor import run_worker_loop_forever
-    except ModuleNotFoundError as missing:
-        raise MissingDependencyError("torchmonarch") from missing
+    except ImportError as error:
+        raise MissingDependencyError.of_import(error) from error
     name_interface(os.environ, match[1].strip("[]"))  # inherited by all processes here
     run_worker_loop_forever(address=address, ca="trust_all_connections")
 

@@ -46,7 +46,7 @@ class ChatTokenizer:
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
-            raise MissingDependencyError("transformers") from error
+            raise MissingDependencyError.of_import(error) from error
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         except (OSError, ValueError) as error:
@@ -82,7 +82,7 @@ class ChatTokenizer:
 
     def _encode(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         chat: list[ChatMessage] = [{"role": role, "content": content} for role, content in messages]
-        return self._tokenize(self._render([self._escape_message(message) for message in chat]))
+        return self._tokenize(self._render_chat(chat))
 
     def _tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
@@ -106,6 +106,22 @@ class ChatTokenizer:
                 f"expected the checkpoint's chat template to take a chat of {roles}, it refuses: {error}"
             ) from error
 
+    def _render_chat(
+        self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        escaped = [self._escape_message(message) for message in messages]
+        text = self._render(escaped, functions)
+        # Templates of vision models iterate over a message's parts, of which plain text has none.
+        left_out = next(
+            (m for m in escaped if m["role"] == "user" and m["content"].strip() not in text), None
+        )
+        if left_out is not None:
+            raise ModelError(
+                f"expected the checkpoint's chat template to write a message's text, it leaves out "
+                f"{left_out['content']!r:.40}; use a checkpoint whose template takes plain text"
+            )
+        return text
+
     def prompt(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Return the prompt's token ids, including the opening of the assistant's answer.
 
@@ -118,7 +134,7 @@ class ChatTokenizer:
         self, messages: Sequence[ChatMessage], functions: Sequence[Mapping[str, Any]]
     ) -> tuple[int, ...]:
         """Like `prompt`, uncached, for a chat with tools; ModelError if the template leaves the tools out."""
-        text = self._render([self._escape_message(message) for message in messages], functions)
+        text = self._render_chat(messages, functions)
         if functions and functions[0]["function"]["name"] not in text:
             raise ModelError(
                 "expected a chat template that tells the policy of its tools, got one that leaves them out; "
@@ -149,15 +165,21 @@ class ChatTokenizer:
         text = self._render(
             [question, {"role": "assistant", "content": ANSWER_PLACEHOLDER}, *new_messages], functions
         )
-        after_answer = text.partition(ANSWER_PLACEHOLDER)[2]  # the tools are described before it
-        end = next((end for end in self._end_token_ids if after_answer.lstrip().startswith(end)), None)
+        after_answer = text.partition(ANSWER_PLACEHOLDER)[2].lstrip()  # the tools are described before it
+        # The policy writes whatever special tokens precede the end: Cohere's close the answer's text.
+        end = None
+        while end is None and (special := self._special.match(after_answer)) is not None:
+            if special[0] in self._end_token_ids:
+                end = special[0]
+            else:
+                after_answer = after_answer[special.end() :].lstrip()
         if end is None:
             raise ModelError(
                 f"expected the chat template to write {self._tokenizer.eos_token!r} after an answer, "
                 f"got {after_answer!r:.40}; the policy's own end of an answer is not the template's"
             )
         # Tokenised together with the end token, as in the middle of a chat.
-        first, *rest = self._tokenize(after_answer.lstrip())
+        first, *rest = self._tokenize(after_answer)
         if first != self._end_token_ids[end]:
             raise ModelError(f"expected {end!r} to be one token, {self._end_token_ids[end]}, got {first}")
         return tuple(rest)

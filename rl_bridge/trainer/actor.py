@@ -43,8 +43,8 @@ _RENDEZVOUS_PREFIX = ".meeting-"
 async def _import(module: str) -> None:
     try:
         await asyncio.to_thread(import_module, module)
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(str(error.name)) from error
+    except ImportError as error:
+        raise MissingDependencyError.of_import(error) from error
 
 
 class TrainerActor(ServiceActor):

@@ -10,8 +10,8 @@ from rl_bridge.weights.directory import WeightDirectory
 
 try:
     from monarch.actor import Actor, ActorError, concurrent_endpoint, context, this_proc
-except ModuleNotFoundError as missing:
-    raise MissingDependencyError("torchmonarch") from missing
+except ImportError as error:
+    raise MissingDependencyError.of_import(error) from error
 
 RESPONSE_TIMEOUT_S = 30.0
 """The timeout of a call to the directory; a call itself waits for less than a second."""

@@ -19,8 +19,8 @@ from rl_bridge.weights.snapshot import Snapshot, StoredPart, key_text
 
 try:
     from monarch.rdma import RDMAAction, RDMABuffer
-except ModuleNotFoundError as missing:
-    raise MissingDependencyError("torchmonarch") from missing
+except ImportError as error:
+    raise MissingDependencyError.of_import(error) from error
 
 DROP_TIMEOUT_S = 30.0
 

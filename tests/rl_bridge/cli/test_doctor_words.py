@@ -64,6 +64,7 @@ def test_findings_decide_the_exit_status(
     level: Severity, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(host, "check_packages", lambda: [Finding("a", "b", level)])
+    monkeypatch.setattr(host, "check_imports", lambda: [])
     expected: list[int] = []
     monkeypatch.setattr(
         host, "check_machine", lambda *, gpus, expected_gpus: expected.append(expected_gpus) or []

@@ -49,7 +49,10 @@ def test_packages_are_compared_with_what_the_extra_asks_for(monkeypatch: pytest.
     assert (found["torch"].level, found["torch"].told) == (Severity.GOOD, "2.13.0+cpu")
     assert found["numpy"].level is Severity.GOOD
     assert (found["vllm"].level, found["torchtitan"].level) == (Severity.ODD, Severity.BAD)
-    assert "expected ==0.32.0, got 0.31.0; pip install 'ropewalk[rl]'" in found["vllm"].told
+    assert (
+        "expected ==0.32.0, got 0.31.0; in a checkout: python3.11 scripts/bootstrap.py train-gpu"
+        in found["vllm"].told
+    )
 
 
 @pytest.mark.parametrize(("in_dev", "expected_gpus"), [(1, 0), (0, 1)])
