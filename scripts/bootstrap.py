@@ -94,9 +94,7 @@ PROFILES = {
         "rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, (*TORCHSTORE, *TRAINERS, *TRACKIO, *E2B)
     ),
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
-    # A kernel gateway, for tests of kernels that it hosts; separate from the project, as its users install it.
-    "jupyter": Profile("jupyter", None, "jupyter.txt", False),
-    # A third-party MCP client; likewise.
+    # A third-party MCP client; separate from the project, as its users install it.
     "fastmcp": Profile("fastmcp", None, "fastmcp.txt", False),
     # A trainer that pins another version of MCP's SDK; it uses the core from this tree.
     "verifiers": Profile("verifiers", None, "verifiers.txt", False),
