@@ -100,8 +100,6 @@ PROFILES = {
     "verifiers": Profile("verifiers", None, "verifiers.txt", False),
     # Harbor, whose own trials run on our tasks; it needs Python 3.12.
     "harbor": Profile("harbor", None, "harbor.txt", False),
-    # The clients of hosted sandboxes, whose signatures the tests' fakes are compared with.
-    "clouds": Profile("clouds", None, "clouds.txt", False),
     # MkDocs, for the documentation site; it reads our sources without importing them.
     "docs": Profile("docs", None, "docs.txt", False),
     # Public MCP servers, used unchanged by tests.
