@@ -124,7 +124,6 @@ def require_trainable(config: Config) -> None:
             _check_urls(config),
             _check_hosts(config),
             _check_shared_gpus(config),
-            config.generator.find_training_obstacle(),
         ),
         *map(_check_sink, config.metrics.sinks),
     )

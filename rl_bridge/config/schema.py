@@ -497,11 +497,6 @@ class Config(Section):
                 f'expected rollout.weight_update "drain" with deterministic, got "{update}": when an answer is '
                 "interrupted is a matter of timing"
             )
-        if self.deterministic and self.generator.engine == "openai":
-            raise ValueError(
-                "expected an engine of the run's own with deterministic, got openai: what a server answers depends on "
-                "what else it is asked"
-            )
         if self.trainer.updates_per_iteration > self.rollout.batch_size:
             raise ValueError(
                 f"expected trainer.updates_per_iteration to be at most rollout.batch_size, "
