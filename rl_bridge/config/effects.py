@@ -57,7 +57,7 @@ CONDITIONS: Final[Mapping[str, Condition]] = MappingProxyType(
 
 EPISODE_KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "rollout": ("num_turns", "fork_turn", "episode_timeout_s", "cut_answer"),
+        "rollout": ("num_turns", "episode_timeout_s", "cut_answer"),
         "reward": ("illegal_answer",),
         "evaluation": ("episodes",),
     }
