@@ -100,16 +100,12 @@ PROFILES = {
         (*TORCHSTORE, *PUBLISHED, *TRAINERS, *TRACKIO, *E2B),
     ),
     "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
-    # A kernel gateway, for tests of kernels that it hosts; separate from the project, as its users install it.
-    "jupyter": Profile("jupyter", None, "jupyter.txt", False),
-    # A third-party MCP client; likewise.
+    # A third-party MCP client; separate from the project, as its users install it.
     "fastmcp": Profile("fastmcp", None, "fastmcp.txt", False),
     # A trainer that pins another version of MCP's SDK; it uses the core from this tree.
     "verifiers": Profile("verifiers", None, "verifiers.txt", False),
     # Harbor, whose own trials run on our tasks; it needs Python 3.12.
     "harbor": Profile("harbor", None, "harbor.txt", False),
-    # The clients of hosted sandboxes, whose signatures the tests' fakes are compared with.
-    "clouds": Profile("clouds", None, "clouds.txt", False),
     # MkDocs, for the documentation site; it reads our sources without importing them.
     "docs": Profile("docs", None, "docs.txt", False),
     # Public MCP servers, used unchanged by tests.

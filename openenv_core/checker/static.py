@@ -1,9 +1,7 @@
-"""Checks of the manifest, the application and its models, the Dockerfile and the image, without playing."""
+"""Checks of the manifest, the application and its models, and the image, without playing."""
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -12,29 +10,12 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.drawing import require_own_names, require_schema, sample
 from openenv_core.checker.subject import Subject
-from openenv_core.images.dockerfile import (
-    BASE_ARG,
-    PLACES,
-    RELEASED_BASE,
-    Dockerfile,
-    values_in,
-    variables_in,
-)
-from openenv_core.images.ignore_rules import has_secret, is_secret_name, read_rules
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
 from openenv_core.targets import TargetKind, exposed_port
 from openenv_core.types import Action, Observation, State
 
 _LARGEST_BYTES: Final = 10 * 1024**3
 """An image larger than this usually contains models or data, which should be mounted instead."""
-
-_OUR_PORT: Final = 8000
-"""The port that our base image exposes."""
-
-_SECRET_NAME: Final = re.compile(
-    r"(TOKEN(?!IZ)|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|CREDENTIAL)", re.IGNORECASE
-)
-_PORT: Final = re.compile(r"--port[ =\"',]+(?P<port>\d+)")
 
 _BASES: Final[Mapping[str, type[BaseModel]]] = {
     "action": Action,
@@ -390,173 +371,3 @@ def _inspect_image(subject: Subject) -> dict[str, Any]:
 def _config(subject: Subject) -> dict[str, Any]:
     config: dict[str, Any] = _inspect_image(subject).get("Config") or {}
     return config
-
-
-@check(CheckLevel.STATIC)
-def check_dockerfile_present(subject: Subject) -> None:
-    """The folder has a Dockerfile."""
-    folder = subject.require_folder()
-    if Dockerfile.find(folder, _declared_dockerfile(subject)) is None:
-        raise CheckError(
-            f"expected a Dockerfile in {folder}, got none at {' or '.join(PLACES)}",
-            change="add server/Dockerfile as `ropewalk init` writes it",
-        )
-
-
-@check(CheckLevel.STATIC)
-def check_dockerfile_base(subject: Subject) -> str:
-    """The base image can be chosen by ARG BASE_IMAGE, which FROM uses."""
-    file = _dockerfile(subject)
-    if BASE_ARG not in file.arguments or BASE_ARG not in variables_in(file.base):
-        raise CheckError(
-            f"expected {_short_path(file)} to build on ARG BASE_IMAGE, got FROM {file.base or 'nothing'}",
-            change="begin with `ARG BASE_IMAGE=ropewalk-base:latest` and `FROM ${BASE_IMAGE}`, so that a build can pin "
-            "or replace it",
-        )
-    return file.base_image
-
-
-@check(CheckLevel.STATIC)
-def check_dockerfile_user(subject: Subject) -> str:
-    """The container does not run as root."""
-    file = _dockerfile(subject)
-    user = file.find_last("USER")
-    if user is None and file.on_our_base:
-        return "the base's own"
-    name = file.substitute(user.arguments).partition(":")[0] if user is not None else ""
-    if name in ("", "0", "root"):
-        whose = ", as the released `openenv init` writes it," if RELEASED_BASE in file.base_image else ""
-        raise CheckError(
-            f"expected {_short_path(file)}{whose} to end with a user other than root, "
-            f"got {f'USER {name}' if name else 'no USER'}",
-            change="end with `USER env` on our base; on another base, create the user first: "
-            "`RUN useradd --uid 10001 env` and `USER env`",
-        )
-    return name
-
-
-@check(CheckLevel.STATIC)
-def check_dockerfile_health(subject: Subject) -> None:
-    """The image tells whether its server is healthy."""
-    file = _dockerfile(subject)
-    healthcheck = file.find_last("HEALTHCHECK")
-    if healthcheck is None and file.on_our_base:
-        return
-    if healthcheck is None or healthcheck.arguments.upper() == "NONE":
-        raise CheckError(
-            f"expected a HEALTHCHECK in {_short_path(file)}, got {'HEALTHCHECK NONE' if healthcheck else 'none'}",
-            change='add `HEALTHCHECK CMD ["healthcheck"]` on our base; on another, request GET /health by Python',
-        )
-
-
-@check(CheckLevel.STATIC)
-def check_dockerfile_port(subject: Subject) -> str:
-    """The image serves and exposes the manifest's port."""
-    file, port = _dockerfile(subject), subject.manifest_or_defaults.port
-    exposed_ports = {
-        word.partition("/")[0]
-        for instruction in file.final
-        if instruction.keyword == "EXPOSE"
-        for word in file.substitute(instruction.arguments).split()
-    }
-    if file.on_our_base:
-        exposed_ports.add(str(_OUR_PORT))
-    started = " ".join(
-        instruction.arguments
-        for instruction in (file.find_last("ENTRYPOINT"), file.find_last("CMD"))
-        if instruction is not None
-    )
-    served_ports = {match["port"] for match in _PORT.finditer(file.substitute(started))}
-    if served_ports and str(port) not in served_ports:
-        raise CheckError(
-            f"expected {_short_path(file)} to serve port {port} of the manifest, got port "
-            f"{', '.join(sorted(served_ports))}",
-            change="set `port:` in openenv.yaml and the server's --port to the same port",
-        )
-    if str(port) not in exposed_ports:
-        raise CheckError(
-            f"expected {_short_path(file)} to expose port {port} of the manifest, got "
-            f"{f'port {chr(44).join(sorted(exposed_ports))}' if exposed_ports else 'no EXPOSE'}",
-            change=f"add `EXPOSE {port}`",
-        )
-    return str(port)
-
-
-@check(CheckLevel.STATIC)
-def check_dockerfile_sources(subject: Subject) -> None:
-    """Everything in the image comes from the folder: nothing is added from a URL."""
-    file = _dockerfile(subject)
-    for instruction in file.all:
-        if instruction.keyword == "ADD" and re.search(
-            r"(https?|ftp|git)(://|@)", file.substitute(instruction.arguments)
-        ):
-            raise CheckError(
-                f"expected no ADD of a URL, got line {instruction.line} of {_short_path(file)}: ADD "
-                f"{instruction.arguments}",
-                change="fetch it in a RUN that checks its digest, or put it into the folder and COPY it",
-            )
-
-
-@check(CheckLevel.STATIC)
-def check_dockerfile_secrets(subject: Subject) -> None:
-    """No secret is built into the image."""
-    file, folder = _dockerfile(subject), subject.require_folder()
-    for instruction in [*file.all]:
-        if instruction.keyword in ("ENV", "ARG"):
-            for name, value in values_in(instruction).items():
-                given = value or ""
-                if (given and _SECRET_NAME.search(name) and not given.startswith("$")) or has_secret(given):
-                    raise CheckError(
-                        f"expected no secret in {_short_path(file)}, got {instruction.keyword} {name} with a value on "
-                        f"line {instruction.line}",
-                        change="take it out, revoke it if it was real, and give it to the container when it starts",
-                    )
-        elif instruction.keyword == "RUN" and has_secret(instruction.arguments):
-            raise CheckError(
-                f"expected no secret in {_short_path(file)}, got one on line {instruction.line}",
-                change="take it out, revoke it, and use `RUN --mount=type=secret`",
-            )
-        elif instruction.keyword in ("COPY", "ADD") and (
-            secret := _find_copied_secret(instruction.arguments, folder)
-        ):
-            raise CheckError(
-                f"expected no secrets among the copied files, got {secret} by line {instruction.line} of "
-                f"{_short_path(file)}: {instruction.keyword} {instruction.arguments}",
-                change=f"add {secret} to .dockerignore",
-            )
-
-
-def _declared_dockerfile(subject: Subject) -> str | None:
-    execution = subject.manifest_or_defaults.validation.execution
-    return None if execution is None else execution.dockerfile
-
-
-def _dockerfile(subject: Subject) -> Dockerfile:
-    dockerfile = Dockerfile.find(subject.require_folder(), _declared_dockerfile(subject))
-    if dockerfile is None:
-        raise NotApplicableError("there is no Dockerfile")
-    return dockerfile
-
-
-def _short_path(file: Dockerfile) -> str:
-    return file.path.name if file.path.parent.name != "server" else f"server/{file.path.name}"
-
-
-def _find_copied_secret(argument_text: str, folder: Path) -> str | None:
-    """Return a file of the folder that a COPY includes and whose name indicates a secret, if any."""
-    paths = re.sub(r"^(--\S+\s+)*", "", argument_text)
-    words = re.findall(r'"([^"]*)"', paths) if paths.startswith("[") else paths.split()
-    if len(words) < 2 or "--from" in argument_text.removesuffix(paths) or paths.startswith("<<"):
-        return None
-    ignored = read_rules(folder / ".dockerignore") if (folder / ".dockerignore").is_file() else None
-    for source in words[:-1]:
-        if is_secret_name(Path(source).name):
-            return source
-        place = source.strip("/")  # of the folder, even where it begins with a slash
-        for path in folder.glob(place) if set(place) & set("*?[") else (folder / place,):
-            for file in sorted(path.rglob("*")) if path.is_dir() else (path,):
-                name = file.relative_to(folder).as_posix()
-                is_copied = ".venv" not in file.parts and (ignored is None or not ignored.match_file(name))
-                if is_copied and is_secret_name(file.name) and file.is_file():
-                    return name
-    return None

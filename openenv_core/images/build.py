@@ -21,6 +21,7 @@ from openenv_core.images.dockerfile import (
     Dockerfile,
 )
 from openenv_core.images.engine import BuildRequest, build_image, replace_tags
+from openenv_core.images.ignore_rules import find_context_secrets
 from openenv_core.manifest import MANIFEST, ManifestError, read_keys
 
 if TYPE_CHECKING:
@@ -93,6 +94,11 @@ def plan(
             f"build {folder.parent}"
         )
     dockerfile = Dockerfile.read(folder / path)
+    if secrets := find_context_secrets(folder):
+        raise ConfigurationError(
+            f"expected files without secrets, got what may hold one in {', '.join(secrets)}; take it out, or name the "
+            "file in .dockerignore"
+        )
     notes: list[str] = []
     if not (folder / MANIFEST).is_file():
         notes.append(f"{folder} has no {MANIFEST}: commands that read it will not recognise this environment")

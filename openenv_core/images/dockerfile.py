@@ -1,4 +1,4 @@
-"""A parser of Dockerfiles, as far as builds and checks need one."""
+"""A parser of Dockerfiles, as far as builds need one."""
 
 import re
 from collections.abc import Iterator
@@ -56,14 +56,6 @@ class Dockerfile:
     path: Path
     arguments: dict[str, str | None] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
-
-    @classmethod
-    def find(cls, folder: Path, name: str | None = None) -> Self | None:
-        """Read the Dockerfile of an environment's folder; None if it has none."""
-        for place in (*([name] if name else []), *PLACES):
-            if (folder / place).is_file():
-                return cls.parse((folder / place).read_text("utf-8", errors="replace"), folder / place)
-        return None
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -131,12 +123,6 @@ class Dockerfile:
     def takes_base(self) -> bool:
         """Whether a stage is based on its ARG BASE_IMAGE."""
         return BASE_ARG in self.args and any(BASE_ARG in variables_in(stage.base) for stage in self.stages)
-
-    @property
-    def on_our_base(self) -> bool:
-        """Whether it is based on the runtime variant of our base, which brings user, health check and port."""
-        name = self.base_image.rpartition("/")[2]
-        return name.partition(":")[0] == OUR_BASE and not name.endswith(OUR_BASE_BUILDS)
 
     def find_last(self, keyword: str) -> Instruction | None:
         """Return the last instruction of the image with this keyword, if any."""

@@ -63,6 +63,7 @@ _SECRET_FILES: Final = (
     "*_token",
     "*_token.txt",
 )
+_MAY_HOLD_SECRET: Final = "may hold a secret"
 _HARMLESS: Final = (".env.example", ".env.sample", ".env.template")
 _SECRET: Final = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}\b|\bgh[pousr]_[A-Za-z0-9]{20,}\b|\bgithub_pat_\w{40,}\b|\bsk-[A-Za-z0-9_-]{20,}|"
@@ -114,17 +115,29 @@ def read_rules(file: Path) -> "PathSpec[Any]":
     return PathSpec.from_lines("gitignore", patterns)
 
 
-def has_secret(text: str) -> bool:
-    """Whether a text contains what looks like a token or a private key."""
-    return _SECRET.search(text) is not None
+def find_context_secrets(folder: Path) -> list[str]:
+    """Return the files that may hold a secret in a build's context, which lacks what .dockerignore names."""
+    file = folder / ".dockerignore"
+    rules = {file.name: read_rules(file)} if file.is_file() else {}
+    return [
+        entry.path
+        for entry in _walk(folder, "", rules)
+        if (
+            entry.reason == _MAY_HOLD_SECRET
+            and not any(spec.match_file(entry.path) for spec in rules.values())
+        )
+        or (entry.reason is None and secret_in(folder / entry.path))
+    ]
 
 
 def secret_in(path: Path) -> bool:
     """Whether a file contains what looks like a token or a private key."""
-    return path.stat().st_size <= _SEARCHED_BYTES and has_secret(path.read_bytes().decode("latin-1"))
+    return path.stat().st_size <= _SEARCHED_BYTES and bool(
+        _SECRET.search(path.read_bytes().decode("latin-1"))
+    )
 
 
-def is_secret_name(name: str) -> bool:
+def _is_secret_name(name: str) -> bool:
     """Whether a file of that name is likely to hold a secret."""
     lower = name.lower()
     return lower not in _HARMLESS and any(fnmatchcase(lower, pattern) for pattern in _SECRET_FILES)
@@ -147,8 +160,8 @@ def _walk(folder: Path, subfolder: str, rules: "dict[str, PathSpec[Any]]") -> It
 
 
 def _reason(path: Path, relative: str, rules: "dict[str, PathSpec[Any]]") -> str | None:
-    if path.name.lower() in _SECRET_FOLDERS if path.is_dir() else is_secret_name(path.name):
-        return "may hold a secret"
+    if path.name.lower() in _SECRET_FOLDERS if path.is_dir() else _is_secret_name(path.name):
+        return _MAY_HOLD_SECRET
     if relative in _CACHES_AT_THE_TOP or any(fnmatchcase(path.name, pattern) for pattern in _CACHES):
         return "made by a tool"
     if path.is_symlink():

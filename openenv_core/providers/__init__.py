@@ -6,7 +6,6 @@ from openenv_core.errors import make_lazy_getattr
 from openenv_core.providers.base import AnyProvider, Provider
 
 if TYPE_CHECKING:
-    from openenv_core.providers.clouds import DaytonaSandboxProvider, ModalSandboxProvider
     from openenv_core.providers.docker import ContainerOptions, LocalDockerProvider
     from openenv_core.providers.pool import DockerPool
     from openenv_core.providers.process import LocalProcessProvider
@@ -15,11 +14,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AnyProvider",
     "ContainerOptions",
-    "DaytonaSandboxProvider",
     "DockerPool",
     "LocalDockerProvider",
     "LocalProcessProvider",
-    "ModalSandboxProvider",
     "Provider",
     "RemoteSandboxProvider",
 ]
@@ -28,8 +25,6 @@ __getattr__ = make_lazy_getattr(
     globals(),
     {
         "ContainerOptions": "openenv_core.providers.docker",
-        "DaytonaSandboxProvider": "openenv_core.providers.clouds",
-        "ModalSandboxProvider": "openenv_core.providers.clouds",
         "DockerPool": "openenv_core.providers.pool",
         "LocalDockerProvider": "openenv_core.providers.docker",
         "LocalProcessProvider": "openenv_core.providers.process",

@@ -58,7 +58,7 @@ CONDITIONS: Final[Mapping[str, Condition]] = MappingProxyType(
 
 EPISODE_KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "rollout": ("num_turns", "fork_turn", "episode_timeout_s", "cut_answer"),
+        "rollout": ("num_turns", "episode_timeout_s", "cut_answer"),
         "reward": ("illegal_answer",),
         "evaluation": ("episodes",),
     }
@@ -125,7 +125,6 @@ def require_trainable(config: Config) -> None:
             _check_urls(config),
             _check_hosts(config),
             _check_shared_gpus(config),
-            config.generator.find_training_obstacle(),
         ),
         *map(_check_sink, config.metrics.sinks),
     )

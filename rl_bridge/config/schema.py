@@ -180,10 +180,6 @@ class RolloutConfig(Section):
     """Siblings that share a seed."""
     num_turns: Count = 32
     """The most exchanges per episode, and the most steps: an answer with several tool calls takes several."""
-    fork_turn: Count | tuple[Count, Count] | None = None
-    """The number of turns after which the siblings of a group diverge, each from a fork of one session: a number, or a
-    least and a most, between which each group draws. The turns that they share are context. With None, each begins with
-    a reset. The environment has to declare that it can be forked (`FORKABLE`)."""
     episode_timeout_s: Seconds | None = None
     """How long after its reset an episode may begin another exchange; then it is truncated."""
     max_new_tokens: Count = 16
@@ -244,22 +240,12 @@ class RolloutConfig(Section):
                 f"expected rollout.max_new_tokens below rollout.max_length, "
                 f"got {self.max_new_tokens} and {self.max_length}"
             )
-        if self.fork_turns is not None and not self.fork_turns[0] <= self.fork_turns[1] < self.num_turns:
-            raise ValueError(
-                "expected rollout.fork_turn below rollout.num_turns, as a number or as the least and the most, got "
-                f"{self.fork_turn} and {self.num_turns}"
-            )
         if self.min_group_size > self.group_size:
             raise ValueError(
                 f"expected rollout.min_group_size of at most rollout.group_size, "
                 f"got {self.min_group_size} and {self.group_size}"
             )
         return self
-
-    @property
-    def fork_turns(self) -> tuple[int, int] | None:
-        """The least and the most in `fork_turn`."""
-        return (self.fork_turn, self.fork_turn) if isinstance(self.fork_turn, int) else self.fork_turn
 
     @property
     def groups_per_step(self) -> int:
@@ -483,14 +469,6 @@ class Config(Section):
                 "expected trainer.tensor_parallel to divide the trainer's ranks (monarch.roles.trainer, or "
                 f"trainer.num_gpus), got {degree} and {role.procs * role.hosts}"
             )
-        for name, env in self.environments.items():
-            forked = self.rollout.group_size + 1  # one per sibling, and the one that they are forked from
-            if self.rollout.fork_turn and env.sessions // self.rollout.num_workers < forked:
-                raise ValueError(
-                    f"expected {env_key(name, 'sessions')} of at least {forked} for each of "
-                    f"{self.rollout.num_workers} rollout workers with rollout.fork_turn, one more than a group has "
-                    f"siblings, got {env.sessions}"
-                )
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "
@@ -505,11 +483,6 @@ class Config(Section):
             raise ValueError(
                 f'expected rollout.weight_update "drain" with deterministic, got "{update}": when an answer is '
                 "interrupted is a matter of timing"
-            )
-        if self.deterministic and self.generator.engine == "openai":
-            raise ValueError(
-                "expected an engine of the run's own with deterministic, got openai: what a server answers depends on "
-                "what else it is asked"
             )
         if self.trainer.updates_per_iteration > self.rollout.batch_size:
             raise ValueError(

@@ -1,10 +1,8 @@
 """Base class and types of the sections; `generator.*`, `trainer.*`, `reward.*`, `records.*`, `metrics.*`."""
 
-import re
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -28,7 +26,7 @@ class Section(BaseModel):
         return self.model_copy(update=unset)
 
 
-EngineKind = Literal["auto", "vllm", "vllm_async", "openai"]
+EngineKind = Literal["auto", "vllm", "vllm_async"]
 
 
 class GeneratorConfig(Section):
@@ -36,75 +34,18 @@ class GeneratorConfig(Section):
 
     engine: EngineKind = "auto"
     """`vllm`: vLLM's engine within the replica's process. `vllm_async`: its AsyncLLM, whose engine has a process of its
-    own. `auto`: vllm_async on one GPU, vllm on a CPU and on several GPUs. `openai`: a running server; its weights
-    cannot be updated, so it can be evaluated but not trained."""
+    own. `auto`: vllm_async on one GPU, vllm on a CPU and on several GPUs."""
     tensor_parallel: Count = 1
     """GPUs per replica that share each layer: vLLM's tensor parallelism, with a process for each GPU."""
-    url: str | None = Field(default=None, pattern=r"^https?://\S+$")
-    """The URL of an OpenAI-compatible server, including `/v1`. It has to return token ids (vLLM's does)."""
-    model: str | None = Field(default=None, min_length=1)
-    """The model's name on that server. `model.path` is the folder of the same model's tokenizer."""
-    key_variable: str | None = Field(default=None, min_length=1)
-    """The environment variable with the server's API key; None sends no key. Never put the key itself into a file:
-    configurations are saved with runs."""
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        try:
-            parts = urlsplit(url)
-            valid = bool(parts.hostname) and parts.port != 0
-        except ValueError:  # invalid port
-            valid = False
-        if not valid or parts.username is not None or parts.query or parts.fragment:
-            # The URL is not quoted: it may contain a key, which must not get into a log.
-            raise ValueError(
-                "expected generator.url as http://HOST:PORT/v1, got something else: put the key "
-                "into the environment variable that generator.key_variable names, never into the URL"
-            )
-        return url.rstrip("/")
-
-    @field_validator("key_variable")
-    @classmethod
-    def _check_key_variable(cls, name: str | None) -> str | None:
-        if name is not None and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            raise ValueError(
-                "expected generator.key_variable to be the name of an environment variable, got something "
-                "else; put the key itself into that variable"
-            )
-        return name
 
     @model_validator(mode="after")
-    def _check_server(self) -> Self:
-        if self.engine == "openai":
-            if self.url is None or self.model is None:
-                raise ValueError(
-                    "expected generator.url and generator.model with generator.engine=openai, "
-                    f"got {self.url!r} and {self.model!r}"
-                )
-        elif (self.url, self.model, self.key_variable) != (None, None, None):
+    def _check_tensor_parallel(self) -> Self:
+        if self.tensor_parallel > 1 and self.engine == "vllm_async":
             raise ValueError(
-                "expected generator.url, generator.model and generator.key_variable with generator.engine=openai "
-                f"alone, got them with {self.engine}"
-            )
-        if self.tensor_parallel > 1 and self.engine in ("vllm_async", "openai"):
-            raise ValueError(
-                f"expected generator.engine of auto or vllm with generator.tensor_parallel, got {self.engine}: of that "
-                "engine the processes of several ranks could outlive their replica, or are not ours"
+                "expected generator.engine of auto or vllm with generator.tensor_parallel, got vllm_async: of that "
+                "engine the processes of several ranks could outlive their replica"
             )
         return self
-
-    def find_training_obstacle(self) -> str | None:
-        """Return why this cannot be trained; None if it can."""
-        if self.engine != "openai":
-            return None
-        return (
-            f"expected generator.engine of vllm or vllm_async, got openai: the weights of the server at {self.url} "
-            "cannot be updated, so every answer would come from a policy that does not learn; "
-            "ropewalk eval looks at it"
-        )
 
 
 Checkpointing = Literal["auto", "none", "selective", "full"]

@@ -158,8 +158,6 @@ class LeasedSession:
         """
         self.closing: asyncio.Task[None] | None = None
         """The end of the client, begun while another one is waited for to take its place."""
-        self.forks: list[LeasedSession] = []
-        """Sessions that `SessionLeases.fork` made of this one; they end with its lease."""
 
     @property
     def url(self) -> str:
@@ -191,12 +189,6 @@ class LeasedSession:
         """Take a step; raises as `EnvClient.step` does, `RequestTimeoutError` after the deadline."""
         return await self._run_with_deadline(
             self._leases.deadlines.step_s, "step", "env.message_timeout_s", self.client.step(action)
-        )
-
-    async def fork(self, count: int) -> list[Client]:
-        """Return clients of `count` sessions forked from this one's current state; see `SessionLeases.fork`."""
-        return await self._run_with_deadline(
-            self._leases.deadlines.reset_s, "fork", "env.reset_timeout_s", self.client.fork(count)
         )
 
     async def _run_with_deadline(self, seconds: float, operation: str, key: str, request: Awaitable[T]) -> T:
@@ -275,7 +267,7 @@ class SessionLeases:
         self.discarded = 0
         """The number of sessions discarded after a failure so far."""
         self._connect = connect
-        self._waiters: list[tuple[int, int, int, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         """A heap of the callers that wait for places: order, running number, number of places, what wakes them."""
         self._tickets = itertools.count()
         self._progressed_at = 0.0
@@ -313,13 +305,12 @@ class SessionLeases:
         self._notify()
 
     @asynccontextmanager
-    async def lease(self, forks: int = 0, *, order: int = 0) -> AsyncIterator[LeasedSession]:
+    async def lease(self, *, order: int = 0) -> AsyncIterator[LeasedSession]:
         """Lease a session for the length of the block.
 
         Afterwards it is kept for the next lease, unless a request failed or the block raised.
 
         Args:
-            forks: The number of sessions that `fork` may make of it.
             order: Callers of a lower one get sessions first; among equals, whoever came first.
 
         Raises:
@@ -329,11 +320,11 @@ class SessionLeases:
             RolloutError: The leases were closed.
         """
         with span("lease", waits_for="session"):
-            await self._acquire_slots(1 + forks, order)
+            await self._acquire_slot(order)
             try:
                 session = LeasedSession(self, *await self._get_session())
             except BaseException:
-                self._release_slots(1 + forks)
+                self._release_slot()
                 raise
         self._leased.add(session)
         is_reusable = False
@@ -342,32 +333,12 @@ class SessionLeases:
             is_reusable = not session.broken
         finally:
             self._leased.discard(session)
-            self._release_slots(forks - len(session.forks))
-            for fork in session.forks:
-                self.end_fork(fork)
             if is_reusable:
                 self._keep_idle(session.server, session.client)
-                self._release_slots(1)
+                self._release_slot()
             else:
                 self.discarded += 1
                 self._end_session(session)
-
-    async def fork(self, session: LeasedSession, count: int) -> list[LeasedSession]:
-        """Fork `count` sessions, at most the lease's `forks`, from a session's state.
-
-        They end with `end_fork`, or with the lease: closing a client closes those that were forked from it.
-        """
-        for client in await session.fork(count):
-            self._count_held(session.server)
-            session.forks.append(LeasedSession(self, session.server, client))
-        self._leased.update(session.forks)
-        return session.forks
-
-    def end_fork(self, fork: LeasedSession) -> None:
-        """End a forked session whose episode is over, so that another episode gets its place. Idempotent."""
-        if fork in self._leased:
-            self._leased.discard(fork)
-            self._end_session(fork)
 
     def record_progress(self) -> None:
         """Record that an episode has made progress: whoever waits for a session has reason to go on waiting."""
@@ -415,39 +386,42 @@ class SessionLeases:
         self._notify()
         await asyncio.gather(*self._close_tasks, *(_close(session.client) for session in self._leased))
 
-    async def _acquire_slots(self, count: int, order: int) -> None:
+    async def _acquire_slot(self, order: int) -> None:
         loop = asyncio.get_running_loop()
         began, granted = loop.time(), loop.create_future()
-        heapq.heappush(self._waiters, (order, next(self._tickets), count, granted))
+        heapq.heappush(self._waiters, (order, next(self._tickets), granted))
         self._grant_slots()
         try:
             while not granted.done():
                 remaining_s = self._free_deadline(began) - loop.time()
                 if remaining_s <= 0:
                     raise SessionUnavailableError(
-                        f"expected {count} of {self.sessions} sessions to be free, too many are in use, and no episode "
+                        f"expected one of {self.sessions} sessions to be free, all are in use, and no episode "
                         f"has made progress for {self.deadlines.free_s:g} s; see what they wait for, or raise "
                         "rollout.timeout_s"
                     )
                 await asyncio.wait({granted}, timeout=remaining_s)
         except BaseException:
-            self._release_slots(0 if granted.cancel() else count)  # it may have been granted meanwhile
+            if not granted.cancel():  # it has been granted meanwhile
+                self._release_slot()
+            else:
+                self._grant_slots()
             raise
 
     def _grant_slots(self) -> None:
-        """Wake the first waiters, as long as the places that each waits for are free."""
+        """Wake the first waiters, as long as places are free."""
         while self._waiters:
-            *_, count, granted = self._waiters[0]
+            *_, granted = self._waiters[0]
             if not granted.done():
-                if self.slots_taken + count > self.sessions:
-                    return  # those that wait for fewer places do not overtake it: it would wait for ever
-                self.slots_taken += count
+                if self.slots_taken == self.sessions:
+                    return
+                self.slots_taken += 1
                 self.record_progress()
                 granted.set_result(None)
             heapq.heappop(self._waiters)
 
-    def _release_slots(self, count: int) -> None:
-        self.slots_taken -= count
+    def _release_slot(self) -> None:
+        self.slots_taken -= 1
         self._grant_slots()
 
     def _free_deadline(self, began: float) -> float:
@@ -555,7 +529,7 @@ class SessionLeases:
 
         def on_closed(_: "asyncio.Task[None]") -> None:
             self.closing -= 1
-            self._release_slots(1)
+            self._release_slot()
 
         self.closing += 1
         closing = session.closing or self._start_closing(session.server, session.client)

@@ -1,18 +1,18 @@
-"""An engine backed by a server that speaks the OpenAI protocol, for policies that are evaluated and not trained."""
+"""An engine backed by a server that speaks the OpenAI protocol, with token ids and log-probabilities."""
 
 import asyncio
 import math
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, to_plain_text
-from rl_bridge.config import Config, GeneratorConfig
+from rl_bridge.config import RolloutConfig
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
 from rl_bridge.generator.base import ABORTED, Engine, UpdateMetrics
 from rl_bridge.metrics.spans import PROCESS_SPANS, span
@@ -101,7 +101,7 @@ def parse_response(content: bytes) -> CompletionResponse:
         fault = error.errors(include_url=False)[0]
         where = ".".join(map(str, fault["loc"])) or "the body"
         raise ConfigError(
-            "expected generator.url to answer as the OpenAI completions protocol does, "
+            "expected the server to answer as the OpenAI completions protocol does, "
             f"got something else ({to_plain_text(where)}: {fault['msg']})"
         ) from error
 
@@ -236,7 +236,7 @@ def require_sampling_distribution(
 
 
 def _make_server_error(expected: str, got: str, remedy: str) -> ConfigError:
-    return ConfigError(f"expected {expected} from the server at generator.url, got {got}; {remedy}")
+    return ConfigError(f"expected {expected} from the server, got {got}; {remedy}")
 
 
 STOP_TIMEOUT_S = 10.0
@@ -268,6 +268,21 @@ class _Models(BaseModel):
     data: list[_Model]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A model on an OpenAI-compatible server.
+
+    Attributes:
+        url: The server's URL, up to and including `/v1`. It has to return token ids, as vLLM's does.
+        model: The model's name on the server.
+        key_variable: The environment variable with the server's API key; None sends no key.
+    """
+
+    url: str
+    model: str
+    key_variable: str | None = None
+
+
 class EndpointEngine(Engine):
     """Completes prompts by requests to a server, at most `rollout.max_num_seqs` at a time.
 
@@ -277,11 +292,11 @@ class EndpointEngine(Engine):
     log-probabilities.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, endpoint: Endpoint, rollout: RolloutConfig) -> None:
         super().__init__("endpoint", stop_timeout_s=STOP_TIMEOUT_S)
         self.statistics = None
-        self._rollout = config.rollout
-        self._generator: GeneratorConfig = config.generator
+        self._rollout = rollout
+        self._endpoint = endpoint
         self._http: EndpointClient | None = None
         self._check_lock = asyncio.Lock()
         self._checked_temperatures: set[float] = set()
@@ -293,15 +308,13 @@ class EndpointEngine(Engine):
     def load(self, version: PolicyVersion, state: "Mapping[str, Tensor] | None") -> "Future[UpdateMetrics]":
         """Raise WeightsError: a server's weights cannot be updated."""
         raise WeightsError(
-            f"expected an engine of the run's own to take version {version}, got the server at {self._generator.url}; "
-            "its weights cannot be updated, so it cannot be trained: use generator.engine=vllm or vllm_async"
+            f"expected an engine of the run's own to take version {version}, got the server at {self._endpoint.url}; "
+            "its weights cannot be updated, so it cannot be trained"
         )
 
     def sleep(self) -> "Future[None]":
-        """Raise GeneratorError: a server's GPUs are its own. `find_training_obstacle` rejects such runs beforehand."""
-        raise GeneratorError(
-            f"expected an engine of the run's own to put to sleep, got {self._generator.url}"
-        )
+        """Raise GeneratorError: a server's GPUs are its own."""
+        raise GeneratorError(f"expected an engine of the run's own to put to sleep, got {self._endpoint.url}")
 
     # The rest runs on the engine's event loop.
 
@@ -309,11 +322,11 @@ class EndpointEngine(Engine):
         PROCESS_SPANS.rest("prompts")
         with _convert_errors():
             self._http = EndpointClient(
-                str(self._generator.url),
-                self._generator.key_variable,
+                self._endpoint.url,
+                self._endpoint.key_variable,
                 connections=self._rollout.max_num_seqs,
                 max_bytes=MAX_OVERHEAD_BYTES + MAX_BYTES_PER_TOKEN * self._rollout.max_length,
-                names=("generator.url", "generator.key_variable"),
+                names=("Endpoint.url", "Endpoint.key_variable"),
             )
         with span("start", waits_for="endpoint"):
             async with self._limit_time("its models"):
@@ -323,20 +336,20 @@ class EndpointEngine(Engine):
             models = {model.id: model for model in _Models.model_validate_json(content).data}
         except ValidationError as error:
             raise ConfigError(
-                f"expected {self._generator.url}/models to list models as the OpenAI protocol does, "
+                f"expected {self._endpoint.url}/models to list models as the OpenAI protocol does, "
                 f"got {to_plain_text(repr(content[:200]))}"
             ) from error
-        if self._generator.model not in models:
+        if self._endpoint.model not in models:
             listed = ", ".join(to_plain_text(name) for name in sorted(models)[:MAX_LISTED_MODELS]) or "none"
             more = f" and {len(models) - MAX_LISTED_MODELS} more" if len(models) > MAX_LISTED_MODELS else ""
             raise ConfigError(
-                f"expected generator.model to be one of {listed}{more}, which {self._generator.url} serves, "
-                f"got {self._generator.model!r}"
+                f"expected the model to be one of {listed}{more}, which {self._endpoint.url} serves, "
+                f"got {self._endpoint.model!r}"
             )
-        max_model_len = models[self._generator.model].max_model_len
+        max_model_len = models[self._endpoint.model].max_model_len
         if max_model_len is not None and max_model_len < self._rollout.max_length:
             raise ConfigError(
-                f"expected rollout.max_length of at most {max_model_len}, which is what {self._generator.url} takes, "
+                f"expected rollout.max_length of at most {max_model_len}, which is what {self._endpoint.url} takes, "
                 f"got {self._rollout.max_length}"
             )
 
@@ -382,7 +395,7 @@ class EndpointEngine(Engine):
         if sampling.temperature > 0.0:
             await self._check_logprobs(prompt, sampling)
         answer = await self._request_completion(
-            make_body(str(self._generator.model), prompt, sampling, seed), index
+            make_body(self._endpoint.model, prompt, sampling, seed), index
         )
         return completion_of(answer, prompt=prompt, sampling=sampling)
 
@@ -396,7 +409,7 @@ class EndpointEngine(Engine):
                 first_alternatives(
                     await self._request_completion(
                         make_body(
-                            str(self._generator.model),
+                            self._endpoint.model,
                             prompt,
                             replace(first, temperature=temperature),
                             None,
@@ -432,7 +445,7 @@ class EndpointEngine(Engine):
         except TimeoutError:
             trouble = "no answer" if self._http is None else self._http.trouble
             raise GeneratorError(
-                f"expected {expected} from {self._generator.url} within {limit_s:g} s; last there was {trouble}"
+                f"expected {expected} from {self._endpoint.url} within {limit_s:g} s; last there was {trouble}"
             ) from None
 
     async def _clean_up(self) -> None:

@@ -16,7 +16,6 @@ from rl_bridge.config import Config
 from rl_bridge.devices import own_device
 from rl_bridge.errors import ModelError, WeightsError
 from rl_bridge.generator.base import Engine, UpdateMetrics
-from rl_bridge.generator.endpoint import EndpointEngine
 from rl_bridge.generator.engine import VllmEngine
 from rl_bridge.generator.vllm_api import EngineTotals, import_engine
 from rl_bridge.metrics.spans import log_phase
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 def make_engine(config: Config, model_path: str | Path, *, seed: int | None = None) -> Engine:
     """Make the engine that `generator.engine` names, not started yet; `seed` defaults to the run's."""
-    if config.generator.engine == "openai":
-        return EndpointEngine(config)
     own_process = config.generator.engine == "vllm_async"
     if config.generator.engine == "auto":
         own_process = own_device().type == "cuda" and config.generator.tensor_parallel == 1
@@ -149,8 +146,6 @@ class PolicyReplica:
             adapters = self._config.pushed_adapter is not None
             initial_weights = {} if adapters else await asyncio.to_thread(self._checkpoint.tensors)
             return await self._load(version, initial_weights, began)
-        if self._config.generator.engine == "openai":
-            return await self._load(version, {}, began)  # raises WeightsError before the store is used
         if self._store is None:
             raise WeightsError(f"expected a store of weights to take version {version} from, got none")
         async with self._store.open(version, device=self._device) as state:

@@ -137,8 +137,8 @@ def require_policy_folder(config: Config) -> Path:
         raise ConfigError("expected evaluation.episodes of at least 1 in an evaluation, got 0")
     if config.model.path is None:
         raise ConfigError(
-            "expected model.path, the checkpoint to evaluate in the Hugging Face layout; where a server has it "
-            "(generator.url), a folder with its tokenizer, since chats are made into tokens here"
+            "expected model.path, the checkpoint to evaluate in the Hugging Face layout; a model that a server has is "
+            "played by: ropewalk eval ENVIRONMENT --policy http://HOST:PORT/v1 --model NAME"
         )
     path = Path(os.path.expanduser(config.model.path)).absolute()
     if not path.is_dir():

@@ -21,16 +21,6 @@ def task_seed(run_seed: int, task: int) -> int:
     return int(np.random.default_rng([run_seed, task]).integers(0, TRAINING_SEEDS))
 
 
-FORK_DRAWS = 2**31 + 2
-"""Like `ENVIRONMENT_DRAWS`, for the draw of the fork turn."""
-
-
-def draw_fork_turn(run_seed: int, group: int, bounds: tuple[int, int]) -> int:
-    """Draw the number of turns after which the siblings of a group fork; both bounds are included."""
-    first, last = bounds
-    return int(np.random.default_rng([run_seed, group, FORK_DRAWS]).integers(first, last + 1))
-
-
 ENVIRONMENT_DRAWS = 2**31
 """Third part of the draw's seed, in place of a sibling's number: none is that high, so no sampling seed collides."""
 
@@ -107,7 +97,6 @@ class Assignment:
         task: The number of the group's task, in a dataset the example's; None for held-out episodes.
         sampling_key: The run's seed and the group's number, if every completion is sampled with a seed of its own; None
             to use the engine's own generator.
-        fork_turn: The number of shared turns after which the siblings fork; None if each begins with a reset.
     """
 
     lease: int
@@ -118,7 +107,6 @@ class Assignment:
     group: int = 0
     task: int | None = None
     sampling_key: tuple[int, int] | None = None
-    fork_turn: int | None = None
 
 
 class Absence(StrEnum):

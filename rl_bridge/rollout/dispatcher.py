@@ -22,7 +22,6 @@ from rl_bridge.rollout.assignment import (
     NoTrajectory,
     Outcome,
     draw_environment,
-    draw_fork_turn,
     task_seed,
 )
 from rl_bridge.rollout.groups import (
@@ -393,7 +392,6 @@ class Dispatcher:
             group=lease.group,
             task=task,
             sampling_key=(config.seed, lease.group) if config.deterministic else None,
-            fork_turn=rollouts.fork_turns and draw_fork_turn(config.seed, lease.group, rollouts.fork_turns),
         )
         try:
             result = await self._call_worker(assignment)
@@ -462,8 +460,7 @@ class Dispatcher:
             RolloutError: Too many groups are dropped, in this environment and all others: going on would not help.
         """
         outcomes, result, health = played.outcomes, played.result, self.health[played.environment]
-        # None of the siblings that share a beginning is kept: those of another worker begin elsewhere.
-        finished = {} if self._config.rollout.fork_turn else final_outcomes(outcomes.items())
+        finished = final_outcomes(outcomes.items())
         if result.preempted and len(finished) < len(outcomes):
             if self._buffer.return_unfinished(lease, floor=lease.floor if finished else None):
                 health.counts.count_attempts(result)

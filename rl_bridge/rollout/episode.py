@@ -3,7 +3,6 @@
 import asyncio
 import math
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -53,47 +52,6 @@ def require_scored(result: StepResult[Any]) -> None:
         raise EpisodeUnscoredError(reason)
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Branch:
-    """The point at which siblings fork after turns that they share.
-
-    Attributes:
-        prompts: The prompts of the shared turns, and that of the first turn after the fork.
-        answers: The policy's answers in the shared turns, with their texts.
-        results: The environment's results of the reset and of each step before the fork.
-    """
-
-    prompts: list[Sequence[int]]
-    answers: list[tuple[Turn, str]]
-    results: list[StepResult[Any]]
-
-
-class RecordingSession:
-    """A session that replays known results of the reset and the first steps, then records those of the real session.
-
-    The real session's state must be the one after the known results.
-    """
-
-    def __init__(self, session: Session, known_results: Sequence[StepResult[Any]] = ()) -> None:
-        self._session = session
-        self._pending = deque(known_results)
-        self.results = list(known_results)
-
-    async def reset(self, **options: Any) -> StepResult[Any]:
-        """Return the known result of the reset, or reset the session."""
-        return (
-            self._pending.popleft() if self._pending else self._record(await self._session.reset(**options))
-        )
-
-    async def step(self, action: Any, /) -> StepResult[Any]:
-        """Return the known result of this step, or take it in the session."""
-        return self._pending.popleft() if self._pending else self._record(await self._session.step(action))
-
-    def _record(self, result: StepResult[Any]) -> StepResult[Any]:
-        self.results.append(result)
-        return result
-
-
 Judge: TypeAlias = Callable[[Sequence[ChatMessage], str, Any], Awaitable[float | None]]
 """Scores an episode from its first chat, the policy's answers joined by newlines, and the task's target."""
 
@@ -110,12 +68,10 @@ async def play_episode(
     sampling_key: tuple[int, int, int] | None = None,
     judge: Judge | None = None,
     answers: list[tuple[Turn, str]] | None = None,
-    fork_turn: int | None = None,
-    branch: Branch | None = None,
     on_progress: Callable[[], None] = lambda: None,
     wait_for_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
-) -> Trajectory | Branch | None:
-    """Play one episode from its reset to its end, or to the turn at which it forks.
+) -> Trajectory | None:
+    """Play one episode from its reset to its end.
 
     Args:
         client: A session of the environment.
@@ -129,25 +85,21 @@ async def play_episode(
         answers: The policy's answers in earlier attempts at this episode, with their texts; they are reused as long as
             the prompts are the same, and new answers are appended. If every attempt sampled anew, answers that
             seldom make the environment fail would be trained more often than the policy gives them.
-        fork_turn: The number of turns after which it forks.
-        branch: The fork at which it leaves its siblings; turns before it are context and not part of the trajectory.
         on_progress: Called after the reset and every step.
         wait_for_turn: Entered for every answer, which waits for those of other episodes too.
 
     Returns:
-        The trajectory, or the branch if it reached `fork_turn`; None if the episode was over before the policy could
-        act.
+        The trajectory; None if the episode was over before the policy could act.
 
     Raises:
         openenv_core.ClientError: The session failed; the episode is lost, and the policy is not to blame.
-        rl_bridge.errors.EpisodeLostError: The environment reports that its infrastructure failed, or does not reach the
-            branch again; the policy is not to blame.
+        rl_bridge.errors.EpisodeLostError: The environment reports that its infrastructure failed; the policy is not to
+            blame.
         rl_bridge.errors.EpisodeUnscoredError: The environment or the judge could not score the episode or gave a reward
             that is not finite; or no judge is available.
         rl_bridge.errors.GeneratorError: The engine failed.
         rl_bridge.errors.RolloutError: The task raised an error.
     """
-    session = client if fork_turn is None else (client := RecordingSession(client))
     with span("reset", waits_for="environment"):
         result = await client.reset(seed=seed, **settings.reset_options)
     on_progress()
@@ -157,7 +109,6 @@ async def play_episode(
     first_observation, began = result.observation, time.monotonic()
     with span("begin", waits_for="environment"), _convert_task_errors():
         dialogue = await task.begin(client, policy, first_observation)
-    shared_prompts = [] if branch is None else branch.prompts
     answers = [] if answers is None else answers
     episode = _Episode(
         client,
@@ -167,19 +118,13 @@ async def play_episode(
         sampling_key,
         began,
         answers,
-        shared_prompts,
-        fork_turn,
         on_progress,
         wait_for_turn,
     )
     episode.add_reward(result.reward)
     ending = await episode.run()
     used_answers = answers[: episode.exchanges]
-    if ending is None:
-        assert isinstance(session, RecordingSession)
-        prompts = [*(turn.prompt for turn, _ in used_answers), episode.prompt]
-        return Branch(prompts=prompts, answers=used_answers, results=session.results)
-    turns = [turn for turn, _ in used_answers[max(0, len(shared_prompts) - 1) :]]
+    turns = [turn for turn, _ in used_answers]
     if not turns:
         return None
     if ending in ILL_FORMED:
@@ -211,11 +156,8 @@ class _Episode:
     sampling_key: tuple[int, int, int] | None
     began: float
     answers: list[tuple[Turn, str]]
-    shared_prompts: Sequence[Sequence[int]]
-    fork_turn: int | None
     on_progress: Callable[[], None]
     wait_for_turn: Callable[[], AbstractContextManager[None]]
-    prompt: Sequence[int] = ()
     exchanges: int = 0
     total: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)
@@ -236,19 +178,13 @@ class _Episode:
             if isinstance(score, int | float):
                 self.scores[path] = self.scores.get(path, 0.0) + score
 
-    async def run(self) -> Ending | None:
-        """Play the episode; returns how it ended, or None at the turn where it forks."""
+    async def run(self) -> Ending:
+        """Play the episode; returns how it ended."""
         while (ending := self._check_limits()) is None:
             with span("prompt"), _convert_task_errors():
                 prompt = self.dialogue.prompt()
             if prompt is None:
                 return Ending.TRUNCATED_LENGTH
-            number = self.exchanges
-            if number < len(self.shared_prompts) and list(prompt) != list(self.shared_prompts[number]):
-                raise EpisodeLostError("the environment did not reach the fork of its group again")
-            self.prompt = prompt
-            if number == self.fork_turn:
-                return None
             if (ending := await self._exchange(prompt)) is not None:
                 return ending
         return ending

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from openenv_core import ClientError, EnvClient, LocalProcessProvider, OpenEnvError
-from openenv_core.errors import ConfigurationError, ExecutionError
+from openenv_core.errors import ConfigurationError
 from openenv_core.targets import find_module
 from openenv_core.tracebacks import format_traceback
 from rl_bridge.config import Config, EnvConfig
@@ -90,11 +90,6 @@ async def _try_task(config: Config, env: EnvConfig, task: Task, url: str) -> Non
         url, token=read_token(env.token_file), message_timeout_s=env.reset_timeout_s
     ) as client:
         first_observation = (await client.reset(seed=config.seed, **env.reset)).observation
-        if config.rollout.fork_turn is not None:
-            try:
-                await client.fork(1)
-            except ExecutionError as error:
-                raise ConfigError(f"rollout.fork_turn={config.rollout.fork_turn}: {error.message}") from error
         with _convert_task_errors(name, "messages() of the first observation"):
             chat = task.messages(first_observation)
         if isinstance(task, ToolTask):

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
 from openenv_core.tracing import traced
-from rl_bridge.environments.leases import LeasedSession, SessionLeases
+from rl_bridge.environments.leases import SessionLeases
 from rl_bridge.errors import (
     EpisodeLostError,
     EpisodeUnscoredError,
@@ -28,31 +28,17 @@ from rl_bridge.rollout.assignment import (
     Absence,
     Assignment,
     AssignmentResult,
+    EpisodeSettings,
     NoTrajectory,
     Outcome,
 )
-from rl_bridge.rollout.episode import Branch, Judge, RecordingSession, back_off, play_episode, shorten_reason
+from rl_bridge.rollout.episode import Judge, back_off, play_episode, shorten_reason
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Session, Task
 from rl_bridge.types import Ending, Turn
 
 T = TypeVar("T")
 StartT = TypeVar("StartT")
-
-
-@dataclass(slots=True, frozen=True)
-class GroupStart:
-    """How the siblings of an assignment begin: each with a reset, or all at a fork.
-
-    Attributes:
-        branch: The fork at which they begin; None for a reset.
-        sessions: One session per sibling, forked there.
-        ended: The outcome of the shared episode, if it ended before the fork.
-    """
-
-    branch: Branch | None = None
-    sessions: Sequence[LeasedSession] = ()
-    ended: Outcome | None = None
 
 
 @dataclass(slots=True)
@@ -195,7 +181,7 @@ class Player(ABC, Generic[StartT]):
         return NoTrajectory(absence=Absence.DROPPED, reason=failure, ending=ending)
 
 
-class RolloutWorker(Player[GroupStart]):
+class RolloutWorker(Player[EpisodeSettings]):
     """Plays assignments, each episode in a leased session of its own.
 
     If a session fails or reports an infrastructure failure, it is replaced by a fresh one and its episode is retried
@@ -219,72 +205,33 @@ class RolloutWorker(Player[GroupStart]):
         self._task = task
         self._judge = judge
 
-    async def begin(self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack) -> GroupStart:
-        """If the assignment has a fork turn, play the shared turns and fork the session for each sibling."""
-        assignment, answers = active.assignment, list[tuple[Turn, str]]()
-        siblings = len(assignment.seeds)
-
-        async def play(number: int, pinned_policy: ChatPolicy) -> GroupStart:
-            async with AsyncExitStack() as session_stack:
-                session = await self._lease(active, session_stack, forks=siblings)
-                outcome = await self._play(session, 0, active, pinned_policy, answers, assignment.fork_turn)
-                if not isinstance(outcome, Branch):
-                    return GroupStart(ended=outcome)
-                start = GroupStart(outcome, await self._sessions.fork(session, siblings))
-                stack.push_async_callback(session_stack.pop_all().aclose)
-                return start
-
-        if assignment.fork_turn is None:
-            return GroupStart()
-        start = await self.retry(active, policy, play)
-        return start if isinstance(start, GroupStart) else GroupStart(ended=start)
+    async def begin(
+        self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack
+    ) -> EpisodeSettings:
+        """Return how the episodes are played; each begins with a reset of its own."""
+        return active.assignment.settings
 
     async def attempt(
-        self, index: int, active: ActiveAssignment, policy: ChatPolicy, start: GroupStart
+        self, index: int, active: ActiveAssignment, policy: ChatPolicy, settings: EpisodeSettings
     ) -> Outcome:
-        """Play one episode, in a fresh session after each failure that is not the policy's.
-
-        An episode that begins at a fork replays the shared answers to get there again.
-        """
-        if start.ended is not None and index == 0:
-            return start.ended
-        branch = start.branch
-        answers = [] if branch is None else list(branch.answers)
+        """Play one episode, in a fresh session after each failure that is not the policy's."""
+        answers: list[tuple[Turn, str]] = []
 
         async def play(number: int, pinned_policy: ChatPolicy) -> Outcome:
-            session: Session
-            async with AsyncExitStack() as session_stack:
-                if branch is None:
-                    session = await self._lease(active, session_stack)
-                elif number:
-                    session = start.sessions[index]
-                    await self._sessions.renew(session)
-                else:
-                    session = RecordingSession(start.sessions[index], branch.results)
-                assignment = active.assignment
-                trace_attributes = {"seed": assignment.seeds[index], "sibling": assignment.siblings[index]}
-                with traced("rollout", **trace_attributes, lease=assignment.lease, attempt=number):
-                    outcome = await self._play(session, index, active, pinned_policy, answers, branch=branch)
-            assert not isinstance(outcome, Branch)
-            return outcome
+            assignment = active.assignment
+            async with AsyncExitStack() as stack:
+                with self.wait_for_turn(active):
+                    session = await stack.enter_async_context(self._sessions.lease(order=assignment.group))
+                attributes = {"seed": assignment.seeds[index], "sibling": assignment.siblings[index]}
+                with traced("rollout", **attributes, lease=assignment.lease, attempt=number):
+                    return await self._play(session, index, active, pinned_policy, settings, answers)
 
-        try:
-            return await self.retry(active, policy, play)
-        finally:
-            if branch is not None:  # its place is for another episode, however long the siblings take
-                self._sessions.end_fork(start.sessions[index])
+        return await self.retry(active, policy, play)
 
     def record_progress(self, active: ActiveAssignment) -> None:
         """See `Player.record_progress`."""
         super().record_progress(active)
         self._sessions.record_progress()
-
-    async def _lease(
-        self, active: ActiveAssignment, stack: AsyncExitStack, *, forks: int = 0
-    ) -> LeasedSession:
-        lease = self._sessions.lease(forks, order=active.assignment.group)
-        with self.wait_for_turn(active):
-            return await stack.enter_async_context(lease)
 
     async def _play(
         self,
@@ -292,10 +239,9 @@ class RolloutWorker(Player[GroupStart]):
         index: int,
         active: ActiveAssignment,
         policy: ChatPolicy,
+        settings: EpisodeSettings,
         answers: list[tuple[Turn, str]],
-        fork_turn: int | None = None,
-        branch: Branch | None = None,
-    ) -> Outcome | Branch:
+    ) -> Outcome:
         assignment, key = active.assignment, active.assignment.sampling_key
         try:
             outcome = await play_episode(
@@ -303,12 +249,10 @@ class RolloutWorker(Player[GroupStart]):
                 policy,
                 self._task,
                 seed=assignment.seeds[index],
-                settings=assignment.settings,
+                settings=settings,
                 sampling_key=None if key is None else (*key, assignment.siblings[index]),
                 judge=self._judge,
                 answers=answers,
-                fork_turn=fork_turn,
-                branch=branch,
                 on_progress=partial(self.record_progress, active),
                 wait_for_turn=partial(self.wait_for_turn, active),
             )

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from subjects import DOCKERFILE, Here, Loose, Walk, WalkState, folder_with, look, of_folder, run, walk
+from subjects import Here, Loose, Walk, WalkState, folder_with, look, of_folder, run, walk
 
 from openenv_core import Action, Observation, State
 from openenv_core.checker.check import CheckLevel, checks
@@ -24,16 +24,8 @@ def test_a_good_environment_passes(tmp_path: Path) -> None:
     assert {one.check for one in report.of(Status.SKIPPED)} == UNDECLARED | IMAGES
 
 
-def dockerfile(before: str, after: str) -> dict[str, Any]:
-    assert before in DOCKERFILE
-    return {"dockerfile": DOCKERFILE.replace(before, after)}
-
-
 def in_validation(text: str) -> dict[str, Any]:
     return {"manifest": f"spec_version: 1\nname: x\nvalidation: {{{text}}}\n"}
-
-
-ELSEWHERE = "ARG BASE_IMAGE=python:3.11-slim\nFROM ${BASE_IMAGE}\n"
 
 
 @pytest.mark.parametrize(
@@ -45,44 +37,6 @@ ELSEWHERE = "ARG BASE_IMAGE=python:3.11-slim\nFROM ${BASE_IMAGE}\n"
         ("manifest_valid", in_validation("reward: {range: [1, 0]}"), "lower end first"),
         ("manifest_app", {"manifest": "spec_version: 1\nname: x\napp: sever.app:app\n"}, "no sever/app.py"),
         ("readme", {"readme": "# Walk\n"}, "got 2 words"),
-        ("dockerfile_present", {"dockerfile": None}, "got none"),
-        ("dockerfile_base", {"dockerfile": "FROM python:3.11\n"}, "got FROM python:3.11"),
-        (
-            "dockerfile_base",
-            {"dockerfile": "ARG BASE_IMAGE=a\nFROM ${BASE_IMAGE} AS one\nFROM python:3.11\n"},
-            "got FROM python:3.11",
-        ),
-        ("dockerfile_user", dockerfile("USER env", "# USER env"), "got USER root"),
-        ("dockerfile_user", {"dockerfile": ELSEWHERE}, "got no USER"),
-        (
-            "dockerfile_user",
-            {"dockerfile": ELSEWHERE.replace("python:3.11-slim", "ropewalk-base:0.1.0-build")},
-            "got no USER",
-        ),
-        ("dockerfile_user", dockerfile("USER env", "RUN <<EOF\nUSER env\nEOF\nUSER 0:0"), "got USER 0"),
-        ("dockerfile_health", {"dockerfile": ELSEWHERE}, "got none"),
-        ("dockerfile_health", dockerfile('CMD ["healthcheck"]', "NONE"), "got HEALTHCHECK NONE"),
-        ("dockerfile_port", {"dockerfile": ELSEWHERE}, "no EXPOSE"),
-        ("dockerfile_port", dockerfile('"--port", "8000"', '"--port", "9000"'), "got port 9000"),
-        (
-            "dockerfile_port",
-            {"manifest": "spec_version: 1\nname: x\nport: 7000\n", "dockerfile": ELSEWHERE + "EXPOSE 8000"},
-            "got port 8000",
-        ),
-        (
-            "dockerfile_sources",
-            dockerfile("COPY . /app/env", "ADD https://a.org/b /b"),
-            "ADD https://a.org/b",
-        ),
-        ("dockerfile_secrets", dockerfile("EXPOSE 8000", "ENV API_KEY=abc"), "ENV API_KEY with a value"),
-        ("dockerfile_secrets", dockerfile("EXPOSE 8000", "ENV A='b c' API_KEY=abc"), "API_KEY with a value"),
-        ("dockerfile_secrets", dockerfile("EXPOSE 8000", f"RUN login hf_{'a' * 20}"), "on line 7"),
-        ("dockerfile_secrets", {".env": "KEY=1"}, "got .env"),
-        ("dockerfile_secrets", dockerfile("COPY . /app", "COPY keys/id_rsa /app/.ssh"), "got keys/id_rsa"),
-        *(
-            ("dockerfile_secrets", {".env": "KEY=1", **dockerfile("COPY . /app/env", copy)}, "got .env")
-            for copy in ('COPY --chown=env [".", "/app/env"]', "COPY / /app/env", "COPY .e* /app/env")
-        ),
     ],
 )
 def test_a_fault_in_a_folder_is_found(check: str, files: Any, words: str, tmp_path: Path) -> None:
@@ -90,29 +44,6 @@ def test_a_fault_in_a_folder_is_found(check: str, files: Any, words: str, tmp_pa
     assert result.status is Status.FAILED, result
     assert words in result.message
     assert result.change
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {".env": "KEY=1", ".dockerignore": ".env\n"},
-        {".env.example": "KEY=\n"},
-        dockerfile("EXPOSE 8000", "ENV API_KEY=${GIVEN_LATER}"),
-        dockerfile("EXPOSE 8000", "ENV TOKENIZERS_PARALLELISM=false"),
-        dockerfile("EXPOSE 8000", "COPY --link --from=base /etc/ssl /etc/ssl"),
-    ],
-)
-def test_files_kept_out_of_the_image_are_no_secrets(files: Any, tmp_path: Path) -> None:
-    result = of_folder("dockerfile_secrets", folder_with(tmp_path, **files))
-    assert result.status is Status.PASSED, result
-
-
-def test_settings_of_the_base_image_need_not_be_repeated(tmp_path: Path) -> None:
-    folder_with(
-        tmp_path, dockerfile="ARG BASE_IMAGE=reg.org/ropewalk-base:0.1.0\nFROM ${BASE_IMAGE} AS a\nFROM a\n"
-    )
-    for check in ("dockerfile_base", "dockerfile_user", "dockerfile_health", "dockerfile_port"):
-        assert of_folder(check, tmp_path).status is Status.PASSED, check
 
 
 class Foreign(BaseModel):

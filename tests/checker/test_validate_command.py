@@ -71,11 +71,11 @@ def test_wrong_usage_and_missing_targets_are_status_2(
 
 
 def test_findings_are_status_1_in_json_and_junit(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    words = ["--check", "readme", "--check", "dockerfile-user", "--json", "--junit"]
+    words = ["--check", "readme", "--check", "manifest-valid", "--json", "--junit"]
     assert main(["validate", str(folder), *words, str(tmp_path / "report.xml")]) == 1
     found = json.loads(capsys.readouterr().out)
     statuses = {one["check"]: one["status"] for one in found["results"]}
-    assert statuses == {"readme": "failed", "dockerfile_user": "passed"}
+    assert statuses == {"readme": "failed", "manifest_valid": "passed"}
     root = ElementTree.fromstring((tmp_path / "report.xml").read_text())
     assert (root.get("tests"), root.get("failures")) == ("2", "1")
 
@@ -160,7 +160,7 @@ def test_an_author_s_own_pytest_has_the_same_checks(folder: Path) -> None:
         "from pathlib import Path\n"
         "from openenv_core.checker.suite import *\n"
         "subject = environment_subject(\n"
-        "    Path(__file__).parents[1], levels=['static', 'runtime'], skip=['dockerfile_user'], seed=3\n"
+        "    Path(__file__).parents[1], levels=['static', 'runtime'], skip=['models_derived'], seed=3\n"
         ")\n"
     )
     words = ["-q", "-rA", "-p", "no:cacheprovider", "-p", "no:schemathesis", str(tests)]

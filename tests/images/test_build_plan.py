@@ -66,6 +66,20 @@ def test_plan_of_a_folder(tmp_path: Path) -> None:
     assert released.request.build_args["BASE_IMAGE"].endswith("-build")
 
 
+@pytest.mark.parametrize(
+    ("path", "text"), [(".env", "KEY=1"), ("keys/id_rsa", ""), ("server/app.py", f"TOKEN = 'hf_{'a' * 20}'")]
+)
+def test_a_folder_with_a_secret_is_refused_unless_it_is_ignored(path: str, text: str, tmp_path: Path) -> None:
+    env_folder = folder(tmp_path)
+    (env_folder / path).parent.mkdir(exist_ok=True)
+    (env_folder / path).write_text(text)
+    (env_folder / ".env.example").write_text("KEY=\n")
+    with pytest.raises(ConfigurationError, match=f"files without secrets, got what may hold one in {path};"):
+        plan(env_folder)
+    (env_folder / ".dockerignore").write_text(f"{path}\n")
+    plan(env_folder)
+
+
 def test_another_base_replaces_the_default(tmp_path: Path) -> None:
     env_folder, named = folder(tmp_path), {"BASE_IMAGE": "mine:1"}
     for build_plan in (

@@ -1,4 +1,4 @@
-"""An image that serves the code interpreter; it also contains the coding server."""
+"""An image that serves the code interpreter."""
 
 import shutil
 import tempfile
@@ -14,13 +14,9 @@ TAG = "ropewalk-test-interpreter:latest"
 DOCKERFILE = """
 FROM {base}
 COPY envs /app/envs
-COPY coding_server.py /app/
 WORKDIR /app
 CMD ["ropewalk", "serve", "envs.code_interpreter_env.server.app:app", "--host", "0.0.0.0", "--port", "8000"]
 """
-
-CODING_SERVER = ("python3", "/app/coding_server.py")
-"""The command of the coding server."""
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +26,6 @@ def interpreter_image(engine: DockerEngine, hostile_image: str) -> str:
         context = Path(folder)
         base = engine.call("GET", f"/images/{hostile_image}/json")["Id"]
         (context / "Dockerfile").write_text(DOCKERFILE.format(base=hostile_image) + f"# on {base}\n")
-        shutil.copy(ROOT / "tests" / "support" / "coding_server.py", context)
         (context / "envs").mkdir()
         (context / "envs" / "__init__.py").touch()
         name = "code_interpreter_env"
@@ -42,4 +37,4 @@ def interpreter_image(engine: DockerEngine, hostile_image: str) -> str:
     return TAG
 
 
-__all__ = ["CODING_SERVER", "TAG", "interpreter_image"]
+__all__ = ["TAG", "interpreter_image"]

@@ -11,7 +11,7 @@ import openenv_core
 import servers
 from envs.blackjack_env import BlackjackAction, BlackjackEnv
 
-TRAINERS = {f"openenv_core.adapters.{name}" for name in ("miles", "skyrl", "titan", "verl")}
+TRAINERS = {f"openenv_core.adapters.{name}" for name in ("skyrl", "titan")}
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def test_neither_presets_nor_shipped_files_set_a_key_without_effect(name: str) -
 
 
 EPISODES: dict[str, dict[str, Any]] = {
-    "rollout": {"num_turns": 3, "fork_turn": 1, "episode_timeout_s": 5.0, "cut_answer": "illegal"},
+    "rollout": {"num_turns": 3, "episode_timeout_s": 5.0, "cut_answer": "illegal"},
     "reward": {"illegal_answer": -2.0},
     "evaluation": {"episodes": 7},
 }
@@ -104,19 +104,3 @@ def test_keys_of_events_that_cannot_happen_are_reported() -> None:
     assert lines(checkpoint_on_preemption=True) == [
         "rollout.checkpoint_on_preemption=True has no effect on the run",
     ]
-
-
-@pytest.mark.parametrize(
-    ("fork_turn", "sessions", "message"),
-    [
-        (4, 128, r"fork_turn below rollout\.num_turns, .*got 4 and 4"),
-        ([3, 2], 128, r"the least and the most, got \(3, 2\) and 4"),
-        (2, 8, r"env\.sessions of at least 9 for each of 1 rollout workers .*got 8"),
-    ],
-)
-def test_a_fork_that_no_group_can_have_is_refused(fork_turn: Any, sessions: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        config(
-            world={"env": {**WORLD["env"], "sessions": sessions}},
-            rollout={"num_turns": 4, "fork_turn": fork_turn},
-        )

@@ -18,7 +18,7 @@ from openenv_core.errors import (
     RequestTimeoutError,
 )
 from rl_bridge.environments import leases
-from rl_bridge.environments.leases import LeasedSession, ServerRecord, SessionDeadlines, SessionLeases
+from rl_bridge.environments.leases import ServerRecord, SessionDeadlines, SessionLeases
 from rl_bridge.errors import SessionUnavailableError
 
 SESSIONS = 6
@@ -87,12 +87,6 @@ class Client:
         if not self.world.calm and self.world.random.random() < 0.02:
             raise ExecutionError("the environment raised")
         return "step"
-
-    async def fork(self, count: int) -> list["Client"]:
-        forks = [self.world.client(self.url) for _ in range(count)]
-        for fork in forks:
-            await fork.connect()
-        return forks
 
     async def close(self) -> None:
         self.closed += 1
@@ -197,20 +191,20 @@ async def test_wait_for_a_session_has_a_deadline_and_takes_no_slot() -> None:
         await held.lease().__aenter__()
     assert held.slots_taken == 0
     held.replace(URLS[:1])
-    async with held.lease():
-        with pytest.raises(SessionUnavailableError, match=r"2 of 2 sessions to be free, .* for 0\.02 s"):
-            await held.lease(forks=1).__aenter__()  # it has had one of them already
-        assert held.slots_taken == 1
+    async with held.lease(), held.lease():
+        with pytest.raises(SessionUnavailableError, match=r"one of 2 sessions to be free, .* for 0\.02 s"):
+            await held.lease().__aenter__()
+        assert held.slots_taken == 2
     assert held.slots_taken == 0
     await held.close()
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 12))])
 @simulated
-async def test_groups_get_all_of_their_places_in_order_of_age_and_give_them_back(
+async def test_episodes_get_their_places_in_order_of_age_and_give_them_back(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the order in which siblings, groups and waits end, and in which forks are lost and renewed."""
+    """Whatever the order in which episodes and waits end, and in which sessions are renewed."""
     monkeypatch.setattr(Client, "_linger", AsyncMock())  # so that whoever gets its places first goes on first
     chance = random.Random(seed)
     world = World(seed)
@@ -218,28 +212,19 @@ async def test_groups_get_all_of_their_places_in_order_of_age_and_give_them_back
     waiting = set[int]()
     played = cancelled = 0
 
-    async def sibling(session: LeasedSession) -> None:
-        await asyncio.sleep(chance.lognormvariate(0.0, 1.0))
-        if chance.random() < 0.2:
-            await held.renew(session)
-
-    async def group(age: int) -> None:
+    async def episode(age: int) -> None:
         nonlocal played
-        forks = chance.choice((0, 0, 0, 2, SESSIONS - 1))
+        waiting.add(age)
         async with AsyncExitStack() as stack:
-            waiting.add(age)
             try:
-                session = await stack.enter_async_context(held.lease(forks, order=age))
+                session = await stack.enter_async_context(held.lease(order=age))
             finally:
                 waiting.discard(age)
             assert age < min(waiting, default=60)
             assert held.slots_taken <= SESSIONS
-            async with asyncio.TaskGroup() as siblings:
-                for child in await held.fork(session, forks) if forks else ():
-                    siblings.create_task(sibling(child)).add_done_callback(
-                        lambda _, child=child: held.end_fork(child)  # type: ignore[misc]
-                    )
-                await sibling(session)
+            await asyncio.sleep(chance.lognormvariate(0.0, 1.0))
+            if chance.random() < 0.2:
+                await held.renew(session)
             if chance.random() < 0.1:
                 raise ZeroDivisionError("a task that is wrong")
         played += 1
@@ -247,7 +232,7 @@ async def test_groups_get_all_of_their_places_in_order_of_age_and_give_them_back
     async def run(age: int) -> None:
         nonlocal cancelled
         await asyncio.sleep(chance.uniform(0.0, 30.0))
-        playing = asyncio.create_task(group(age))
+        playing = asyncio.create_task(episode(age))
         if chance.random() < 0.3:
             await asyncio.sleep(chance.uniform(0.0, 3.0))
             cancelled += playing.cancel()

@@ -1,23 +1,18 @@
 """A server as an engine, against a stand-in: its answers are used as they are, or refused."""
 
 import asyncio
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from completions_server import MODEL, VOCABULARY, Behaviour, StandIn, completions_server, distribution
 from generator_fixtures import MAX_LENGTH, WAIT_S, engine_config, wait_until
 
-from rl_bridge.config import Config, load_config, require_trainable
+from rl_bridge.config import RolloutConfig
 from rl_bridge.errors import ConfigError, GeneratorError, PromptRefusedError, WeightsError
 from rl_bridge.generator.base import ABORTED
-from rl_bridge.generator.client import GeneratorClient
-from rl_bridge.generator.endpoint import EndpointEngine
-from rl_bridge.generator.replica import PolicyReplica
-from rl_bridge.services.handle import LocalService
+from rl_bridge.generator.endpoint import Endpoint, EndpointEngine
 from rl_bridge.types import SamplingSettings
 
 WARM = SamplingSettings(temperature=0.7, max_new_tokens=6, stop_token_ids=(3,))
@@ -38,14 +33,14 @@ def server(serving: StandIn) -> StandIn:
     return serving
 
 
-def asking(server: StandIn, **generator: Any) -> Config:
-    named = {"engine": "openai", "url": server.url, "model": MODEL}
-    return engine_config(generator=named | generator, max_num_seqs=4)
+def asking(server: StandIn, **endpoint: Any) -> tuple[Endpoint, RolloutConfig]:
+    named = {"url": server.url, "model": MODEL}
+    return Endpoint(**named | endpoint), engine_config(max_num_seqs=4).rollout
 
 
 @pytest.fixture
 def engine(server: StandIn) -> Iterator[EndpointEngine]:
-    one = EndpointEngine(asking(server))
+    one = EndpointEngine(*asking(server))
     one.start().result(WAIT_S)
     yield one
     one.close()
@@ -173,13 +168,13 @@ def test_deadline_error_names_the_last_trouble(
     ("how", "words"),
     [
         ({"max_model_len": 16}, "rollout.max_length of at most 16"),
-        ({"content": b'{"data": []}'}, "generator.model to be one of none"),
+        ({"content": b'{"data": []}'}, "the model to be one of none"),
         ({"content": b"<html>"}, "to list models"),
     ],
 )
 def test_unusable_server_is_refused_at_the_start(server: StandIn, how: dict[str, Any], words: str) -> None:
     server.behaviour = Behaviour(**how)
-    engine = EndpointEngine(asking(server))
+    engine = EndpointEngine(*asking(server))
     with pytest.raises(ConfigError, match=words):
         engine.start().result(WAIT_S)
     engine.close()
@@ -188,12 +183,12 @@ def test_unusable_server_is_refused_at_the_start(server: StandIn, how: dict[str,
 def test_key_comes_from_the_environment(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     server.behaviour = Behaviour(key="secret")
     named = asking(server, key_variable="KEY_OF_THE_TEST")
-    absent = EndpointEngine(named)
-    with pytest.raises(ConfigError, match=r"KEY_OF_THE_TEST \(generator.key_variable\) to hold the key"):
+    absent = EndpointEngine(*named)
+    with pytest.raises(ConfigError, match=r"KEY_OF_THE_TEST \(Endpoint.key_variable\) to hold the key"):
         absent.start().result(WAIT_S)
     absent.close()
     monkeypatch.setenv("KEY_OF_THE_TEST", "secret")
-    engine = EndpointEngine(named)
+    engine = EndpointEngine(*named)
     engine.start().result(WAIT_S)
     assert len(engine.generate([[1]], WARM).result(WAIT_S)) == 1
     server.behaviour = Behaviour(key="another")
@@ -203,65 +198,8 @@ def test_key_comes_from_the_environment(server: StandIn, monkeypatch: pytest.Mon
     engine.close()
 
 
-async def test_endpoint_serves_evaluation_and_takes_no_weights(server: StandIn) -> None:
-    replica = PolicyReplica(asking(server), "nowhere")
-    await replica.setup()
-    client = GeneratorClient(LocalService(replica).generate_many.route, max_batch=4)
-    answers = await asyncio.gather(*(client.complete(prompt, WARM) for prompt in PROMPTS))
-    assert len(answers) == len(PROMPTS)
-    assert (await replica.update_weights(0)).load_s == 0.0
-    with pytest.raises(WeightsError, match=r"its weights cannot be updated, .* generator.engine=vllm"):
-        await replica.update_weights(1)
-    assert replica.version() == 0
-    await client.close()
-    await replica.close()
-
-
-def config(**generator: Any) -> Config:
-    return Config.model_validate(
-        {
-            "env": {"url": "http://localhost"},
-            "rollout": {"task": "a:B", "batch_size": 8},
-            "generator": generator,
-        }
-    )
-
-
-def test_training_on_a_server_is_refused() -> None:
-    named = config(engine="openai", url="http://host:8000/v1/", model="m", key_variable="KEY")
-    with pytest.raises(ConfigError, match="server at http://host:8000/v1 cannot be updated"):
-        require_trainable(named)
-    for kind in ("vllm", "vllm_async"):
-        require_trainable(config(engine=kind))
-
-
-@pytest.mark.parametrize(
-    "generator",
-    [
-        {"engine": "openai", "url": "http://host/v1"},
-        {"engine": "openai", "url": "http://host:99999/v1", "model": "m"},
-        {"engine": "vllm", "url": "http://host/v1", "model": "m"},
-    ],
-)
-def test_invalid_generator_section_is_refused(generator: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="generator"):
-        config(**generator)
-
-
-@pytest.mark.parametrize(
-    ("url", "variable"),
-    [
-        ("http://me:s3cret@host/v1", "KEY"),
-        ("http://host/v1?api_key=s3cret", "KEY"),
-        ("http://host/v1", "sk-s3cret"),
-    ],
-)
-def test_key_in_the_configuration_is_refused_and_not_repeated(
-    url: str, variable: str, tmp_path: Path
-) -> None:
-    section = {"engine": "openai", "model": "m", "url": url, "key_variable": variable}
-    file = tmp_path / "run.yaml"
-    file.write_text(json.dumps({"generator": section}))
-    with pytest.raises(ConfigError, match=r"generator\.key_variable") as refused:
-        load_config(file)
-    assert "s3cret" not in str(refused.value)
+def test_endpoint_takes_no_weights(engine: EndpointEngine) -> None:
+    with pytest.raises(WeightsError, match="its weights cannot be updated"):
+        engine.load(1, None)
+    with pytest.raises(GeneratorError, match="to put to sleep"):
+        engine.sleep()

@@ -6,14 +6,13 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import starmap
 from pathlib import Path
 from typing import Any
 
 import pytest
-from completions_server import MODEL, Behaviour, StandIn, completions_server
 from module_run import finished
 
 from openenv_core.cli.eval import COMMAND
@@ -108,36 +107,24 @@ def test_signal_ends_the_evaluation_in_order(
     assert not (tmp_path / "look").exists()
 
 
-@pytest.fixture
-def server() -> Iterator[StandIn]:
-    with completions_server() as stand_in:
-        yield stand_in
-
-
 def words_of(policy: Path, folder: Path, *more: str) -> list[str]:
     words = ["--config", str(EXAMPLE), "--name", "look", f"model.path={policy}", f"output_dir={folder}"]
     return [*words, "evaluation.episodes=60", "env.sessions=8", "rollout.batch_size=8", *more]
 
 
-def asking(server: StandIn) -> list[str]:
-    return ["generator.engine=openai", f"generator.url={server.url}", f"generator.model={MODEL}"]
-
-
 @pytest.mark.soak
 @pytest.mark.heavy
 @pytest.mark.timeout(200)
-def test_server_plays_what_is_left_of_the_held_out_episodes(
-    server: StandIn, tiny_policy: Path, tmp_path: Path
-) -> None:
+def test_what_is_left_of_the_held_out_episodes_is_played(tiny_policy: Path, tmp_path: Path) -> None:
     """Of an evaluation that was killed: the figures are those of one in one go."""
     look = tmp_path / "look"
     (look / "rollouts").mkdir(parents=True)
-    _, _, _, _, *overrides = words_of(tiny_policy, tmp_path, *asking(server), "rollout.temperature=0.5")
+    _, _, _, _, *overrides = words_of(tiny_policy, tmp_path, "generator.engine=vllm")
     save_config(load_config(EXAMPLE, overrides), look)
     seeds = held_out_seeds(0, 40)
     recorded = [record.model_dump_json() for record in starmap(won, enumerate(seeds))]
     (look / RECORDS_FILE).write_text("\n".join([*recorded, recorded[0][:20]]))
-    assert run(COMMAND, ["--resume", str(look)]) == 0
+    evaluate_apart("--resume", str(look))
     report = json.loads((look / FIGURES_FILE).read_text())
     assert (report["episodes"], report["dropped"], report["unscored"]) == (60, 0, 0)
     assert sum(report["endings"].values()) == 60
@@ -145,7 +132,6 @@ def test_server_plays_what_is_left_of_the_held_out_episodes(
     assert set(report["probe"]) == {"exact_return", "agreement"}
     lines = (look / RECORDS_FILE).read_text().splitlines()
     assert (lines[:40], len(lines)) == (recorded, 60)
-    assert {one.body["temperature"] for one in server.served} == {0.0}
 
 
 def won(place: int, seed: int) -> EpisodeRecord:
@@ -161,45 +147,25 @@ def test_folder_of_a_run_is_no_evaluations(tmp_path: Path, capsys: pytest.Captur
     )
 
 
-@pytest.mark.soak
-@pytest.mark.heavy
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize(
-    ("fault", "change", "words"),
-    [
-        ({"busy": 10_000}, "rollout.generate_timeout_s=1", "the policy failed in .* status 503: .*later"),
-        ({}, "env.reset={hand: none}", "not taken a single step: 60 of 60 .* no reset options but .* hand"),
-    ],
-)
-def test_run_that_cannot_be_played_is_no_evaluation(
-    server: StandIn,
-    tiny_policy: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    fault: dict[str, Any],
-    change: str,
-    words: str,
-) -> None:
-    ask = server.completion
-
-    def break_down(body: dict[str, Any]) -> dict[str, Any]:
-        server.behaviour = Behaviour(**fault)  # from the first answer on
-        return ask(body)
-
-    server.completion = break_down  # type: ignore[method-assign]
-    assert run(COMMAND, words_of(tiny_policy, tmp_path, *asking(server), change)) == 1
-    assert re.search(words, capsys.readouterr().err)
-    assert not (tmp_path / "look" / "evaluation.json").exists()
-
-
-def evaluate_apart(*arguments: str, prepare: str = "") -> None:
-    """`ropewalk eval` in a process of its own, whose environment the engine needs."""
+def evaluate_apart(*arguments: str, prepare: str = "", status: int = 0) -> str:
+    """`ropewalk eval` in a process of its own, whose environment the engine needs; returns its errors."""
     program = (
         f"import sys\nfrom openenv_core.cli.main import run\nfrom openenv_core.cli.eval import COMMAND\n{prepare}"
         "sys.exit(run(COMMAND, sys.argv[1:]))"
     )
     done = finished(sys.executable, "-c", program, *arguments, cwd=EXAMPLE.parents[2], timeout_s=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == status, done.stderr
+    return done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.heavy
+@pytest.mark.timeout(400)
+def test_run_that_cannot_be_played_is_no_evaluation(tiny_policy: Path, tmp_path: Path) -> None:
+    words = words_of(tiny_policy, tmp_path, "generator.engine=vllm", "env.reset={hand: none}")
+    errors = evaluate_apart(*words, status=1)
+    assert re.search("not taken a single step: 60 of 60 .* no reset options but .* hand", errors)
+    assert not (tmp_path / "look" / "evaluation.json").exists()
 
 
 @pytest.mark.soak

@@ -15,7 +15,7 @@ from free_ports import free_port
 from generator_fixtures import WAIT_S, engine_config, logprobs, prompts
 
 from rl_bridge.errors import ConfigError, PromptRefusedError
-from rl_bridge.generator.endpoint import EndpointEngine
+from rl_bridge.generator.endpoint import Endpoint, EndpointEngine
 from rl_bridge.types import SamplingSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
@@ -55,8 +55,8 @@ def engines(
     with ExitStack() as stack:
         for name, options in {"processed": ["--logprobs-mode", "processed_logprobs"], "raw": []}.items():
             url = stack.enter_context(serve(tiny_policy, logs / f"{name}.log", *options))
-            section = {"engine": "openai", "url": url, "model": "tiny"}
-            made[name] = EndpointEngine(engine_config(generator=section, generate_timeout_s=START_S))
+            rollout = engine_config(generate_timeout_s=START_S).rollout
+            made[name] = EndpointEngine(Endpoint(url=url, model="tiny"), rollout)
             stack.callback(made[name].close)
         for starting in [engine.start() for engine in made.values()]:
             starting.result(START_S)

@@ -91,11 +91,9 @@ class Bridge:
         explain: Callable[[str], Awaitable[str]] | None = None,
         weights: Mapping[str, float] = MappingProxyType({"": 1.0}),
         tasks: int | None = None,
-        fork_turn: tuple[int, int] | None = None,
         **keys: Any,
     ) -> None:
-        # A group needs one session at least; those that fork need all of theirs at once.
-        sessions = slots // len(weights) if fork_turn is None else max(slots, SIBLINGS + 1)
+        sessions = slots // len(weights)  # a group needs one session at least
         task_keys = {} if tasks is None else {"tasks": tasks, "sampling": "signal"}
         worlds = {
             name: {"app": "a:b", "weight": weight, "sessions": sessions, "reset": {"of": name}, **task_keys}
@@ -105,7 +103,6 @@ class Bridge:
             "task": "a:b",
             "batch_size": groups * SIBLINGS,
             "group_size": SIBLINGS,
-            "fork_turn": fork_turn,
             "timeout_s": 300.0,
             **keys.pop("rollout", {}),
         }

@@ -101,20 +101,6 @@ async def test_preempted_worker_hands_on_what_is_left_and_no_episode_is_played_t
 
 
 @simulated
-async def test_siblings_that_share_a_beginning_are_handed_on_together_and_part_where_they_would_have() -> (
-    None
-):
-    bridge = Bridge(play_in_order(hand_back), groups=8, slots=1, fork_turn=(2, 4))
-    async with bridge.dispatcher:
-        await bridge.sample()
-    first, *others = bridge.workers.assignments
-    (again,) = (one for one in others if one.task == first.task)
-    assert again.siblings == first.siblings
-    assert again.fork_turn == first.fork_turn
-    assert {one.fork_turn for one in others} == {2, 3, 4}
-
-
-@simulated
 async def test_siblings_of_a_preempted_worker_do_not_become_too_old_meanwhile() -> None:
     lost: list[Assignment] = []
 

@@ -51,7 +51,6 @@ def test_valid_run_passes_and_leaves_no_file(folder: Path) -> None:
         ("model.path=Qwen/Qwen3-0.6B", "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"),
         ("rollout.task=pebble_tsk:PebbleTask", "cannot import 'pebble_tsk'"),
         ("env.app=peble_env.server.app:app", "from the folder that contains 'peble_env'"),
-        ("rollout.fork_turn=1", "an environment that can be forked, got PebbleEnvironment without FORKABLE"),
     ],
 )
 def test_misspelled_names_are_reported(folder: Path, override: str, message: str) -> None:

@@ -82,7 +82,6 @@ class Play:
         num_turns: int = 32,
         timeout_s: float | None = None,
         sampling_key: tuple[int, int] | None = None,
-        fork_turn: int | None = None,
         **reset_options: Any,
     ) -> AssignmentResult:
         self._lease += 1
@@ -98,7 +97,6 @@ class Play:
                 timeout_s=timeout_s,
             ),
             sampling_key=sampling_key,
-            fork_turn=fork_turn,
         )
         return await self.worker.play(assignment)
 

@@ -1,6 +1,5 @@
-"""Results of hosted executions as the sandbox's `Execution`, with output collected within the sandbox's limits."""
+"""Results of a service's executions as the sandbox's `Execution`, with output cut to the sandbox's limits."""
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping
@@ -17,14 +16,12 @@ _LAST_LINE: Final = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?::\s*(?P<value>.*))?
 _EXIT_CODES: Final[Mapping[Status, int]] = {
     "timeout": EXIT_TIMEOUT,
     "output_limit": EXIT_KILLED,
-    "killed": EXIT_KILLED,
-    "memory": EXIT_KILLED,
     "sandbox_error": EXIT_SANDBOX,
 }
 
 
-def make_stopped_execution(status: Status, reason: str, *, state_lost: bool) -> Execution:
-    """Return an execution for code that was stopped."""
+def make_stopped_execution(status: Status, reason: str, *, state_lost: bool = False) -> Execution:
+    """Return an execution for code that did not end by itself."""
     return Execution(status=status, exit_code=_EXIT_CODES[status], state_lost=state_lost, reason=reason)
 
 
@@ -43,7 +40,7 @@ def make_failed_execution(error: CodeError) -> Execution:
 
 def parse_traceback(text: str) -> CodeError:
     """Parse the exception, which the last line names, from the text of a traceback."""
-    lines = strip_colours(text[-MAX_TRACEBACK_CHARS:]).strip("\n").split("\n")
+    lines = _COLOURS.sub("", _encodable(text[-MAX_TRACEBACK_CHARS:])).strip("\n").split("\n")
     for index in range(len(lines) - 1, -1, -1):
         # A message may span lines; the line that names the class is not indented.
         match = _LAST_LINE.fullmatch("\n".join(lines[index:]).strip())
@@ -54,60 +51,50 @@ def parse_traceback(text: str) -> CodeError:
     return CodeError(ename="Exception", evalue=lines[-1] if lines else "", traceback=tuple(lines))
 
 
-def strip_colours(text: str) -> str:
-    """Return a text without colour codes and without characters that cannot be encoded as UTF-8."""
-    return _COLOURS.sub("", text if text.isascii() else text.encode("utf-8", "replace").decode())
-
-
 class OutputCollector:
-    """Collects the output of a running execution, within the limits.
+    """Collects the output of one execution, within the limits.
 
     Attributes:
-        flood: Done once the hard output limit is exceeded; the backend then stops the code.
-        error: The exception that ended the code, if any.
+        bytes_written: The size of all output, including what was dropped.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.flood: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.error: CodeError | None = None
+        self.bytes_written = 0
         self._limits = limits
         self._buffers = {"stdout": bytearray(), "stderr": bytearray()}
         self._cut: set[str] = set()
-        self._written = 0
         self._outputs: list[Output] = []
         self._outputs_left = limits.outputs_bytes
         self._result: str | None = None
 
     def write(self, stream: str, text: str) -> None:
-        """Add text written to a stream; any name other than stdout counts as stderr."""
-        name = "stdout" if stream == "stdout" else "stderr"
-        data, buffer = text.encode("utf-8", "replace"), self._buffers[name]
-        self._count(len(data))
+        """Add text written to stdout or stderr."""
+        data, buffer = text.encode("utf-8", "replace"), self._buffers[stream]
+        self.bytes_written += len(data)
         bytes_left = self._limits.output_bytes - len(buffer)
         buffer += data[:bytes_left]
         if len(data) > bytes_left:
-            self._cut.add(name)
+            self._cut.add(stream)
 
-    def show(self, kind: str, bundle: Mapping[str, Any], metadata: Mapping[str, Any]) -> None:
+    def show(self, kind: str, bundle: Mapping[str, Any]) -> None:
         """Add a mime bundle, of an execution's result or of displayed data. A bundle over the limit is dropped."""
         output_type: Literal["execute_result", "display_data"] = (
             "execute_result" if kind == "execute_result" else "display_data"
         )
         data = {str(mime): _as_text(str(mime), value) for mime, value in bundle.items() if value is not None}
         size = sum(len(mime) + len(text.encode("utf-8", "replace")) for mime, text in data.items())
-        size += len(json.dumps(metadata, default=str)) if metadata else 0
+        self.bytes_written += size
         if size > self._outputs_left or len(self._outputs) >= self._limits.files:
             self._cut.add("outputs")
-            self._count(size)
             return
         self._outputs_left -= size
-        self._outputs.append(Output(output_type=output_type, data=data, metadata=dict(metadata)))
+        self._outputs.append(Output(output_type=output_type, data=data, metadata={}))
         if output_type == "execute_result":
             self._result = data.get("text/plain")
 
-    def note_loss(self, *names: str) -> None:
-        """Mark output fields as truncated, because the host dropped some of their data."""
-        self._cut.update(names)
+    def note_loss(self) -> None:
+        """Mark all output as truncated, because some of it has an unknown form."""
+        self._cut.update(self._buffers, ("outputs",))
 
     def fill(self, execution: Execution) -> Execution:
         """Return an execution with the collected output."""
@@ -120,11 +107,6 @@ class OutputCollector:
             cut=Truncated(**dict.fromkeys(self._cut, True)),
         )
 
-    def _count(self, size: int) -> None:
-        self._written += size
-        if self._written > self._limits.output_hard_bytes and not self.flood.done():
-            self.flood.set_result(None)
-
     def _text(self, name: str) -> str:
         # Leave out a character that the limit has cut in two.
         return self._buffers[name].decode("utf-8", "ignore" if name in self._cut else "replace")
@@ -134,5 +116,9 @@ def _as_text(mime: str, value: Any) -> str:
     """Return a value of a mime bundle as text: nbformat also allows lists of lines, and objects for JSON."""
     if isinstance(value, list) and not mime.endswith("json") and all(isinstance(line, str) for line in value):
         value = "".join(value)
-    text = value if isinstance(value, str) else json.dumps(value)
+    return _encodable(value if isinstance(value, str) else json.dumps(value))
+
+
+def _encodable(text: str) -> str:
+    """Return a text without characters that cannot be encoded as UTF-8."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,6 +1,7 @@
 """Together's Code Interpreter as documented, against a fake that speaks the documentation. Not the service itself."""
 
 import asyncio
+import hashlib
 import logging
 import traceback
 from collections.abc import AsyncIterator, Iterator
@@ -10,14 +11,25 @@ from typing import Any
 import pytest
 from fake_together import TOKEN, Fail, FakeTogether, fake_together
 
+from envs.code_interpreter_env.models import CodeInterpreterObservation, Execute, GetFile
 from envs.code_interpreter_env.server.backends import together
 from envs.code_interpreter_env.server.backends.together import (
     TogetherBackend,
     TogetherSettings,
     backend_from_environment,
 )
+from envs.code_interpreter_env.server.environment import CodeInterpreterEnvironment
+from envs.code_interpreter_env.server.settings import InterpreterSettings
+from envs.code_interpreter_env.server.shared import SharedBackend
 from openenv_core.errors import ConfigurationError
-from openenv_core.sandbox import FileRefusedError, Limits, SandboxClosedError, SandboxUnavailableError
+from openenv_core.sandbox import (
+    FileRefusedError,
+    Limits,
+    SandboxClosedError,
+    SandboxFailureError,
+    SandboxUnavailableError,
+)
+from openenv_core.tasks import InvalidResetOptionError
 
 LIMITS = Limits(timeout_s=20.0, output_bytes=1000, output_hard_bytes=20_000, outputs_bytes=10_000)
 
@@ -43,7 +55,7 @@ def settings(fake: FakeTogether, **options: Any) -> TogetherSettings:
 
 @pytest.fixture
 async def backend(fake: FakeTogether) -> AsyncIterator[TogetherBackend]:
-    made = TogetherBackend(settings(fake, report_files=True))
+    made = TogetherBackend(settings(fake))
     await made.start()
     yield made
     await made.close()
@@ -86,14 +98,9 @@ async def test_output_is_cut_and_a_flood_restarts_the_session(
     assert ran.stdout == "x" * 1000
     ran = await session.execute("print('x' * 1_000_000)")
     assert (ran.status, ran.stdout) == ("output_limit", "")
-    ran = await session.execute("import sys\nprint(y, input('? ') + '|' + sys.stdin.read())", stdin="a\nb\nc")
-    assert ran.stdout == "? 1 a|b\nc\n"
-    assert (await session.execute("input()", stdin="a\nb")).result == "'a'"
-    assert (await session.execute("sys.stdin.read()")).result == "''"  # what was not read is gone
-    await session.put_file("file", b"")
+    assert (await session.execute("y")).result == "1"
     await session.restart()
     assert (await session.execute("'y' in globals()")).result == "False"
-    assert await session.list_files() == []
     assert len(fake.sessions) == 2
     await session.close()
     await session.close()
@@ -101,35 +108,52 @@ async def test_output_is_cut_and_a_flood_restarts_the_session(
         await session.execute("1")
 
 
-async def test_files_go_in_and_out_and_stay_in_the_workspace(
+async def test_uploads_go_by_name_and_what_the_service_lacks_is_refused(
     backend: TogetherBackend, fake: FakeTogether
 ) -> None:
-    session = await backend.open(LIMITS)
-    data = bytes(range(256)) * 5000  # more than travels at once
-    put = await session.put_file("sub/folder/data.bin", data)
-    assert put.size == len(data)
-    ran = await session.execute("open('made.txt', 'w').write('hi')")
-    assert [each.path for each in ran.files] == ["made.txt", "sub/folder/data.bin"]
-    assert ran.files[1] == put
-    assert (await session.execute("1")).files == ()
-    assert await session.get_file("made.txt") == b"hi"
-    assert await session.get_file("sub/folder/data.bin") == data
+    session = await backend.open(LIMITS, packages=("json",))
+    data = bytes(range(256)) * 5000
+    put = await session.put_file("data.bin", data)
+    assert (put.path, put.size, put.sha256) == ("data.bin", len(data), hashlib.sha256(data).hexdigest())
+    code = "import hashlib\nhashlib.sha256(open('data.bin', 'rb').read()).hexdigest(), 'json' in globals()"
+    assert (await session.execute(code)).result == f"('{put.sha256}', False)"
     before = len(fake.seen)
-    for path in ("../up", "/etc/passwd", "", "a/../../b", "nul\0", "."):
-        with pytest.raises(FileRefusedError):
-            await session.get_file(path)
+    for path in ("../up", "/etc/passwd", "", "folder/file", "nul\0", ".", "..", "a\\b", "x" * 256):
         with pytest.raises(FileRefusedError):
             await session.put_file(path, b"")
-    assert len(fake.seen) == before
-    await session.execute("import os\nos.symlink('/etc', 'link')")
-    for path in ("link/passwd", "sub", "missing"):
-        with pytest.raises(FileRefusedError):
-            await session.get_file(path)
     with pytest.raises(FileRefusedError, match="larger than"):
         await session.put_file("big", b"x" * (LIMITS.file_bytes + 1))
-    await session.execute("import builtins\nbuiltins.print = lambda *a: None")
-    with pytest.raises(FileRefusedError, match="may have replaced"):
-        await session.get_file("x")
+    with pytest.raises(FileRefusedError, match="no call that reads"):
+        await session.get_file("data.bin")
+    with pytest.raises(FileRefusedError, match="no call that lists"):
+        await session.list_files()
+    refused = await session.execute("input()", stdin="a line")
+    assert (refused.status, refused.exit_code, refused.state_lost) == ("sandbox_error", -1, False)
+    assert "no stdin" in str(refused.reason)
+    assert len(fake.seen) == before
+
+
+async def test_an_environment_reports_what_the_service_lacks(
+    fake: FakeTogether, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOGETHER_API_KEY", TOKEN)
+    monkeypatch.setenv("TOGETHER_BASE_URL", fake.base_url)
+    env = CodeInterpreterEnvironment(SharedBackend(InterpreterSettings(backend="together")))
+    try:
+        await env.reset_async(files={"in.txt": "3 4"})
+        ran = await env.step_async(
+            Execute(type="execute", code="print(sum(map(int, open('in.txt').read().split())))")
+        )
+        assert isinstance(ran, CodeInterpreterObservation)
+        assert (ran.status, ran.stdout, ran.isolation) == ("ok", "7\n", "remote")
+        refused = await env.step_async(GetFile(path="in.txt"))
+        assert isinstance(refused, CodeInterpreterObservation)
+        assert refused.error is not None
+        assert (refused.status, refused.error.ename) == ("error", "FileRefusedError")
+        with pytest.raises(InvalidResetOptionError, match="no folders"):
+            await env.reset_async(files={"data/in.txt": "3 4"})
+    finally:
+        await env.close_async()
 
 
 async def test_lost_session_is_reported_once(backend: TogetherBackend, fake: FakeTogether) -> None:
@@ -141,10 +165,16 @@ async def test_lost_session_is_reported_once(backend: TogetherBackend, fake: Fak
     assert "session not found" in str(ran.reason)
     ran = await session.execute("2")
     assert (ran.status, ran.result, ran.state_lost) == ("ok", "2", False)
-    # Where work on files finds it out, that is told as well.
+    # Where an upload finds it out, that is told as well.
     fake.expire()
-    with pytest.raises(Exception, match="session not found"):
-        await session.get_file("x")
+    with pytest.raises(SandboxFailureError, match="session not found"):
+        await session.put_file("x", b"")
+    with pytest.raises(SandboxFailureError, match="files are gone"):
+        await session.put_file("x", b"")
+    await session.put_file("x", b"")
+    fake.expire()
+    with pytest.raises(SandboxFailureError, match="session not found"):
+        await session.put_file("x", b"")
     ran = await session.execute("3")
     assert (ran.status, ran.state_lost) == ("sandbox_error", True)
     # So is what a cancelled execution may have done.
@@ -197,11 +227,10 @@ async def test_code_that_may_have_run_is_never_run_twice(
         ran = await session.execute("n += 1\nn")
         assert (ran.status, ran.exit_code, ran.error, ran.result) == ("sandbox_error", -1, None, None), fail
         assert (await session.execute("n")).result == str(times), fail
-    # Work on files may be done twice.
+    # An upload may be done twice.
     fake.fails.extend([Fail(500), Fail(502, after=True), Fail(how="cut", after=True)])
     await session.put_file("file", b"content")
-    fake.fails.extend([Fail(how="close", after=True)])
-    assert await session.get_file("file") == b"content"
+    assert (await session.execute("open('file').read()")).result == "'content'"
     fake.fails.append(Fail(500))
     assert (await backend.open(LIMITS)).session_id != session.session_id
 
