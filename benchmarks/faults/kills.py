@@ -11,6 +11,7 @@ from functools import partial
 import psutil
 
 from benchmarks.faults.job import Job
+from benchmarks.harness import BenchmarkError
 from rl_bridge.metrics.status import SERVING, ReplicaRow, StatusSnapshot
 
 KINDS = ("policy", "rollout", "reward", "environment")
@@ -70,9 +71,7 @@ class Killer:
             status = self._wait_until(partial(_serving, kind=kind), RECOVERY_TIMEOUT_S)
             if status is None:
                 if self.job.process.poll() is None:
-                    raise RuntimeError(
-                        f"expected a replica of {kind} to serve, none does: {self.job.status()}"
-                    )
+                    raise BenchmarkError(f"no replica of {kind} serves: {self.job.status()}")
                 break
             victim = rng.choice(_serving(status, kind))
             kill = Kill(kind=kind, replica=victim.id, version=status.version)
@@ -120,26 +119,27 @@ def _replicas(status: StatusSnapshot, kind: str) -> Sequence[ReplicaRow]:
 
 def _event(status: StatusSnapshot, kill: Kill, kind: str, began: float) -> float | None:
     """Return the seconds from the kill to the first event of a kind, by the run's timestamps."""
-    for event in status.events:
-        is_of_kill = (event.service, event.replica, event.what.partition(":")[0]) == (
-            kill.kind,
-            kill.replica,
-            kind,
-        )
-        if is_of_kill and event.at >= began:
-            return event.at - began
-    return None
+    key = (kill.kind, kill.replica, kind)
+    times = (
+        event.at - began
+        for event in status.events
+        if event.at >= began and (event.service, event.replica, event.what.partition(":")[0]) == key
+    )
+    return next(times, None)
 
 
 def _cold_start(status: StatusSnapshot) -> float | None:
     """Return the longest time in seconds from starting a generator's process to serving, at the run's start."""
-    starts = {
-        e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "starting"
+    first = {
+        (event.replica, event.what): event.at
+        for event in reversed(status.events)
+        if event.service == "policy"
     }
-    serves = {
-        e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "serving"
-    }
-    durations = [serves[replica] - at for replica, at in starts.items() if replica in serves]
+    durations = [
+        first[replica, "serving"] - at
+        for (replica, what), at in first.items()
+        if what == "starting" and (replica, "serving") in first
+    ]
     return max(durations, default=None)
 
 

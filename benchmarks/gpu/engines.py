@@ -1,16 +1,13 @@
 """Checks of the generator, and of a whole run."""
 
-import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,6 @@ from benchmarks.gpu.shapes import SHAPES, random_weights, shape_of, write_checkp
 BF16_OVERRIDES = ["model.dtype=bfloat16"]
 LOAD_TIMEOUT_S, ANSWER_TIMEOUT_S = 200.0, 120.0
 KEPT_LINES = 10
-LOG_POLL_INTERVAL_S = 1.0
 ITERATIONS = 3
 STARTED = "everything has started"
 """Start of the line that a run prints once all its roles serve."""
@@ -162,12 +158,8 @@ def blackjack(reporter: Reporter) -> None:
             *("trainer.checkpoint_interval=0", "evaluation.interval=0", "evaluation.episodes=64", *overrides),
         ]
         start_time = time.perf_counter()
-        with (
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            ) as training,
-            _print_logs(Path(folder) / "check" / "logs"),
-        ):
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen(command, **streams) as training:
             assert training.stdout is not None
             last_lines = deque[str](maxlen=KEPT_LINES)
             for line in training.stdout:  # printed at once, for checks that time out
@@ -201,31 +193,3 @@ def blackjack(reporter: Reporter) -> None:
     for role, phase in (("policy", "sleep"), ("trainer", "onload"), ("trainer", "offload")):
         if (share := last.get(f"span/{role}/work/{phase}")) is not None:
             reporter.record(f"{phase}, the last iteration", share * wall_s, "s")
-
-
-@contextlib.contextmanager
-def _print_logs(logs: Path) -> Iterator[None]:
-    """Print the logs of a run's processes as they are written, to show how far a hanging process got."""
-    over = threading.Event()
-    read_bytes: dict[Path, int] = {}
-
-    def print_new_lines() -> None:
-        for log in sorted(logs.glob("*.log")):
-            with log.open(errors="replace") as file:
-                file.seek(read_bytes.get(log, 0))
-                for line in filter(str.strip, file):
-                    print(f"          {log.stem}: {line.rstrip()}", flush=True)
-                read_bytes[log] = file.tell()
-
-    def print_until_over() -> None:
-        while not over.wait(LOG_POLL_INTERVAL_S):
-            print_new_lines()
-
-    reader = threading.Thread(target=print_until_over, daemon=True)
-    reader.start()
-    try:
-        yield
-    finally:
-        over.set()
-        reader.join()
-        print_new_lines()

@@ -19,6 +19,7 @@ from torch import Tensor
 from benchmarks.gpu.child import Reporter, SkipError
 from benchmarks.gpu.shapes import documents, random_weights, shape_of, write_checkpoint
 from benchmarks.gpu.stack import seconds
+from benchmarks.processes import own_memory
 from rl_bridge.config.sections import Checkpointing
 from rl_bridge.planning import ModelSize, bytes_by_checkpointing, choose_checkpointing
 from rl_bridge.titan.architecture import Architecture
@@ -273,7 +274,7 @@ async def _through_the_store(
     reader = context.Process(target=_read, args=(reader_connection, transport, device), daemon=True)
     reader.start()
     reader_connection.close()
-    before = _shared_memory()
+    before = own_memory("RssShmem")
 
     async def ask(question: object) -> tuple[float, dict[str, int]]:
         connection.send(question)
@@ -308,7 +309,10 @@ async def _through_the_store(
             reporter.record(f"{transport}: {label}", took, "s")
             reporter.record(f"{transport}: {label}", sent / 1e9 / took, "GB/s")
         # The store keeps two versions, and a third because the reader held one.
-        shared_ratio, bound = (_shared_memory() - before) / sent, 3.1 if transport == "shared_memory" else 0.1
+        shared_ratio, bound = (
+            (own_memory("RssShmem") - before) / sent,
+            3.1 if transport == "shared_memory" else 0.1,
+        )
         reporter.record(
             f"{transport}: host memory of the publisher, over what is sent", shared_ratio, at_most=bound
         )
@@ -360,9 +364,3 @@ def _digest(tensor: Tensor) -> int:
         places = torch.arange(begin, begin + len(chunk), device=chunk.device)
         total ^= int(((chunk + 40_503) * (2 * places + 1)).sum())  # wraps around
     return total
-
-
-def _shared_memory() -> int:
-    """Return the resident shared memory of this process, in bytes."""
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssShmem:"))
-    return int(line.split()[1]) * 1024

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from benchmarks.sandbox.processes import cpu_s, memory_mb
+from benchmarks.processes import cpu_s, memory_mb
 from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailableError
 
 WARM_UP: Final = 20

@@ -15,7 +15,57 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from benchmarks.wire.frames import DEFLATED, PING, PONG, TEXT, deflated, masked, split
+from benchmarks.harness import BenchmarkError, percentile
+
+TEXT: Final = 0x81
+PING: Final = 0x89
+PONG: Final = 0x8A
+DEFLATED: Final = 0xC1
+"""First byte of a final, compressed text frame."""
+
+_KEY: Final = b"\x37\xfa\x21\x3d"
+"""Clients must mask. With a constant key a frame is masked only once; servers do the same work."""
+
+
+def masked(payload: bytes, opcode: int = TEXT) -> bytes:
+    """Return one whole frame as a client sends it.
+
+    Args:
+        payload: At most 65,535 bytes.
+        opcode: The frame's first byte.
+    """
+    size = len(payload)
+    length = bytes([0x80 | size]) if size < 126 else bytes([0xFE]) + size.to_bytes(2, "big")
+    key = (_KEY * (size // len(_KEY) + 1))[:size]
+    # As one integer, for speed: frames with ids are masked between steps.
+    body = (int.from_bytes(payload) ^ int.from_bytes(key)).to_bytes(size)
+    return bytes([opcode]) + length + _KEY + body
+
+
+def deflated(payload: bytes) -> bytes:
+    """Return a compressed text frame that refers to no previous frame, so that it can be sent repeatedly."""
+    compressor = zlib.compressobj(wbits=-15)
+    body = compressor.compress(payload) + compressor.flush(zlib.Z_SYNC_FLUSH)
+    return masked(body.removesuffix(b"\x00\x00\xff\xff"), DEFLATED)
+
+
+def split(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
+    """Split a server's bytes into complete frames, each with its first byte, and the rest."""
+    frames = []
+    at = 0
+    while len(data) - at >= 2:
+        size, begin = data[at + 1] & 0x7F, at + 2
+        if size > 125:
+            width = 2 if size == 126 else 8
+            if len(data) < begin + width:
+                break
+            size, begin = int.from_bytes(data[begin : begin + width], "big"), begin + width
+        if len(data) < begin + size:
+            break
+        frames.append((data[at], data[begin : begin + size]))
+        at = begin + size
+    return frames, data[at:]
+
 
 _STEP: Final = b'{"type":"step","data":{"message":"hello from the driver"}}'
 _RESET: Final = b'{"type":"reset","data":{}}'
@@ -37,10 +87,6 @@ PENDING: Final = 100
 PER_ADDRESS: Final = 8_000
 """Connections from one source address. It has some 28,000 ports, which linger after use, so every load picks new
 addresses among the loopback's sixteen million."""
-
-
-class DriverError(Exception):
-    """The server did not accept, upgrade or answer a reset."""
 
 
 @dataclass(slots=True)
@@ -68,10 +114,9 @@ class Run:
         """The number of successful steps."""
         return len(self.latencies)
 
-    def quantile(self, q: float) -> float:
-        """Return the `q` quantile of the latencies; 0 without steps."""
-        ordered = sorted(self.latencies)
-        return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
+    def percentile_s(self, percent: float) -> float:
+        """Return a percentile of the latencies; 0 without steps."""
+        return percentile(self.latencies, percent)
 
 
 class _Session:
@@ -112,7 +157,7 @@ class Load:
         v1: Use the subprotocol `ropewalk.v1`.
 
     Raises:
-        DriverError: The server refused a session, or was too slow.
+        BenchmarkError: The server refused a session, or was too slow.
     """
 
     def __init__(
@@ -257,7 +302,7 @@ class Load:
             if time.monotonic() > deadline or (started == count and len(self._sessions) == len(ready)):
                 if partial:
                     break
-                raise DriverError(f"expected {count} sessions on port {self._port}, got {len(ready)}")
+                raise BenchmarkError(f"expected {count} sessions on port {self._port}, got {len(ready)}")
             while started < count and len(self._sessions) - len(ready) < PENDING:
                 self._connect(started)
                 started += 1
@@ -268,7 +313,7 @@ class Load:
                     if answer:
                         ready.add(fd)
                     elif answer is False and not partial:
-                        raise DriverError("expected an observation after a reset, got something else")
+                        raise BenchmarkError("expected an observation after a reset, got something else")
                 elif self._upgraded(session, partial):
                     upgraded.add(fd)
                     session.send_reset(v1=self._v1)
@@ -311,7 +356,7 @@ class Load:
         if partial:
             self._drop(session)
             return False
-        raise DriverError(f"expected a WebSocket on port {self._port}, got {session.buffer[:200]!r}")
+        raise BenchmarkError(f"expected a WebSocket on port {self._port}, got {session.buffer[:200]!r}")
 
 
 def _answer(payload: bytes) -> bool | None:

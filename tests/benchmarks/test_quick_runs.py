@@ -39,11 +39,10 @@ def check_asynchrony(found: Found) -> None:
 
 
 def check_mcp(found: Found) -> None:
-    from benchmarks.mcp.measures import CALL_METHODS, IN_PROCESS
-    from benchmarks.mcp.report import NAMES
+    from benchmarks.mcp.__main__ import CALL_METHODS, FIGURES, IN_PROCESS
 
     measured = {(row["of"], row["figure"]) for row in found["figures"] if row["median"] > 0}
-    expected = {(method.name, name) for method in CALL_METHODS for name in NAMES}
+    expected = {(method.name, name) for method in CALL_METHODS for name in (*FIGURES, "p50 over in-process")}
     assert measured == expected - {(IN_PROCESS, "server µs a call")}
 
 
@@ -71,7 +70,7 @@ def check_vector(found: Found) -> None:
 
 
 def check_wire(found: Found) -> None:
-    from benchmarks.wire.plan import ONE_CORE
+    from benchmarks.wire.__main__ import ONE_CORE
 
     measurements = medians(found)
     for subject in ("floor", "ours, inline", "ours, asynchronous", "ours, blocking"):
