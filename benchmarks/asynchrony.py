@@ -297,7 +297,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
 BENCHMARK = Benchmark(
     about=__doc__,
     plan=Plan,
-    sections={"jobs": measure},
+    sections=(measure,),
     tables=TABLES,
     bars=bars,
     derive=derive,

@@ -7,9 +7,9 @@ provider, in alternating rounds. Needs a Docker engine:
   python -m benchmarks.containers --image my-env:latest          also other images, separated by commas
 """
 
-import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Final
@@ -27,6 +27,7 @@ from benchmarks.harness import (
     ratio,
     setting,
 )
+from benchmarks.processes import run
 from openenv_core.errors import OpenEnvError
 from openenv_core.providers.base import health_of, wait_healthy
 from openenv_core.providers.docker import ContainerOptions, DockerEngine, LocalDockerProvider
@@ -113,7 +114,8 @@ def _start_plain(subject: Subject) -> float:
             raise BenchmarkError(f"{subject.image} was not healthy within {TIMEOUT_S:g} s: {problem}")
         return time.perf_counter() - start
     finally:
-        subprocess.run(["docker", "rm", "-f", name], capture_output=True, timeout=TIMEOUT_S, check=False)
+        with suppress(BenchmarkError):  # if it was never made
+            _docker("rm", "-f", name)
 
 
 def _start_ours(subject: Subject) -> float:
@@ -127,13 +129,7 @@ def _start_ours(subject: Subject) -> float:
 
 
 def _docker(*arguments: str) -> str:
-    process = subprocess.run(
-        ["docker", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
-    )
-    if process.returncode != 0:
-        problem = process.stderr.strip()[-1000:]
-        raise BenchmarkError(f"expected `docker {arguments[0]}` to succeed, got: {problem}")
-    return process.stdout.strip()
+    return run(["docker", *arguments], timeout_s=TIMEOUT_S).strip()
 
 
 def _measure_pool(subject: Subject, plan: Plan, measurements: Measurements) -> None:
@@ -164,7 +160,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
 BENCHMARK = Benchmark(
     about=__doc__,
     plan=Plan,
-    sections={"containers": measure},
+    sections=(measure,),
     tables={
         "Cold start to healthy": ("cold s",),
         "Hand-out of a warm pool": tuple(f"{name} p{percent} ms" for name in POOL for percent in (50, 95)),

@@ -111,9 +111,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
         yield from at_least(f"{load.name}: playing again / fork", ratio(again, fork), 1.0)
 
 
-BENCHMARK = Benchmark(
-    about=__doc__, plan=Plan, sections={"forks": measure}, tables={"Forks": (FORK, CPU)}, bars=bars
-)
+BENCHMARK = Benchmark(about=__doc__, plan=Plan, sections=(measure,), tables={"Forks": (FORK, CPU)}, bars=bars)
 
 if __name__ == "__main__":
     main("forks")

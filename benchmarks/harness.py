@@ -14,7 +14,7 @@ A benchmark is a module of this package, or a package with a `__main__.py` that 
     def bars(measurements: Measurements) -> Iterator[Bar]:
         yield from at_least("ours, calls/s", measurements.median("calls/s", "ours", "1 client"), 100)
 
-    BENCHMARK = Benchmark(__doc__, Plan, {"measure": measure}, tables={"Calls": ("calls/s",)}, bars=bars)
+    BENCHMARK = Benchmark(about=__doc__, plan=Plan, sections=(measure,), tables={"Calls": ("calls/s",)}, bars=bars)
 
     if __name__ == "__main__":
         main("NAME")
@@ -186,7 +186,7 @@ class Benchmark(Generic[P]):
     Attributes:
         about: Description and examples, for --help.
         plan: A dataclass whose fields are made by `setting`.
-        sections: The measurements by name; --only selects some.
+        sections: The measurements; --only selects some by their names.
         tables: Figures of each table, by its title.
         bars: Yields the bars that measurements exist for.
         prepare: Returns the plan for this machine, and notes what cannot be measured.
@@ -196,7 +196,7 @@ class Benchmark(Generic[P]):
 
     about: str | None
     plan: type[P]
-    sections: Mapping[str, Callable[[P, Measurements], None]]
+    sections: Sequence[Callable[[P, Measurements], None]]
     tables: Mapping[str, Sequence[str]]
     bars: Callable[[Measurements], Iterator[Bar]] = lambda _: iter(())
     prepare: Callable[[P, Measurements], P] = lambda plan, _: plan
@@ -214,7 +214,7 @@ class Benchmark(Generic[P]):
         parser.add_argument("--check", action="store_true", help=f"exit with {MISSED} if a bar is not met")
         parser.add_argument("--json", type=Path, metavar="FILE", help="write the values of every round there")
         if len(self.sections) > 1:
-            names = tuple(self.sections)
+            names = tuple(section.__name__ for section in self.sections)
             parser.add_argument(
                 "--only", type=choices(names), metavar="NAME,...", help=f"of {', '.join(names)}"
             )
@@ -241,12 +241,14 @@ class Benchmark(Generic[P]):
             plan = self.prepare(self.plan(**chosen), measurements)
             for note in measurements.notes:
                 print(f"benchmarks.{name}: going on without {note}", file=sys.stderr)
-            for section in getattr(arguments, "only", None) or self.sections:
-                try:
-                    self.sections[section](plan, measurements)
-                except self.errors as error:
-                    status = FAILED
-                    measurements.notes.append(f"the rest of {section}: {error}")
+            only = getattr(arguments, "only", None)
+            for section in self.sections:
+                if only is None or section.__name__ in only:
+                    try:
+                        section(plan, measurements)
+                    except self.errors as error:
+                        status = FAILED
+                        measurements.notes.append(f"the rest of {section.__name__}: {error}")
         except KeyboardInterrupt:
             status = INTERRUPTED
             measurements.notes.append("the rest: interrupted; everything that was started is stopped")

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
@@ -47,49 +48,24 @@ BARE_WEBSOCKET: Final = ("--ws", "websockets-sansio", "--ws-per-message-deflate"
 """Options of uvicorn for the WebSocket protocol that our server uses."""
 
 
+@dataclass(frozen=True, slots=True)
 class Server:
     """A server process and its descendants.
 
-    Args:
-        command: Command that starts it.
-        port: Port on 127.0.0.1 that it will listen on.
-        env: Environment variables in addition to this process's own.
-        core: Core to pin it to; None for any.
-        health: Whether it has a /health; if not, it is ready when it accepts connections.
-
     Attributes:
         port: Port on 127.0.0.1 that it listens on.
-        url: Its address.
         pid: Its process id.
         started_s: Seconds from starting the process to a healthy answer.
     """
 
-    def __init__(
-        self, command: Sequence[str], port: int, env: Mapping[str, str], core: int | None, health: bool
-    ) -> None:
-        self.port, self.url = port, f"http://127.0.0.1:{port}"
-        self._log = TemporaryFile()  # noqa: SIM115 - closed by stop()
-        began = time.perf_counter()
-        # The log is not a pipe: a server that logs would block once it is full.
-        self._process = _start(command, env, core, stdout=subprocess.DEVNULL, stderr=self._log)
-        self.pid = self._process.pid
-        try:
-            while not _healthy(port, health):
-                if self._process.poll() is not None or time.perf_counter() > began + START_TIMEOUT_S:
-                    self._log.seek(0)
-                    output = self._log.read().decode(errors="replace")[-2000:]
-                    raise BenchmarkError(f"expected a healthy server on port {port}, got:\n{output}")
-                time.sleep(HEALTH_POLL_INTERVAL_S)
-        except BaseException:
-            self.stop()
-            raise
-        self.started_s = time.perf_counter() - began
+    port: int
+    pid: int
+    started_s: float
 
-    def stop(self) -> None:
-        """Kill it and its descendants."""
-        _kill(self._process)
-        self._process.wait()
-        self._log.close()
+    @property
+    def url(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self.port}"
 
     def cpu_ns(self) -> int:
         """Return the CPU time that it and its descendants have used so far, all threads included."""
@@ -108,18 +84,32 @@ def serving(
     core: int | None = None,
     health: bool = True,
 ) -> Iterator[Server]:
-    """Run a server on a free port, which replaces "{port}" in its command.
+    """Run a server, and kill it and its descendants at the end.
+
+    Args:
+        command: Command that starts it; "{port}" is replaced by a free port on 127.0.0.1.
+        env: Environment variables in addition to this process's own.
+        core: Core to pin it to; None for any.
+        health: Whether it has a /health; if not, it is ready when it accepts connections.
 
     Raises:
         BenchmarkError: No port was free, or the server did not start.
     """
-    port = _free_port()
+    port, began = _free_port(), time.perf_counter()
     words = [word.replace("{port}", str(port)) for word in command]
-    server = Server(words, port, {**_OURS, **(env or {})}, core, health)
-    try:
-        yield server
-    finally:
-        server.stop()
+    with TemporaryFile() as log:  # not a pipe: a server that logs would block once it is full
+        process = start(words, {**_OURS, **(env or {})}, core, stdout=subprocess.DEVNULL, stderr=log)
+        try:
+            while not _healthy(port, health):
+                if process.poll() is not None or time.perf_counter() > began + START_TIMEOUT_S:
+                    log.seek(0)
+                    output = log.read().decode(errors="replace")[-2000:]
+                    raise BenchmarkError(f"expected a healthy server on port {port}, got:\n{output}")
+                time.sleep(HEALTH_POLL_INTERVAL_S)
+            yield Server(port, process.pid, time.perf_counter() - began)
+        finally:
+            kill(process)
+            process.wait()
 
 
 def run(
@@ -134,12 +124,12 @@ def run(
     Raises:
         BenchmarkError: The process failed, or took too long.
     """
-    process = _start(command, {**_OURS, **(env or {})}, core, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start(command, {**_OURS, **(env or {})}, core, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     name = " ".join(command[:4])
     try:
         out, err = process.communicate(timeout=timeout_s)
     except BaseException as error:
-        _kill(process)
+        kill(process)
         _, err = process.communicate()
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
@@ -150,9 +140,10 @@ def run(
     return str(out.decode())
 
 
-def _start(
-    command: Sequence[str], env: Mapping[str, str], core: int | None, **streams: Any
+def start(
+    command: Sequence[str], env: Mapping[str, str], core: int | None = None, **streams: Any
 ) -> "subprocess.Popen[bytes]":
+    """Start a process in a session of its own, so that `kill` reaches its descendants; `run` and `serving` do so."""
     return subprocess.Popen(
         command if core is None else ["taskset", "-c", str(core), *command],
         cwd=ROOT,
@@ -163,7 +154,8 @@ def _start(
     )
 
 
-def _kill(process: "subprocess.Popen[bytes]") -> None:
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and its descendants."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -120,7 +120,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
 BENCHMARK = Benchmark(
     about=__doc__,
     plan=Plan,
-    sections={"kills": measure},
+    sections=(measure,),
     tables={
         "Kills": ("noticed s", "serving again s"),
         "The run": (*FIGURES, "cold start of a generator s"),

@@ -1,9 +1,7 @@
 """`scripts/gpu-check`: runs each check in a separate process, so that a crash or hang does not stop the others."""
 
 import argparse
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks.harness import INTERRUPTED, interrupt
+from benchmarks.harness import INTERRUPTED, interrupt, table
+from benchmarks.processes import kill, start
 
-ROOT = Path(__file__).parents[2]
 TAIL_LINES = 12
 CHECKS = {
     "versions": (90, "torch, its CUDA, the driver, the card; matrix products and copies a second"),
@@ -62,9 +60,7 @@ def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None)
         results, log = Path(folder) / "told.jsonl", (logs or Path(folder)) / f"{name}.log"
         command = [sys.executable, "-m", "benchmarks.gpu.child", name, str(results)]
         command += ["--dry"] if dry else []
-        environment = {**os.environ, "TMPDIR": folder}
-        if dry:
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment = {"TMPDIR": folder, **({"CUDA_VISIBLE_DEVICES": ""} if dry else {})}
         with log.open("w", encoding="utf-8") as output:
             status = _run(command, environment, output, seconds)
             for part in sorted(Path(folder).glob("*/check/logs/*.log")):  # of a run that did not end
@@ -86,22 +82,13 @@ def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None)
 
 def _run(command: Sequence[str], environment: dict[str, str], output: IO[str], seconds: float) -> int | None:
     """Run a command and return its exit status; None if it timed out."""
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,  # so that its descendants can be killed with it
-    )
+    process = start(command, environment, stdout=output, stderr=output)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
-        with contextlib.suppress(ProcessLookupError):  # the group is empty
-            os.killpg(process.pid, signal.SIGKILL)
+        kill(process)
         process.wait()
 
 
@@ -114,13 +101,10 @@ def format_result(row: dict[str, Any]) -> str:
     return f"  {row['what']}: {value} {row['unit']}".rstrip() + bar
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def _table(outcomes: Sequence[Outcome]) -> str:
     """Return a table with one line for each check."""
-    lines = [f"{'check':<12} {'outcome':<10} {'s':>6}  why"]
-    for outcome in outcomes:
-        reason = outcome.why.partition("\n")[0]
-        lines.append(f"{outcome.check:<12} {outcome.status:<10} {outcome.seconds:>6.1f}  {reason}".rstrip())
-    return "\n".join(lines)
+    rows = [(one.check, one.status, f"{one.seconds:.1f}", one.why.partition("\n")[0]) for one in outcomes]
+    return table(("check", "outcome", "s", "why"), rows)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -180,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         end = f"  {outcome.status}. {outcome.why}".rstrip(". ")
         print("\n".join([*map(format_result, outcome.figures), end]), flush=True)
         _write(arguments.json, outcomes, dry=arguments.dry)
-    print(f"\n{table(outcomes)}")
+    print(f"\n{_table(outcomes)}")
     _write(arguments.json, outcomes, dry=arguments.dry)
     bad = any(outcome.status not in ("passed", "skipped") for outcome in outcomes)
     return status or int(bad or not any(outcome.status == "passed" for outcome in outcomes))

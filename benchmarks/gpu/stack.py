@@ -49,9 +49,7 @@ def versions(reporter: Reporter) -> None:
         driver = f"nvidia-smi does not say: {error}"
     reporter.record("driver", driver.strip())
     if not reporter.dry and not torch.cuda.is_available():
-        reason = (
-            "it is built without CUDA" if torch.version.cuda is None else "is the driver as new as its CUDA?"
-        )
+        reason = "is the driver as new as its CUDA?" if torch.version.cuda else "it is built without CUDA"
         raise RuntimeError(f"torch {torch.__version__} sees no GPU: {reason}")
     device, size = reporter.device(), 256 if reporter.dry else 8192
     if device == "cuda":

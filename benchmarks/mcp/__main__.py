@@ -112,7 +112,7 @@ def derive(measurements: Measurements) -> None:
 BENCHMARK = Benchmark(
     about=__doc__,
     plan=Plan,
-    sections={"calls": measure},
+    sections=(measure,),
     tables={"Calls of a tool": (*FIGURES, "p50 over in-process")},
     derive=derive,
 )

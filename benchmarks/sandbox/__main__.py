@@ -260,16 +260,11 @@ def _loaded(preload: str) -> str:
 def derive(measurements: Measurements) -> None:
     """Add how many times longer the peers take than each of our levels."""
     for what, others in (("start", (JUPYTER, RUN)), ("execute", (JUPYTER, EXEC, RUN))):
-        keys = measurements.measured(figure := f"{what} p50 ms")
-        for subject, load in keys:
-            if subject in START_MS:
-                for peer, peer_load in keys:
-                    if peer in others:
-                        theirs, ours = (
-                            measurements.median(figure, *key) for key in ((peer, peer_load), (subject, load))
-                        )
-                        of = f"{what}: {peer} / {subject}, {load}"
-                        measurements.add("times as long", of, "", ratio(theirs, ours))
+        figure = f"{what} p50 ms"
+        for ours, peer in product(measurements.measured(figure), repeat=2):
+            if ours[0] in LEVELS and peer[0] in others:
+                times = ratio(measurements.median(figure, *peer), measurements.median(figure, *ours))
+                measurements.add("times as long", f"{what}: {peer[0]} / {', '.join(ours)}", "", times)
 
 
 def bars(measurements: Measurements) -> Iterator[Bar]:
@@ -304,15 +299,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
 BENCHMARK = Benchmark(
     about=__doc__,
     plan=Plan,
-    sections={
-        "start": start,
-        "burst": burst,
-        "execute": execute,
-        "throughput": throughput,
-        "memory": memory,
-        "loops": loops,
-        "abandon": abandon,
-    },
+    sections=(start, burst, execute, throughput, memory, loops, abandon),
     tables={
         "Start of a session": ("start p50 ms", "start p95 ms", "CPU ms"),
         "Sessions started at once, each to its first result": (

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from benchmarks.harness import BenchmarkError, progress
-from benchmarks.processes import ROOT, Server, cpu_s, serve_command, serving, tree
+from benchmarks.processes import Server, cpu_s, kill, serve_command, serving, start, tree
 from benchmarks.sandbox.engine import CODE, WARM_UP
 from envs.code_interpreter_env import CodeInterpreterEnv
 
@@ -133,20 +132,14 @@ def abandon(level: str, count: int, wave: int) -> dict[str, float | None]:
 
 def _abandon_wave(port: int, count: int) -> None:
     """Start a client that opens and uses sessions, and kill it."""
-    client = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.sandbox.abandoning_client", str(port), str(count)],
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-m", "benchmarks.sandbox.abandoning_client", str(port), str(count)]
+    client = start(command, {}, stdout=subprocess.PIPE)
     try:
         assert client.stdout is not None
-        if client.stdout.readline().strip() != READY:
+        if client.stdout.readline().decode().strip() != READY:
             raise BenchmarkError(f"expected {count} sessions on port {port}, and the client did not get them")
     finally:
-        os.killpg(client.pid, signal.SIGKILL)
+        kill(client)
         client.communicate()
 
 

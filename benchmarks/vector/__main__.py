@@ -79,7 +79,7 @@ def measure(plan: Plan, measurements: Measurements) -> None:
         contestants.append(("released", cart, partial(_released, plan)))
     else:
         measurements.notes.append(NO_RELEASED.format(plan.released_python))
-    contestants.append(("ours", cart, partial(_ours, plan, "cart", plan.members)))
+    contestants.append(("ours", cart, partial(_served, plan, "benchmarks.vector.ours:cart", plan.members)))
     for env_id in ENV_IDS:
         load, apart = f"{env_id}, {plan.members}", f"{env_id}, {plan.processes}"
         gym = {"GYMNASIUM_ENV": env_id}
@@ -89,7 +89,7 @@ def measure(plan: Plan, measurements: Measurements) -> None:
             ("AsyncVectorEnv", apart, partial(_local, plan, env_id, "async", plan.processes)),
         ]
     contestants += [
-        ("ours", images, partial(_ours, plan, "pictures", plan.pictures)),
+        ("ours", images, partial(_served, plan, "benchmarks.vector.ours:pictures", plan.pictures)),
         ("bare WebSocket", images, partial(_bare, plan)),
     ]
     by_name = {(subject, load): taken for subject, load, taken in contestants}
@@ -145,15 +145,9 @@ class _Clock:
         return time.process_time() + (self._server.cpu_ns() / 1e9 if self._server else 0.0)
 
 
-def _ours(plan: Plan, app: str, members: int) -> tuple[float, float]:
-    return _served(plan, f"benchmarks.vector.ours:{app}", members, {})
-
-
-def _served(plan: Plan, app: str, members: int, env: dict[str, str]) -> tuple[float, float]:
-    with (
-        serving(serve_command(app), env) as server,
-        closing(ServedVectorEnv(server.url, members)) as envs,
-    ):
+def _served(plan: Plan, app: str, members: int, env: dict[str, str] | None = None) -> tuple[float, float]:
+    command = serve_command(app)
+    with serving(command, env) as server, closing(ServedVectorEnv(server.url, members)) as envs:
         return _rate(envs, plan.seconds, server)
 
 
@@ -208,7 +202,7 @@ async def _ask_bare(server: Server, plan: Plan) -> tuple[float, float]:
 
 
 BENCHMARK = Benchmark(
-    about=__doc__, plan=Plan, sections={"steps": measure}, tables={"Vectors": (STEPS, CPU)}, bars=bars
+    about=__doc__, plan=Plan, sections=(measure,), tables={"Vectors": (STEPS, CPU)}, bars=bars
 )
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from benchmarks.harness import (
     Bar,
@@ -27,9 +27,6 @@ from benchmarks.harness import (
     setting,
 )
 from rl_bridge.errors import BridgeError
-
-if TYPE_CHECKING:
-    from benchmarks.weights.roles import Put
 
 TRANSPORTS: Final = ("shared_memory", "rdma")
 FIRST: Final = "the first transfer"
@@ -97,21 +94,22 @@ async def _transfers(plan: Plan, transport: str, ranks: int, measurements: Measu
 
 async def _transfer(trainer: Any, generator: Any, version: int) -> dict[str, float]:
     (nbytes, *_) = [size for _, size in (await trainer.fill.call(float(version + 1))).items()]
-    puts: list[Put] = [put for _, put in (await trainer.put.call(version)).items()]
+    puts: list[dict[str, float]] = [put for _, put in (await trainer.put.call(version)).items()]
     taken = await generator.take.call_one(version)
-    if taken.values != 1:
-        raise BenchmarkError(f"expected the weights of version {version} alone, got {taken.values} values")
-    began = min(put.began for put in puts)
+    if taken["values"] != 1:
+        raise BenchmarkError(f"expected the weights of version {version} alone, got {taken['values']} values")
+    began, memcpy_s = min(put["began"] for put in puts), taken["memcpy_s"]
+    opened_s, copied_s = taken["opened"] - began, taken["copied"] - began
     getting = time.monotonic()
     got = await generator.get.call_one(version)
     return {
-        "put ms": 1000 * max(put.seconds for put in puts),
-        "to tensors ms": 1000 * (taken.opened - began),
-        "to the engine's own memory ms": 1000 * (taken.copied - began),
-        "memcpy ms": 1000 * taken.memcpy_s,
-        "to tensors / memcpy": (taken.opened - began) / taken.memcpy_s,
-        "to the engine's own memory / memcpy": (taken.copied - began) / taken.memcpy_s,
-        MEMORY: max(put.memory_b for put in puts) / nbytes,
+        "put ms": 1000 * max(put["seconds"] for put in puts),
+        "to tensors ms": 1000 * opened_s,
+        "to the engine's own memory ms": 1000 * copied_s,
+        "memcpy ms": 1000 * memcpy_s,
+        "to tensors / memcpy": opened_s / memcpy_s,
+        "to the engine's own memory / memcpy": copied_s / memcpy_s,
+        MEMORY: max(put["bytes"] for put in puts) / nbytes,
         "get, into fresh memory ms": 1000 * (got - getting),
     }
 
@@ -130,7 +128,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
 BENCHMARK = Benchmark(
     about=__doc__,
     plan=Plan,
-    sections={"transfers": measure},
+    sections=(measure,),
     tables={
         "From the trainer's tensors to tensors in the generator's process": (
             *("put ms", "to tensors ms", "to the engine's own memory ms", "memcpy ms"),

@@ -2,7 +2,6 @@
 
 import ctypes
 import time
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -43,38 +42,6 @@ def make_model(parameters: int) -> Model:
         return Model(parameters).requires_grad_(False)
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Put:
-    """One rank's side of a transfer.
-
-    Attributes:
-        began: Start, in seconds of the machine's monotonic clock.
-        seconds: Duration.
-        memory_b: Peak increase of the rank's memory, private and shared, in bytes.
-    """
-
-    began: float
-    seconds: float
-    memory_b: int
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Taken:
-    """The generator's side of a transfer.
-
-    Attributes:
-        opened: When the tensors could be read, in seconds of the machine's monotonic clock.
-        copied: When they had been copied into the generator's own memory, which was touched before.
-        memcpy_s: Seconds of one thread's memcpy of as many bytes into touched memory, just after.
-        values: Number of distinct values; 1 if the snapshot is consistent.
-    """
-
-    opened: float
-    copied: float
-    memcpy_s: float
-    values: int
-
-
 class TrainerRole(Actor):  # type: ignore[misc]
     """A trainer's rank, which publishes its shards of a model."""
 
@@ -99,14 +66,19 @@ class TrainerRole(Actor):  # type: ignore[misc]
         return sum(tensor.numel() * tensor.element_size() for tensor in self._state.values())
 
     @endpoint  # type: ignore[untyped-decorator]
-    async def put(self, version: int) -> Put:
-        """Publish the shards as a version."""
+    async def put(self, version: int) -> dict[str, float]:
+        """Publish the shards as a version.
+
+        Returns:
+            "began" on the machine's monotonic clock, "seconds", and "bytes" by which the rank's memory, private and
+            shared, grew at most.
+        """
         before = own_memory("VmRSS")
         reset_own_peak()
         began = time.monotonic()
         await self._store.put(version, self._state, rank=self._rank, ranks=self._ranks)
         seconds = time.monotonic() - began
-        return Put(began=began, seconds=seconds, memory_b=own_memory("VmHWM") - before)
+        return {"began": began, "seconds": seconds, "bytes": own_memory("VmHWM") - before}
 
 
 class GeneratorRole(Actor):  # type: ignore[misc]
@@ -128,15 +100,21 @@ class GeneratorRole(Actor):  # type: ignore[misc]
         """Return once the actor is ready."""
 
     @endpoint  # type: ignore[untyped-decorator]
-    async def take(self, version: int) -> Taken:
-        """Take a version as an engine does: open it and copy it into the model."""
+    async def take(self, version: int) -> dict[str, float]:
+        """Take a version as an engine does: open it and copy it into the model.
+
+        Returns:
+            When the tensors were "opened" and when they had been "copied" into memory that was touched before, on the
+            machine's monotonic clock; "memcpy_s", one thread's memcpy of as many bytes into touched memory, just after;
+            and the number of distinct "values", 1 if the snapshot is consistent.
+        """
         async with self._store.open(version) as state:
             opened = time.monotonic()
             for name, tensor in state.items():
                 self._own[name].copy_(tensor)
             copied = time.monotonic()
         values = {float(bound) for tensor in self._own.values() for bound in torch.aminmax(tensor)}
-        return Taken(opened=opened, copied=copied, memcpy_s=self._memcpy(), values=len(values))
+        return {"opened": opened, "copied": copied, "memcpy_s": self._memcpy(), "values": len(values)}
 
     @endpoint  # type: ignore[untyped-decorator]
     async def get(self, version: int) -> float:

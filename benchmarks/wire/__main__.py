@@ -414,13 +414,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
 BENCHMARK = Benchmark(
     about=__doc__,
     plan=Plan,
-    sections={
-        "step": step,
-        "metrics": metrics,
-        "clients": clients,
-        "imports": imports,
-        "concurrency": concurrency,
-    },
+    sections=(step, metrics, clients, imports, concurrency),
     tables={
         "Steps": ("steps/s", "p50 ms", "p99 ms", "server µs a step", "over the floor"),
         "Cost of metrics: server CPU": ("metrics on / off",),

@@ -46,9 +46,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
     yield from at_most("nobody's", measurements.median("calls/s", "nobody", "1 client"), 1.0)
 
 
-TOY = Benchmark(
-    about="Toy.", plan=Plan, sections={"add": add, "fail": fail}, tables={"Calls": ("calls/s",)}, bars=bars
-)
+TOY = Benchmark(about="Toy.", plan=Plan, sections=(add, fail), tables={"Calls": ("calls/s",)}, bars=bars)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def test_table_leaves_out_empty_columns() -> None:
     measurements = Measurements()
     measurements.add_times("call", "ours", "", [3.0, 1.0, 1234.0])
     benchmark = Benchmark(
-        about="", plan=Plan, sections={}, tables={"T": ("call p50 ms", "call p95 ms", "CPU")}
+        about="", plan=Plan, sections=(), tables={"T": ("call p50 ms", "call p95 ms", "CPU")}
     )
     assert benchmark.report(measurements, []).splitlines()[2:] == [
         "| of   | call p50 ms | call p95 ms |",
