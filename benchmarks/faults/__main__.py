@@ -62,7 +62,7 @@ def measure(plan: Plan, measurements: Measurements) -> None:
         settings = (f"trainer.iterations={plan.iterations}", f"rollout.max_staleness={plan.max_staleness}")
         job = Job(ROOT, folder, *settings, REWARD)
         try:
-            killer = Killer(job, plan.seed, progress=progress)
+            killer = Killer(job, plan.seed)
             killer.all(list(itertools.islice(itertools.cycle(KINDS), plan.kills)))
             progress("waiting for the run to end")
             if (status := job.wait(END_TIMEOUT_S)) != 0:

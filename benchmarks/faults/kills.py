@@ -11,7 +11,7 @@ from functools import partial
 import psutil
 
 from benchmarks.faults.job import Job
-from benchmarks.harness import BenchmarkError
+from benchmarks.harness import BenchmarkError, progress
 from rl_bridge.metrics.status import SERVING, ReplicaRow, StatusSnapshot
 
 KINDS = ("policy", "rollout", "reward", "environment")
@@ -48,13 +48,11 @@ class Killer:
         job: The run.
         seed: Seed of the pauses between a recovery and the next kill, and of the replicas.
         pause_s: Shortest and longest pause.
-        progress: Called with a line about each kill.
     """
 
     job: Job
     seed: int
     pause_s: tuple[float, float] = (1.0, 4.0)
-    progress: Callable[[str], None] = lambda text: None
     kills: list[Kill] = field(default_factory=list)
     cold_start_s: float | None = None
 
@@ -79,7 +77,7 @@ class Killer:
             _kill(rng.choice(victim.pids), kind)
             self.kills.append(kill)
             self._watch(kill, victim.restarts, began)
-            self.progress(f"{number + 1} of {len(order)}: {kill}")
+            progress(f"{number + 1} of {len(order)}: {kill}")
         return self.kills
 
     def _watch(self, kill: Kill, restarts: int, began: float) -> None:

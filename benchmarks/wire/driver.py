@@ -84,6 +84,9 @@ V1: Final = "Sec-WebSocket-Protocol: ropewalk.v1\r\n"
 PENDING: Final = 100
 """Limit of connections being opened at once: the backlog of a listening socket is short."""
 
+OPEN_TIMEOUT_S: Final = 120.0
+"""Seconds in which all sessions must be open and reset."""
+
 PER_ADDRESS: Final = 8_000
 """Connections from one source address. It has some 28,000 ports, which linger after use, so every load picks new
 addresses among the loopback's sixteen million."""
@@ -119,18 +122,16 @@ class Run:
         return percentile(self.latencies, percent)
 
 
+@dataclass(slots=True, eq=False)
 class _Session:
-    __slots__ = ("buffer", "fd", "inflate", "left", "number", "sent", "sock", "step")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.buffer = b""
-        self.sent = 0.0
-        self.left = 0
-        self.number = 0
-        self.step = STEP[False]
-        self.inflate: Callable[[bytes], bytes] | None = None
+    sock: socket.socket
+    fd: int
+    buffer: bytes = b""
+    sent: float = 0.0
+    left: int = 0
+    number: int = 0
+    step: bytes = STEP[False]
+    inflate: Callable[[bytes], bytes] | None = None
 
     def send_step(self, now: float) -> None:
         self.sent = now
@@ -151,7 +152,6 @@ class Load:
     Args:
         port: Where the server listens on 127.0.0.1.
         sessions: Number of sessions to open.
-        deadline_s: Seconds in which they must be open and reset.
         partial: Continue with the sessions that could be opened, instead of raising.
         compress: Offer compression in the handshake.
         v1: Use the subprotocol `ropewalk.v1`.
@@ -161,14 +161,7 @@ class Load:
     """
 
     def __init__(
-        self,
-        port: int,
-        sessions: int,
-        deadline_s: float = 120.0,
-        *,
-        partial: bool = False,
-        compress: bool = True,
-        v1: bool = False,
+        self, port: int, sessions: int, *, partial: bool = False, compress: bool = True, v1: bool = False
     ) -> None:
         self._port = port
         self._v1 = v1
@@ -178,7 +171,7 @@ class Load:
         self._sessions: dict[int, _Session] = {}
         self.requested = sessions
         try:
-            self._open(sessions, time.monotonic() + deadline_s, partial)
+            self._open(sessions, time.monotonic() + OPEN_TIMEOUT_S, partial)
         except BaseException:
             self.close()
             raise
@@ -331,7 +324,7 @@ class Load:
             "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
             f"Sec-WebSocket-Version: 13\r\n{OFFER if self._compress else ''}{V1 if self._v1 else ''}\r\n".encode()
         )
-        session = _Session(sock)
+        session = _Session(sock, sock.fileno())
         self._sessions[session.fd] = session
         self._poll.register(session.fd, select.EPOLLIN)
 
