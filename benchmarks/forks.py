@@ -1,33 +1,43 @@
-"""The command `python -m benchmarks.forks`: the cost of forking a session."""
+"""The cost of forking a session eight times after 100 steps, compared with opening as many and playing again.
+
+In alternating rounds, over one connection:
+  python -m benchmarks.forks             about a minute
+  python -m benchmarks.forks --quick     does it run?
+"""
 
 import asyncio
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchmarks.commandline import count, create_parser, heading, progress, run_measurement, write
-from benchmarks.wire.bars import Bar
-from benchmarks.wire.measurements import Measurements
-from benchmarks.wire.processes import ROOT, Server, StartError, free_port, serving
-from benchmarks.wire.report import table, verdicts
+from benchmarks.harness import (
+    Bar,
+    Benchmark,
+    Measurements,
+    at_least,
+    at_most,
+    in_rounds,
+    main,
+    ratio,
+    setting,
+)
+from benchmarks.processes import Server, serve_command, serving
 from openenv_core import GenericEnvClient
 from openenv_core.client.vector import VectorClient
 
-STEPS: Final = 100
 CHILDREN: Final = 8
 
 FORK: Final = f"{CHILDREN} children, ms"
 CPU: Final = "server's CPU, ms"
 
-_DESCRIPTION = f"""\
-The time to fork a session {CHILDREN} times after {STEPS} steps, compared with opening as many sessions and
-playing the steps again. In alternating rounds, over one connection."""
-_EXAMPLES = """\
-examples:
-  python -m benchmarks.forks             about a minute
-  python -m benchmarks.forks --quick     does it run?"""
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is measured."""
+
+    rounds: int = setting(30, quick=2, option="rounds (30)")
+    steps: int = setting(100, quick=3)
 
 
 @dataclass(frozen=True)
@@ -57,54 +67,27 @@ _LOADS: Final = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the report, and return the exit status."""
-    options = create_parser("forks", _DESCRIPTION, _EXAMPLES)
-    options.add_argument("--rounds", type=count, default=30, metavar="N", help="rounds; 30 by default")
-    arguments = options.parse_args(argv)
-    rounds, steps = (2, 3) if arguments.quick else (arguments.rounds, STEPS)
-    measurements, status = run_measurement(
-        lambda measurements: _measure(measurements, rounds, steps), StartError
-    )
-    all_bars = list(_bars(measurements))
-    print(heading("medians of rounds"))
-    rows = [
-        (load, subject, *(f"{measurements.median(name, subject, load) or 0:,.1f}" for name in (FORK, CPU)))
-        for metric, subject, load in measurements.values
-        if metric == FORK
-    ]
-    print("\n\n".join([table(("load", "by", FORK, CPU), rows), *verdicts(measurements, all_bars)]))
-    write(arguments.json, measurements, all_bars)
-    return status
-
-
-def _measure(measurements: Measurements, rounds: int, steps: int) -> None:
+def measure(plan: Plan, measurements: Measurements) -> None:
+    """Fork and play again in each environment, in alternating rounds."""
     for load in _LOADS:
-        port = free_port()
-        command = [sys.executable, "-m", "openenv_core.cli", "serve", load.app, "--port", str(port)]
-        environ = {"PYTHONPATH": str(ROOT), **load.environ}
-        with serving(
-            Server([*command, "--log-level", "warning"], port, environ, None, health=True)
-        ) as server:
-            asyncio.run(_forks(measurements, load, server, rounds, steps))
+        with serving(serve_command(load.app), load.environ) as server:
+            asyncio.run(_forks(measurements, load, server, plan))
 
 
-async def _forks(measurements: Measurements, load: _Load, server: Server, rounds: int, steps: int) -> None:
-    client = await GenericEnvClient(f"http://127.0.0.1:{server.port}").vector(1)
+async def _forks(measurements: Measurements, load: _Load, server: Server, plan: Plan) -> None:
+    client = await GenericEnvClient(server.url).vector(1)
     try:
-        await _play(client, load, [0], steps)
-        for number in range(rounds):
-            progress(f"{load.name}: round {number + 1} of {rounds}")
-            for subject in ("fork", "playing again"):
-                began, cpu_ns = time.perf_counter(), server.cpu_ns()
-                if subject == "fork":
-                    members = await client.fork(0, CHILDREN)
-                else:
-                    members = (await client.ask("open", count=CHILDREN))[0].fields["members"]
-                    await _play(client, load, members, steps)
-                measurements.add(FORK, subject, load.name, 1e3 * (time.perf_counter() - began))
-                measurements.add(CPU, subject, load.name, (server.cpu_ns() - cpu_ns) / 1e6)
-                await client.end(members)
+        await _play(client, load, [0], plan.steps)
+        for _, subject in in_rounds(plan.rounds, ("fork", "playing again"), f"{load.name}, "):
+            began, cpu_ns = time.perf_counter(), server.cpu_ns()
+            if subject == "fork":
+                members = await client.fork(0, CHILDREN)
+            else:
+                members = (await client.ask("open", count=CHILDREN))[0].fields["members"]
+                await _play(client, load, members, plan.steps)
+            measurements.add(FORK, subject, load.name, 1e3 * (time.perf_counter() - began))
+            measurements.add(CPU, subject, load.name, (server.cpu_ns() - cpu_ns) / 1e6)
+            await client.end(members)
     finally:
         await client.close()
 
@@ -120,13 +103,15 @@ async def _play(client: VectorClient, load: _Load, members: list[int], steps: in
         assert not any("errors" in reply.fields for reply in replies), replies
 
 
-def _bars(measurements: Measurements) -> Iterator[Bar]:
+def bars(measurements: Measurements) -> Iterator[Bar]:
+    """Yield every bar that this run has measurements for."""
     for load in _LOADS:
         fork, again = (measurements.median(FORK, subject, load.name) for subject in ("fork", "playing again"))
-        if fork and again:
-            yield Bar(f"{load.name}: {FORK}", fork, load.bound_ms, "at most")
-            yield Bar(f"{load.name}: playing again / fork", again / fork, 1.0, "at least")
+        yield from at_most(f"{load.name}: {FORK}", fork, load.bound_ms)
+        yield from at_least(f"{load.name}: playing again / fork", ratio(again, fork), 1.0)
 
+
+BENCHMARK = Benchmark(about=__doc__, plan=Plan, sections=(measure,), tables={"Forks": (FORK, CPU)}, bars=bars)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("forks")

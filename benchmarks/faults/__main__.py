@@ -1,94 +1,134 @@
-"""The command `python -m benchmarks.faults`."""
+"""Fault tolerance of a training run of the BlackJack example, whose processes get SIGKILL.
 
-import argparse
-import itertools
-import signal
-import sys
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
-
-from benchmarks.commandline import INTERRUPTED, count, interrupt, progress
-from benchmarks.faults.job import SMALL, Job
-from benchmarks.faults.kills import KINDS, Killer
-from benchmarks.faults.report import bars, report
-
-ROOT = Path(__file__).resolve().parents[2]
-GROUPS_AN_ITERATION = 64
-END_TIMEOUT_S = 1800.0
-
-_DESCRIPTION = """\
-Fault tolerance of a training run of the BlackJack example with two generators, two rollout workers, a reward pool and
-an environment server. Processes get SIGKILL at times drawn from a seed, each once the previous one has recovered.
-Prints when each loss was noticed, when the replica served again, and the bars: the run ends by itself with every group
-trained, none twice, and no process left."""
-
-_EXAMPLES = """\
-examples:
+It has two generators, two rollout workers, a reward pool and an environment server. The times are drawn from a seed,
+each kill once the previous process has recovered. Prints when each loss was noticed and when the replica served again;
+the run must end by itself with every group trained, none twice, and no process left:
   python -m benchmarks.faults                          20 kills, about fifteen minutes on two cores
   python -m benchmarks.faults --kills 4 --iterations 40
-  python -m benchmarks.faults --seed 7 --keep runs/faults --max-staleness 4"""
+  python -m benchmarks.faults --seed 7 --keep runs/faults --max-staleness 4
+"""
+
+import itertools
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.faults.job import LOST, Job
+from benchmarks.faults.kills import KINDS, Killer
+from benchmarks.harness import (
+    Bar,
+    Benchmark,
+    BenchmarkError,
+    Measurements,
+    at_least,
+    at_most,
+    main,
+    progress,
+    ratio,
+    setting,
+)
+from benchmarks.processes import ROOT
+
+RUN: Final = "the run"
+REWARD: Final = "reward.function=benchmarks.faults.rewards.compute_reward"
+GROUPS_AN_ITERATION: Final = 64
+END_TIMEOUT_S: Final = 1800.0
+NOTICED_S: Final = 10.0
+FIGURES: Final = ("killed", "trained groups", "trained twice", "processes left", "exit status")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run, kill, print; returns 0 if every bar is met, 1 if one is not, 130 on Ctrl-C."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.faults",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--kills", type=count, default=20, metavar="N", help="20 by default")
-    parser.add_argument(
-        "--iterations", type=count, default=600, metavar="N", help="of the run; 600 by default"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="seed of times and victims; 1 by default"
-    )
-    parser.add_argument("--max-staleness", type=int, default=1, metavar="N", help="of the run; 1 by default")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the run in this folder")
-    arguments = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, interrupt)
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The run, and how often its processes are killed."""
+
+    kills: int = setting(20, quick=4, option="processes to kill (20)")
+    iterations: int = setting(600, quick=40, option="of the run (600)")
+    seed: int = setting(1, option="seed of times and victims (1)", read=int)
+    max_staleness: int = setting(1, option="of the run (1)", read=int)
+    keep: Path | None = setting(None, option="keep the run in this folder", read=Path)
+
+
+def measure(plan: Plan, measurements: Measurements) -> None:
+    """Run and kill.
+
+    Raises:
+        BenchmarkError: The run did not end in time, or no replica of a service serves.
+    """
     with tempfile.TemporaryDirectory(prefix="ropewalk-faults-") as scratch:
-        folder = (arguments.keep or Path(scratch) / "run").absolute()
-        job = Job(
-            ROOT,
-            folder,
-            f"trainer.iterations={arguments.iterations}",
-            f"rollout.max_staleness={arguments.max_staleness}",
-            "reward.function=benchmarks.faults.rewards.compute_reward",
-        )
+        folder = (plan.keep or Path(scratch) / "run").absolute()
+        settings = (f"trainer.iterations={plan.iterations}", f"rollout.max_staleness={plan.max_staleness}")
+        job = Job(ROOT, folder, *settings, REWARD)
         try:
-            return _measure(job, arguments)
-        except KeyboardInterrupt:
-            progress("")
-            print("interrupted; every process that was started is stopped")
-            return INTERRUPTED
+            killer = Killer(job, plan.seed)
+            killer.all(list(itertools.islice(itertools.cycle(KINDS), plan.kills)))
+            progress("waiting for the run to end")
+            if (status := job.wait(END_TIMEOUT_S)) != 0:
+                print(job.output()[-3000:], file=sys.stderr)
+            if status is None:
+                raise BenchmarkError(f"expected the run to end within {END_TIMEOUT_S:g} s, it has not")
+            record(killer, plan.kills, plan.iterations * GROUPS_AN_ITERATION, measurements)
         finally:
             job.close()
 
 
-def _measure(job: Job, arguments: argparse.Namespace) -> int:
-    killer = Killer(job, arguments.seed, progress=progress)
-    killer.all(list(itertools.islice(itertools.cycle(KINDS), arguments.kills)))
-    progress("waiting for the run to end")
-    status = job.wait(END_TIMEOUT_S)
-    progress("")
-    if status != 0:
-        print(job.output()[-3000:])
-    all_bars = list(
-        bars(
-            killer,
-            wanted=arguments.kills,
-            trained=job.trained(),
-            groups=arguments.iterations * GROUPS_AN_ITERATION,
-            left=len(job.find_leftovers()),
-        )
-    )
-    print(f"seed {arguments.seed}, {arguments.iterations} iterations; {' '.join(SMALL)}\n")
-    print(report(killer, all_bars, job.account() if status == 0 else {}))
-    return 0 if all(bar.met for bar in all_bars) else 1
+def record(killer: Killer, wanted: int, groups: int, measurements: Measurements, *, status: int = 0) -> None:
+    """Add what happened.
 
+    Args:
+        killer: The killer, after its kills and the end of the run.
+        wanted: Number of kills requested.
+        groups: Number of groups that the run should train.
+        measurements: The values are added here.
+        status: Expected exit status of the run.
+    """
+    for kill in killer.kills:
+        replica = f"replica {kill.replica} at version {kill.version}"
+        for figure, seconds in (("noticed s", kill.noticed_s), ("serving again s", kill.serving_s)):
+            measurements.add(figure, kill.kind, replica, float("inf") if seconds is None else seconds)
+    trained, left = killer.job.trained(), len(killer.job.find_leftovers())
+    counts = (len(killer.kills), len(trained), len(trained) - len(set(trained)), left)
+    values = (*counts, killer.job.process.returncode)
+    measurements.add_all(RUN, "", dict(zip(FIGURES, values, strict=True)))
+    measurements.add_all("expected", "", dict(zip(FIGURES, (wanted, groups, 0, 0, status), strict=True)))
+    measurements.add("cold start of a generator s", RUN, "", killer.cold_start_s)
+    if killer.job.process.returncode == 0:
+        measurements.add_all(RUN, "", killer.job.account())
+
+
+def bars(measurements: Measurements) -> Iterator[Bar]:
+    """Yield every bar that this run has measurements for."""
+    for figure, bar in zip(FIGURES, (at_least, at_least, at_most, at_most, at_most), strict=True):
+        yield from bar(figure, measurements.median(figure, RUN), measurements.median(figure, "expected") or 0)
+    cold_s = measurements.median("cold start of a generator s", RUN)
+    for kind in KINDS:
+        loads = [load for subject, load in measurements.measured("noticed s") if subject == kind]
+        noticed, serving = (
+            max((measurements.most(figure, kind, load) or 0.0 for load in loads), default=None)
+            for figure in ("noticed s", "serving again s")
+        )
+        yield from at_most(f"{kind}: slowest loss noticed and given to others, s", noticed, NOTICED_S)
+        if kind == "policy":
+            label = "policy: slowest to serve again, over the cold start"
+            yield from at_most(label, ratio(serving, cold_s), 2.0)
+        elif kind != "rollout":  # these have one replica: work waits for its restart
+            yield from at_most(f"{kind}: slowest to serve again, s", serving, NOTICED_S)
+
+
+BENCHMARK = Benchmark(
+    about=__doc__,
+    plan=Plan,
+    sections=(measure,),
+    tables={
+        "Kills": ("noticed s", "serving again s"),
+        "The run": (*FIGURES, "cold start of a generator s"),
+        "Of groups leased and episodes played": LOST,
+    },
+    bars=bars,
+    errors=(BenchmarkError,),
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("faults")

@@ -21,25 +21,15 @@ RUN_MARK_VARIABLE = "ROPEWALK_FAULTS_RUN"
 EXIT_TIMEOUT_S = 60.0
 
 SMALL = (
-    "rollout.batch_size=256",
-    "env.sessions=64",
-    "rollout.num_workers=2",
-    "monarch.roles.policy.replicas=2",
-    "monarch.restarts.budget=40",
-    "monarch.restarts.max_backoff_s=1",
-    "env.restarts=40",
-    "evaluation.interval=0",
-    "evaluation.episodes=256",
-    "trainer.checkpoint_interval=5",
+    *("rollout.batch_size=256", "env.sessions=64", "env.restarts=40", "rollout.num_workers=2"),
+    *("monarch.roles.policy.replicas=2", "monarch.restarts.budget=40", "monarch.restarts.max_backoff_s=1"),
+    *("evaluation.interval=0", "evaluation.episodes=256", "trainer.checkpoint_interval=5"),
 )
 """Two replicas of each service that can lose one, and a restart budget for the kills."""
 
 LOST = (
-    "rollout/leases_lost",
-    "rollout/results_late",
-    "rollout/episodes_retried",
-    "rollout/episodes_dropped",
-    "rollout/groups_dropped",
+    *("rollout/leases_lost", "rollout/results_late", "rollout/episodes_retried"),
+    *("rollout/episodes_dropped", "rollout/groups_dropped"),
 )
 
 
@@ -94,10 +84,8 @@ class Job:
         processes = []
         for process in psutil.process_iter():
             try:
-                if (
-                    process.environ().get(RUN_MARK_VARIABLE) == self._mark
-                    and process.status() != psutil.STATUS_ZOMBIE
-                ):
+                mine = process.environ().get(RUN_MARK_VARIABLE) == self._mark
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
                     processes.append(process)
             except psutil.Error:
                 continue

@@ -11,6 +11,7 @@ from functools import partial
 import psutil
 
 from benchmarks.faults.job import Job
+from benchmarks.harness import BenchmarkError, progress
 from rl_bridge.metrics.status import SERVING, ReplicaRow, StatusSnapshot
 
 KINDS = ("policy", "rollout", "reward", "environment")
@@ -47,13 +48,11 @@ class Killer:
         job: The run.
         seed: Seed of the pauses between a recovery and the next kill, and of the replicas.
         pause_s: Shortest and longest pause.
-        progress: Called with a line about each kill.
     """
 
     job: Job
     seed: int
     pause_s: tuple[float, float] = (1.0, 4.0)
-    progress: Callable[[str], None] = lambda text: None
     kills: list[Kill] = field(default_factory=list)
     cold_start_s: float | None = None
 
@@ -70,9 +69,7 @@ class Killer:
             status = self._wait_until(partial(_serving, kind=kind), RECOVERY_TIMEOUT_S)
             if status is None:
                 if self.job.process.poll() is None:
-                    raise RuntimeError(
-                        f"expected a replica of {kind} to serve, none does: {self.job.status()}"
-                    )
+                    raise BenchmarkError(f"no replica of {kind} serves: {self.job.status()}")
                 break
             victim = rng.choice(_serving(status, kind))
             kill = Kill(kind=kind, replica=victim.id, version=status.version)
@@ -80,7 +77,7 @@ class Killer:
             _kill(rng.choice(victim.pids), kind)
             self.kills.append(kill)
             self._watch(kill, victim.restarts, began)
-            self.progress(f"{number + 1} of {len(order)}: {kill}")
+            progress(f"{number + 1} of {len(order)}: {kill}")
         return self.kills
 
     def _watch(self, kill: Kill, restarts: int, began: float) -> None:
@@ -120,26 +117,27 @@ def _replicas(status: StatusSnapshot, kind: str) -> Sequence[ReplicaRow]:
 
 def _event(status: StatusSnapshot, kill: Kill, kind: str, began: float) -> float | None:
     """Return the seconds from the kill to the first event of a kind, by the run's timestamps."""
-    for event in status.events:
-        is_of_kill = (event.service, event.replica, event.what.partition(":")[0]) == (
-            kill.kind,
-            kill.replica,
-            kind,
-        )
-        if is_of_kill and event.at >= began:
-            return event.at - began
-    return None
+    key = (kill.kind, kill.replica, kind)
+    times = (
+        event.at - began
+        for event in status.events
+        if event.at >= began and (event.service, event.replica, event.what.partition(":")[0]) == key
+    )
+    return next(times, None)
 
 
 def _cold_start(status: StatusSnapshot) -> float | None:
     """Return the longest time in seconds from starting a generator's process to serving, at the run's start."""
-    starts = {
-        e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "starting"
+    first = {
+        (event.replica, event.what): event.at
+        for event in reversed(status.events)
+        if event.service == "policy"
     }
-    serves = {
-        e.replica: e.at for e in reversed(status.events) if e.service == "policy" and e.what == "serving"
-    }
-    durations = [serves[replica] - at for replica, at in starts.items() if replica in serves]
+    durations = [
+        first[replica, "serving"] - at
+        for (replica, what), at in first.items()
+        if what == "starting" and (replica, "serving") in first
+    ]
     return max(durations, default=None)
 
 

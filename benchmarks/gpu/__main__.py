@@ -1,9 +1,7 @@
 """`scripts/gpu-check`: runs each check in a separate process, so that a crash or hang does not stop the others."""
 
 import argparse
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,11 +10,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
-ROOT = Path(__file__).parents[2]
-MISUSED, INTERRUPTED = 2, 130
+from benchmarks.harness import INTERRUPTED, interrupt, table
+from benchmarks.processes import kill, start
+
 TAIL_LINES = 12
 CHECKS = {
     "versions": (90, "torch, its CUDA, the driver, the card; matrix products and copies a second"),
@@ -24,16 +22,10 @@ CHECKS = {
     "attention": (120, "attention by document, compared with one document at a time on a CPU"),
     "loss": (120, "peak memory of the last layer and its gradient, compared with the expected bytes"),
     "train-0.6B": (150, "tokens/s, MFU and memory of a training step at the shapes of Qwen3-0.6B"),
-    "reload": (
-        300,
-        "vLLM loads new weights after capturing its graphs, awake and asleep, and then equals a fresh engine",
-    ),
+    "reload": (300, "vLLM's weights are replaced, awake and asleep; it then equals a fresh engine"),
     "decode-0.6B": (200, "vLLM's tokens/s at the shapes of Qwen3-0.6B"),
     "blackjack": (420, "a run of a few iterations with one card"),
-    "weights-0.6B": (
-        90,
-        "weights from trainer to generator, through host and GPU memory: seconds, GB/s, host memory",
-    ),
+    "weights-0.6B": (90, "weights from trainer to generator: seconds, GB/s, host memory"),
     "train-8B": (240, "the same step at the shapes of Qwen3-8B, with as many layers as fit"),
     "weights-8B": (240, "the same weights at the shapes of Qwen3-8B"),
     "decode-8B": (360, "vLLM's tokens/s at the shapes of Qwen3-8B"),
@@ -66,29 +58,21 @@ def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None)
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
         results, log = Path(folder) / "told.jsonl", (logs or Path(folder)) / f"{name}.log"
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.gpu.child",
-            name,
-            str(results),
-            *(["--dry"] if dry else []),
-        ]
-        environment = {**os.environ, "TMPDIR": folder}
-        if dry:
-            environment["CUDA_VISIBLE_DEVICES"] = ""
+        command = [sys.executable, "-m", "benchmarks.gpu.child", name, str(results)]
+        command += ["--dry"] if dry else []
+        environment = {"TMPDIR": folder, **({"CUDA_VISIBLE_DEVICES": ""} if dry else {})}
         with log.open("w", encoding="utf-8") as output:
             status = _run(command, environment, output, seconds)
+            for part in sorted(Path(folder).glob("*/check/logs/*.log")):  # of a run that did not end
+                output.write(f"{part.stem}:\n{part.read_text(errors='replace')[-600:]}\n")
         rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
         tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
     outcome.seconds = round(time.monotonic() - began, 1)
     ends = [row for row in rows if "status" in row]
     outcome.figures = [row for row in rows if "what" in row]
     if status is None:
-        outcome.status, outcome.why = (
-            "timed out",
-            f"after {seconds:.0f} s; it said last: " + " | ".join(tail[-3:]),
-        )
+        outcome.status = "timed out"
+        outcome.why = f"after {seconds:.0f} s; it said last: " + " | ".join(tail[-3:])
     elif not ends:
         outcome.status, outcome.why = "crashed", f"exit status {status}:\n" + "\n".join(tail)
     else:
@@ -98,22 +82,13 @@ def run_check(name: str, *, dry: bool, seconds: float, logs: Path | None = None)
 
 def _run(command: Sequence[str], environment: dict[str, str], output: IO[str], seconds: float) -> int | None:
     """Run a command and return its exit status; None if it timed out."""
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,  # so that its descendants can be killed with it
-    )
+    process = start(command, environment, stdout=output, stderr=output)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     finally:
-        with contextlib.suppress(ProcessLookupError):  # the group is empty
-            os.killpg(process.pid, signal.SIGKILL)
+        kill(process)
         process.wait()
 
 
@@ -126,13 +101,10 @@ def format_result(row: dict[str, Any]) -> str:
     return f"  {row['what']}: {value} {row['unit']}".rstrip() + bar
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def _table(outcomes: Sequence[Outcome]) -> str:
     """Return a table with one line for each check."""
-    lines = [f"{'check':<12} {'outcome':<10} {'s':>6}  why"]
-    for outcome in outcomes:
-        reason = outcome.why.partition("\n")[0]
-        lines.append(f"{outcome.check:<12} {outcome.status:<10} {outcome.seconds:>6.1f}  {reason}".rstrip())
-    return "\n".join(lines)
+    rows = [(one.check, one.status, f"{one.seconds:.1f}", one.why.partition("\n")[0]) for one in outcomes]
+    return table(("check", "outcome", "s", "why"), rows)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -146,23 +118,14 @@ def _parser() -> argparse.ArgumentParser:
   PYTHON=/opt/env/bin/python ./scripts/gpu-check --minutes 10""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--only", metavar="NAME,NAME", help="run only these checks")
-    parser.add_argument("--list", action="store_true", help="list the checks")
-    parser.add_argument(
-        "--dry", action="store_true", help="on the CPU, with tiny shapes: shows that it runs, no more"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=25.0, metavar="M", help="for all of them (%(default)g)"
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write all results to this file, after each check"
-    )
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep each check's output in this folder")
+    add = parser.add_argument
+    add("--only", metavar="NAME,NAME", help="run only these checks")
+    add("--list", action="store_true", help="list the checks")
+    add("--dry", action="store_true", help="on the CPU, with tiny shapes: shows that it runs, no more")
+    add("--minutes", type=float, default=25.0, metavar="M", help="for all of them (%(default)g)")
+    add("--json", type=Path, metavar="FILE", help="write all results to this file, after each check")
+    add("--logs", type=Path, metavar="FOLDER", help="keep each check's output in this folder")
     return parser
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,11 +133,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.list:
-        print(
-            "\n".join(
-                f"{name:<12} up to {seconds:>3} s: {about}" for name, (seconds, about) in CHECKS.items()
-            )
-        )
+        for name, (seconds, about) in CHECKS.items():
+            print(f"{name:<12} up to {seconds:>3} s: {about}")
         return 0
     # A dry run uses the same tiny shapes for every size; one of them is enough.
     names = [name for name in CHECKS if not (arguments.dry and name.endswith("8B"))]
@@ -182,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         names = arguments.only.split(",")
     if unknown := [name for name in names if name not in CHECKS]:
         parser.error(f"expected --only with some of {', '.join(CHECKS)}, got {', '.join(unknown)}")
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     if arguments.logs is not None:
         arguments.logs.mkdir(parents=True, exist_ok=True)
     ends, outcomes = time.monotonic() + 60 * arguments.minutes, list[Outcome]()
@@ -190,9 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in names:
         seconds = min(CHECKS[name][0], ends - time.monotonic())
         if seconds <= 1:
-            outcomes.append(
-                Outcome(check=name, why=f"the {arguments.minutes:g} minutes are over (--minutes)")
-            )
+            why = f"the {arguments.minutes:g} minutes are over (--minutes)"
+            outcomes.append(Outcome(check=name, why=why))
             continue
         print(f"{name}: {CHECKS[name][1]} (up to {seconds:.0f} s)", flush=True)
         try:
@@ -202,14 +161,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = INTERRUPTED
             break
         outcome = outcomes[-1]
-        print(
-            "\n".join(
-                [*map(format_result, outcome.figures), f"  {outcome.status}. {outcome.why}".rstrip(". ")]
-            ),
-            flush=True,
-        )
+        end = f"  {outcome.status}. {outcome.why}".rstrip(". ")
+        print("\n".join([*map(format_result, outcome.figures), end]), flush=True)
         _write(arguments.json, outcomes, dry=arguments.dry)
-    print(f"\n{table(outcomes)}")
+    print(f"\n{_table(outcomes)}")
     _write(arguments.json, outcomes, dry=arguments.dry)
     bad = any(outcome.status not in ("passed", "skipped") for outcome in outcomes)
     return status or int(bad or not any(outcome.status == "passed" for outcome in outcomes))
@@ -218,9 +173,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _write(path: Path | None, outcomes: Sequence[Outcome], *, dry: bool) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            json.dumps({"dry": dry, "checks": [asdict(outcome) for outcome in outcomes]}, indent=1) + "\n"
-        )
+        document = {"dry": dry, "checks": [asdict(outcome) for outcome in outcomes]}
+        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

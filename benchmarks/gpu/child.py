@@ -14,13 +14,10 @@ SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 OURS = {"benchmarks", "examples", "envs", "openenv_core", "rl_bridge", "servers"}
 MOST_CHARACTERS = 1500
 MODULES = {
-    "versions": "stack",
-    "loss": "stack",
-    "step": "training",
-    "attention": "training",
-    "train": "training",
+    **dict.fromkeys(("versions", "loss"), "stack"),
+    **dict.fromkeys(("step", "attention", "train", "weights"), "training"),
+    **dict.fromkeys(("reload", "decode", "blackjack"), "engines"),
 }
-MODULES |= {"weights": "training", "reload": "engines", "decode": "engines", "blackjack": "engines"}
 """The module of each check; separate modules, so that a check imports only the packages it needs."""
 
 

@@ -1,16 +1,13 @@
 """Checks of the generator, and of a whole run."""
 
-import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,9 @@ import torch
 from benchmarks.gpu.child import Reporter, SkipError
 from benchmarks.gpu.shapes import SHAPES, random_weights, shape_of, write_checkpoint
 
-BF16_OVERRIDES = ["model.dtype=bfloat16"]
+GPU_OVERRIDES = ("trainer.num_gpus=1", "model.dtype=bfloat16")
 LOAD_TIMEOUT_S, ANSWER_TIMEOUT_S = 200.0, 120.0
 KEPT_LINES = 10
-LOG_POLL_INTERVAL_S = 1.0
 ITERATIONS = 3
 STARTED = "everything has started"
 """Start of the line that a run prints once all its roles serve."""
@@ -37,19 +33,13 @@ def _start_engine(
     from rl_bridge.generator.vllm_api import engine_environment
 
     os.environ.update(engine_environment(on_gpu=not reporter.dry))
-    config = Config.model_validate(
-        {
-            "model": {"dtype": "float32" if reporter.dry else "bfloat16"},
-            "monarch": {"colocate": sleeps},
-            "rollout": {
-                "max_length": max_length,
-                "max_num_seqs": at_once,
-                "gpu_memory_utilization": share,
-                "kv_cache_mb": 32,
-            },
-        }
-    )
-    engine = make_engine(config, path, seed=0)
+    cache = {"gpu_memory_utilization": share, "kv_cache_mb": 32}
+    keys = {
+        "model": {"dtype": "float32" if reporter.dry else "bfloat16"},
+        "monarch": {"colocate": sleeps},
+        "rollout": {"max_length": max_length, "max_num_seqs": at_once, **cache},
+    }
+    engine = make_engine(Config.model_validate(keys), path, seed=0)
     engine.start().result(LOAD_TIMEOUT_S)
     return engine
 
@@ -87,9 +77,8 @@ def reload(reporter: Reporter) -> None:
         for version in (4, 5):  # as in a run whose trainer shares the GPU
             start_time, awake = time.perf_counter(), _free_gb(reporter)
             engine.sleep().result(ANSWER_TIMEOUT_S)
-            reporter.record(
-                f"falling asleep, time {version - 3}", 1000 * (time.perf_counter() - start_time), "ms"
-            )
+            asleep_ms = 1000 * (time.perf_counter() - start_time)
+            reporter.record(f"falling asleep, time {version - 3}", asleep_ms, "ms")
             reporter.record("memory that it leaves to others asleep", _free_gb(reporter) - awake, "GB")
             load = engine.load(version, state).result(ANSWER_TIMEOUT_S)
             reporter.record(f"waking and load, time {version - 3}", 1000 * load.load_s, "ms")
@@ -106,9 +95,8 @@ def reload(reporter: Reporter) -> None:
         [at for answer in answers for at in answer.logprobs] for answers in (after, expected)
     )
     difference = max(abs(a - b) for a, b in zip(actual, reference, strict=True))
-    reporter.record(
-        "log-probabilities, from a fresh engine's", difference, at_most=1e-5 if reporter.dry else 0.02
-    )
+    bound = 1e-5 if reporter.dry else 0.02
+    reporter.record("log-probabilities, from a fresh engine's", difference, at_most=bound)
 
 
 def _free_gb(reporter: Reporter) -> float:
@@ -144,16 +132,11 @@ def blackjack(reporter: Reporter) -> None:
     device = reporter.device()
     if device == "cpu":
         placement, overrides = "on the CPU", ["rollout.batch_size=64"]
-    elif torch.cuda.device_count() > 1:
-        placement, overrides = (
-            "a card each for trainer and generator",
-            ["trainer.num_gpus=1", *BF16_OVERRIDES],
-        )
     else:
-        placement, overrides = (
-            "trainer and generator share the card",
-            ["monarch.colocate=true", "trainer.num_gpus=1", *BF16_OVERRIDES],
-        )
+        placement, overrides = "a card each for trainer and generator", list(GPU_OVERRIDES)
+        if torch.cuda.device_count() == 1:
+            placement = "trainer and generator share the card"
+            overrides.append("monarch.colocate=true")
     reporter.record("how", placement)
     with tempfile.TemporaryDirectory() as folder:
         command = [
@@ -162,12 +145,8 @@ def blackjack(reporter: Reporter) -> None:
             *("trainer.checkpoint_interval=0", "evaluation.interval=0", "evaluation.episodes=64", *overrides),
         ]
         start_time = time.perf_counter()
-        with (
-            subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            ) as training,
-            _print_logs(Path(folder) / "check" / "logs"),
-        ):
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen(command, **streams) as training:
             assert training.stdout is not None
             last_lines = deque[str](maxlen=KEPT_LINES)
             for line in training.stdout:  # printed at once, for checks that time out
@@ -201,31 +180,3 @@ def blackjack(reporter: Reporter) -> None:
     for role, phase in (("policy", "sleep"), ("trainer", "onload"), ("trainer", "offload")):
         if (share := last.get(f"span/{role}/work/{phase}")) is not None:
             reporter.record(f"{phase}, the last iteration", share * wall_s, "s")
-
-
-@contextlib.contextmanager
-def _print_logs(logs: Path) -> Iterator[None]:
-    """Print the logs of a run's processes as they are written, to show how far a hanging process got."""
-    over = threading.Event()
-    read_bytes: dict[Path, int] = {}
-
-    def print_new_lines() -> None:
-        for log in sorted(logs.glob("*.log")):
-            with log.open(errors="replace") as file:
-                file.seek(read_bytes.get(log, 0))
-                for line in filter(str.strip, file):
-                    print(f"          {log.stem}: {line.rstrip()}", flush=True)
-                read_bytes[log] = file.tell()
-
-    def print_until_over() -> None:
-        while not over.wait(LOG_POLL_INTERVAL_S):
-            print_new_lines()
-
-    reader = threading.Thread(target=print_until_over, daemon=True)
-    reader.start()
-    try:
-        yield
-    finally:
-        over.set()
-        reader.join()
-        print_new_lines()

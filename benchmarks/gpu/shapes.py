@@ -18,40 +18,20 @@ COMMON: Final[dict[str, Any]] = {
     "attention_bias": False,
     "hidden_act": "silu",
     "max_position_embeddings": 40_960,
-    "num_key_value_heads": 8,
     "rms_norm_eps": 1e-6,
     "rope_theta": 1e6,
-    "vocab_size": 151_936,
-    "head_dim": 128,
 }
-SHAPES: Final[dict[str, dict[str, Any]]] = {
-    "0.6B": COMMON
-    | {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "8B": COMMON
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-    },
-    "tiny": COMMON
-    | {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "tie_word_embeddings": False,
-        "vocab_size": 512,
-    },
+KEYS: Final = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("head_dim", "vocab_size", "tie_word_embeddings"),
+)
+SHAPES: Final = {
+    size: COMMON | dict(zip(KEYS, values, strict=True))
+    for size, values in {
+        "0.6B": (1024, 3072, 28, 16, 8, 128, 151_936, True),
+        "8B": (4096, 12_288, 36, 32, 8, 128, 151_936, False),
+        "tiny": (64, 128, 2, 4, 2, 32, 512, False),
+    }.items()
 }
 """The config.json of Qwen3's models by size; `tiny` is not a published model."""
 

@@ -10,8 +10,12 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.child import Reporter
+from benchmarks.processes import own_memory, reset_own_peak
 
 GIB = 1 << 30
+VOCABULARY, CHUNK = 151_936, 1024
+MOST = 1.15
+"""Bound on the peak memory of the last layer, as a multiple of the value computed by arithmetic."""
 
 
 def seconds(work: Callable[[], object], *, times: int = 5) -> float:
@@ -45,9 +49,7 @@ def versions(reporter: Reporter) -> None:
         driver = f"nvidia-smi does not say: {error}"
     reporter.record("driver", driver.strip())
     if not reporter.dry and not torch.cuda.is_available():
-        reason = (
-            "it is built without CUDA" if torch.version.cuda is None else "is the driver as new as its CUDA?"
-        )
+        reason = "is the driver as new as its CUDA?" if torch.version.cuda else "it is built without CUDA"
         raise RuntimeError(f"torch {torch.__version__} sees no GPU: {reason}")
     device, size = reporter.device(), 256 if reporter.dry else 8192
     if device == "cuda":
@@ -75,21 +77,46 @@ def versions(reporter: Reporter) -> None:
 
 def loss(reporter: Reporter) -> None:
     """Measure the last layer's memory at Qwen3's vocabulary size; it must not grow with the number of tokens."""
-    from benchmarks.loss import CHUNK, MOST, VOCABULARY, arithmetic, peak, peak_on_gpu
-
-    if reporter.device() == "cpu":
-        expected = arithmetic(vocabulary=8192, chunk=CHUNK)
-        for tokens in (1024, 2048):
-            peak_bytes = peak(tokens, vocabulary=8192, chunk=CHUNK)
-            reporter.record(f"{tokens:,} tokens, over the arithmetic", peak_bytes / expected, at_most=MOST)
-        return
-    width, dtype = 1024, torch.bfloat16
-    expected = arithmetic(vocabulary=VOCABULARY, chunk=CHUNK, width=width, dtype=dtype)
+    all_tokens: tuple[int, ...]
+    if (device := reporter.device()) == "cpu":
+        vocabulary, width, dtype, all_tokens = 8192, 64, torch.float32, (1024, 2048)
+        torch.set_num_threads(1)
+    else:
+        vocabulary, width, dtype, all_tokens = VOCABULARY, 1024, torch.bfloat16, (4096, 16_384, 32_768)
+    # Two float32 tensors the size of a chunk's logits, and the output layer's gradient. It is summed in float32; if the
+    # layer has a narrower dtype, a copy in that dtype exists as well.
+    narrow = 0 if dtype == torch.float32 else dtype.itemsize
+    expected = 2 * CHUNK * vocabulary * 4 + vocabulary * width * (4 + narrow)
     reporter.record("by arithmetic", expected / 1e9, "GB")
-    for tokens in (4096, 16_384, 32_768):
-        peak_bytes, elapsed_s = peak_on_gpu(
-            tokens, vocabulary=VOCABULARY, chunk=CHUNK, width=width, dtype=dtype
-        )
-        reporter.record(f"{tokens:,} tokens", peak_bytes / 1e9, "GB")
-        reporter.record(f"{tokens:,} tokens, over the arithmetic", peak_bytes / expected, at_most=MOST)
-        reporter.record(f"{tokens:,} tokens, forward and backward", 1000 * elapsed_s, "ms")
+    for tokens in all_tokens:
+        hidden, weight = (torch.randn(n, width, dtype=dtype, device=device) for n in (tokens, vocabulary))
+        target = torch.randint(0, vocabulary, (tokens,), device=device)
+        _loss_pass(
+            hidden[:2], weight[:64], target[:2] % 64
+        )  # a small one before, so that everything is loaded
+        before, began = _memory(device), time.perf_counter()
+        _loss_pass(hidden, weight, target)
+        peak = _memory(device, peak=True) - before
+        reporter.record(f"{tokens:,} tokens", peak / 1e9, "GB")
+        reporter.record(f"{tokens:,} tokens, over the arithmetic", peak / expected, at_most=MOST)
+        reporter.record(f"{tokens:,} tokens, forward and backward", 1e3 * (time.perf_counter() - began), "ms")
+
+
+def _loss_pass(hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> None:
+    from rl_bridge.algorithms.logprobs import token_logprobs
+
+    hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
+    logprobs, entropy = token_logprobs(hidden, weight, target, temperature=0.7, chunk=CHUNK)
+    (logprobs.mean() - 0.1 * entropy.mean()).backward()  # type: ignore[no-untyped-call]
+
+
+def _memory(device: str, *, peak: bool = False) -> int:
+    """Return the bytes in use, from which the next peak counts; or the peak since then."""
+    if device == "cpu":
+        if not peak:
+            reset_own_peak()
+        return own_memory("VmHWM" if peak else "VmRSS")
+    torch.cuda.synchronize()
+    if not peak:
+        torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()

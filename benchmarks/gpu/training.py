@@ -19,6 +19,7 @@ from torch import Tensor
 from benchmarks.gpu.child import Reporter, SkipError
 from benchmarks.gpu.shapes import documents, random_weights, shape_of, write_checkpoint
 from benchmarks.gpu.stack import seconds
+from benchmarks.processes import own_memory
 from rl_bridge.config.sections import Checkpointing
 from rl_bridge.planning import ModelSize, bytes_by_checkpointing, choose_checkpointing
 from rl_bridge.titan.architecture import Architecture
@@ -86,14 +87,9 @@ def _step_values() -> dict[str, Any]:
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's stubs
             values[dtype] = outputs.logprobs.detach().cpu()
         metrics = _trainer(policy, dtype="float32", max_length=64).step(batch)
-    values["gradients"] = {
-        name: _whole(parameter.grad) for name, parameter in model.module.named_parameters()
-    }
-    return values | {
-        "loss": float(loss),
-        "the trainer's loss": metrics["loss/total"],
-        "its gradient's norm": metrics["train/grad_norm"],
-    }
+    values["gradients"] = {name: _whole(one.grad) for name, one in model.module.named_parameters()}
+    trained = {"the trainer's loss": metrics["loss/total"], "its gradient's norm": metrics["train/grad_norm"]}
+    return values | trained | {"loss": float(loss)}
 
 
 def _whole(tensor: Any) -> Tensor:
@@ -112,14 +108,8 @@ def _trainer(policy: Path, *, dtype: str, max_length: int, checkpointing: Checkp
         "rollout": {"max_length": max_length},
         "trainer": {"iterations": 8, "activation_checkpointing": checkpointing},
     }
-    return Trainer(
-        TrainerSettings(
-            config=Config.model_validate(keys),
-            model_path=str(policy),
-            folder=str(policy.parent),
-            max_loss_tokens=max_length,
-        )
-    )
+    config, paths = Config.model_validate(keys), {"model_path": str(policy), "folder": str(policy.parent)}
+    return Trainer(TrainerSettings(config=config, max_loss_tokens=max_length, **paths))
 
 
 def attention(reporter: Reporter) -> None:
@@ -134,9 +124,8 @@ def attention(reporter: Reporter) -> None:
     lengths = [5, 64, 1, 30] if reporter.dry else [777, 1, 2048, 64, 1206]
     total = sum(lengths)
     draw = torch.Generator().manual_seed(0)
-    exact = [
-        torch.randn(1, total, n, width, generator=draw) for n in (heads, heads // shared, heads // shared)
-    ]
+    counts = (heads, heads // shared, heads // shared)
+    exact = [torch.randn(1, total, n, width, generator=draw) for n in counts]
     document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).unsqueeze(0)
     positions = torch.cat([torch.arange(n) for n in lengths]).unsqueeze(0)
 
@@ -173,9 +162,8 @@ def attention(reporter: Reporter) -> None:
     q, k, v = (tensor.requires_grad_() for tensor in rows)
     places = torch.arange(4096).repeat(4).unsqueeze(0)
     elapsed_s = seconds(lambda: torch.autograd.grad(varlen(q, k, v, places).sum(), (q, k, v)))
-    reporter.record(
-        "16,384 tokens in 4 documents, 32 heads of 128, forward and backward", 1000 * elapsed_s, "ms"
-    )
+    label = "16,384 tokens in 4 documents, 32 heads of 128, forward and backward"
+    reporter.record(label, 1000 * elapsed_s, "ms")
     reporter.record("which is, causal", 3.5 * 4 * 32 * 128 * 16_384 * 4096 / 2 / elapsed_s / 1e12, "TFLOP/s")
 
 
@@ -214,9 +202,8 @@ def train(reporter: Reporter) -> None:
         architecture = replace(architecture, layers=architecture.layers - 1)
     planned = _planned(architecture, max(lengths))
     checkpointing = choose_checkpointing(planned, card)
-    reporter.record(
-        "layers", f"{architecture.layers} of {full.layers}, {architecture.parameters / 1e9:.3g}e9 parameters"
-    )
+    parameters = f"{architecture.parameters / 1e9:.3g}e9 parameters"
+    reporter.record("layers", f"{architecture.layers} of {full.layers}, {parameters}")
     reporter.record("trainer.activation_checkpointing", checkpointing)
     reporter.record("memory by ropewalk plan", planned[checkpointing] / 1e9, "GB")
     with tempfile.TemporaryDirectory() as folder:
@@ -273,7 +260,7 @@ async def _through_the_store(
     reader = context.Process(target=_read, args=(reader_connection, transport, device), daemon=True)
     reader.start()
     reader_connection.close()
-    before = _shared_memory()
+    before = own_memory("RssShmem")
 
     async def ask(question: object) -> tuple[float, dict[str, int]]:
         connection.send(question)
@@ -308,10 +295,12 @@ async def _through_the_store(
             reporter.record(f"{transport}: {label}", took, "s")
             reporter.record(f"{transport}: {label}", sent / 1e9 / took, "GB/s")
         # The store keeps two versions, and a third because the reader held one.
-        shared_ratio, bound = (_shared_memory() - before) / sent, 3.1 if transport == "shared_memory" else 0.1
-        reporter.record(
-            f"{transport}: host memory of the publisher, over what is sent", shared_ratio, at_most=bound
+        shared_ratio, bound = (
+            (own_memory("RssShmem") - before) / sent,
+            3.1 if transport == "shared_memory" else 0.1,
         )
+        label = f"{transport}: host memory of the publisher, over what is sent"
+        reporter.record(label, shared_ratio, at_most=bound)
     finally:
         connection.close()  # ends the reader
         await asyncio.to_thread(reader.join, 10.0)
@@ -360,9 +349,3 @@ def _digest(tensor: Tensor) -> int:
         places = torch.arange(begin, begin + len(chunk), device=chunk.device)
         total ^= int(((chunk + 40_503) * (2 * places + 1)).sum())  # wraps around
     return total
-
-
-def _shared_memory() -> int:
-    """Return the resident shared memory of this process, in bytes."""
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("RssShmem:"))
-    return int(line.split()[1]) * 1024

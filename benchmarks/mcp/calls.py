@@ -27,17 +27,10 @@ async def in_process(_: str) -> AsyncIterator[Call]:
     """Call the SDK's server through the SDK's client, in one process."""
     from mcp import Client
 
-    from benchmarks.mcp.apps.sdk import server
+    from benchmarks.mcp.sdk import server
 
     async with Client(server) as client:
         yield _checked(lambda: client.call_tool("add", dict(ARGUMENTS)))
-
-
-@asynccontextmanager
-async def handshake(url: str) -> AsyncIterator[Call]:
-    """Call over streamable HTTP in a session created by `initialize`."""
-    async with _standard(f"{url}/mcp", "legacy") as call:
-        yield call
 
 
 @asynccontextmanager
@@ -48,13 +41,6 @@ async def stateless(url: str) -> AsyncIterator[Call]:
         session = created["result"]["session_id"]
         async with _standard(f"{url}/mcp/{session}", STATELESS) as call:
             yield call
-
-
-@asynccontextmanager
-async def stateless_sdk(url: str) -> AsyncIterator[Call]:
-    """Call the SDK's own server without a handshake; it has no sessions in this mode."""
-    async with _standard(f"{url}/mcp", STATELESS) as call:
-        yield call
 
 
 @asynccontextmanager
@@ -85,22 +71,23 @@ async def step(url: str) -> AsyncIterator[Call]:
         yield call
 
 
-KINDS: Final[Mapping[str, Callable[[str], AbstractAsyncContextManager[Call]]]] = {
-    "in_process": in_process,
-    "handshake": handshake,
-    "stateless": stateless,
-    "stateless_sdk": stateless_sdk,
-    "json_rpc": json_rpc,
-    "step": step,
-}
-
-
 @asynccontextmanager
 async def _standard(url: str, mode: Literal["legacy", "2026-07-28"]) -> AsyncIterator[Call]:
     from mcp import Client
 
     async with Client(url, mode=mode) as client:
         yield _checked(lambda: client.call_tool("add", dict(ARGUMENTS)))
+
+
+KINDS: Final[Mapping[str, Callable[[str], AbstractAsyncContextManager[Call]]]] = {
+    "in_process": in_process,
+    # Streamable HTTP in a session created by `initialize`; without a handshake; the SDK's server has no sessions then.
+    "handshake": lambda url: _standard(f"{url}/mcp", "legacy"),
+    "stateless": stateless,
+    "stateless_sdk": lambda url: _standard(f"{url}/mcp", STATELESS),
+    "json_rpc": json_rpc,
+    "step": step,
+}
 
 
 def _checked(send: Callable[[], Awaitable[Any]]) -> Call:

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from typing import Final
 
-from benchmarks.sandbox.abandon import READY
+from benchmarks.sandbox.served import READY
 from envs.code_interpreter_env import CodeInterpreterEnv
 from openenv_core.errors import OpenEnvError
 

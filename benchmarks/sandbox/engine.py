@@ -6,13 +6,11 @@ Prints one JSON object; {"refused": why} if the level is not available on this m
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from benchmarks.sandbox.processes import cpu_s, memory_mb
+from benchmarks.processes import cpu_s, memory_mb, run
 from openenv_core.sandbox import Isolation, Sandbox, SandboxConfig, SandboxUnavailableError
 
 WARM_UP: Final = 20
@@ -115,14 +113,8 @@ async def loops(sandbox: Sandbox, milliseconds: int) -> dict[str, Any]:
     inside, plain = [], []
     for _ in range(5):
         inside.append(float((await session.execute(f"{code}\nper_turn")).result or "nan"))
-        process = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-c", f"{code}\nprint(per_turn)"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        plain.append(float(process.stdout))
+        outside = [sys.executable, "-c", f"{code}\nprint(per_turn)"]
+        plain.append(float(await asyncio.to_thread(run, outside)))
     return {"inside_us": min(inside) * 1e6, "plain_us": min(plain) * 1e6}
 
 
@@ -134,13 +126,7 @@ def _cpu(sandbox: Sandbox) -> float:
     return time.process_time() + cpu_s(_roots(sandbox))
 
 
-MEASURES: Final[dict[str, Callable[[Sandbox, int], Awaitable[dict[str, Any]]]]] = {
-    "start": start,
-    "burst": burst,
-    "execute": execute,
-    "memory": memory,
-    "loops": loops,
-}
+MEASURES: Final = {measure.__name__: measure for measure in (start, burst, execute, memory, loops)}
 
 
 async def measure(kind: str, level: Isolation, preload: tuple[str, ...], count: int) -> dict[str, Any]:

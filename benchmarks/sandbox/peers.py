@@ -13,72 +13,66 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+from benchmarks.processes import ROOT, run
 from benchmarks.sandbox.engine import CODE
-from benchmarks.wire.processes import ROOT, StartError, run
 
-JUPYTER: Final = ROOT / ".venvs" / "jupyter" / "bin" / "python"
 JUPYTER_VARIABLE: Final = "ROPEWALK_BENCH_JUPYTER"
-KERNEL: Final = "benchmarks/sandbox/kernel.py"
+JUPYTER_PYTHON: Final = Path(
+    os.environ.get(JUPYTER_VARIABLE) or ROOT / ".venvs" / "jupyter" / "bin" / "python"
+)
 IMAGE: Final = "python:3.11-slim"
+NO_JUPYTER: Final = (
+    "the Jupyter kernel: expected ipykernel and jupyter_client at {}, got none; make an environment with "
+    f"`pip install ipykernel jupyter_client` and name its interpreter with --jupyter-python or {JUPYTER_VARIABLE}"
+)
+NO_ENGINE: Final = (
+    "docker: expected an engine with the image {}, got none; scripts/docker-engine start gets both"
+)
 
-_PRINT: Final = f"print({CODE})"
-_DEADLINE_S: Final = 60.0
-_BURST_S: Final = 300.0
+_PRINT: Final = ("python", "-c", f"print({CODE})")
+_RUN: Final = ("run", "--rm", "--network", "none")
+_BURST_TIMEOUT_S: Final = 300.0
 
 
-def jupyter_python(named: Path | None) -> Path:
-    """Return the interpreter to run kernels with: `named`, else that of the variable, else the default."""
-    return named or Path(os.environ.get(JUPYTER_VARIABLE, "") or JUPYTER)
-
-
-def no_jupyter(python: Path) -> str | None:
-    """Return a message if an interpreter has no Jupyter kernel; None if it has one."""
+def works(*command: str) -> bool:
+    """Return whether a command succeeds."""
     try:
-        code = "import ipykernel, jupyter_client"
-        process = subprocess.run(
-            [python, "-c", code], capture_output=True, timeout=_DEADLINE_S, cwd="/", check=False
-        )
-        if process.returncode == 0:
-            return None
-    except OSError:
-        pass
-    return (
-        f"the Jupyter kernel: expected ipykernel and jupyter_client at {python}, got none; make an environment with "
-        f"`pip install ipykernel jupyter_client` and name its interpreter with --jupyter-python or {JUPYTER_VARIABLE}"
-    )
-
-
-def no_engine(image: str) -> str | None:
-    """Return a message if no container engine has the image; None if one has."""
-    try:
-        process = subprocess.run(
-            ["docker", "image", "inspect", image], capture_output=True, timeout=_DEADLINE_S, check=False
+        return (
+            subprocess.run(command, capture_output=True, timeout=60.0, cwd="/", check=False).returncode == 0
         )
     except (OSError, subprocess.TimeoutExpired):
-        process = None
-    if process is not None and process.returncode == 0:
-        return None
-    return (
-        f"docker: expected an engine with the image {image}, got none; scripts/docker-engine start gets both"
-    )
+        return False
+
+
+def has_kernel(python: Path) -> bool:
+    """Return whether an interpreter has a Jupyter kernel."""
+    return works(str(python), "-c", "import ipykernel, jupyter_client")
+
+
+def has_image(image: str) -> bool:
+    """Return whether a container engine has an image."""
+    return works("docker", "image", "inspect", image)
 
 
 def kernel(python: Path, starts: int, executions: int) -> dict[str, Any]:
     """Start Jupyter kernels, and execute in one.
 
     Raises:
-        StartError: The measuring process failed.
+        BenchmarkError: The measuring process failed.
     """
-    output = run([str(python), KERNEL, str(starts), str(executions)], {"PYTHONPATH": ""}, None, 180.0)
-    result: dict[str, Any] = json.loads(output)
+    command = [str(python), "benchmarks/sandbox/kernel.py", str(starts), str(executions)]
+    result: dict[str, Any] = json.loads(run(command, {"PYTHONPATH": ""}, timeout_s=180.0))
     return result
 
 
 def docker_run(image: str) -> float:
     """Return the milliseconds of one execution in a new container."""
-    start_time = time.perf_counter()
-    _docker("run", "--rm", "--network", "none", image, "python", "-c", _PRINT)
-    return (time.perf_counter() - start_time) * 1e3
+    return _docker(*_RUN, image, *_PRINT)
+
+
+def docker_exec(name: str) -> float:
+    """Return the milliseconds of one execution in a running container."""
+    return _docker("exec", name, *_PRINT)
 
 
 @contextmanager
@@ -89,65 +83,42 @@ def container(image: str) -> Iterator[str]:
         _docker("run", "-d", "--name", name, "--network", "none", image, "sleep", "600")
         yield name
     finally:
-        subprocess.run(["docker", "rm", "-f", name], capture_output=True, timeout=_DEADLINE_S, check=False)
+        works("docker", "rm", "-f", name)
 
 
-def jails() -> dict[str, list[str] | None]:
-    """Return the commands that run Python in bubblewrap and in nsjail; None for one that is not installed."""
-    inner = [sys.executable, "-c", _PRINT]
-    bubblewrap = [
-        "bwrap",
-        "--ro-bind",
-        "/",
-        "/",
-        "--dev",
-        "/dev",
-        "--proc",
-        "/proc",
-        "--unshare-all",
-        "--die-with-parent",
-    ]
-    nsjail = ["nsjail", "-Mo", "-Q", "--chroot", "/"]
-    known = {"bubblewrap": [*bubblewrap, *inner], "nsjail": [*nsjail, "--", *inner]}
-    return {name: command if shutil.which(command[0]) else None for name, command in known.items()}
+def burst_commands(image: str | None) -> dict[str, list[str]]:
+    """Return commands that run Python in bubblewrap and nsjail, and in a container of an image."""
+    bubblewrap = "bwrap --ro-bind / / --dev /dev --proc /proc --unshare-all --die-with-parent"
+    inner = [sys.executable, *_PRINT[1:]]
+    commands = {"bubblewrap": [*bubblewrap.split(), *inner]}
+    commands["nsjail"] = ["nsjail", "-Mo", "-Q", "--chroot", "/", "--", *inner]
+    if image is not None:
+        commands["docker run"] = ["docker", *_RUN, image, *_PRINT]
+    return commands
 
 
-def burst(command: Sequence[str], count: int) -> list[float]:
-    """Run a command `count` times at once; returns the milliseconds from the common start to each one's end.
+def burst(command: Sequence[str], count: int) -> list[float] | None:
+    """Run a command `count` times at once.
+
+    Returns:
+        The milliseconds from the common start to each one's end; None if the command is not installed.
 
     Raises:
-        StartError: One of them failed, or they took too long.
+        BenchmarkError: One of them failed, or they took too long.
     """
+    if shutil.which(command[0]) is None:
+        return None
     start_time = time.perf_counter()
 
     def run_one(_: int) -> float:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=_BURST_S, check=False)
-        if process.returncode != 0:
-            raise StartError(f"expected {command[0]} to succeed, got: {process.stderr.strip()[-500:]}")
+        run(command, timeout_s=_BURST_TIMEOUT_S)
         return (time.perf_counter() - start_time) * 1e3
 
-    try:
-        with ThreadPoolExecutor(count) as threads:
-            return list(threads.map(run_one, range(count)))
-    except subprocess.TimeoutExpired as error:
-        raise StartError(f"expected {count} of {command[0]} within {_BURST_S:g} s, got fewer") from error
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(run_one, range(count)))
 
 
-def docker_burst(image: str, count: int) -> list[float]:
-    """Run `count` containers at once, like `burst`."""
-    return burst(["docker", "run", "--rm", "--network", "none", image, "python", "-c", _PRINT], count)
-
-
-def docker_exec(name: str) -> float:
-    """Return the milliseconds of one execution in a running container."""
+def _docker(*arguments: str) -> float:
     start_time = time.perf_counter()
-    _docker("exec", name, "python", "-c", _PRINT)
+    run(["docker", *arguments], timeout_s=60.0)
     return (time.perf_counter() - start_time) * 1e3
-
-
-def _docker(*arguments: str) -> None:
-    process = subprocess.run(
-        ["docker", *arguments], capture_output=True, text=True, timeout=_DEADLINE_S, check=False
-    )
-    if process.returncode != 0:
-        raise StartError(f"expected `docker {arguments[0]}` to succeed, got: {process.stderr.strip()[-500:]}")

@@ -1,10 +1,17 @@
-"""The command `python -m benchmarks.vector`."""
+"""Steps/s of a vector of served environments, and of pictures.
+
+Compared with the released server and client, with Gymnasium's in-process vectors, and with a bare WebSocket that moves
+as many bytes. In alternating rounds:
+  python -m benchmarks.vector                 about two minutes
+  python -m benchmarks.vector --quick         does it run?
+  python -m benchmarks.vector --rounds 9      on a machine with other load
+"""
 
 import asyncio
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -13,125 +20,100 @@ from typing import Any, Final
 import gymnasium
 import numpy as np
 
-from benchmarks.commandline import count, create_parser, heading, progress, run_measurement, write
-from benchmarks.wire.bars import Bar
-from benchmarks.wire.contestants import DEFAULT_RELEASED_PYTHON
-from benchmarks.wire.measurements import Measurements
-from benchmarks.wire.processes import ROOT, Server, StartError, free_port, run, serving
-from benchmarks.wire.report import table, verdicts
+from benchmarks.harness import Bar, Benchmark, Measurements, at_least, in_rounds, main, ratio, setting
+from benchmarks.processes import (
+    BARE_WEBSOCKET,
+    NO_RELEASED,
+    RELEASED_PYTHON,
+    ROOT,
+    Server,
+    run,
+    serve_command,
+    serving,
+    uvicorn_command,
+)
 from openenv_core.adapters.vector import ServedVectorEnv
 from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.socket import open_socket
 from openenv_core.errors import ClientError
 
 PICTURE_BYTES: Final = 84 * 84 * 4
-MEMBERS: Final = 256
-PICTURES: Final = 64
-PROCESSES: Final = 16
-
 ENV_IDS: Final = ("CartPole-v1", "Blackjack-v1")
-
 STEPS: Final = "steps/s"
 CPU: Final = "CPU µs a step"
-
-_DESCRIPTION = """\
-Steps/s of a vector of served environments, compared with the released server and client and with Gymnasium's in-process
-vectors; and of pictures, compared with a bare WebSocket that moves as many bytes. In alternating rounds."""
-_EXAMPLES = """\
-examples:
-  python -m benchmarks.vector                 about two minutes
-  python -m benchmarks.vector --quick         does it run?
-  python -m benchmarks.vector --rounds 9      on a machine with other load"""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the report, and return the exit status."""
-    options = create_parser("vector", _DESCRIPTION, _EXAMPLES)
-    options.add_argument("--rounds", type=count, default=5, metavar="N", help="rounds; 5 by default")
-    options.add_argument(
-        "--released-python",
-        type=Path,
-        default=DEFAULT_RELEASED_PYTHON,
-        metavar="PATH",
-        help="interpreter of an installation of the released package (.venvs/released-0.10.0/bin/python)",
-    )
-    arguments = options.parse_args(argv)
-    rounds, seconds, share = (1, 0.1, 16) if arguments.quick else (arguments.rounds, 2.0, 1)
-    measurements, status = run_measurement(
-        lambda measurements: _measure(measurements, arguments.released_python, rounds, seconds, share),
-        StartError,
-    )
-    all_bars = list(_bars(measurements))
-    print(heading("medians of rounds"))
-    rows = [
-        (load, subject, *(f"{measurements.median(name, subject, load) or 0:,.0f}" for name in (STEPS, CPU)))
-        for metric, subject, load in measurements.values
-        if metric == STEPS
-    ]
-    print("\n\n".join([table(("load", "of", STEPS, CPU), rows), *verdicts(measurements, all_bars)]))
-    write(arguments.json, measurements, all_bars)
-    return status
-
 
 Measure = Callable[[], tuple[float, float]]
 """Returns steps/s, and the CPU µs per step of all processes together."""
 
 
-def _measure(measurements: Measurements, released: Path, rounds: int, seconds: float, share: int) -> None:
-    members, pictures, processes = MEMBERS // share, PICTURES // share, max(2, PROCESSES // share)
-    plain, images = f"cart, {members}", f"pictures, {pictures}"
-    contestants: list[tuple[str, str, Measure]] = [
-        ("ours", plain, partial(_ours, "cart", members, seconds)),
-        *(
-            contestant
-            for env_id in ENV_IDS
-            for contestant in (
-                ("ours", f"{env_id}, {members}", partial(_gymnasium, env_id, members, seconds)),
-                ("SyncVectorEnv", f"{env_id}, {members}", partial(_local, env_id, "sync", members, seconds)),
-                (
-                    "AsyncVectorEnv",
-                    f"{env_id}, {processes}",
-                    partial(_local, env_id, "async", processes, seconds),
-                ),
-            )
-        ),
-        ("ours", images, partial(_ours, "pictures", pictures, seconds)),
-        ("bare WebSocket", images, partial(_bare, pictures, seconds)),
-    ]
-    if released.exists():
-        contestants.insert(0, ("released", plain, partial(_released, released, members, seconds)))
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is measured.
+
+    Attributes:
+        seconds: Duration of one measurement.
+        members: Environments of a vector.
+        pictures: Environments of a vector with pictures.
+        processes: Environments of `AsyncVectorEnv`, each in a process.
+    """
+
+    rounds: int = setting(5, quick=1, option="rounds (5)")
+    released_python: Path = setting(
+        RELEASED_PYTHON, option="interpreter of an installation of the released package", read=Path
+    )
+    seconds: float = setting(2.0, quick=0.1)
+    members: int = setting(256, quick=16)
+    pictures: int = setting(64, quick=4)
+    processes: int = setting(16, quick=2)
+
+
+def measure(plan: Plan, measurements: Measurements) -> None:
+    """Measure every vector in turn, round after round.
+
+    Raises:
+        BenchmarkError: A server or a client failed.
+    """
+    cart, images = f"cart, {plan.members}", f"pictures, {plan.pictures}"
+    contestants: list[tuple[str, str, Measure]] = []
+    if plan.released_python.exists():
+        contestants.append(("released", cart, partial(_released, plan)))
     else:
-        measurements.notes.append(f"the released package: expected an interpreter at {released}, got none")
-    for number in range(rounds):
-        for subject, load, measure in contestants:
-            progress(f"round {number + 1} of {rounds}: {subject}, {load}")
-            rate, cpu_us = measure()
-            measurements.add(STEPS, subject, load, rate)
-            measurements.add(CPU, subject, load, cpu_us)
+        measurements.notes.append(NO_RELEASED.format(plan.released_python))
+    contestants.append(("ours", cart, partial(_served, plan, "benchmarks.vector.ours:cart", plan.members)))
+    for env_id in ENV_IDS:
+        load, apart = f"{env_id}, {plan.members}", f"{env_id}, {plan.processes}"
+        gym = {"GYMNASIUM_ENV": env_id}
+        contestants += [
+            ("ours", load, partial(_served, plan, "envs.gymnasium_env.server.app:app", plan.members, gym)),
+            ("SyncVectorEnv", load, partial(_local, plan, env_id, "sync", plan.members)),
+            ("AsyncVectorEnv", apart, partial(_local, plan, env_id, "async", plan.processes)),
+        ]
+    contestants += [
+        ("ours", images, partial(_served, plan, "benchmarks.vector.ours:pictures", plan.pictures)),
+        ("bare WebSocket", images, partial(_bare, plan)),
+    ]
+    by_name = {(subject, load): taken for subject, load, taken in contestants}
+    for _, (subject, load) in in_rounds(plan.rounds, by_name):
+        rate, cpu_us = by_name[subject, load]()
+        measurements.add_all(subject, load, {STEPS: rate, CPU: cpu_us})
 
 
-def _bars(measurements: Measurements) -> Iterator[Bar]:
+def bars(measurements: Measurements) -> Iterator[Bar]:
+    """Yield every bar that this run has measurements for."""
     for load, against, bound in (
         ("cart", "released", 30.0),
         *((env_id, "SyncVectorEnv", 0.5) for env_id in ENV_IDS),
         *((env_id, "AsyncVectorEnv", 1.0) for env_id in ENV_IDS),
         ("pictures", "bare WebSocket", 0.6),
     ):
-        for name in (STEPS, CPU):
-            mine, theirs = (
-                [
-                    measurements.median(*key)
-                    for key in measurements.values
-                    if key[:2] == (name, subject) and key[2].startswith(load)
-                ]
-                for subject in ("ours", against)
-            )
-            if not (mine and theirs and mine[0] and theirs[0]):
-                continue
-            if name == STEPS:
-                yield Bar(f"{load}, steps/s: ours / {against}", mine[0] / theirs[0], bound, "at least")
-            elif against != "AsyncVectorEnv":  # the CPU time of its processes is not measured
-                yield Bar(f"{load}, CPU a step: {against} / ours", theirs[0] / mine[0], bound, "at least")
+        keys = {subject: at for subject, at in measurements.measured(STEPS) if at.startswith(load)}
+        rates, cpu_us = (
+            [measurements.median(figure, subject, keys.get(subject, "")) for subject in ("ours", against)]
+            for figure in (STEPS, CPU)
+        )
+        yield from at_least(f"{load}, steps/s: ours / {against}", ratio(*rates), bound)
+        if against != "AsyncVectorEnv":  # the CPU time of its processes is not measured
+            yield from at_least(f"{load}, CPU a step: {against} / ours", ratio(*reversed(cpu_us)), bound)
 
 
 def _rate(envs: Any, seconds: float, server: Server | None = None) -> tuple[float, float]:
@@ -163,80 +145,34 @@ class _Clock:
         return time.process_time() + (self._server.cpu_ns() / 1e9 if self._server else 0.0)
 
 
-@contextmanager
-def _serve(command: Sequence[str], env: dict[str, str], *, health: bool = True) -> Iterator[Server]:
-    port = free_port()
-    arguments = [word.format(port=port) for word in command]
-    with serving(Server(arguments, port, env, None, health=health)) as server:
-        yield server
+def _served(plan: Plan, app: str, members: int, env: dict[str, str] | None = None) -> tuple[float, float]:
+    command = serve_command(app)
+    with serving(command, env) as server, closing(ServedVectorEnv(server.url, members)) as envs:
+        return _rate(envs, plan.seconds, server)
 
 
-def _ours(app: str, members: int, seconds: float) -> tuple[float, float]:
-    return _served(f"benchmarks.vector.apps.ours:{app}", {}, members, seconds)
-
-
-def _gymnasium(env_id: str, members: int, seconds: float) -> tuple[float, float]:
-    return _served("envs.gymnasium_env.server.app:app", {"GYMNASIUM_ENV": env_id}, members, seconds)
-
-
-def _served(app: str, env: dict[str, str], members: int, seconds: float) -> tuple[float, float]:
-    command = (
-        sys.executable,
-        "-m",
-        "openenv_core.cli",
-        "serve",
-        app,
-        "--port",
-        "{port}",
-        "--log-level",
-        "warning",
-    )
-    with (
-        _serve(command, {"PYTHONPATH": str(ROOT), **env}) as server,
-        closing(ServedVectorEnv(f"http://127.0.0.1:{server.port}", members)) as envs,
-    ):
-        return _rate(envs, seconds, server)
-
-
-def _local(env_id: str, mode: str, members: int, seconds: float) -> tuple[float, float]:
+def _local(plan: Plan, env_id: str, mode: str, members: int) -> tuple[float, float]:
     with closing(gymnasium.make_vec(env_id, members, mode)) as envs:
-        return _rate(envs, seconds)
+        return _rate(envs, plan.seconds)
 
 
-def _released(python: Path, members: int, seconds: float) -> tuple[float, float]:
-    folder = ROOT / "benchmarks" / "vector"
-    command = (
-        str(python),
-        "-m",
-        "uvicorn",
-        "--app-dir",
-        str(folder / "apps"),
-        "released:cart",
-        "--port",
-        "{port}",
-    )
-    with _serve((*command, "--log-level", "warning"), {"PYTHONPATH": ""}) as server:
+def _released(plan: Plan) -> tuple[float, float]:
+    folder, python, env = ROOT / "benchmarks" / "vector", str(plan.released_python), {"PYTHONPATH": ""}
+    with serving(uvicorn_command("released:cart", "--app-dir", str(folder), python=python), env) as server:
         before = server.cpu_ns()
-        client_command = [
-            str(python),
-            str(folder / "released_client.py"),
-            str(server.port),
-            str(members),
-            str(seconds),
-        ]
-        rate, cpu_us = map(float, run(client_command, {"PYTHONPATH": ""}, None).splitlines()[-1].split())
+        words = (server.port, plan.members, plan.seconds)
+        output = run([python, str(folder / "released_client.py"), *map(str, words)], env)
+        rate, cpu_us = map(float, output.splitlines()[-1].split())
         # The warm-up added a quarter of the steps. Connecting is counted too, but negligible.
-        return rate, cpu_us + (server.cpu_ns() - before) / 1e3 / (1.25 * rate * seconds)
+        return rate, cpu_us + (server.cpu_ns() - before) / 1e3 / (1.25 * rate * plan.seconds)
 
 
-def _bare(pictures: int, seconds: float) -> tuple[float, float]:
+def _bare(plan: Plan) -> tuple[float, float]:
     """Request frames as large as all pictures together, one by one, and read each as an array."""
-    size = pictures * PICTURE_BYTES
-    command = (sys.executable, "-m", "uvicorn", "benchmarks.vector.apps.bare:app", "--port", "{port}")
-    settings = ("--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--log-level", "warning")
-    env = {"PYTHONPATH": str(ROOT), "VECTOR_BYTES": str(size)}
-    with _serve((*command, *settings), env, health=False) as server:
-        return asyncio.run(_ask_bare(server, pictures, size, seconds))
+    env = {"VECTOR_BYTES": str(plan.pictures * PICTURE_BYTES)}
+    command = uvicorn_command("benchmarks.vector.bare:app", *BARE_WEBSOCKET)
+    with serving(command, env, health=False) as server:
+        return asyncio.run(_ask_bare(server, plan))
 
 
 class _Inbox(asyncio.Queue[bytes | bytearray]):
@@ -250,19 +186,24 @@ class _Inbox(asyncio.Queue[bytes | bytearray]):
     def on_lost(self, error: ClientError) -> None: ...
 
 
-async def _ask_bare(server: Server, pictures: int, size: int, seconds: float) -> tuple[float, float]:
+async def _ask_bare(server: Server, plan: Plan) -> tuple[float, float]:
+    size = plan.pictures * PICTURE_BYTES
     carrier = await open_socket(f"ws://127.0.0.1:{server.port}/", CarrierOptions(10.0, 2 * size, None, None))
     frames = _Inbox()
     carrier.listen(frames)
-    for length in (seconds / 4, seconds):
+    for length in (plan.seconds / 4, plan.seconds):
         steps, clock = 0, _Clock(server)
         while clock.s() < length:
             carrier.send(b"next")
             assert np.frombuffer(await frames.get(), np.uint8).size == size
-            steps += pictures
+            steps += plan.pictures
     await carrier.close()
     return clock.rates(steps)
 
 
+BENCHMARK = Benchmark(
+    about=__doc__, plan=Plan, sections=(measure,), tables={"Vectors": (STEPS, CPU)}, bars=bars
+)
+
 if __name__ == "__main__":
-    sys.exit(main())
+    main("vector")

@@ -1,53 +1,45 @@
-"""The two sides as actors: a trainer of one rank or several, and a generator."""
+"""The two sides as actors, a trainer of one rank or several and a generator, and their model."""
 
 import ctypes
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from monarch.actor import Actor, current_rank, endpoint
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from benchmarks.weights.model import make_model
+from benchmarks.processes import own_memory, reset_own_peak
 from rl_bridge.weights import WeightStore
 
-MEBIBYTE = 1 << 20
+DIM, HIDDEN, VOCABULARY = 640, 1728, 32_768
+LAYER_PARAMETERS = 4 * DIM * DIM + 3 * DIM * HIDDEN + 2 * DIM
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Put:
-    """One rank's side of a transfer.
-
-    Attributes:
-        began: Start, in seconds of the machine's monotonic clock.
-        seconds: Duration.
-        memory_mb: Peak increase of the rank's memory, private and shared, in MiB.
-    """
-
-    began: float
-    seconds: float
-    memory_mb: float
+def make_layer() -> nn.ModuleDict:
+    """Return the matrices and norms of one transformer layer."""
+    linear = {f"{name}_proj": (DIM, DIM) for name in "qkvo"}
+    linear |= {"gate_proj": (DIM, HIDDEN), "up_proj": (DIM, HIDDEN), "down_proj": (HIDDEN, DIM)}
+    modules: dict[str, nn.Module] = {name: nn.Linear(*shape, bias=False) for name, shape in linear.items()}
+    norms = ("input_layernorm", "post_attention_layernorm")
+    return nn.ModuleDict(modules | {name: nn.LayerNorm(DIM, bias=False) for name in norms})
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class Taken:
-    """The generator's side of a transfer.
+class Model(nn.Module):
+    """An embedding and layers of about so many parameters."""
 
-    Attributes:
-        opened: When the tensors could be read, in seconds of the machine's monotonic clock.
-        copied: When they had been copied into the generator's own memory, which was touched before.
-        memcpy_s: Seconds of one thread's memcpy of as many bytes into touched memory, just after.
-        values: Number of distinct values; 1 if the snapshot is consistent.
-    """
+    def __init__(self, parameters: int) -> None:
+        super().__init__()
+        layers = max(1, round((parameters - DIM * VOCABULARY) / LAYER_PARAMETERS))
+        self.embed_tokens = nn.Embedding(VOCABULARY, DIM)
+        self.layers = nn.ModuleList(make_layer() for _ in range(layers))
 
-    opened: float
-    copied: float
-    memcpy_s: float
-    values: int
+
+def make_model(parameters: int) -> Model:
+    """Return the model on the meta device; `to_empty` allocates its memory."""
+    with torch.device("meta"):
+        return Model(parameters).requires_grad_(False)
 
 
 class TrainerRole(Actor):  # type: ignore[misc]
@@ -74,14 +66,19 @@ class TrainerRole(Actor):  # type: ignore[misc]
         return sum(tensor.numel() * tensor.element_size() for tensor in self._state.values())
 
     @endpoint  # type: ignore[untyped-decorator]
-    async def put(self, version: int) -> Put:
-        """Publish the shards as a version."""
-        before = _memory_mb("VmRSS")
-        _forget_peak()
+    async def put(self, version: int) -> dict[str, float]:
+        """Publish the shards as a version.
+
+        Returns:
+            "began" on the machine's monotonic clock, "seconds", and "bytes" by which the rank's memory, private and
+            shared, grew at most.
+        """
+        before = own_memory("VmRSS")
+        reset_own_peak()
         began = time.monotonic()
         await self._store.put(version, self._state, rank=self._rank, ranks=self._ranks)
         seconds = time.monotonic() - began
-        return Put(began=began, seconds=seconds, memory_mb=_memory_mb("VmHWM") - before)
+        return {"began": began, "seconds": seconds, "bytes": own_memory("VmHWM") - before}
 
 
 class GeneratorRole(Actor):  # type: ignore[misc]
@@ -103,15 +100,21 @@ class GeneratorRole(Actor):  # type: ignore[misc]
         """Return once the actor is ready."""
 
     @endpoint  # type: ignore[untyped-decorator]
-    async def take(self, version: int) -> Taken:
-        """Take a version as an engine does: open it and copy it into the model."""
+    async def take(self, version: int) -> dict[str, float]:
+        """Take a version as an engine does: open it and copy it into the model.
+
+        Returns:
+            When the tensors were "opened" and when they had been "copied" into memory that was touched before, on the
+            machine's monotonic clock; "memcpy_s", one thread's memcpy of as many bytes into touched memory, just after;
+            and the number of distinct "values", 1 if the snapshot is consistent.
+        """
         async with self._store.open(version) as state:
             opened = time.monotonic()
             for name, tensor in state.items():
                 self._own[name].copy_(tensor)
             copied = time.monotonic()
         values = {float(bound) for tensor in self._own.values() for bound in torch.aminmax(tensor)}
-        return Taken(opened=opened, copied=copied, memcpy_s=self._memcpy(), values=len(values))
+        return {"opened": opened, "copied": copied, "memcpy_s": self._memcpy(), "values": len(values)}
 
     @endpoint  # type: ignore[untyped-decorator]
     async def get(self, version: int) -> float:
@@ -123,16 +126,3 @@ class GeneratorRole(Actor):  # type: ignore[misc]
         began = time.monotonic()
         ctypes.memmove(self._target.data_ptr(), self._source.data_ptr(), self._source.numel())
         return time.monotonic() - began
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _memory_mb(kind: str) -> float:
-    """Return a field of the process's status in MiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == kind:
-            return int(value.split()[0]) / 1024
-    raise ValueError(f"expected {kind} in /proc/self/status")

@@ -1,128 +1,433 @@
-"""The command `python -m benchmarks.wire`."""
+"""The cost of a step over the wire: the released server, the floor of the stack, and ours.
 
-import argparse
-import platform
-import resource
-import signal
-import sys
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from importlib.util import find_spec
-from pathlib import Path
-
-from benchmarks.commandline import INTERRUPTED, choices, count, interrupt, progress, write
-from benchmarks.wire import measures
-from benchmarks.wire.bars import bars
-from benchmarks.wire.contestants import DEFAULT_RELEASED_PYTHON
-from benchmarks.wire.driver import DriverError
-from benchmarks.wire.measurements import Measurements
-from benchmarks.wire.plan import SECTIONS, Plan
-from benchmarks.wire.processes import StartError
-from benchmarks.wire.report import report
-
-_DESCRIPTION = """\
-The cost of a step over the wire: the released server, the floor of the stack, and ours, each in its own process,
-in alternating rounds under one driver. Prints medians and the bars."""
-
-_EXAMPLES = """\
-examples:
+Each in its own process, in alternating rounds under one driver:
   python -m benchmarks.wire                                everything: about 15 minutes
   python -m benchmarks.wire --quick                        does it run? about half a minute
   python -m benchmarks.wire --only step --rounds 3         servers only
   python -m benchmarks.wire --only metrics --rounds 9      the cost of metrics
   python -m benchmarks.wire --only clients,imports         the cost on the client's side
   python -m benchmarks.wire --only concurrency --no-released
-  python -m benchmarks.wire --json out.json                every round's figures into a file
 
 sections:
   step         steps/s, latency, server CPU per step, memory, start-up
   metrics      server CPU per step with metrics, relative to without
   clients      CPU per step of our client and the released one
   imports      seconds over a bare interpreter
-  concurrency  thousands of sessions whose step waits for a second"""
+  concurrency  thousands of sessions whose step waits for a second
+"""
+
+import gc
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from benchmarks.harness import (
+    Bar,
+    Benchmark,
+    BenchmarkError,
+    Measurements,
+    at_least,
+    at_most,
+    in_rounds,
+    main,
+    ratio,
+    setting,
+)
+from benchmarks.processes import (
+    BARE_WEBSOCKET,
+    NO_RELEASED,
+    RELEASED_PYTHON,
+    ROOT,
+    Server,
+    run,
+    serve_command,
+    serving,
+    uvicorn_command,
+)
+from benchmarks.wire.driver import Load, Run, pin
+
+SERVER_CORE: Final = 0
+DRIVER_CORE: Final = 1
+ONE_CORE: Final = "one core"
+BOTH_CORES: Final = "free"
+"""Where a server may run: pinned to a core that the driver does not use, or unpinned, as most servers run."""
+
+_IMPORTS: Final = {
+    "ours": "import openenv_core; openenv_core.EnvClient",
+    "released": "import openenv.core; openenv.core.EnvClient",
+}
+
+_METRICS_SESSIONS: Final = 64
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print the report, and return the exit status."""
-    arguments = _parser().parse_args(argv)
-    measurements = Measurements()
-    plan = _plan(arguments, measurements)
-    _raise_descriptor_limit()
-    signal.signal(signal.SIGTERM, interrupt)
-    status = 0
-    try:
-        _measure(plan, measurements, progress)
-    except KeyboardInterrupt:
-        status = INTERRUPTED
-        measurements.notes.append("the rest: interrupted; every server that was started is stopped")
-    progress("")
-    all_bars = bars(measurements)
-    print(f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, Python {platform.python_version()}, medians of rounds\n")
-    print(report(measurements, all_bars))
-    write(arguments.json, measurements, all_bars)
-    return status
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is measured.
 
+    Attributes:
+        seconds: Duration of one measurement of steps.
+        warm_up_s: Duration of its warm-up.
+        placements: Where the servers of the step section run.
+        sessions: The loads of the step section.
+        turns: Turns of each server in a round of the step section; servers alternate, so that other load of the
+            machine affects all alike.
+        slices: Turns of each server in a round of the metrics section.
+        sockets: The loads of the clients section.
+        idle: Idle sessions whose memory is measured.
+        concurrency: Numbers of sessions whose step waits for a second.
+        concurrency_released: The same for the released server, which has a thread for each.
+        waits: Steps that each of those sessions takes.
+        spread_s: Seconds over which their first steps are spread.
+        released: The interpreter of the installation that has the released package; None if there is none.
+        echoes: Whether the floor and the echo below ASGI can run.
+    """
 
-def _measure(plan: Plan, measurements: Measurements, progress: Callable[[str], None]) -> None:
-    for section in plan.sections:
-        try:
-            getattr(measures, section)(plan, measurements, progress)
-        except (StartError, DriverError) as error:
-            measurements.notes.append(f"the rest of {section}: {error}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.wire",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    rounds: int = setting(5, quick=1, option="rounds (5)")
+    no_released: bool = setting(False, option="leave out the released package")
+    released_python: Path = setting(
+        RELEASED_PYTHON, option="interpreter of an installation of the released package", read=Path
     )
-    parser.add_argument("--rounds", type=count, metavar="N", help="rounds; 5 by default, 3 for concurrency")
-    parser.add_argument("--quick", action="store_true", help="tiny numbers: shows that it runs, no more")
-    parser.add_argument(
-        "--only", type=choices(SECTIONS), metavar="SECTION,...", help=f"of {', '.join(SECTIONS)}"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every round's figures there")
-    parser.add_argument(
-        "--released-python",
-        type=Path,
-        metavar="PATH",
-        default=DEFAULT_RELEASED_PYTHON,
-        help="interpreter of an installation of the released package (.venvs/released-0.10.0/bin/python)",
-    )
-    parser.add_argument("--no-released", action="store_true", help="leave out the released package")
-    return parser
+    seconds: float = setting(1.5, quick=0.1)
+    warm_up_s: float = setting(0.3, quick=0.05)
+    placements: tuple[str, ...] = setting((ONE_CORE, BOTH_CORES), quick=(ONE_CORE,))
+    sessions: tuple[int, ...] = setting((1, 64, 256), quick=(8,))
+    turns: int = setting(15, quick=2)
+    slices: int = setting(40, quick=2)
+    sockets: tuple[int, ...] = setting((1, 16, 64), quick=(4,))
+    idle: int = setting(1024, quick=32)
+    concurrency: tuple[int, ...] = setting((8192, 16384), quick=(64,))
+    concurrency_released: tuple[int, ...] = setting((256, 1024), quick=(16,))
+    waits: int = setting(4, quick=1)
+    spread_s: float = setting(1.0, quick=0.1)
+    released: Path | None = None
+    echoes: bool = True
 
 
-def _plan(arguments: argparse.Namespace, measurements: Measurements) -> Plan:
-    """Return the plan for this machine, and note what cannot be measured."""
-    released = arguments.released_python.absolute()
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One server with one kind of environment.
+
+    Attributes:
+        name: Name in the measurements.
+        command: Command that starts it.
+        ours: Whether it runs in this installation.
+        health: Whether it has a /health.
+        metrics: Whether its metrics are on, if it has any.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    ours: bool = True
+    health: bool = True
+    metrics: bool = True
+
+    def serving(self, core: int | None) -> AbstractContextManager[Server]:
+        """Run it on a free port."""
+        env = _environ(released=not self.ours) | {"ROPEWALK_METRICS": str(int(self.metrics))}
+        return serving(self.command, env, core=core, health=self.health)
+
+
+def _environ(*, released: bool) -> dict[str, str]:
+    # Without PYTHONPATH the released package cannot import ours; a fixed hash seed removes a difference between rounds.
+    return {"PYTHONPATH": "" if released else str(ROOT), "PYTHONHASHSEED": "0"}
+
+
+def ours(kind: str, *, metrics: bool = True) -> Contestant:
+    """Return our server as `ropewalk serve` runs it, or the same without metrics."""
+    name = f"ours, {kind}" if metrics else f"ours, {kind}, no metrics"
+    return Contestant(name, serve_command(f"benchmarks.wire.ours:{kind}"), metrics=metrics)
+
+
+def floor(kind: str = "plain") -> Contestant:
+    """Return the floor: an echo on the stack that our server is built on."""
+    name = "floor" if kind == "plain" else f"floor, {kind}"
+    return Contestant(name, uvicorn_command(f"benchmarks.wire.floor:{kind}", *BARE_WEBSOCKET))
+
+
+def released(python: Path, kind: str) -> Contestant:
+    """Return the released server as its documentation runs it."""
+    command = uvicorn_command(f"released:{kind}", "--app-dir", "benchmarks/wire", python=python)
+    return Contestant(f"released, {kind}", command, ours=False)
+
+
+def below_asgi() -> Contestant:
+    """Return the echo on a WebSocket stack below ASGI."""
+    command = (sys.executable, "-m", "benchmarks.wire.below_asgi", "{port}")
+    return Contestant("below ASGI", command, health=False)
+
+
+def prepare(plan: Plan, measurements: Measurements) -> Plan:
+    """Return the plan for this machine, note what cannot be measured, and raise the limit of open files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # servers inherit it
     echoes = find_spec("orjson") is not None
     if not echoes:
         measurements.notes.append("the floor: expected orjson, got none; pip install 'ropewalk[bench]'")
-    if not released.exists() and not arguments.no_released:
-        measurements.notes.append(
-            f"the released package: expected an interpreter at {released}, got none; make one with "
-            "python scripts/bootstrap.py released-0.10.0, or name another with --released-python"
+    python = plan.released_python.absolute()
+    if plan.no_released:
+        return replace(plan, echoes=echoes)
+    if not python.exists():
+        measurements.notes.append(NO_RELEASED.format(python))
+    return replace(plan, released=python if python.exists() else None, echoes=echoes)
+
+
+def step(plan: Plan, measurements: Measurements) -> None:
+    """Measure steps/s, latency, CPU per step, memory and start-up time of each server.
+
+    The floor runs beside each server and is driven alternately with it, so that other load affects both alike.
+    """
+    for _, (placement, contestant) in in_rounds(
+        plan.rounds, product(plan.placements, _step_contestants(plan)), "step, "
+    ):
+        core = SERVER_CORE if placement == ONE_CORE else None
+        try:
+            with _driving(placement), contestant.serving(core) as server:
+                _measure_steps(plan, measurements, contestant, placement, server)
+        except BenchmarkError as error:
+            measurements.notes.append(f"{contestant.name}, {placement}: {error}")
+
+
+def _measure_steps(
+    plan: Plan, measurements: Measurements, contestant: Contestant, placement: str, server: Server
+) -> None:
+    subject = contestant.name
+    core = SERVER_CORE if placement == ONE_CORE else None
+    if placement == ONE_CORE:
+        measurements.add("start s", subject, "", server.started_s)
+        measurements.add("memory MB", subject, "", server.memory_kb() / 1024)
+    variants: dict[str, dict[str, bool]] = {subject: {}}
+    if not contestant.ours:
+        variants[f"{subject}, no deflate"] = {"compress": False}
+    elif subject in ("ours, inline", "ours, blocking"):
+        variants[f"{subject}, v1"] = {"v1": True}
+    for sessions in plan.sessions:
+        conditions = f"{sessions} sessions, {placement}"
+        with ExitStack() as stack:
+            loads = [
+                (name, server, stack.enter_context(Load(server.port, sessions, **options)))
+                for name, options in variants.items()
+            ]
+            if plan.echoes and subject != "floor":
+                beside = stack.enter_context(floor().serving(core))
+                loads.append(("", beside, stack.enter_context(Load(beside.port, sessions))))
+            turns = _drive_in_turn(plan, [(server, load) for _, server, load in loads], plan.turns)
+        floor_us = turns[-1][0]
+        for (name, *_), (cpu_us, result) in zip(loads, turns, strict=True):
+            if result.failed:
+                measurements.notes.append(f"{name or 'floor'}, {conditions}: {result.failed} steps failed")
+            if not name:
+                continue
+            found = {
+                "steps/s": result.steps / result.seconds,
+                "p50 ms": 1e3 * result.percentile_s(50),
+                "p99 ms": 1e3 * result.percentile_s(99),
+                "server µs a step": cpu_us,
+                "over the floor": cpu_us / floor_us if plan.echoes else None,
+            }
+            measurements.add_all(name, conditions, found)
+    if placement == ONE_CORE:
+        before_kb = server.memory_kb()
+        with Load(server.port, plan.idle):
+            grown_kb = (server.memory_kb() - before_kb) / plan.idle
+            measurements.add("kB a session", subject, f"{plan.idle} idle", grown_kb)
+
+
+def metrics(plan: Plan, measurements: Measurements) -> None:
+    """Measure CPU per step with and without metrics; both servers run at once and are driven alternately."""
+    load = f"{_METRICS_SESSIONS} sessions, in turn"
+    for _, kind in in_rounds(plan.rounds, ("inline", "blocking"), "metrics, "):
+        both = [ours(kind), ours(kind, metrics=False)]
+        try:
+            with _driving(ONE_CORE), ExitStack() as stack:
+                servers = [stack.enter_context(contestant.serving(SERVER_CORE)) for contestant in both]
+                loads = [stack.enter_context(Load(server.port, _METRICS_SESSIONS)) for server in servers]
+                turns = _drive_in_turn(plan, list(zip(servers, loads, strict=True)), plan.slices)
+        except BenchmarkError as error:
+            measurements.notes.append(f"metrics, {kind}: {error}")
+            continue
+        for contestant, (cpu_us, _) in zip(both, turns, strict=True):
+            measurements.add("server µs a step", contestant.name, load, cpu_us)
+        measurements.add("metrics on / off", f"ours, {kind}", load, turns[0][0] / turns[1][0])
+
+
+def _drive_in_turn(plan: Plan, driven: Sequence[tuple[Server, Load]], turns: int) -> list[tuple[float, Run]]:
+    """Return for each server the median over turns of its CPU µs per step, and its run over all turns."""
+    cpu_us_by_turn: list[list[float]] = [[] for _ in driven]
+    runs = [Run() for _ in driven]
+    for _, load in driven:
+        load.steps_for(plan.warm_up_s)
+    for number in range(turns):
+        order = range(len(driven)) if number % 2 else reversed(range(len(driven)))
+        for index in order:
+            server, load = driven[index]
+            before = server.cpu_ns()
+            turn = load.steps_for(plan.seconds / turns)
+            cpu_us_by_turn[index].append((server.cpu_ns() - before) / 1e3 / max(1, turn.steps))
+            runs[index].add(turn)
+    return [(statistics.median(of_one), of_all) for of_one, of_all in zip(cpu_us_by_turn, runs, strict=True)]
+
+
+def clients(plan: Plan, measurements: Measurements) -> None:
+    """Measure CPU per step of each client's process, all against our server."""
+    kinds = ["ours", "ours-typed", *(["released"] if plan.released else [])]
+    ways = [*((sockets, "") for sockets in plan.sockets), (1, "--sync")]
+    with ours("inline").serving(SERVER_CORE) as server:
+        for _, (kind, (sockets, how)) in in_rounds(plan.rounds, list(product(kinds, ways)), "clients, "):
+            python = plan.released if kind == "released" else Path(sys.executable)
+            words = (server.port, sockets, plan.seconds, plan.warm_up_s, *([how] if how else ()))
+            command = [str(python), "benchmarks/wire/client_load.py", kind, *map(str, words)]
+            output = run(command, _environ(released=kind == "released"), core=DRIVER_CORE)
+            cpu_us = float(output.splitlines()[-1])
+            load = "1 socket, sync" if how else f"{sockets} sockets"
+            measurements.add("client µs a step", kind, load, cpu_us)
+
+
+def imports(plan: Plan, measurements: Measurements) -> None:
+    """Measure the seconds to import a package and its client, less those of a bare interpreter."""
+    packages = {"ours": Path(sys.executable), **({"released": plan.released} if plan.released else {})}
+    for subject, python in packages.items():
+        _import_s(subject, python)  # fills bytecode and page cache
+    for _, subject in in_rounds(plan.rounds, packages, "imports, "):
+        measurements.add("import s", subject, "", _import_s(subject, packages[subject]))
+
+
+def _import_s(subject: str, python: Path) -> float:
+    durations_s = []
+    for code in ("pass", _IMPORTS[subject]):
+        start = time.perf_counter()
+        run([str(python), "-c", code], _environ(released=subject == "released"), core=DRIVER_CORE)
+        durations_s.append(time.perf_counter() - start)
+    return durations_s[1] - durations_s[0]
+
+
+def concurrency(plan: Plan, measurements: Measurements) -> None:
+    """Measure many sessions whose step waits for a second, on one server that shares its cores with the driver.
+
+    Three rounds at most.
+    """
+    loads = [*product([floor("waiting")] if plan.echoes else [], plan.concurrency)]
+    loads += product([ours("waiting")], plan.concurrency)
+    if plan.released:
+        loads += product([released(plan.released, "waiting")], plan.concurrency_released)
+    for _, (contestant, sessions) in in_rounds(min(3, plan.rounds), loads, "concurrency, "):
+        try:
+            with _driving(BOTH_CORES), contestant.serving(None) as server:
+                _measure_waiting(plan, measurements, contestant, server, sessions)
+        except BenchmarkError as error:
+            measurements.notes.append(f"{contestant.name}, {sessions} waiting: {error}")
+
+
+def _measure_waiting(
+    plan: Plan, measurements: Measurements, contestant: Contestant, server: Server, sessions: int
+) -> None:
+    subject, conditions = contestant.name, f"{sessions} waiting"
+    before_kb = server.memory_kb()
+    with Load(server.port, sessions, partial=True) as load:
+        kb = (server.memory_kb() - before_kb) / max(1, load.open)
+        measurements.add("kB a connection", subject, conditions, kb)
+        for name, spread_s in (("", plan.spread_s), (" at once", 0.0)):
+            before = server.cpu_ns()
+            result = load.steps_each(plan.waits, spread_s, deadline_s=60.0)
+            cpu_us = (server.cpu_ns() - before) / 1e3 / max(1, result.steps)
+            found = {
+                f"% succeed{name}": 100 * result.steps / (sessions * plan.waits),
+                f"p50 s{name}": result.percentile_s(50),
+                f"p99 s{name}": result.percentile_s(99),
+                f"server µs a waiting step{name}": cpu_us,
+            }
+            measurements.add_all(subject, conditions, found)
+
+
+def _step_contestants(plan: Plan) -> Iterator[Contestant]:
+    if plan.echoes:
+        yield floor()
+    yield ours("inline")
+    yield ours("asynchronous")
+    yield ours("blocking")
+    if plan.released:
+        yield released(plan.released, "sync")
+        yield released(plan.released, "asynchronous")
+    if plan.echoes:
+        yield below_asgi()
+
+
+@contextmanager
+def _driving(placement: str) -> Iterator[None]:
+    """Pin this process to its core, and disable garbage collection, which would stop the driver in a measurement."""
+    pin(DRIVER_CORE if placement == ONE_CORE else None)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        pin(None)
+
+
+def bars(measurements: Measurements) -> Iterator[Bar]:
+    """Yield every bar that this run has measurements for."""
+    median = measurements.median
+    for placement, sessions in product((ONE_CORE, BOTH_CORES), (64, 256)):
+        load = f"{sessions} sessions, {placement}"
+        label = f"server CPU, {load}"
+        over = {
+            name: median("over the floor", name, load) for name, _ in measurements.measured("over the floor")
+        }
+        inline, blocking, sync = map(over.get, ("ours, inline", "ours, blocking", "released, sync"))
+        v1, blocking_v1 = map(over.get, ("ours, inline, v1", "ours, blocking, v1"))
+        yield from at_most(f"{label}: ours / floor", inline, 1.0 if sessions == 64 else 1.5)
+        yield from at_most(f"{label}: ropewalk.v1 / released dialect", ratio(v1, inline), 1.25)
+        yield from at_most(
+            f"{label}: ropewalk.v1 / released dialect, blocking", ratio(blocking_v1, blocking), 1.25
         )
-    for note in measurements.notes:
-        print(f"benchmarks.wire: going on without {note}", file=sys.stderr)
-    plan = Plan(
-        sections=arguments.only or SECTIONS,
-        released=released if released.exists() and not arguments.no_released else None,
-        echoes=echoes,
-    )
-    if arguments.quick:
-        plan = plan.quick()
-    return plan if arguments.rounds is None else plan.with_rounds(arguments.rounds)
+        if sessions == 64:
+            yield from at_most(f"{label}: ours / floor, blocking", blocking, 1.3)
+        yield from at_least(f"{label}: released / ours", ratio(sync, inline), 4)
+        yield from at_least(f"{label}: released / ours, blocking", ratio(sync, blocking), 1.5)
+    for subject, load in measurements.measured("metrics on / off"):
+        label = f"server CPU, metrics on / off, {subject.removeprefix('ours, ')}"
+        yield from at_most(label, median("metrics on / off", subject, load), 1.03)
+    for load in measurements.loads("client µs a step"):
+        both = (median("client µs a step", subject, load) for subject in ("ours", "released"))
+        yield from at_most(f"client CPU, {load}: ours / released", ratio(*both), 0.5)
+    for sessions in (8192, 16384):
+        load, label = f"{sessions} waiting", f"{sessions} sessions that wait 1 s"
+        yield from at_least(f"{label}: % succeed", median("% succeed", "ours, waiting", load), 100)
+        if sessions == 8192:
+            yield from at_most(f"{label}: p99, s", median("p99 s", "ours, waiting", load), 1.3)
+            kb = (median("kB a connection", f"{whose}, waiting", load) for whose in ("ours", "floor"))
+            yield from at_most(f"{sessions} sessions: kB a connection, ours / floor", ratio(*kb), 2)
+    label = "import of openenv_core and EnvClient over a bare interpreter, s"
+    yield from at_most(label, median("import s", "ours"), 0.2)
+    yield from at_most("server: start to healthy, s", median("start s", "ours, inline"), 0.5)
+    yield from at_most("server: memory after start, MB", median("memory MB", "ours, inline"), 80.0)
 
 
-def _raise_descriptor_limit() -> None:
-    """Raise the limit of open files to the hard limit; servers inherit it."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
+BENCHMARK = Benchmark(
+    about=__doc__,
+    plan=Plan,
+    sections=(step, metrics, clients, imports, concurrency),
+    tables={
+        "Steps": ("steps/s", "p50 ms", "p99 ms", "server µs a step", "over the floor"),
+        "Cost of metrics: server CPU": ("metrics on / off",),
+        "Clients: CPU of the client's process, against our server": ("client µs a step",),
+        "Memory of idle sessions": ("kB a session",),
+        "Starting": ("start s", "memory MB", "import s"),
+        "Sessions whose step waits for 1 s, four steps each: started over 1 s, then all at once": (
+            *("% succeed", "p50 s", "p99 s", "% succeed at once", "p50 s at once", "p99 s at once"),
+            *("server µs a waiting step", "kB a connection"),
+        ),
+    },
+    bars=bars,
+    prepare=prepare,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("wire")

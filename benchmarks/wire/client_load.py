@@ -2,12 +2,11 @@
 
     python client_load.py {ours,ours-typed,released} PORT SOCKETS SECONDS WARM_UP_S [--sync]
 
-Prints one JSON object: steps, seconds, cpu_us (per step). Imports nothing of this package, so that the
+Prints the CPU µs per step. Imports nothing of this package, so that the
 installation of the released client can run it by its path.
 """
 
 import asyncio
-import json
 import sys
 import time
 from typing import Any
@@ -41,8 +40,8 @@ def make(kind: str, url: str) -> Any:
     return TypedClient(base_url=url), Message(message=MESSAGE)
 
 
-async def measure(kind: str, url: str, sockets: int, seconds: float, warm_up_s: float) -> dict[str, float]:
-    """Step through `sockets` clients at once."""
+async def measure(kind: str, url: str, sockets: int, seconds: float, warm_up_s: float) -> float:
+    """Step through `sockets` clients at once; returns the CPU µs per step."""
     clients = [make(kind, url) for _ in range(sockets)]
     for client, _ in clients:
         await client.connect()
@@ -62,30 +61,25 @@ async def measure(kind: str, url: str, sockets: int, seconds: float, warm_up_s: 
         return sum(await asyncio.gather(*(work(*pair) for pair in clients)))
 
     await spell(warm_up_s)
-    cpu, began = time.process_time(), time.perf_counter()
+    cpu_s = time.process_time()
     steps = await spell(seconds)
-    result = figures_of(steps, time.perf_counter() - began, time.process_time() - cpu)
+    cpu_us = 1e6 * (time.process_time() - cpu_s) / steps
     for client, _ in clients:
         await client.close()
-    return result
+    return cpu_us
 
 
-def measure_sync(kind: str, url: str, seconds: float, warm_up_s: float) -> dict[str, float]:
-    """Step through one synchronous client."""
+def measure_sync(kind: str, url: str, seconds: float, warm_up_s: float) -> float:
+    """Step through one synchronous client; returns the CPU µs per step."""
     client, action = make(kind, url)
     with client.sync() as env:
         env.reset()
         for length in (warm_up_s, seconds):
-            steps, cpu, began = 0, time.process_time(), time.perf_counter()
+            steps, cpu_s, began = 0, time.process_time(), time.perf_counter()
             while time.perf_counter() < began + length:
                 env.step(action)
                 steps += 1
-        return figures_of(steps, time.perf_counter() - began, time.process_time() - cpu)
-
-
-def figures_of(steps: int, seconds: float, cpu_s: float) -> dict[str, float]:
-    """Return the results as printed."""
-    return {"steps": steps, "seconds": seconds, "cpu_us": 1e6 * cpu_s / steps}
+        return 1e6 * (time.process_time() - cpu_s) / steps
 
 
 def main() -> None:
@@ -94,10 +88,9 @@ def main() -> None:
     url = f"http://127.0.0.1:{port}"
     seconds, warm_up_s = map(float, times)
     if "--sync" in sys.argv:
-        result = measure_sync(kind, url, seconds, warm_up_s)
+        print(measure_sync(kind, url, seconds, warm_up_s))
     else:
-        result = asyncio.run(measure(kind, url, int(sockets), seconds, warm_up_s))
-    print(json.dumps(result))
+        print(asyncio.run(measure(kind, url, int(sockets), seconds, warm_up_s)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,57 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
-from benchmarks.wire.frames import DEFLATED, PING, PONG, TEXT, deflated, masked, split
+from benchmarks.harness import BenchmarkError, percentile
+
+TEXT: Final = 0x81
+PING: Final = 0x89
+PONG: Final = 0x8A
+DEFLATED: Final = 0xC1
+"""First byte of a final, compressed text frame."""
+
+_KEY: Final = b"\x37\xfa\x21\x3d"
+"""Clients must mask. With a constant key a frame is masked only once; servers do the same work."""
+
+
+def masked(payload: bytes, opcode: int = TEXT) -> bytes:
+    """Return one whole frame as a client sends it.
+
+    Args:
+        payload: At most 65,535 bytes.
+        opcode: The frame's first byte.
+    """
+    size = len(payload)
+    length = bytes([0x80 | size]) if size < 126 else bytes([0xFE]) + size.to_bytes(2, "big")
+    key = (_KEY * (size // len(_KEY) + 1))[:size]
+    # As one integer, for speed: frames with ids are masked between steps.
+    body = (int.from_bytes(payload) ^ int.from_bytes(key)).to_bytes(size)
+    return bytes([opcode]) + length + _KEY + body
+
+
+def deflated(payload: bytes) -> bytes:
+    """Return a compressed text frame that refers to no previous frame, so that it can be sent repeatedly."""
+    compressor = zlib.compressobj(wbits=-15)
+    body = compressor.compress(payload) + compressor.flush(zlib.Z_SYNC_FLUSH)
+    return masked(body.removesuffix(b"\x00\x00\xff\xff"), DEFLATED)
+
+
+def split(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
+    """Split a server's bytes into complete frames, each with its first byte, and the rest."""
+    frames = []
+    at = 0
+    while len(data) - at >= 2:
+        size, begin = data[at + 1] & 0x7F, at + 2
+        if size > 125:
+            width = 2 if size == 126 else 8
+            if len(data) < begin + width:
+                break
+            size, begin = int.from_bytes(data[begin : begin + width], "big"), begin + width
+        if len(data) < begin + size:
+            break
+        frames.append((data[at], data[begin : begin + size]))
+        at = begin + size
+    return frames, data[at:]
+
 
 _STEP: Final = b'{"type":"step","data":{"message":"hello from the driver"}}'
 _RESET: Final = b'{"type":"reset","data":{}}'
@@ -34,13 +84,12 @@ V1: Final = "Sec-WebSocket-Protocol: ropewalk.v1\r\n"
 PENDING: Final = 100
 """Limit of connections being opened at once: the backlog of a listening socket is short."""
 
+OPEN_TIMEOUT_S: Final = 120.0
+"""Seconds in which all sessions must be open and reset."""
+
 PER_ADDRESS: Final = 8_000
 """Connections from one source address. It has some 28,000 ports, which linger after use, so every load picks new
 addresses among the loopback's sixteen million."""
-
-
-class DriverError(Exception):
-    """The server did not accept, upgrade or answer a reset."""
 
 
 @dataclass(slots=True)
@@ -68,24 +117,21 @@ class Run:
         """The number of successful steps."""
         return len(self.latencies)
 
-    def quantile(self, q: float) -> float:
-        """Return the `q` quantile of the latencies; 0 without steps."""
-        ordered = sorted(self.latencies)
-        return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else 0.0
+    def percentile_s(self, percent: float) -> float:
+        """Return a percentile of the latencies; 0 without steps."""
+        return percentile(self.latencies, percent)
 
 
+@dataclass(slots=True, eq=False)
 class _Session:
-    __slots__ = ("buffer", "fd", "inflate", "left", "number", "sent", "sock", "step")
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.buffer = b""
-        self.sent = 0.0
-        self.left = 0
-        self.number = 0
-        self.step = STEP[False]
-        self.inflate: Callable[[bytes], bytes] | None = None
+    sock: socket.socket
+    fd: int
+    buffer: bytes = b""
+    sent: float = 0.0
+    left: int = 0
+    number: int = 0
+    step: bytes = STEP[False]
+    inflate: Callable[[bytes], bytes] | None = None
 
     def send_step(self, now: float) -> None:
         self.sent = now
@@ -106,24 +152,16 @@ class Load:
     Args:
         port: Where the server listens on 127.0.0.1.
         sessions: Number of sessions to open.
-        deadline_s: Seconds in which they must be open and reset.
         partial: Continue with the sessions that could be opened, instead of raising.
         compress: Offer compression in the handshake.
         v1: Use the subprotocol `ropewalk.v1`.
 
     Raises:
-        DriverError: The server refused a session, or was too slow.
+        BenchmarkError: The server refused a session, or was too slow.
     """
 
     def __init__(
-        self,
-        port: int,
-        sessions: int,
-        deadline_s: float = 120.0,
-        *,
-        partial: bool = False,
-        compress: bool = True,
-        v1: bool = False,
+        self, port: int, sessions: int, *, partial: bool = False, compress: bool = True, v1: bool = False
     ) -> None:
         self._port = port
         self._v1 = v1
@@ -133,7 +171,7 @@ class Load:
         self._sessions: dict[int, _Session] = {}
         self.requested = sessions
         try:
-            self._open(sessions, time.monotonic() + deadline_s, partial)
+            self._open(sessions, time.monotonic() + OPEN_TIMEOUT_S, partial)
         except BaseException:
             self.close()
             raise
@@ -257,7 +295,7 @@ class Load:
             if time.monotonic() > deadline or (started == count and len(self._sessions) == len(ready)):
                 if partial:
                     break
-                raise DriverError(f"expected {count} sessions on port {self._port}, got {len(ready)}")
+                raise BenchmarkError(f"expected {count} sessions on port {self._port}, got {len(ready)}")
             while started < count and len(self._sessions) - len(ready) < PENDING:
                 self._connect(started)
                 started += 1
@@ -268,7 +306,7 @@ class Load:
                     if answer:
                         ready.add(fd)
                     elif answer is False and not partial:
-                        raise DriverError("expected an observation after a reset, got something else")
+                        raise BenchmarkError("expected an observation after a reset, got something else")
                 elif self._upgraded(session, partial):
                     upgraded.add(fd)
                     session.send_reset(v1=self._v1)
@@ -286,7 +324,7 @@ class Load:
             "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
             f"Sec-WebSocket-Version: 13\r\n{OFFER if self._compress else ''}{V1 if self._v1 else ''}\r\n".encode()
         )
-        session = _Session(sock)
+        session = _Session(sock, sock.fileno())
         self._sessions[session.fd] = session
         self._poll.register(session.fd, select.EPOLLIN)
 
@@ -311,7 +349,7 @@ class Load:
         if partial:
             self._drop(session)
             return False
-        raise DriverError(f"expected a WebSocket on port {self._port}, got {session.buffer[:200]!r}")
+        raise BenchmarkError(f"expected a WebSocket on port {self._port}, got {session.buffer[:200]!r}")
 
 
 def _answer(payload: bytes) -> bool | None:

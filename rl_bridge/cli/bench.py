@@ -1,10 +1,8 @@
 """`ropewalk bench`: a run's throughput, and how its processes spend their time."""
 
 import argparse
-import asyncio
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     from rl_bridge.metrics.throughput import Throughput
 
 DEFAULT_SECONDS = 10.0
-MIN_ITERATIONS = 3
-"""The fewest iterations of a synthetic job; fewer would measure its start-up."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -29,18 +25,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("throughput",),
         help="what to measure: utilisation of rollout and trainer against their targets, and idle time",
     )
-    source = add_source(parser)
-    source.add_argument(
-        "--synthetic",
-        action="store_true",
-        help="run a synthetic job: environments sleep for log-normal times, the trainer computes for a second",
-    )
+    add_source(parser)
     parser.add_argument(
         "--seconds",
         type=number_type("--seconds", float),
         default=DEFAULT_SECONDS,
         metavar="S",
-        help="seconds to watch a live run, or that a synthetic one takes approximately (default: %(default)g)",
+        help="seconds to watch a live run (default: %(default)g)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -56,8 +47,6 @@ def _measure(arguments: argparse.Namespace) -> "Throughput":
     from rl_bridge.cli.status import find_live_address, request_snapshot
     from rl_bridge.metrics.throughput import Throughput
 
-    if arguments.synthetic:
-        return _run_synthetic(arguments.seconds)
     try:
         address = find_live_address(arguments)
         earlier = request_snapshot(address)
@@ -67,15 +56,6 @@ def _measure(arguments: argparse.Namespace) -> "Throughput":
         return Throughput.from_log(Path(arguments.run) / "metrics.jsonl")
     time.sleep(arguments.seconds)
     return Throughput.from_snapshots(earlier, request_snapshot(address))
-
-
-def _run_synthetic(seconds: float) -> "Throughput":
-    from rl_bridge.synthetic.actor import run_synthetic
-    from rl_bridge.synthetic.job import SyntheticSettings
-
-    settings = SyntheticSettings()
-    iterations = max(MIN_ITERATIONS, round(seconds / settings.train_s))
-    return asyncio.run(run_synthetic(replace(settings, iterations=iterations))).throughput
 
 
 def _print(throughput: "Throughput", *, as_json: bool) -> None:
@@ -120,13 +100,12 @@ def _summarize(throughput: "Throughput") -> str:
 
 COMMAND = Command(
     name="bench",
-    help="measure how well a run, or a synthetic one, keeps rollout and trainer busy",
+    help="measure how well a run keeps rollout and trainer busy",
     configure=configure,
     run=run,
     examples=(
         "ropewalk bench throughput",
         "ropewalk bench throughput --addr 10.0.0.1:29501 --seconds 60",
         "ropewalk bench throughput --run runs/seven",
-        "ropewalk bench throughput --synthetic",
     ),
 )

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from module_run import run_module
 
-from benchmarks.containers.report import bars, report
-from benchmarks.wire.measurements import Measurements
+from benchmarks.containers import BENCHMARK
+from benchmarks.harness import Measurements
 from openenv_core.providers.docker import DockerEngine
 
 POOL = ("hand-out", "while others start")
@@ -46,8 +46,11 @@ def test_bars_are_computed_from_the_metrics() -> None:
         metrics.add("hand-out p50 ms", "ours", "an image", hand_out)
         return metrics
 
-    assert [(bar.value, bar.met) for bar in bars(measurements(0.75, 20))] == [(1.5, True), (20, True)]
+    assert [(bar.value, bar.met) for bar in BENCHMARK.bars(measurements(0.75, 20))] == [
+        (1.5, True),
+        (20, True),
+    ]
     slow = measurements(1.0, 21)
-    assert [bar.met for bar in bars(slow)] == [False, False]
-    assert report(slow, list(bars(slow))).count("NOT met") == 2
-    assert list(bars(Measurements())) == []
+    assert [bar.met for bar in BENCHMARK.bars(slow)] == [False, False]
+    assert BENCHMARK.report(slow, list(BENCHMARK.bars(slow))).count("NOT met") == 2
+    assert list(BENCHMARK.bars(Measurements())) == []

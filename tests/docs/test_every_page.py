@@ -20,6 +20,7 @@ import yaml
 from doc_pages import blocks, commands
 from module_run import ROOT
 
+from benchmarks.harness import load as load_benchmark
 from openenv_core.cli.main import GROUP, load
 
 PAGES = [
@@ -64,11 +65,8 @@ def test_commands_have_their_options(page: Path) -> None:
             arguments = words[2:] if command.reword is None else command.reword(words[2:])
             parser.parse_intermixed_args(arguments)
         else:
-            found = importlib.util.find_spec(words[2])
-            assert found is not None, words
-            folder = Path(next(iter(found.submodule_search_locations or ())))
-            source = "".join(file.read_text() for file in folder.rglob("*.py"))
-            assert [word for word in words if word[:2] == "--" and f'"{word}"' not in source] == [], words
+            name = words[2].removeprefix("benchmarks.")
+            load_benchmark(name).parser(name).parse_args(words[3:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

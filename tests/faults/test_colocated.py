@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
+from comeback import CHECKPOINT_INTERVAL, EndState, run_undisturbed, wait_for_iteration
 
-from benchmarks.faults.comeback import CHECKPOINT_INTERVAL, EndState, run_undisturbed, wait_for_iteration
 from benchmarks.faults.job import Job
 from rl_bridge.metrics.status import SERVING
 

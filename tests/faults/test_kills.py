@@ -4,13 +4,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from comeback import CHECKPOINT_INTERVAL, run_killed, run_undisturbed, wait_for_iteration
 
-from benchmarks.commandline import INTERRUPTED
-from benchmarks.faults.__main__ import GROUPS_AN_ITERATION
-from benchmarks.faults.comeback import CHECKPOINT_INTERVAL, run_killed, run_undisturbed, wait_for_iteration
+from benchmarks.faults.__main__ import BENCHMARK, GROUPS_AN_ITERATION, REWARD, record
 from benchmarks.faults.job import Job
 from benchmarks.faults.kills import KINDS, Killer
-from benchmarks.faults.report import bars
+from benchmarks.harness import INTERRUPTED, Measurements
 from rl_bridge.loops.run import HISTORY_FILE
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
@@ -27,7 +26,7 @@ def test_each_kind_of_process_survives_a_kill(tmp_path: Path) -> None:
         tmp_path / "run",
         "trainer.iterations=5000",  # it may not end before the last one is back, and is interrupted then
         "rollout.max_staleness=1",
-        "reward.function=benchmarks.faults.rewards.compute_reward",
+        REWARD,
     )
     try:
         killer = Killer(job, seed=3, pause_s=(0.2, 1.0))
@@ -36,22 +35,15 @@ def test_each_kind_of_process_survives_a_kill(tmp_path: Path) -> None:
         job.process.send_signal(signal.SIGINT)
         assert job.wait(END_TIMEOUT_S) == INTERRUPTED, job.output()[-3000:]
         iterations = [row["iteration"] for row in job.rows(HISTORY_FILE)]
-        held = list(
-            bars(
-                killer,
-                wanted=len(KINDS),
-                trained=job.trained(),
-                groups=iterations[-1] * GROUPS_AN_ITERATION,
-                left=len(job.find_leftovers()),
-                status=INTERRUPTED,
-            )
-        )
+        measurements = Measurements()
+        groups = iterations[-1] * GROUPS_AN_ITERATION
+        record(killer, len(KINDS), groups, measurements, status=INTERRUPTED)
     finally:
         job.close()
     assert iterations == [*range(1, iterations[-1] + 1)]
     assert iterations[-1] > killer.kills[-1].version
     # How long a loss took is for the benchmark to say; here everything else has to hold.
-    missed = [bar for bar in held if not bar.met and not (" s" in bar.what or "cold start" in bar.what)]
+    missed = [bar for bar in BENCHMARK.bars(measurements) if not bar.met and "slowest" not in bar.label]
     assert missed == [], job.output()[-3000:]
     assert all(kill.noticed_s is not None and kill.serving_s is not None for kill in killer.kills)
 

@@ -74,5 +74,5 @@ def test_nothing_to_measure_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert bench("--run", str(tmp_path)) == 1
     assert "metrics.jsonl" in capsys.readouterr().err
     for odd in ("0", "nan", "inf"):
-        assert bench("--synthetic", "--seconds", odd) == 2
+        assert bench("--seconds", odd) == 2
         assert f"expected --seconds above 0, got {odd}" in capsys.readouterr().err

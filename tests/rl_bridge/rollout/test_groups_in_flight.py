@@ -7,6 +7,7 @@ from typing import Any, Self, cast
 import pytest
 from simulated_time import simulated
 
+from benchmarks.asynchrony import InstantPolicy, SleepingTask
 from openenv_core import StepResult
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
@@ -18,7 +19,6 @@ from rl_bridge.rollout.assignment import Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.worker import RolloutWorker
 from rl_bridge.services.handle import LocalService
-from rl_bridge.synthetic.job import InstantPolicy, SleepingTask
 from rl_bridge.types import Trajectory, Turn
 
 SIBLINGS = 4

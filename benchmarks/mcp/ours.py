@@ -1,4 +1,4 @@
-"""A trivial tool in an environment of ours: `benchmarks.mcp.apps.ours:app`."""
+"""A trivial tool in an environment of ours: `benchmarks.mcp.ours:app`."""
 
 from openenv_core import Observation, State
 from openenv_core.tools import ToolAction, ToolEnvironment, ToolObservation, tool

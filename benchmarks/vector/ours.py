@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from benchmarks.vector.apps.pole import Pole
+from benchmarks.vector.pole import Pole
 from openenv_core import Action, Environment, Observation, State
 from servers import create_app
 

@@ -1,4 +1,4 @@
-"""The same tool on the SDK's own server: `benchmarks.mcp.apps.sdk:app`, and `server` for calls in-process."""
+"""The same tool on the SDK's own server: `benchmarks.mcp.sdk:app`, and `server` for calls in-process."""
 
 from mcp.server.mcpserver import MCPServer
 

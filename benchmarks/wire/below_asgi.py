@@ -1,6 +1,6 @@
 """For comparison: the floor's echo on a WebSocket server below ASGI that parses frames in compiled code.
 
-Run as `python -m benchmarks.wire.apps.below_asgi PORT`.
+Run as `python -m benchmarks.wire.below_asgi PORT`.
 """
 
 import asyncio

@@ -1,1 +1,0 @@
-"""Trains the BlackJack example with each preset of `algorithm`."""

@@ -1,1 +1,0 @@
-"""The gain of least-loaded routing over round robin, and the cost of a routed call."""

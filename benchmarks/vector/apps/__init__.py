@@ -1,1 +1,0 @@
-"""The servers of the vector benchmark."""

@@ -1,1 +1,0 @@
-"""The trivial environment that the measured servers serve, written for each of them."""
