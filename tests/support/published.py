@@ -17,7 +17,9 @@ def published_model() -> Path:
     """Return its folder, in the Hugging Face layout; it is made if it is not there. Skips the test if it cannot be."""
     if (MODEL / "model.safetensors").is_file():
         return MODEL
-    how = f"needs a checkpoint in {MODEL}; get it with {SCRIPT.relative_to(ROOT)}, which needs a package index"
+    how = (
+        f"needs a checkpoint in {MODEL}; get it with {SCRIPT.relative_to(ROOT)}, which needs a package index"
+    )
     try:
         done = subprocess.run(
             [SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=MAKING_TIMEOUT_S, check=True
