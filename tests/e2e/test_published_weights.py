@@ -136,7 +136,7 @@ def memory_of(process: psutil.Process) -> float:
 
 
 def assert_trained(folder: Path, start: Path, *, iterations: int = 3) -> set[str]:
-    """Assert that each iteration was trained on what the engine sampled; returns the names of the weights that moved."""
+    """Assert that each iteration was trained on what the engine sampled; returns the names of the moved weights."""
     from safetensors.torch import load_file
 
     metrics = rows(folder)
