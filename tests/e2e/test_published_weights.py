@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 Start = Callable[..., Watched]
 RUN_TIMEOUT_S = 1800.0
+"""Each part of a run may take as long: on a busy machine loading a model takes minutes."""
 MOST_BYTES = 12e9
 """Of all processes of a run together."""
 MOST_MISMATCH = 1e-4
@@ -52,8 +53,16 @@ CONFIG = {
         "max_length": 64,
         "max_num_seqs": 16,
         "kv_cache_mb": 64,
+        "generate_timeout_s": RUN_TIMEOUT_S,
     },
-    "trainer": {"iterations": 3, "learning_rate": 1e-5, "checkpoint_interval": 0, "num_threads": 2},
+    "trainer": {
+        "iterations": 3,
+        "learning_rate": 1e-5,
+        "checkpoint_interval": 0,
+        "num_threads": 2,
+        "collective_timeout_s": RUN_TIMEOUT_S,
+    },
+    "monarch": {"start_timeout_s": RUN_TIMEOUT_S},
     "reward": {"function": "variety_reward.variety"},
     "records": {"groups": 4},
 }
