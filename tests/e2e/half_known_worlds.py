@@ -68,7 +68,7 @@ def one_step_task(number: int, *, held_out: bool) -> FunctionTask:
     """Make the task of a number; programs that are held out never occur in training."""
     source = random.Random(f"one step {number}")
     while True:
-        step, k = source.choice(CHANGES), source.randint(2, 9)
+        step, k = source.choice(CHANGES), source.randint(2, 12)
         program = Program(((step, k),), ENDS[0])
         lists = [[], *([source.randint(-15, 15) for _ in range(12)] for _ in range(HIDDEN_CASES - 1))]
         if program.held_out == held_out and distinguish(program, lists):
