@@ -133,7 +133,7 @@ def wait_and_measure(run: Watched) -> float:
         if time.monotonic() > deadline:
             pytest.fail(f"still running after {RUN_TIMEOUT_S:g} s:\n{run.output()[-3000:]}")
         peak = max(peak, sum(map(memory_of, run.alive())))
-        time.sleep(2)
+        time.sleep(5)
     return peak
 
 
