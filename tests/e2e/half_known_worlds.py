@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from envs.sqlite_env import SqliteEnv
 from envs.sqlite_env.models import SqliteObservation, SqliteState
 from envs.sqlite_env.server.environment import SqliteEnvironment
 from envs.sqlite_env.tasks import SqliteTaskSpec, make_task
-from examples.grpo_code.family import CHANGES, ENDS, ENTRY, HIDDEN_CASES, LIMITS, Program, distinguish
+from examples.grpo_code.family import LIMITS
 from examples.grpo_code.world import SPLITS, FamilyTasks
 from openenv_core.tools import ToolAction, ToolObservation
 from openenv_core.worlds import Level
@@ -41,17 +41,31 @@ def assistant(text: str) -> ChatMessage:
     return {"role": "assistant", "content": text}
 
 
-# Code: one function of one step, checked by hidden cases in the sandbox.
+# Code: a function of one number, checked by hidden cases in the sandbox.
 
-SOLVED = {
-    "the numbers of xs above 4": "[x for x in xs if x > 4]",
-    "3 times each of xs": "[x * 3 for x in xs]",
-    "xs with the smallest first": "sorted(xs)",
+OPERATIONS: dict[str, Callable[[int, int], int | bool]] = {
+    "x plus #": lambda x, k: x + k,
+    "x minus #": lambda x, k: x - k,
+    "# minus x": lambda x, k: k - x,
+    "x times #": lambda x, k: x * k,
+    "the larger of x and #": max,
+    "the smaller of x and #": min,
+    "the remainder of x divided by #": lambda x, k: x % k,
+    "whether x is above #": lambda x, k: x > k,
+    "whether x is below #": lambda x, k: x < k,
+    "whether # divides x": lambda x, k: x % k == 0,
+    "the square of x, plus #": lambda x, k: x * x + k,
+    "twice x, minus #": lambda x, k: 2 * x - k,
 }
+"""By their wording, in which `#` is a number."""
+NUMBERS = range(2, 60)
+SOLVED = {"x plus 10": "x + 10", "the larger of x and 3": "max(x, 3)", "whether x is 8": "x == 8"}
+HELD_OUT_SHARE = 4
+"""One in so many tasks never occurs in training."""
 
 
 def ask_function(wording: str) -> str:
-    return f"{ENTRY}(xs) returns {wording}."
+    return f"f(x) returns {wording}."
 
 
 CODE_CHAT: list[ChatMessage] = [
@@ -59,27 +73,26 @@ CODE_CHAT: list[ChatMessage] = [
     *(
         message
         for wording, code in SOLVED.items()
-        for message in (user(ask_function(wording)), assistant(f"def {ENTRY}(xs):\n    return {code}"))
+        for message in (user(ask_function(wording)), assistant(f"def f(x):\n    return {code}"))
     ),
 ]
 
 
 def one_step_task(number: int, *, held_out: bool) -> FunctionTask:
-    """Make the task of a number; programs that are held out never occur in training."""
+    """Make the task of a number; an operation with a number that is held out never occurs in training."""
     source = random.Random(f"one step {number}")
     while True:
-        step, k = source.choice(CHANGES), source.randint(2, 12)
-        program = Program(((step, k),), ENDS[0])
-        lists = [[], *([source.randint(-15, 15) for _ in range(12)] for _ in range(HIDDEN_CASES - 1))]
-        if program.held_out == held_out and distinguish(program, lists):
+        wording, k = source.choice(list(OPERATIONS)), source.choice(NUMBERS)
+        if (random.Random(f"{wording} {k}").randrange(HELD_OUT_SHARE) == 0) == held_out:
             break
-    wording = source.choice(step.wording).replace("@", "xs").replace("#", str(k))
+    operation = OPERATIONS[wording]
+    xs = (-k, 0, 1, k - 1, k, k + 1, 3 * k, *(source.randint(-100, 100) for _ in range(5)))
     return FunctionTask.model_validate(
         {
             "id": f"one-step-{number}",
-            "prompt": ask_function(wording),
-            "entry": ENTRY,
-            "hidden": [{"args": [xs], "expected": program(xs)} for xs in lists],
+            "prompt": ask_function(wording.replace("#", str(k))),
+            "entry": "f",
+            "hidden": [{"args": [x], "expected": operation(x, k)} for x in xs],
             "limits": dict(LIMITS),
         }
     )
