@@ -87,13 +87,13 @@ PROFILES = {
         f"released-{version}": Profile(f"released-{version}", None, f"released-{version}.txt", False)
         for version in RELEASED
     },
-    "test": Profile("test", "server,gymnasium,rl-common,dev", "test.txt", True),
+    "test": Profile("test", "server,gymnasium,reasoning,rl-common,dev", "test.txt", True),
     "train": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True),
     "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
     "test-all": Profile(
-        "rl-cpu", "rl-cpu,server,gymnasium,dev", "rl-cpu.txt", True, (*TORCHSTORE, *TRAINERS, *TRACKIO, *E2B)
+        "rl-cpu", "rl-cpu,server,gymnasium,reasoning,dev", "rl-cpu.txt", True, (*TORCHSTORE, *TRAINERS, *TRACKIO, *E2B)
     ),
-    "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
+    "core": Profile("core", "server,gymnasium,reasoning,dev", "test.txt", False),
     # A kernel gateway, for tests of kernels that it hosts; separate from the project, as its users install it.
     "jupyter": Profile("jupyter", None, "jupyter.txt", False),
     # A third-party MCP client; likewise.
