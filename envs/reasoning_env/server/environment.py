@@ -69,9 +69,12 @@ class ResetOptions(BaseModel):
 
 
 class ReasoningEnvironment(Environment[ReasoningAction, ReasoningObservation, ReasoningState]):
-    """One question of a reasoning-gym data set per episode; the step is the answer."""
+    """One question of a reasoning-gym data set per episode; the step is the answer.
 
-    DETERMINISTIC = True
+    A reset with a seed determines the question. It is not declared deterministic, since clients would then add a seed
+    to every reset, and none could ask the next question.
+    """
+
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:

@@ -28,13 +28,13 @@ def test_an_episode_over_the_wire_has_the_fields_of_the_released_environment(url
             options = {**SUMS, "seed": 42, "size": 2} if not client.state()["step_count"] else {}
             begun = client.reset(**options)
             entry = dataset[index]
-            empty = {"score": None, "correct_answer": None, "dataset_metadata": None}
+            empty = {"score": None, "correct_answer": None, "dataset_metadata": None, "metadata": {}}
             assert begun.observation == {"question": entry["question"], **empty}
             ended = client.step({"answer": entry["answer"]})
             assert (ended.reward, ended.done) == (1.0, True)
             metadata = ended.observation.pop("dataset_metadata")
             assert metadata["source_dataset"] == "chain_sum"
-            assert ended.observation == {"question": None, "score": 1.0, "correct_answer": entry["answer"]}
+            assert ended.observation == {"question": None, "score": 1.0, "correct_answer": entry["answer"], "metadata": {}}
         with pytest.raises(ExecutionError, match="call reset"):
             client.step({"answer": "1"})
 
