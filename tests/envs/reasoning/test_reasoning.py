@@ -34,7 +34,12 @@ def test_an_episode_over_the_wire_has_the_fields_of_the_released_environment(url
             assert (ended.reward, ended.done) == (1.0, True)
             metadata = ended.observation.pop("dataset_metadata")
             assert metadata["source_dataset"] == "chain_sum"
-            assert ended.observation == {"question": None, "score": 1.0, "correct_answer": entry["answer"], "metadata": {}}
+            assert ended.observation == {
+                "question": None,
+                "score": 1.0,
+                "correct_answer": entry["answer"],
+                "metadata": {},
+            }
         with pytest.raises(ExecutionError, match="call reset"):
             client.step({"answer": "1"})
 
