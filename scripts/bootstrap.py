@@ -88,18 +88,18 @@ PROFILES = {
         f"released-{version}": Profile(f"released-{version}", None, f"released-{version}.txt", False)
         for version in RELEASED
     },
-    "test": Profile("test", "server,gymnasium,rl-common,dev", "test.txt", True),
+    "test": Profile("test", "server,gymnasium,reasoning,rl-common,dev", "test.txt", True),
     "train": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True),
     "published": Profile("rl-cpu", "rl-cpu,server,gymnasium", "rl-cpu.txt", True, PUBLISHED),
     "train-gpu": Profile("rl", "rl,server,gymnasium", "rl.txt", False),
     "test-all": Profile(
         "rl-cpu",
-        "rl-cpu,server,gymnasium,dev",
+        "rl-cpu,server,gymnasium,reasoning,dev",
         "rl-cpu.txt",
         True,
         (*TORCHSTORE, *PUBLISHED, *TRAINERS, *TRACKIO, *E2B),
     ),
-    "core": Profile("core", "server,gymnasium,dev", "test.txt", False),
+    "core": Profile("core", "server,gymnasium,reasoning,dev", "test.txt", False),
     # A third-party MCP client; separate from the project, as its users install it.
     "fastmcp": Profile("fastmcp", None, "fastmcp.txt", False),
     # A trainer that pins another version of MCP's SDK; it uses the core from this tree.

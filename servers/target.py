@@ -26,7 +26,13 @@ from servers.released import NAMES
 APP: Final = "server.app:app"
 """Module and attribute of a folder's app, unless its manifest names others."""
 
-_EXTRAS: Final = {"fastapi": "server", "gymnasium": "gymnasium", "starlette": "server", "uvicorn": "server"}
+_EXTRAS: Final = {
+    "fastapi": "server",
+    "gymnasium": "gymnasium",
+    "reasoning_gym": "reasoning",
+    "starlette": "server",
+    "uvicorn": "server",
+}
 """Our extra that installs each package."""
 
 FORMS: Final = "Give module:attribute, a folder such as '.', or the name of an environment"

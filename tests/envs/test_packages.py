@@ -16,7 +16,7 @@ from module_run import finished
 ROOT = Path(__file__).resolve().parents[2]
 ENVS = {
     name: ROOT / "envs" / f"{name}_env"
-    for name in ("blackjack", "code_interpreter", "harbor", "mcp_tools", "shop", "sqlite")
+    for name in ("blackjack", "code_interpreter", "harbor", "mcp_tools", "reasoning", "shop", "sqlite")
 }
 
 
@@ -43,7 +43,7 @@ def test_the_distribution_names_every_package_and_the_manifest_its_app(name: str
 
 
 def test_the_callers_side_loads_no_server_and_no_world() -> None:
-    heavy = ["gymnasium", "numpy", "torch", "fastapi", "servers", "sqlite3"]
+    heavy = ["gymnasium", "reasoning_gym", "numpy", "torch", "fastapi", "servers", "sqlite3"]
     heavy += ["envs.shop_env.world", "envs.sqlite_env.world", *(f"envs.{name}_env.server" for name in ENVS)]
     imports = ", ".join(["envs.blackjack_env.baselines", *(f"envs.{name}_env" for name in ENVS)])
     code = f"import sys, {imports}\nprint([name for name in {heavy} if name in sys.modules])"
@@ -84,6 +84,7 @@ README_OUTPUT = {
     "code_interpreter": r"\[3, 4\]\n 7\nerror ZeroDivisionError\n",
     "harbor": r"Write into `count.txt`.*\n1\.0\n",
     "mcp_tools": None,
+    "reasoning": r".* =\n[01]\.0 -?\d+\n",
     "shop": r"(?s).*^0\.0 True\n",
     "sqlite": r"(?s).*(wrong 0\.0|right 1\.0) True\n",
 }

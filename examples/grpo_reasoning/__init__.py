@@ -1,0 +1,1 @@
+"""A published chat model learns to answer questions of reasoning-gym."""
