@@ -34,7 +34,10 @@ SPREAD_NAMES = ["fsdp", "tensor parallel"]
     ("algorithm", "tokens_per_pass"),
     [
         ({"entropy_coef": 0.1, "aggregation": "sequence_mean"}, 4096),
-        ({"entropy_coef": 0.4, "entropy_top_k": 5}, 4096),  # which may be in either rank's part of the vocabulary
+        (
+            {"entropy_coef": 0.4, "entropy_top_k": 5},
+            4096,
+        ),  # which may be in either rank's part of the vocabulary
         ({"name": "gspo", "clip_low": 0.2, "clip_high": 0.2}, 32),  # sequences that are spread over ranks
         ({"name": "ppo", "correction": "truncated"}, 32),  # a critic, and recomputed log-probabilities
     ],
