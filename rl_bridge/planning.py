@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
 
+from rl_bridge.buffer.forest import block_length
 from rl_bridge.config import Config, LoraConfig, MonarchConfig
 from rl_bridge.config.sections import Checkpointing
 from rl_bridge.errors import ModelError
@@ -248,6 +249,9 @@ def _trainer_memory(config: Config, size: ModelSize) -> RoleMemory:
 
 KEY_COPIES: Final = 4
 """The most copies of a token's keys and values with shared prefixes; see `rl_bridge.buffer.forest.block_length`."""
+MASK_BYTES: Final = 6
+"""Per query and key of a block: 4 of the number that is added to the score, and one each of the mask that it is made
+from and of that mask's copy."""
 USABLE_SHARE: Final = 0.75
 """The share of a GPU's memory for what is estimated here. The rest is for fragmentation, CUDA, NCCL, and what a
 generator that sleeps on the same GPU leaves there."""
@@ -301,7 +305,8 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     and keys), and in float32 4 x dim + 2 x (queries and keys). With full activation checkpointing a block keeps only
     its input, and one block at a time is recomputed, with its gradients (Chen et al., arXiv 1604.06174); with selective
     it also keeps the outputs of attention and of every second matrix product. With shared prefixes a block of queries
-    has its own keys and values, at most `KEY_COPIES` more than there are tokens, on a GPU for every head.
+    has its own keys and values, at most `KEY_COPIES` more than there are tokens, on a GPU for every head. All layers
+    have one mask of them, on every tensor-parallel rank.
     """
     architecture = size.architecture
     if architecture is None:
@@ -323,6 +328,9 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     copied = copies * 2 * copied_heads * architecture.head_dim * width
     outer_values = (8 + width) * architecture.dim  # the embedding, the last norm, the output layer's input
     memory = {"logits of a chunk": 2 * trainer.tokens_per_chunk * vocabulary * 4}
+    if config.shares_prefixes:
+        longest = config.rollout.max_length
+        memory["mask of shared prefixes"] = MASK_BYTES * tokens * (longest + block_length(longest))
     # FSDP gathers the layers in use; the output layer's gradient is accumulated in float32.
     cast_width = 0 if width == 4 else width
     output, layer = vocabulary * architecture.dim, architecture.layer_parameters

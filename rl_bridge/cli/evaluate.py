@@ -19,21 +19,19 @@ def evaluate_config(config: str, overrides: Sequence[str], name: str | None) -> 
 
 
 def _evaluate(file: str, overrides: Sequence[str], name: str | None) -> int:
-    from rl_bridge.config import CONFIG_FILE, load_config, require_name
+    from rl_bridge.config import load_config, load_saved_config, require_name
     from rl_bridge.errors import ConfigError
     from rl_bridge.loops.folder_lock import LOCK_FILE
 
     path = Path(file)
-    if resume := path.is_dir():
-        if (path / LOCK_FILE).exists():
-            raise ConfigError(
-                f"expected an evaluation's folder, got a run's; go on with it by: ropewalk train --resume {file}"
-            )
-        path /= CONFIG_FILE
-    config = load_config(path, overrides)
+    if (resume := path.is_dir()) and (path / LOCK_FILE).exists():
+        raise ConfigError(
+            f"expected an evaluation's folder, got a run's; go on with it by: ropewalk train --resume {file}"
+        )
+    config = load_saved_config(path, overrides) if resume else load_config(path, overrides)
     require_name(name, kind="evaluations")
     from rl_bridge.loops.session import evaluate_run
 
     folder = name or f"{config.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}"
-    evaluate_run(config, path.parent if resume else Path(config.output_dir) / folder, resume=resume)
+    evaluate_run(config, path if resume else Path(config.output_dir) / folder, resume=resume)
     return 0

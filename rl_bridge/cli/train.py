@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
     from rl_bridge.config import (
-        CONFIG_FILE,
         load_config,
+        load_saved_config,
         make_folder_exists_error,
         require_name,
         require_trainable,
@@ -62,9 +62,9 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
         if arguments.name is not None:
             raise ConfigError("expected --name with a new run alone; a run that goes on keeps its folder")
         folder = Path(arguments.resume)
-        config = load_config(folder / CONFIG_FILE, overrides)
+        config = load_saved_config(folder, overrides)
         require_trainable(config)
-        _require_same_run(load_config(folder / CONFIG_FILE), config)
+        _require_same_run(load_saved_config(folder), config)
         return config, folder
     config = load_config(arguments.config, overrides)
     require_trainable(config)

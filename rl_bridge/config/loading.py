@@ -1,8 +1,10 @@
 """Loading a validated `Config` from YAML and dotted overrides, with helpful errors."""
 
 import difflib
+import functools
 import importlib
 import inspect
+import operator
 import re
 import sys
 import typing
@@ -66,7 +68,26 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 def load_section(path: str | Path, overrides: Iterable[str], schema: type[SectionT]) -> SectionT:
     """Read a file with another schema, such as a recipe's; otherwise like `load_config`."""
-    data = _read_yaml(Path(path))
+    return _load(_read_yaml(Path(path)), overrides, schema)
+
+
+def load_saved_config(folder: Path, overrides: Iterable[str] = ()) -> Config:
+    """Read the configuration of a run's folder, perhaps written by an earlier version; otherwise like `load_config`.
+
+    It has every key of its version. Those that are no longer known are ignored where they were not set.
+    """
+    data = _read_yaml(folder / CONFIG_FILE)
+    try:
+        Config.model_validate(data)
+    except ValidationError as error:
+        for fault in error.errors(include_url=False):
+            if fault["type"] == "extra_forbidden" and fault["input"] is None:
+                *sections, key = _locate(fault)
+                functools.reduce(operator.getitem, sections, data).pop(key, None)
+    return _load(data, overrides, Config)
+
+
+def _load(data: dict[str, Any], overrides: Iterable[str], schema: type[SectionT]) -> SectionT:
     # The algorithm's name first: other overrides change its preset, whatever their order.
     for override in sorted(overrides, key=_is_algorithm_name, reverse=True):
         _apply_override(data, override)
@@ -208,7 +229,7 @@ def _drop_preset_values(algorithm: dict[str, Any]) -> dict[str, Any]:
 
 
 def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
-    location = tuple(key for key in fault["loc"] if key not in ENV_FORMS)
+    location = _locate(fault)
     dotted = ".".join(str(key) for key in location)
     if fault["type"] == "extra_forbidden":
         section = _find_section(location[:-1], schema)
@@ -218,6 +239,11 @@ def _explain(fault: Mapping[str, Any], schema: type[BaseModel]) -> str:
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     return f"{dotted}: {fault['msg']}, got {fault['input']!r}"
+
+
+def _locate(fault: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the keys that lead to a faulty value."""
+    return tuple(key for key in fault["loc"] if key not in ENV_FORMS)
 
 
 def _find_section(location: tuple[Any, ...], schema: type[BaseModel]) -> type[BaseModel]:

@@ -51,6 +51,8 @@ DEFAULT_CHUNK = 1024
 COMPILED_MULTIPLE = 64
 """Rows of a compiled model are padded to a multiple of this many tokens, so that torch compiles at most twice: for the
 first length, and for varying lengths."""
+MASK_ALIGNMENT = 8
+"""Numbers to whose multiples torch's memory-efficient attention pads the rows of a mask."""
 _CHECKPOINTING = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
 
 
@@ -237,8 +239,11 @@ class TitanModel:
         positions = self._to_tensor(rows.positions)
         if rows.blocks is not None:
             hidden = ~self._to_tensor(rows.blocks.visible).unsqueeze(1)
-            # Of a boolean mask every layer would keep a copy of its own, as numbers.
-            bias = torch.zeros(hidden.shape, dtype=self._dtype, device=self.device)
+            # Of a boolean mask every layer would keep a copy of its own, as numbers; on GPUs also of one whose rows do
+            # not begin at multiples of `MASK_ALIGNMENT`.
+            *shape, keys = hidden.shape
+            padded = -(-keys // MASK_ALIGNMENT) * MASK_ALIGNMENT
+            bias = torch.zeros((*shape, padded), dtype=self._dtype, device=self.device)[..., :keys]
             masks = BlockMask(self._to_tensor(rows.blocks.columns), bias.masked_fill_(hidden, -math.inf))
         elif self._uses_varlen_kernel:
             masks = self.module.get_attention_masks(positions)

@@ -119,6 +119,14 @@ def test_resumed_run_stays_the_run_that_it_was(
         _prepare(parse("--resume", resumable(tmp_path, config_file), *args))
 
 
+def test_run_of_an_earlier_version_goes_on(tmp_path: Path, config_file: Path) -> None:
+    folder = Path(resumable(tmp_path, config_file))
+    saved = (folder / CONFIG_FILE).read_text()
+    (folder / CONFIG_FILE).write_text(saved.replace("rollout:\n", "rollout:\n  fork_turn: null\n"))
+    config, _ = _prepare(parse("--resume", str(folder)))
+    assert config.seed == 3
+
+
 def test_resumed_run_keeps_its_datasets_order_and_may_find_the_file_elsewhere(
     tmp_path: Path, config_file: Path
 ) -> None:

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl_bridge.config import CONFIG_FILE, Config, load_config, require_trainable, resolve, save_config
+from rl_bridge.config import (
+    CONFIG_FILE,
+    Config,
+    load_config,
+    load_saved_config,
+    require_trainable,
+    resolve,
+    save_config,
+)
 from rl_bridge.config.effects import find_unused_keys
 from rl_bridge.config.schema import DEFAULT_TASK
 from rl_bridge.errors import ConfigError
@@ -163,6 +171,26 @@ def test_saved_configuration_loads_unchanged(file: Path, tmp_path: Path) -> None
     save_config(config, tmp_path)
     assert load_config(tmp_path / CONFIG_FILE) == config
     assert set(yaml.safe_load((tmp_path / CONFIG_FILE).read_text())) == set(Config.model_fields)
+
+
+@pytest.mark.parametrize("env", ["{app: 'a:b'}", "{cards: {app: 'a:b', weight: 2}}"])
+def test_saved_configuration_of_an_earlier_version_loads_unless_a_key_that_was_set_is_gone(
+    file: Path, tmp_path: Path, env: str
+) -> None:
+    config = load_config(file, [f"env={env}", "trainer.betas=[0.5, 0.6]"])
+    save_config(config, tmp_path)
+    saved = yaml.safe_load((tmp_path / CONFIG_FILE).read_text())
+    for section in (saved, saved["rollout"], saved["algorithm"], saved["env"].get("cards", saved["env"])):
+        section["gone"] = None  # as 0.1 before its release wrote rollout.fork_turn
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(saved))
+    assert load_saved_config(tmp_path) == config
+    assert load_saved_config(tmp_path, ["seed=9"]) == config.model_copy(update={"seed": 9})
+    with pytest.raises(ConfigError, match=r"rollout\.gone: unknown key"):
+        load_saved_config(tmp_path, ["rollout.gone=null"])
+    saved["rollout"]["gone"] = 2
+    (tmp_path / CONFIG_FILE).write_text(yaml.safe_dump(saved))
+    with pytest.raises(ConfigError, match=r"rollout\.gone: unknown key"):
+        load_saved_config(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,23 @@ def test_logprobs_are_those_of_the_sampling_distribution(engine: Any, reference:
     assert engine.generate([], WARM).result(WAIT_S) == []
 
 
+def test_logprobs_after_a_cached_prefix_are_those_of_the_whole_prompt(engine: Any, reference: Any) -> None:
+    """Blocks of 32 tokens on a CPU: prompts that are one block, a token more, and some that branch in the middle."""
+    (long,) = prompts(1, length=200)
+    batch = [long[:length] for length in (32, 33, 64, 65, 90, 200)]
+    batch += [
+        [*long[:length], *prompts(3, length=20)[place % 3]] for place, length in enumerate((33, 64, 95, 190))
+    ]
+    sampling = replace(WARM, temperature=1.0, max_new_tokens=40)
+    engine.generate([long], sampling).result(WAIT_S)  # now in the cache
+    before = replace(engine.statistics.totals)
+    answers = engine.generate(batch, sampling).result(WAIT_S)
+    now = engine.statistics.totals
+    assert now.cached_tokens - before.cached_tokens >= 0.7 * (now.prompt_tokens - before.prompt_tokens)
+    for prompt, answer in zip(batch, answers, strict=True):
+        assert answer.logprobs == pytest.approx(logprobs(reference, prompt, answer, 1.0), abs=1e-4)
+
+
 def test_sampling_follows_the_distribution(engine: Any, reference: Any) -> None:
     (prompt,) = prompts(1)
     one = SamplingSettings(temperature=1.0, max_new_tokens=1)

@@ -130,6 +130,18 @@ def test_shared_prefixes_take_copies_of_keys_and_values(tmp_path: Path) -> None:
         assert activations(without, "trainer.share_prefixes=true") == activations(without)
 
 
+@pytest.mark.parametrize(("max_length", "keys"), [(32, 32 + 64), (400, 400 + 100)])
+def test_shared_prefixes_take_a_mask(tmp_path: Path, max_length: int, keys: int) -> None:
+    length = f"rollout.max_length={max_length}"
+    shared, apart = (
+        roles(load(tmp_path, length, f"trainer.share_prefixes={shares}", "algorithm.kl_coef=0.1"))
+        for shares in ("true", "false")
+    )
+    for role in ("trainer", "reference"):
+        mask = set(shared[role].per_process.items()) - set(apart[role].per_process.items())
+        assert ("mask of shared prefixes", 6 * max(100, max_length) * keys) in mask
+
+
 def test_on_gpus_a_block_keeps_little_and_rows_that_are_longer_than_a_pass_count(tmp_path: Path) -> None:
     gpus = ["model.dtype=bfloat16", "trainer.num_gpus=2"]
     config = load(tmp_path, *gpus, "rollout.max_length=60", "trainer.tokens_per_pass=50")

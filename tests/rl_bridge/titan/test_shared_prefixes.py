@@ -94,6 +94,21 @@ def test_outputs_and_gradients_are_those_of_separate_contexts(
     assert model.train_flops(batch) < 0.8 * sum(model.train_flops(one) for one in apart)
 
 
+def test_rows_of_the_mask_are_aligned_so_that_layers_share_it_on_a_gpu(tmp_path: Path) -> None:
+    """There torch otherwise pads a copy in every layer, which is kept for the backward pass."""
+    model = titan(make_checkpoint(tmp_path, "qwen3"), trainable=True)
+    seen: list[Any] = []
+    model.module.register_forward_pre_hook(
+        lambda module, args, options: seen.append(options["attention_masks"]), with_kwargs=True
+    )
+    outputs_of(model, [forest(seed) for seed in range(3)])
+    for mask in seen:
+        *strides, last = mask.bias.stride()
+        assert last == 1
+        assert not any(stride % 8 for stride in strides)
+    assert any(mask.bias.shape[-1] % 8 for mask in seen), "all were aligned by chance"
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_attention_in_float64_is_that_of_separate_contexts(
     seed: int, monkeypatch: pytest.MonkeyPatch
