@@ -21,11 +21,11 @@ pytestmark = [pytest.mark.heavy, pytest.mark.timeout(900)]
 
 CONFIG = "examples/grpo_blackjack/published.yaml"
 SHORT = (
-    "trainer.iterations=2",
+    "trainer.iterations=1",
     "trainer.warmup_updates=0",
     "trainer.checkpoint_interval=0",
-    "rollout.batch_size=32",
-    "evaluation.episodes=16",
+    "rollout.batch_size=16",
+    "evaluation.episodes=8",
     "evaluation.interval=0",
 )
 
@@ -49,10 +49,9 @@ def test_published_model_is_trained_and_its_legal_answers_are_reported(
         "train", "--config", CONFIG, "--name", "run", f"output_dir={tmp_path}", f"model.path={model}", *SHORT
     )
     assert run.wait(600) == 0, run.output()[-3000:]
-    metrics = rows(tmp_path / "run")
-    assert [row["iteration"] for row in metrics] == [1, 2]
-    assert metrics[0]["rollout/ending/illegal_answer"] < 1.0
-    assert max(row["mismatch/logprob_max"] for row in metrics) <= 1e-4
+    (metrics,) = rows(tmp_path / "run")
+    assert metrics["rollout/ending/illegal_answer"] < 1.0
+    assert metrics["mismatch/logprob_max"] <= 1e-4
     before, after = (
         load_file(folder / "model.safetensors") for folder in (model, tmp_path / "run" / "policy")
     )
@@ -60,11 +59,11 @@ def test_published_model_is_trained_and_its_legal_answers_are_reported(
     moved = {name for name, weights in before.items() if not torch.equal(weights, after[name])}
     assert "model.layers.0.self_attn.q_proj.weight" in moved
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    assert (report["hands"], report["training_hands"]) == (16, 64)
+    assert (report["hands"], report["training_hands"]) == (8, 16)
     assert 0.0 < report["greedy_legal_rate"] <= 1.0
     shares = report["greedy_hit_rate"] + report["greedy_stand_rate"]
     assert shares == pytest.approx(report["greedy_legal_rate"])
-    assert metrics[-1]["probe/legal"] == report["greedy_legal_rate"]
+    assert metrics["probe/legal"] == report["greedy_legal_rate"]
 
 
 def test_prompts_and_answers_fit_what_the_configuration_allows(model: Path, tmp_path: Path) -> None:
