@@ -87,15 +87,12 @@ def train_by_ours(plan: Plan) -> Round:
     form: dict[str, Any] = {"model_path": plan.model, "max_loss_tokens": plan.tokens, "folder": "none"}
     trainer = Trainer(TrainerSettings(config=make_config(plan), **form))  # it writes no checkpoint
     mask = [False] * PROMPT_TOKENS + [True] * plan.tokens
+    known: dict[str, Any] = {"loss_mask": mask, "logprobs": [-5.0 if sampled else 0.0 for sampled in mask]}
 
     def do_round(number: int) -> int:
-        common: dict[str, Any] = {
-            "loss_mask": mask,
-            "logprobs": [-5.0 if sampled else 0.0 for sampled in mask],
-            "versions": [trainer.version if sampled else NO_VERSION for sampled in mask],
-        }
+        known["versions"] = [trainer.version if sampled else NO_VERSION for sampled in mask]
         samples = [
-            TrainSample(tokens=row, advantage=(-1.0) ** i, trajectory=i, group=i // plan.samples, **common)
+            TrainSample(tokens=row, advantage=(-1.0) ** i, trajectory=i, group=i // plan.samples, **known)
             for i, row in enumerate(plan.draw_rows(number, answers=True))
         ]
         trainer.step(TrainBatch.from_samples(samples))
@@ -188,18 +185,25 @@ PARTS: Final = {  # our side first
 
 
 def work(side: Side, plan: Plan, connection: "Connection[tuple[int, float], int]") -> NoReturn:
-    """Work in a child process: for each number received, do that round and send its tokens and seconds."""
-    do_round = side(plan)
+    """Work in a child process: once ready, and after each round whose number is received, send tokens and seconds."""
+    do_round, tokens, began = side(plan), 0, time.perf_counter()
     while True:
+        connection.send((tokens, time.perf_counter() - began))
         number = connection.recv()
         began = time.perf_counter()
         tokens = do_round(number)
-        connection.send((tokens, time.perf_counter() - began))
+
+
+def receive(connection: "Connection[int, tuple[int, float]]") -> tuple[int, float]:
+    """Return what `work` sends next; raises BenchmarkError, or EOFError if its process has ended."""
+    if not connection.poll(ROUND_TIMEOUT_S):
+        raise BenchmarkError(f"a side gave no answer within {ROUND_TIMEOUT_S:g} s")
+    return connection.recv()
 
 
 @contextmanager
 def started(side: Side, plan: Plan) -> Iterator["Connection[int, tuple[int, float]]"]:
-    """Start `work` of a side in a process of its own; yields the connection to it."""
+    """Start `work` of a side in a process of its own; yields the connection to it once it is ready."""
     from rl_bridge.generator.vllm_api import engine_environment
 
     os.environ.update(engine_environment(on_gpu=False), OMP_NUM_THREADS=str(plan.threads))  # inherited
@@ -209,6 +213,7 @@ def started(side: Side, plan: Plan) -> Iterator["Connection[int, tuple[int, floa
     process.start()
     theirs.close()
     try:
+        receive(ours)
         yield ours
     finally:
         process.kill()
@@ -224,9 +229,7 @@ def measure(plan: Plan, measurements: Measurements) -> None:
             workers = {name: stack.enter_context(started(side, plan)) for name, side in sides.items()}
             for number, name in in_rounds(plan.rounds + 1, sides, f"{part}: "):
                 workers[name].send(number)
-                if not workers[name].poll(ROUND_TIMEOUT_S):
-                    raise BenchmarkError(f"{name}: no answer within {ROUND_TIMEOUT_S:g} s")
-                tokens, seconds = workers[name].recv()
+                tokens, seconds = receive(workers[name])
                 if number:  # the first one warms up
                     measurements.add(RATE, name, part, tokens / seconds)
 
