@@ -202,7 +202,7 @@ def receive(connection: "Connection[int, tuple[int, float]]") -> tuple[int, floa
 
 
 @contextmanager
-def started(side: Side, plan: Plan) -> Iterator["Connection[int, tuple[int, float]]"]:
+def start_side(side: Side, plan: Plan) -> Iterator["Connection[int, tuple[int, float]]"]:
     """Start `work` of a side in a process of its own; yields the connection to it once it is ready."""
     from rl_bridge.generator.vllm_api import engine_environment
 
@@ -226,7 +226,7 @@ def measure(plan: Plan, measurements: Measurements) -> None:
         raise BenchmarkError(f"there is no model in {plan.model}; ./scripts/published-model makes one")
     for part, sides in PARTS.items():
         with ExitStack() as stack:
-            workers = {name: stack.enter_context(started(side, plan)) for name, side in sides.items()}
+            workers = {name: stack.enter_context(start_side(side, plan)) for name, side in sides.items()}
             for number, name in in_rounds(plan.rounds + 1, sides, f"{part}: "):
                 workers[name].send(number)
                 tokens, seconds = receive(workers[name])
