@@ -1,108 +1,114 @@
-"""`python -m benchmarks.published`: trainer and engine against plain transformers and plain vLLM."""
+"""Tokens/s of the trainer's step and of the engine, next to the same work in plain transformers and plain vLLM.
+
+Model, prompts, sampling, log-probabilities, threads and dtype (float32) are equal. Each side has a process of its own;
+rounds alternate. The plain sides choose their batch size before. The trainer's rate counts prompts and answers of all
+samples, the engine's sampled tokens. ./scripts/published-model makes the model. Needs the training stack:
+  python -m benchmarks.published             an hour on two cores
+  python -m benchmarks.published --quick     does it run?
+"""
 
 import multiprocessing
 import os
 import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from benchmarks.commandline import count, create_parser, heading, progress, run_measurement, write
-from benchmarks.wire.bars import Bar
-from benchmarks.wire.measurements import Measurements
-from benchmarks.wire.report import table, verdicts
+from benchmarks.harness import (
+    Bar,
+    Benchmark,
+    BenchmarkError,
+    Measurements,
+    at_least,
+    in_rounds,
+    main,
+    ratio,
+    setting,
+)
 
 MODEL: Final = "models/SmolLM2-135M-Instruct"
 RATE: Final = "tokens/s"
-LEAST: Final = 0.8
 LEARNING_RATE: Final = 1e-6
+TOKENS: Final = range(1000, 40_000)
 SHARED_TOKENS, OWN_TOKENS = 41, 16
 """Of each prompt: as in a chat with worked examples, most of which all prompts share."""
 PROMPT_TOKENS: Final = SHARED_TOKENS + OWN_TOKENS
-SIZES: Final = (8, 32, 64, 256)
-"""Batch sizes from which each plain side takes its best one."""
+SIZES: Final = (8, 32, 64, 256)  # of batches, from which each plain side takes its best one
+WARM_UP: Final = -1  # number of the round with whose rows the plain sides choose their batch size
+KV_CACHE_MB: Final = 1024
 ROUND_TIMEOUT_S: Final = 1800.0
 
-_DESCRIPTION = """\
-Tokens per second of the trainer's step and of the engine, as ratios to the same work in plain transformers and plain
-vLLM: model, prompts, sampling, log-probabilities, threads and dtype (float32) are equal. Each side has a process of its
-own; rounds alternate. The plain sides choose their batch size before. The trainer's rate counts prompts and answers of
-all samples, the engine's sampled tokens. scripts/published-model makes the model."""
-_EXAMPLES = """\
-examples:
-  python -m benchmarks.published             an hour on two cores
-  python -m benchmarks.published --quick     does it run?"""
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What is measured: prompts a round, samples of each, tokens of an answer, threads of a process."""
 
-    model: str
-    prompts: int
-    samples: int
-    tokens: int
-    threads: int
-    rounds: int
+    model: str = setting(MODEL, option=f"folder of the model ({MODEL})", read=str)
+    rounds: int = setting(5, quick=1, option="rounds, after one that warms up (5)")
+    threads: int = setting(os.cpu_count() or 1, option="threads of a process (one per core)")
+    prompts: int = setting(32, quick=4)
+    samples: int = setting(8, quick=4)
+    tokens: int = setting(16, quick=8)
 
     def draw_rows(self, number: int, *, answers: bool = False) -> list[list[int]]:
         """Return the prompts of a round, each repeated for its samples, followed by answers of random tokens."""
-        beginning, first = draw(0, SHARED_TOKENS), (number + 2) << 32
-        ends = [
-            draw(first + index // self.samples, OWN_TOKENS) for index in range(self.prompts * self.samples)
-        ]
-        length = self.tokens if answers else 0
-        return [[*beginning, *end, *draw(-first - index, length)] for index, end in enumerate(ends)]
+        source, length = random.Random(number + 2), self.tokens if answers else 0
+        beginning = random.Random(0).choices(TOKENS, k=SHARED_TOKENS)
+        prompts = [[*beginning, *source.choices(TOKENS, k=OWN_TOKENS)] for _ in range(self.prompts)]
+        return [[*row, *source.choices(TOKENS, k=length)] for row in prompts for _ in range(self.samples)]
 
 
-def draw(seed: int, length: int) -> list[int]:
-    """Return random tokens."""
-    generator = random.Random(seed)
-    return [generator.randrange(1000, 40_000) for _ in range(length)]
+Round = Callable[[int], int]  # does the work of a round, by its number; returns its tokens
+Side = Callable[[Plan], Round]
+Rows = Sequence[Sequence[int]]
 
 
-Round = Callable[[int], int]
-"""Does the work of a round, by its number; returns its tokens."""
+def make_config(plan: Plan) -> Any:
+    """Return the configuration of our trainer and engine."""
+    from rl_bridge.config import Config
+
+    length = PROMPT_TOKENS + plan.tokens
+    rollout = {"max_length": length, "max_num_seqs": max(SIZES), "kv_cache_mb": KV_CACHE_MB}
+    trainer = {"iterations": 1000, "num_threads": plan.threads, "learning_rate": LEARNING_RATE}
+    return Config.model_validate({"model": {"dtype": "float32"}, "rollout": rollout, "trainer": trainer})
 
 
 def train_by_ours(plan: Plan) -> Round:
     """Return a round of `Trainer.step`."""
     from rl_bridge.buffer.batch import TrainBatch
-    from rl_bridge.config import Config
     from rl_bridge.trainer.settings import TrainerSettings
     from rl_bridge.trainer.trainer import Trainer
     from rl_bridge.types import NO_VERSION, TrainSample
 
-    length = PROMPT_TOKENS + plan.tokens
-    trainer_keys = {"iterations": 1000, "num_threads": plan.threads, "learning_rate": LEARNING_RATE}
-    keys = {"model": {"dtype": "float32"}, "rollout": {"max_length": length}, "trainer": trainer_keys}
-    config = Config.model_validate(keys)
-    settings = TrainerSettings(  # no checkpoint is written to the folder
-        config=config, model_path=plan.model, folder="unused", max_loss_tokens=plan.tokens
-    )
-    trainer = Trainer(settings)
+    form: dict[str, Any] = {"model_path": plan.model, "max_loss_tokens": plan.tokens, "folder": "none"}
+    trainer = Trainer(TrainerSettings(config=make_config(plan), **form))  # it writes no checkpoint
+    mask = [False] * PROMPT_TOKENS + [True] * plan.tokens
+    known: dict[str, Any] = {"loss_mask": mask, "logprobs": [-5.0 if sampled else 0.0 for sampled in mask]}
 
     def do_round(number: int) -> int:
-        common: dict[str, Any] = {
-            "loss_mask": [False] * PROMPT_TOKENS + [True] * plan.tokens,
-            "logprobs": [0.0] * PROMPT_TOKENS + [-5.0] * plan.tokens,
-            "versions": [NO_VERSION] * PROMPT_TOKENS + [trainer.version] * plan.tokens,
-        }
+        known["versions"] = [trainer.version if sampled else NO_VERSION for sampled in mask]
         samples = [
-            TrainSample(
-                tokens=row, advantage=(-1.0) ** index, trajectory=index, group=index // plan.samples, **common
-            )
-            for index, row in enumerate(plan.draw_rows(number, answers=True))
+            TrainSample(tokens=row, advantage=(-1.0) ** i, trajectory=i, group=i // plan.samples, **known)
+            for i, row in enumerate(plan.draw_rows(number, answers=True))
         ]
         trainer.step(TrainBatch.from_samples(samples))
-        return len(samples) * length
+        return len(samples) * len(mask)
 
     return do_round
+
+
+def in_best_batches(do_rows: Callable[[Rows, int], int], draw_rows: Callable[[int], Rows]) -> Round:
+    """Return a round in batches of the size with which one batch takes the least time for each row."""
+    rows, seconds = draw_rows(WARM_UP), {}
+    for size in (min(SIZES), *sorted({min(size, len(rows)) for size in SIZES})):  # the first one warms up
+        began = time.perf_counter()
+        do_rows(rows[:size], size)
+        seconds[size] = (time.perf_counter() - began) / size
+    return lambda number: do_rows(draw_rows(number), min(seconds, key=seconds.__getitem__))
 
 
 def train_plainly(plan: Plan) -> Round:
@@ -114,7 +120,7 @@ def train_plainly(plan: Plan) -> Round:
     model: Any = AutoModelForCausalLM.from_pretrained(plan.model, dtype=torch.float32)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
 
-    def step(rows: Sequence[Sequence[int]], size: int) -> int:
+    def step(rows: Rows, size: int) -> int:
         for start in range(0, len(rows), size):
             tokens = torch.tensor(rows[start : start + size])
             logits = model(input_ids=tokens, logits_to_keep=plan.tokens + 1, use_cache=False).logits[:, :-1]
@@ -122,28 +128,21 @@ def train_plainly(plan: Plan) -> Round:
             logprobs = -torch.nn.functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
             advantages = torch.tensor([1.0 if number % 2 else -1.0 for number in range(len(tokens))])
             ratios = (logprobs - logprobs.detach()).exp()
-            loss = -(ratios * advantages[:, None]).sum() / (len(rows) * plan.tokens)
-            torch.autograd.backward(loss)
+            torch.autograd.backward(-(ratios * advantages[:, None]).sum() / (len(rows) * plan.tokens))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         return len(rows) * (PROMPT_TOKENS + plan.tokens)
 
-    warm = plan.draw_rows(-1, answers=True)
-    best = choose_size(len(warm), lambda size: step(warm[:size], size))
-    return lambda number: step(plan.draw_rows(number, answers=True), best)
+    return in_best_batches(step, lambda number: plan.draw_rows(number, answers=True))
 
 
 def sample_by_ours(plan: Plan) -> Round:
     """Return a round of the engine, as a generator uses it."""
-    from rl_bridge.config import Config
     from rl_bridge.generator.replica import make_engine
     from rl_bridge.types import SamplingSettings
 
-    length = PROMPT_TOKENS + plan.tokens
-    rollout = {"max_length": length, "max_new_tokens": plan.tokens, "max_num_seqs": max(SIZES)}
-    config = Config.model_validate({"model": {"dtype": "float32"}, "rollout": rollout})
-    engine = make_engine(config, plan.model, seed=0)
+    engine = make_engine(make_config(plan), plan.model, seed=0)
     engine.start().result(ROUND_TIMEOUT_S)
     sampling = SamplingSettings(temperature=1.0, max_new_tokens=plan.tokens)
 
@@ -159,122 +158,93 @@ def sample_plainly(plan: Plan) -> Round:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
-    # Eager and with the limits of ours, which are no limits here.
-    sizes: dict[str, Any] = {"max_model_len": PROMPT_TOKENS + plan.tokens, "max_num_seqs": max(SIZES)}
-    memory: dict[str, Any] = {"max_num_batched_tokens": 8192, "kv_cache_memory_bytes": 1 << 30}
-    form: dict[str, Any] = {"enforce_eager": True, "skip_tokenizer_init": True, "dtype": "float32"}
-    form["distributed_executor_backend"] = "uni"  # in this process, as ours
-    llm = LLM(model=plan.model, logprobs_mode="processed_logprobs", seed=0, **sizes, **memory, **form)
+    # Eager, in this process and with the limits of ours, which are no limits here.
+    limits = {"max_model_len": PROMPT_TOKENS + plan.tokens, "kv_cache_memory_bytes": KV_CACHE_MB << 20}
+    limits |= {"max_num_seqs": max(SIZES), "max_num_batched_tokens": 8192}
+    form = {"enforce_eager": True, "skip_tokenizer_init": True, "distributed_executor_backend": "uni"}
+    values = {"dtype": "float32", "logprobs_mode": "processed_logprobs"}
+    llm = LLM(model=plan.model, seed=0, **limits, **form, **values)
     sampling = SamplingParams(temperature=1.0, max_tokens=plan.tokens, logprobs=0, detokenize=False)
 
-    def generate(prompts: Sequence[Sequence[int]], size: int) -> int:
+    def generate(prompts: Rows, size: int) -> int:
         tokens = 0
         for start in range(0, len(prompts), size):
-            wanted: Any = [{"prompt_token_ids": prompt} for prompt in prompts[start : start + size]]
+            wanted = [{"prompt_token_ids": prompt} for prompt in prompts[start : start + size]]
             outputs = llm.generate(wanted, sampling, use_tqdm=False)
             tokens += sum(len(output.outputs[0].token_ids) for output in outputs)
         return tokens
 
-    warm = plan.draw_rows(-1)
-    generate(warm, max(SIZES))  # caches the prompts
-    best = choose_size(len(warm), lambda size: generate(warm[:size], size))
-    return lambda number: generate(plan.draw_rows(number), best)
+    generate(plan.draw_rows(WARM_UP), max(SIZES))  # caches the prompts
+    return in_best_batches(generate, plan.draw_rows)
 
 
-SIDES: Final = {
-    "our trainer": train_by_ours,
-    "transformers": train_plainly,
-    "our engine": sample_by_ours,
-    "vLLM": sample_plainly,
+PARTS: Final = {  # our side first
+    "trainer": {"our trainer": train_by_ours, "transformers": train_plainly},
+    "engine": {"our engine": sample_by_ours, "vLLM": sample_plainly},
 }
-PAIRS: Final = {"trainer": ("our trainer", "transformers"), "engine": ("our engine", "vLLM")}
 
 
-def choose_size(total: int, work: Callable[[int], object]) -> int:
-    """Return the batch size with which a batch takes the least time for each of its members."""
-    seconds: dict[int, float] = {}
-    for size in (min(SIZES), *sorted({min(size, total) for size in SIZES})):  # the first one warms up
-        began = time.perf_counter()
-        work(size)
-        seconds[size] = (time.perf_counter() - began) / size
-    return min(seconds, key=seconds.__getitem__)
-
-
-def work(side: str, plan: Plan, connection: "Connection[tuple[int, float], int]") -> NoReturn:
-    """Work in a child process: for each number received, do that round and send its tokens and seconds."""
-    do_round = SIDES[side](plan)
+def work(side: Side, plan: Plan, connection: "Connection[tuple[int, float], int]") -> NoReturn:
+    """Work in a child process: once ready, and after each round whose number is received, send tokens and seconds."""
+    do_round, tokens, began = side(plan), 0, time.perf_counter()
     while True:
+        connection.send((tokens, time.perf_counter() - began))
         number = connection.recv()
         began = time.perf_counter()
         tokens = do_round(number)
-        connection.send((tokens, time.perf_counter() - began))
+
+
+def receive(connection: "Connection[int, tuple[int, float]]") -> tuple[int, float]:
+    """Return what `work` sends next; raises BenchmarkError, or EOFError if its process has ended."""
+    if not connection.poll(ROUND_TIMEOUT_S):
+        raise BenchmarkError(f"a side gave no answer within {ROUND_TIMEOUT_S:g} s")
+    return connection.recv()
 
 
 @contextmanager
-def started(side: str, plan: Plan) -> Iterator[Callable[[int], tuple[int, float]]]:
-    """Start a side in a process of its own; yields the function that has it do a round."""
+def start_side(side: Side, plan: Plan) -> Iterator["Connection[int, tuple[int, float]]"]:
+    """Start `work` of a side in a process of its own; yields the connection to it once it is ready."""
     from rl_bridge.generator.vllm_api import engine_environment
 
     os.environ.update(engine_environment(on_gpu=False), OMP_NUM_THREADS=str(plan.threads))  # inherited
     ours, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=work, args=(side, plan, theirs), daemon=True)
+    spawn = multiprocessing.get_context("spawn")
+    process = spawn.Process(target=work, args=(side, plan, theirs), daemon=True)
     process.start()
     theirs.close()
-
-    def ask(number: int) -> tuple[int, float]:
-        ours.send(number)
-        if not ours.poll(ROUND_TIMEOUT_S):
-            raise TimeoutError(f"{side}: no answer within {ROUND_TIMEOUT_S:g} s")
-        answer: tuple[int, float] = ours.recv()  # EOFError if the process has ended
-        return answer
-
     try:
-        yield ask
+        receive(ours)
+        yield ours
     finally:
         process.kill()
         process.join()
 
 
-def measure(measurements: Measurements, plan: Plan) -> None:
+def measure(plan: Plan, measurements: Measurements) -> None:
     """Measure trainer and engine, one after the other, each in rounds that alternate with the plain side's."""
-    for pair, (ours, plain) in PAIRS.items():
-        progress(f"{pair}: loading")
-        with started(ours, plan) as ask_ours, started(plain, plan) as ask_plain:
-            for number in range(plan.rounds + 1):
-                progress(f"{pair}: round {number} of {plan.rounds}")
-                for side, ask in ((ours, ask_ours), (plain, ask_plain)):
-                    tokens, seconds = ask(number)
-                    if number:  # the first one warms up
-                        measurements.add(RATE, side, pair, tokens / seconds)
+    if not Path(plan.model, "config.json").is_file():
+        raise BenchmarkError(f"there is no model in {plan.model}; ./scripts/published-model makes one")
+    for part, sides in PARTS.items():
+        with ExitStack() as stack:
+            workers = {name: stack.enter_context(start_side(side, plan)) for name, side in sides.items()}
+            for number, name in in_rounds(plan.rounds + 1, sides, f"{part}: "):
+                workers[name].send(number)
+                tokens, seconds = receive(workers[name])
+                if number:  # the first one warms up
+                    measurements.add(RATE, name, part, tokens / seconds)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns 1 if a bar is missed, 2 if it failed."""
-    parser = create_parser("published", _DESCRIPTION, _EXAMPLES)
-    parser.add_argument("--model", default=MODEL, metavar="FOLDER", help="the model (default: %(default)s)")
-    parser.add_argument("--rounds", type=count, default=5, metavar="N", help="default: %(default)s")
-    parser.add_argument(
-        "--threads", type=count, default=os.cpu_count(), metavar="N", help="default: all cores"
-    )
-    arguments = parser.parse_args(argv)
-    if not (Path(arguments.model) / "config.json").is_file():
-        parser.error(f"expected a model in {arguments.model!r}; scripts/published-model makes it")
-    plan = Plan(arguments.model, 32, 8, 16, arguments.threads, arguments.rounds)
-    if arguments.quick:
-        plan = replace(plan, prompts=4, samples=4, tokens=8, rounds=1)
-    measurements, status = run_measurement(lambda found: measure(found, plan), EOFError, OSError)
-    rows, bars = [], []
-    for pair, (ours, plain) in PAIRS.items():
-        measured, bound = (measurements.median(RATE, side, pair) for side in (ours, plain))
-        if measured and bound:
-            rows += [(pair, ours, f"{measured:.1f}"), (pair, plain, f"{bound:.1f}")]
-            bars.append(Bar(f"{pair}: {ours} / {plain}", measured / bound, LEAST, "at least"))
-    print(heading(str(plan)))
-    print("\n\n".join([table(("part", "side", RATE), rows), *verdicts(measurements, bars)]))
-    write(arguments.json, measurements, bars)
-    return status or (0 if arguments.quick or all(bar.met for bar in bars) else 1)
+def bars(measurements: Measurements) -> Iterator[Bar]:
+    """Yield the bar of each part: at least 0.8 of the plain side's tokens/s."""
+    for part, sides in PARTS.items():
+        rates = (measurements.median(RATE, name, part) for name in sides)
+        yield from at_least(f"{part}: {' / '.join(sides)}", ratio(*rates), 0.8)
 
+
+ERRORS: Final = (BenchmarkError, EOFError, ConnectionError)  # the last two: a side's process has ended
+BENCHMARK = Benchmark(
+    about=__doc__, plan=Plan, sections=(measure,), tables={"Throughput": (RATE,)}, bars=bars, errors=ERRORS
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main("published")

@@ -229,8 +229,7 @@ class CodeInterpreterObservation(CodeObservation):
         execution_time_s: Seconds from the request to the end of the execution.
         max_rss_bytes: The maximum resident set size so far, as reported by the interpreter.
         files: The files that are new or changed since the previous execution.
-        isolation: The isolation level: "namespaces", "lsm", "seccomp" or "process"; "remote" or "container" if the
-            interpreter is hosted.
+        isolation: The isolation level: "namespaces", "lsm", "seccomp" or "process"; "remote" in a service.
         reason: Why the code was stopped, or what failed in the infrastructure.
         file: The file that `get_file` read.
         prompt: The task's prompt, after a reset that chose a task.

@@ -33,11 +33,10 @@ _VARIABLE: Final = re.compile(r"\$(?:\{(?P<braced>\w+)(?::?[-+](?P<default>[^}]*
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One instruction: its keyword, its arguments and its line number."""
+    """One instruction: its keyword and its arguments."""
 
     keyword: str
     arguments: str
-    line: int
 
 
 @dataclass(slots=True)
@@ -179,21 +178,21 @@ def _instructions(text: str) -> Iterator[Instruction]:
             break
         if match["name"].lower() == "escape":
             escape = match["value"]
-    numbered = enumerate(lines, 1)
-    for number, line in numbered:
+    remaining = iter(lines)
+    for line in remaining:
         joined = _strip_comment(line)
         while joined.endswith(escape):
             joined = joined.removesuffix(escape).rstrip()
             # Comments and empty lines do not end a continued line.
-            following = next((more for _, each in numbered if (more := _strip_comment(each))), "")
+            following = next((more for each in remaining if (more := _strip_comment(each))), "")
             joined = f"{joined} {following}".rstrip()
         word, _, rest = joined.partition(" ")
         if not word:
             continue
-        yield Instruction(word.upper(), rest.strip(), number)
+        yield Instruction(word.upper(), rest.strip())
         if word.upper() in ("RUN", "COPY", "ADD"):
             for match in _HEREDOC.finditer(rest):
-                while next(numbered, (0, match["word"]))[1].strip() != match["word"]:
+                while next(remaining, match["word"]).strip() != match["word"]:
                     pass
 
 

@@ -93,7 +93,7 @@ class Execution:
         execution_time_s: Seconds from the request to its end, measured outside the interpreter.
         max_rss_bytes: Peak resident memory so far, as reported by the interpreter itself.
         files: Files that are new or changed since the previous execution.
-        isolation: What isolated it: an isolation level, "container", or "remote".
+        isolation: What isolated it: an isolation level, or "remote".
         reason: A description of why it was ended, or of what is wrong with the infrastructure.
     """
 

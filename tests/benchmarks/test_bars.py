@@ -129,6 +129,21 @@ def test_weights_bars_take_the_median_of_times_and_the_most_of_memory() -> None:
     assert [(bar.value, bar.met) for bar in BENCHMARK.bars(measurements)] == [(3.5, True), (0.7, False)]
 
 
+def test_published_bars_divide_by_the_plain_side() -> None:
+    from benchmarks.published import BENCHMARK
+
+    measurements = Measurements()
+    for side, part, rates in (
+        ("our trainer", "trainer", (7, 80, 9)),
+        ("transformers", "trainer", (10, 1, 30)),
+        ("our engine", "engine", (7,)),
+        ("vLLM", "engine", (10,)),
+    ):
+        for rate in rates:
+            measurements.add("tokens/s", side, part, rate)
+    assert [(bar.value, bar.met) for bar in BENCHMARK.bars(measurements)] == [(0.9, True), (0.7, False)]
+
+
 @pytest.mark.parametrize(
     ("ours", "expected"),
     [

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from missing import missing
 from module_run import ROOT, run_module
+from published import published_model
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -105,6 +106,16 @@ WIRE = ["--no-released", "--only", "step,imports,clients"]
 )
 def test_quick_run_measures_everything(name: str, argv: list[str], check: Check, tmp_path: Path) -> None:
     check(quick_benchmark(name, tmp_path, *argv, timeout_s=500))
+
+
+@pytest.mark.heavy
+def test_published_run_compares_each_part_with_the_plain_side(tmp_path: Path) -> None:
+    found = quick_benchmark("published", tmp_path, "--model", str(published_model()), timeout_s=500)
+    rates = {key[1:]: median for key, median in medians(found).items()}
+    ours = {("our trainer", "trainer"): "transformers", ("our engine", "engine"): "vLLM"}
+    assert set(rates) == {*ours, *((plain, part) for (_, part), plain in ours.items())}
+    ratios = [rates[key] / rates[plain, key[1]] for key, plain in ours.items()]
+    assert [bar["value"] for bar in found["bars"]] == pytest.approx(ratios)
 
 
 def test_sessions_that_wait_a_second_take_a_second(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class InterpreterSettings:
     """The settings of one server's interpreters.
 
     Attributes:
-        backend: The name of the backend that runs code: "local" or a hosted one.
+        backend: The name of the backend that runs code: "local" or "together".
         preload: Packages that an interpreter has imported unless the reset chooses others.
         packages: Packages that a reset may choose; includes those of `preload`.
         limits: Limits of a session unless the reset changes them.

@@ -42,7 +42,6 @@ class Notebook(Environment[Note, Notes, State]):
     """
 
     SUPPORTS_CONCURRENT_SESSIONS = True
-    FORKABLE = True
     chance = Random(7)
     failed: ClassVar[Counter[tuple[str, int | None]]] = Counter()
     """Of the whole server: how often a test's seed has failed already."""

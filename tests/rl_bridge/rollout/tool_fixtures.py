@@ -136,7 +136,6 @@ class Desk(ToolEnvironment[State]):
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     BLOCKING = False
-    FORKABLE = True
 
     def __init__(self) -> None:
         self._calls = 0
