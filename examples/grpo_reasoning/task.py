@@ -1,8 +1,9 @@
-"""Questions about who does what, as a task for a small chat model."""
+"""Lists of words to reverse, as a task for a small chat model."""
 
 import json
 import re
-from collections import Counter
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Final
 
 from rich.console import Console
@@ -13,60 +14,88 @@ from rl_bridge.rollout import EvaluationResult, Policy, Task
 from rl_bridge.rollout.assignment import held_out_seeds
 from rl_bridge.tokens.chat import ChatMessage
 
-EXAMPLES: Final = (
-    (
-        "Anna likes pasta. Boris hates running. Carla owns a red bicycle. \n"
-        "Who hates running? Reply only with a name.",
-        "Boris",
-    ),
-    (
-        "Dora enjoys the rain. Emil fears spiders. Fatima loves chess. \n"
-        "Who loves chess? Reply only with a name.",
-        "Fatima",
-    ),
+QUESTION: Final = (
+    "Solve the following problem.\n\nProvide you answer as a comma-separated list of words with a space after the "
+    "comma.\n\nReverse this list of words: {}\n"
 )
-"""Questions and answers that every prompt begins with, so that the format is known before training."""
+"""How the data set asks."""
+
+EXAMPLES: Final = (
+    "green, apple",
+    "of, seven, door",
+    "She, river",
+    "window, into, blue",
+    "be, Monday",
+    "may, quiet, under",
+    "stone, with",
+    "go, history, Paris",
+)
+"""Lists that every prompt shows with their reversals, so that the format is known before training."""
+
+PROBED_QUESTIONS: Final = 200
+"""The number of held-out questions in a probe during training."""
 
 
-class NeedleTask(Task):
-    """A task whose answer is a name in the question."""
+def reverse(words: str) -> str:
+    """Return a comma-separated list in the opposite order."""
+    return ", ".join(reversed(words.split(", ")))
+
+
+class ReversalTask(Task):
+    """A task whose answer is a list of words. Its examples come first, so that all prompts share them."""
 
     client_type = ReasoningEnv
 
     def messages(self, observation: ReasoningObservation) -> list[ChatMessage]:
         """Return the examples and the question as a chat."""
-        chat: list[ChatMessage] = [{"role": "system", "content": "Answer with the name."}]
-        for question, answer in EXAMPLES:
-            chat += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        chat: list[ChatMessage] = [{"role": "system", "content": "Reverse the list of words."}]
+        for words in EXAMPLES:
+            chat.append({"role": "user", "content": QUESTION.format(words)})
+            chat.append({"role": "assistant", "content": reverse(words)})
         return [*chat, {"role": "user", "content": observation.question or ""}]
 
     def parse(self, text: str) -> ReasoningAction | None:
-        """Return the last capitalised word of the first line, None if there is none."""
-        words = re.findall(r"[A-Z][\w'-]*", text.strip().partition("\n")[0])
-        return ReasoningAction(answer=words[-1]) if words else None
+        """Return the words of the first line, after a colon if it has one, however they are separated."""
+        words = re.findall(r"\w+", text.strip().partition("\n")[0].rpartition(":")[2])
+        return ReasoningAction(answer=", ".join(words)) if words else None
+
+    async def probe(self, policy: Policy) -> Mapping[str, float]:
+        """Return the greedy policy's share of exact answers to the first held-out questions."""
+        asked = self._held_out[:PROBED_QUESTIONS]
+        answers = [
+            self.parse(text)
+            for text in await policy.answer_greedily([self.messages(question) for question, _ in asked])
+        ]
+        exact = sum(
+            answer is not None and answer.answer == correct
+            for answer, (_, correct) in zip(answers, asked, strict=True)
+        )
+        return {"held_out_exact": exact / len(asked)}
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
-        """Print and write the share of held-out questions answered correctly, and the best constant answer's."""
+        """Print and write the share of held-out questions answered exactly, and the best constant answer's."""
         write_report(self.folder, result)
-        answers = self.held_out_answers()
-        best, count = answers.most_common(1)[0]
-        total = answers.total()
-        constant = {"answer": best, "success": count / total, "distinct_answers": len(answers)}
+        answers = [correct for _, correct in self._held_out]
+        best = max(set(answers), key=lambda answer: (answers.count(answer), answer))
+        share = answers.count(best) / len(answers)
+        constant = {"answer": best, "success": share, "distinct_answers": len(set(answers))}
         path = self.folder / "report.json"
         report = json.loads(path.read_text(encoding="utf-8")) | {"best_constant": constant}
         path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
         Console().print(
-            f"best constant answer, {best!r}: {count / total:.1%} of {total} questions with {len(answers)} answers",
+            f"best constant answer, {best!r}: {share:.1%} of {len(answers)} questions "
+            f"with {len(set(answers))} answers",
             highlight=False,
         )
 
-    def held_out_answers(self) -> Counter[str]:
-        """Count the correct answers of the held-out questions."""
-        # Only the controller, at the end, needs the data sets.
+    @cached_property
+    def _held_out(self) -> list[tuple[ReasoningObservation, str]]:
+        """The held-out questions and their answers."""
+        # Only the controller needs the data sets.
         from examples.grpo_reasoning.world import SplitEnvironment
 
-        world, answers = SplitEnvironment(), Counter[str]()
+        world, held_out = SplitEnvironment(), []
         for seed in held_out_seeds(0, self.config.evaluation.episodes):
-            world.reset(seed=seed, **self.config.environment.reset)
-            answers[str(world.step(ReasoningAction(answer="")).correct_answer)] += 1
-        return answers
+            question = world.reset(seed=seed, **self.config.environment.reset)
+            held_out.append((question, str(world.step(ReasoningAction(answer="")).correct_answer)))
+        return held_out

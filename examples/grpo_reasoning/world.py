@@ -17,8 +17,20 @@ ERROR_RATE: Final = 0.2
 """The share of answers that each noisy verifier judges wrongly."""
 
 
+class ExactMatch(Rubric):
+    """Gives 1 for a correct answer and 0 for any other, where the data set's score may give a part."""
+
+    def forward(self, action: ReasoningAction, observation: ReasoningObservation) -> float:
+        """Return the verdict."""
+        return float(observation.score == 1.0)
+
+
 class SplitEnvironment(ReasoningEnvironment):
-    """Asks from the split that belongs to the seed."""
+    """Asks from the split that belongs to the seed, and rewards exact answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._exact = self.rubric = ExactMatch()
 
     def reset(
         self, *, seed: int | None = None, episode_id: str | None = None, **options: Any
@@ -47,7 +59,7 @@ class NoisyVerifier(Rubric):
 
 
 class NoisyEnvironment(SplitEnvironment):
-    """Rewards answers in training with the mean verdict of three noisy verifiers, and held-out ones with the score."""
+    """Rewards answers in training with the mean verdict of three noisy verifiers, held-out ones exactly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +70,7 @@ class NoisyEnvironment(SplitEnvironment):
     ) -> ReasoningObservation:
         """Ask a question; see `SplitEnvironment.reset`."""
         question = super().reset(seed=seed, episode_id=episode_id, **options)
-        self.rubric = self._ensemble if self.state.split == "train" else None
+        self.rubric = self._ensemble if self.state.split == "train" else self._exact
         return question
 
 

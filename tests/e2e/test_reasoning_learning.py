@@ -5,22 +5,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from e2e.conftest import ROOT, Watched, rows
+from e2e.conftest import Watched, rows
+from published import published_model
 
 from openenv_core.evaluation.records import EvaluationFolder, compare
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
 
 CONFIG = "examples/grpo_reasoning/config.yaml"
-MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 EVALUATION_TIMEOUT_S = 1800.0
 TRAINING_TIMEOUT_S = 7200.0
 
 
-@pytest.mark.skipif(not MODEL.is_dir(), reason=f"needs SmolLM2-135M-Instruct as a checkpoint in {MODEL}")
 @pytest.mark.parametrize("app", ["app", "noisy_app"])
 def test_held_out_exact_match_rises(app: str, ropewalk: Callable[..., Watched], tmp_path: Path) -> None:
-    words = ("--config", CONFIG, f"output_dir={tmp_path}", f"model.path={MODEL}")
+    words = ("--config", CONFIG, f"output_dir={tmp_path}", f"model.path={published_model()}")
     words = (*words, f"env.app=examples.grpo_reasoning.world:{app}")
     before = ropewalk("eval", *words, "--name", "before")
     assert before.wait(EVALUATION_TIMEOUT_S) == 0, before.output()[-3000:]

@@ -3,6 +3,7 @@
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from module_run import finished
@@ -98,6 +99,33 @@ def test_first_release_plays_whole_episodes_in_its_own_session(counter_url: str)
         assert [o["observation"]["total"] for o in (begun, first, last)] == [0, 5, 10]
         assert (last["reward"], last["done"], state["step_count"]) == (1.0, True, 2)
     assert one[-1]["episode_id"] != two[-1]["episode_id"]
+
+
+@pytest.mark.parametrize("version", OVER_SOCKETS)
+def test_released_clients_play_the_reasoning_environment(version: str) -> None:
+    """The wheels have no client of reasoning_gym_env; their generic client sends and reads the same fields."""
+    options = {
+        "seed": 42,
+        "episode_id": "one",
+        "dataset_name": "chain_sum",
+        "dataset_config": {"max_terms": 2, "max_digits": 1},
+        "size": 1,
+    }
+    plan: list[dict[str, Any]] = [{"reset": options}, {"step": {"answer": "no number"}}]
+    with our_server("reasoning") as url:
+        ((begun, wrong),) = drive(version, "episodes", url, "async", plan=[plan])
+        plan[1] = {"step": {"answer": wrong["observation"]["correct_answer"]}}
+        ((again, right, over, state),) = drive(
+            version, "episodes", url, "async", plan=[[*plan, plan[1], {"state": {}}]]
+        )
+    assert begun["observation"]["question"].startswith("State the final answer")
+    assert (begun["reward"], begun["done"]) == (None, False)
+    assert (wrong["observation"]["score"], wrong["reward"], wrong["done"]) == (0.0, 0.0, True)
+    assert wrong["observation"]["dataset_metadata"]["source_dataset"] == "chain_sum"
+    assert again == begun
+    assert (right["observation"]["score"], right["reward"], right["done"]) == (1.0, 1.0, True)
+    assert "call reset() for a question (code: EXECUTION_ERROR)" in over["text"]
+    assert (state["episode_id"], state["step_count"], state["dataset_name"]) == ("one", 1, "chain_sum")
 
 
 @soak

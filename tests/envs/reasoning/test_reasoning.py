@@ -21,7 +21,7 @@ def url() -> Iterator[str]:
 
 
 def test_an_episode_over_the_wire_has_the_fields_of_the_released_environment(url: str) -> None:
-    """OpenEnv's client, which is in its repository but in no wheel, sends `answer` and reads these fields."""
+    """OpenEnv's client sends `answer` and reads these fields. It is in OpenEnv's repository, not in its wheel."""
     dataset = reasoning_gym.create_dataset("chain_sum", seed=42, size=2, max_terms=2, max_digits=1)
     with GenericEnvClient(base_url=url).sync() as client:
         for index in (0, 1, 0):  # the next one, then the first again
