@@ -2,14 +2,13 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from e2e.conftest import ROOT, Watched, rows
-from module_run import finished
+from published import published_model
 
 from envs.blackjack_env.oracle import DECISION_STATES, DecisionState
 from envs.blackjack_env.table import observe_decision
@@ -30,21 +29,12 @@ SHORT = (
 )
 
 
-@pytest.fixture(scope="module")
-def model() -> Path:
-    """The folder of the checkpoint, which the first call fetches from the package index."""
-    done = finished(sys.executable, ROOT / "scripts" / "published_model.py", timeout_s=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    folder = Path(done.stdout.removesuffix("\n"))
-    assert (folder / "model.safetensors").is_file()
-    return folder
-
-
 def test_published_model_is_trained_and_its_legal_answers_are_reported(
-    ropewalk: Callable[..., Watched], tmp_path: Path, model: Path
+    ropewalk: Callable[..., Watched], tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file
 
+    model = published_model()
     run = ropewalk(
         "train", "--config", CONFIG, "--name", "run", f"output_dir={tmp_path}", f"model.path={model}", *SHORT
     )
@@ -66,12 +56,12 @@ def test_published_model_is_trained_and_its_legal_answers_are_reported(
     assert metrics["probe/legal"] == report["greedy_legal_rate"]
 
 
-def test_prompts_and_answers_fit_what_the_configuration_allows(model: Path, tmp_path: Path) -> None:
-    tokenizer, config = ChatTokenizer(model), load_config(ROOT / CONFIG)
+def test_prompts_and_answers_fit_what_the_configuration_allows(tmp_path: Path) -> None:
+    tokenizer, config = ChatTokenizer(published_model()), load_config(ROOT / CONFIG)
     task = BlackjackChatTask(config, tmp_path)
     longest = max(len(tokenizer.prompt(task.messages(observe_decision(state)))) for state in DECISION_STATES)
-    answers = [tokenizer.answer(word) for word in ("hit", "stand")]
-    assert max(map(len, answers)) == config.rollout.max_new_tokens
+    answers = [tokenizer.answer(word) for word in ("hit", "stand")]  # each with the token that ends it
+    assert [len(answer) - 1 for answer in answers] == [config.rollout.max_new_tokens] * 2
     assert longest + config.rollout.max_new_tokens <= config.rollout.max_length
     assert tokenizer.raw(
         tokenizer.prompt(task.messages(observe_decision(DecisionState(17, True, 1))))
@@ -91,10 +81,10 @@ THINKING_TEMPLATE = """\
 
 
 def test_checkpoint_that_can_think_is_told_not_to_and_a_gpu_computes_in_bfloat16(
-    model: Path, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(model / name, tmp_path)
+        shutil.copy(published_model() / name, tmp_path)
     (tmp_path / "chat_template.jinja").write_text(THINKING_TEMPLATE, encoding="utf-8")
     config = load_config(ROOT / CONFIG, [f"model.path={tmp_path}", "trainer.num_gpus=1"])
     assert config.model.dtype == "bfloat16"
