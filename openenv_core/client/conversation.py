@@ -164,6 +164,17 @@ class Conversation:
             self._open_call = self.request("open", (), opening.request(), self._handle_open_reply)
         carrier.listen(self)  # last: the connection may be lost already
 
+    @property
+    def stuck(self) -> RequestTimeoutError | None:
+        """The error if no request can be sent since none of the last ones was answered before its caller left."""
+        pending = self._pending
+        if len(pending) < MAX_PENDING or not all(call.future.done() for call in pending.values()):
+            return None
+        return RequestTimeoutError(
+            f"expected a reply to one of the last {MAX_PENDING} requests, got none, so that nothing more was sent; "
+            "wait, or call reset() for a new session"
+        )
+
     async def wait_open(self) -> None:
         """Wait until the sessions are open.
 
@@ -330,6 +341,8 @@ class Conversation:
         """
         if self.error is not None:
             raise self.error.with_traceback(None)
+        if (stuck := self.stuck) is not None:
+            raise stuck
         if len(self._pending) >= MAX_PENDING:
             raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
         request_id, self._next_id = self._next_id, self._next_id + 1
