@@ -35,7 +35,7 @@ from openenv_core.errors import (
     ProtocolError,
     ServerError,
 )
-from openenv_core.loop_thread import LoopThread, shared_loop
+from openenv_core.loop_thread import LoopThread, shared_loop, start_in_thread
 from openenv_core.protocol.http import http_url, redact_url, websocket_url
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapt_provider, describe_death
@@ -599,7 +599,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     async def _start(self, provider: "Provider") -> str:
         """Start the server in a thread. `close` cancels the wait; the provider's `stop` then ends the start."""
-        self._start_task = starting = asyncio.ensure_future(asyncio.to_thread(provider.start))
+        self._start_task = starting = start_in_thread(provider.start)
         try:
             return await starting
         except asyncio.CancelledError:
