@@ -35,7 +35,11 @@ def find_classes() -> Iterator[type[Exception]]:
             if "templates" in path.parts or "Error(" not in (text := path.read_text()):
                 continue
             for node in ast.parse(text).body:
-                if not isinstance(node, ast.ClassDef) or not node.name.endswith("Error") or node.name[0] == "_":
+                if (
+                    not isinstance(node, ast.ClassDef)
+                    or not node.name.endswith("Error")
+                    or node.name[0] == "_"
+                ):
                     continue
                 if any(isinstance(part, ast.FunctionDef) and part.name == "__init__" for part in node.body):
                     module = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
