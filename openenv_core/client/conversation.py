@@ -78,6 +78,7 @@ class PendingCall:
         sink: Callback for the reply frames of a request that may have several.
         sent: The frame was sent on the current connection, or an earlier one and the server has received it.
         reply_frame: The raw reply, even if nobody waits for it; empty if the request was never sent.
+        on_late_reply: Callback for the raw reply, if nobody waits for it.
     """
 
     request_id: int
@@ -88,6 +89,7 @@ class PendingCall:
     sink: Callable[[Any], None] | None = None
     sent: bool = False
     reply_frame: bytes | bytearray | None = None
+    on_late_reply: Callable[[bytes | bytearray], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,8 +300,11 @@ class Conversation:
             call.reply_frame = frame
             if not call.future.done():
                 call.future.set_result(fields)
-            elif isinstance(ending := error_of(fields), SESSION_ENDED):
-                self._unclaimed_error = ending
+            else:
+                if isinstance(ending := error_of(fields), SESSION_ENDED):
+                    self._unclaimed_error = ending
+                if call.on_late_reply is not None:
+                    call.on_late_reply(frame)
             return
         last = fields.get("last") is True
         if last:
