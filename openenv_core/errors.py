@@ -48,7 +48,24 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
-class OpenEnvError(Exception):
+class PicklableError(Exception):
+    """An exception that keeps its text and attributes when it is pickled, whatever its `__init__` takes.
+
+    Exception itself calls `__init__` with the message only, so that a process pool that receives the error breaks.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (type(self), self.args), self.__dict__
+
+
+def _restore(kind: type[PicklableError], args: tuple[Any, ...]) -> PicklableError:
+    # Named, as `kind.__new__` is that of the first builtin parent only.
+    error = (OSError if issubclass(kind, OSError) else Exception).__new__(kind)
+    error.args = args
+    return error
+
+
+class OpenEnvError(PicklableError):
     """Base class of all errors that Ropewalk raises on purpose."""
 
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 from openenv_core.errors import ClientClosedError, ConfigurationError
@@ -20,7 +21,10 @@ STOP_TIMEOUT_S: Final = 10.0
 """How long, in seconds, a stopping thread may take to cancel its tasks."""
 
 MAX_HELPERS: Final = 64
-"""Maximum threads of the loop's executor, and so the number of servers started at once. Created on demand."""
+"""Maximum threads of the loop's executor, which looks up addresses and stops servers. Created on demand."""
+
+MAX_STARTS: Final = 64
+"""Maximum number of servers that are started at once."""
 
 
 class _ThreadCall(Generic[T]):
@@ -238,12 +242,24 @@ def shared_loop() -> LoopThread:
         return _shared
 
 
-def _renew_lock() -> None:
-    global _lock
+_starts = ThreadPoolExecutor(MAX_STARTS, "openenv-start")
+
+
+def start_in_thread(start: Callable[[], T]) -> asyncio.Future[T]:
+    """Call a function that starts a server in a thread, on no loop's executor: a start may take minutes.
+
+    Address lookups would wait for the loop's, and so would the stop that ends the start.
+    """
+    return asyncio.get_running_loop().run_in_executor(_starts, copy_context().run, start)
+
+
+def _renew_after_fork() -> None:
+    global _lock, _starts
     _lock = threading.Lock()
+    _starts = ThreadPoolExecutor(MAX_STARTS, "openenv-start")
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_renew_after_fork)
 
 
 def run_async_safely(coro: Coroutine[Any, Any, T]) -> T:

@@ -217,7 +217,7 @@ def read_keys(folder: Path) -> dict[str, Any]:
     """
     file = folder / MANIFEST
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise ManifestError([f"expected {MANIFEST} in {folder}, got none"]) from None
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def proxy_for(url: str) -> str | None:
     """Return the proxy for a URL; None for this machine itself.
 
-    Reads the usual variables, in either case: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY.
+    Reads the usual variables, in either case: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, with networks too.
     """
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -25,9 +25,9 @@ def proxy_for(url: str) -> str | None:
         return None
     from urllib.request import getproxies, proxy_bypass  # not needed for this machine itself
 
-    if proxy_bypass(host):
-        return None
     proxies = getproxies()
+    if proxy_bypass(host) or _is_in_network(host, proxies.get("no", "")):
+        return None
     secure = parts.scheme in ("wss", "https")
     for scheme in ("wss", "socks", "https", "all") if secure else ("ws", "socks", "http", "all"):
         if proxy := proxies.get(scheme):
@@ -44,6 +44,17 @@ def _is_this_machine(host: str) -> bool:
         address = ipaddress.ip_address(host)
         address = getattr(address, "ipv4_mapped", None) or address
         return address.is_loopback or address.is_unspecified
+    return False
+
+
+def _is_in_network(host: str, no_proxy: str) -> bool:
+    """Whether NO_PROXY names a network with this address, such as 10.0.0.0/8, which urllib does not read."""
+    for entry in no_proxy.split(","):
+        with suppress(ValueError):
+            if "/" in entry and ipaddress.ip_address(host) in ipaddress.ip_network(
+                entry.strip(), strict=False
+            ):
+                return True
     return False
 
 

@@ -3,7 +3,7 @@
 import importlib.util
 from types import TracebackType
 
-from openenv_core.errors import make_former_getattr
+from openenv_core.errors import PicklableError, make_former_getattr
 
 OPTIONAL_SIBLINGS = ("torchvision", "torchaudio", "torchcodec")
 """Packages that nothing here uses, but that break transformers and vLLM if they do not match torch."""
@@ -12,7 +12,7 @@ _DISTRIBUTIONS = {"monarch": "torchmonarch"}
 _INSTALL = "in a checkout, `python3.11 scripts/bootstrap.py train` installs what training needs, `train-gpu` for CUDA"
 
 
-class BridgeError(Exception):
+class BridgeError(PicklableError):
     """The base class of every error that the bridge raises on purpose."""
 
 
@@ -57,9 +57,6 @@ class MissingDependencyError(BridgeError):
             remedy = "`ropewalk doctor` compares its version with what is expected"
         return cls(_DISTRIBUTIONS.get(package, package), remedy, f"{type(error).__name__}: {error}")
 
-    def __reduce__(self) -> tuple[type["MissingDependencyError"], tuple[str, str, str]]:
-        return type(self), (self.package, self.remedy, self.failure)  # pickled between processes
-
 
 def _is_installed(package: str) -> bool:
     try:
@@ -98,9 +95,6 @@ class PromptRefusedError(GeneratorError):
         self.prompt = prompt
         self.reason = reason
         super().__init__(f"the engine refused a prompt: {reason}")
-
-    def __reduce__(self) -> tuple[type["PromptRefusedError"], tuple[int, str]]:
-        return type(self), (self.prompt, self.reason)  # pickled between processes
 
 
 class StateUnavailableError(BridgeError):

@@ -142,7 +142,9 @@ def _list_one(folder: Path, target: str) -> ListedEnvironment:
 
 def _project(folder: Path) -> dict[str, Any]:
     try:
-        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8-sig")).get(
+            "project", {}
+        )
     except (OSError, ValueError):
         return {}
     return project if isinstance(project, dict) else {}
@@ -150,7 +152,7 @@ def _project(folder: Path) -> dict[str, Any]:
 
 def _docstring(folder: Path) -> str:
     try:
-        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+        text = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8-sig")))
     except (OSError, ValueError, SyntaxError):
         return ""
     # The first sentence only: the rest is about the package.

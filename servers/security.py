@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.errors import ConfigurationError, PicklableError
 from servers.listening import ip_address, is_loopback
 from servers.settings import ServerSettings
 
@@ -42,7 +42,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _Headers: TypeAlias = Mapping[bytes, Sequence[bytes]]
 
 
-class HttpRefusalError(Exception):
+class HttpRefusalError(PicklableError):
     """The request is refused.
 
     Args:

@@ -134,7 +134,7 @@ def token_lines(variable: str, path: str) -> tuple[str, ...]:
         ConfigurationError: The file cannot be read.
     """
     try:
-        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+        lines = [line.strip() for line in Path(path).read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"expected {variable} to name a readable file, got: {error}") from None
     return tuple(line for line in lines if line and not line.startswith("#"))

@@ -10,6 +10,7 @@ import os
 import posixpath
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -148,7 +149,7 @@ class HarborTask:
         """
         file = folder / TASK
         try:
-            task = cls(folder.resolve(), TaskTable.model_validate(tomllib.loads(file.read_text("utf-8"))))
+            task = cls(folder.resolve(), TaskTable.model_validate(tomllib.loads(file.read_text("utf-8-sig"))))
         except ValidationError as error:
             raise InvalidTaskError(f"{file}: {describe_faults(error, 'task')}") from None
         except (OSError, ValueError) as error:
@@ -164,7 +165,7 @@ class HarborTask:
     @cached_property
     def instruction(self) -> str:
         """The task's prompt, without canary lines, which mark data sets."""
-        lines = (self.folder / "instruction.md").read_text("utf-8").split("\n")
+        lines = (self.folder / "instruction.md").read_text("utf-8-sig").split("\n")
         while lines and _CANARY.fullmatch(lines[0].strip()):
             del lines[0]
             while lines and not lines[0].strip():
@@ -308,8 +309,8 @@ class HarborTasks(IndexedTasks):
                 f"expected a folder of Harbor tasks, each a folder with {TASK}, got {root}, {reason}; "
                 "name the one that holds them: ropewalk serve harbor PATH"
             )
-        ids = [task.id for tasks in self._tasks.values() for task in tasks]
-        if duplicates := sorted({task_id for task_id in ids if ids.count(task_id) > 1}):
+        counts = Counter(task.id for tasks in self._tasks.values() for task in tasks)
+        if duplicates := sorted(task_id for task_id, count in counts.items() if count > 1):
             raise InvalidTaskError(
                 f"{root}: expected tasks of different names, got {', '.join(duplicates)} twice"
             )

@@ -78,6 +78,7 @@ class PendingCall:
         sink: Callback for the reply frames of a request that may have several.
         sent: The frame was sent on the current connection, or an earlier one and the server has received it.
         reply_frame: The raw reply, even if nobody waits for it; empty if the request was never sent.
+        on_late_reply: Callback for the raw reply, if nobody waits for it.
     """
 
     request_id: int
@@ -88,6 +89,7 @@ class PendingCall:
     sink: Callable[[Any], None] | None = None
     sent: bool = False
     reply_frame: bytes | bytearray | None = None
+    on_late_reply: Callable[[bytes | bytearray], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,17 @@ class Conversation:
             self._opening = opening
             self._open_call = self.request("open", (), opening.request(), self._handle_open_reply)
         carrier.listen(self)  # last: the connection may be lost already
+
+    @property
+    def stuck(self) -> RequestTimeoutError | None:
+        """The error if no request can be sent since none of the last ones was answered before its caller left."""
+        pending = self._pending
+        if len(pending) < MAX_PENDING or not all(call.future.done() for call in pending.values()):
+            return None
+        return RequestTimeoutError(
+            f"expected a reply to one of the last {MAX_PENDING} requests, got none, so that nothing more was sent; "
+            "wait, or call reset() for a new session"
+        )
 
     async def wait_open(self) -> None:
         """Wait until the sessions are open.
@@ -287,8 +300,11 @@ class Conversation:
             call.reply_frame = frame
             if not call.future.done():
                 call.future.set_result(fields)
-            elif isinstance(ending := error_of(fields), SESSION_ENDED):
-                self._unclaimed_error = ending
+            else:
+                if isinstance(ending := error_of(fields), SESSION_ENDED):
+                    self._unclaimed_error = ending
+                if call.on_late_reply is not None:
+                    call.on_late_reply(frame)
             return
         last = fields.get("last") is True
         if last:
@@ -330,6 +346,8 @@ class Conversation:
         """
         if self.error is not None:
             raise self.error.with_traceback(None)
+        if (stuck := self.stuck) is not None:
+            raise stuck
         if len(self._pending) >= MAX_PENDING:
             raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
         request_id, self._next_id = self._next_id, self._next_id + 1

@@ -35,7 +35,7 @@ from openenv_core.errors import (
     ProtocolError,
     ServerError,
 )
-from openenv_core.loop_thread import LoopThread, shared_loop
+from openenv_core.loop_thread import LoopThread, shared_loop, start_in_thread
 from openenv_core.protocol.http import http_url, redact_url, websocket_url
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapt_provider, describe_death
@@ -317,8 +317,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
     async def _connect_another(self, snapshot: str | None = None) -> Self:
         parameters = inspect.signature(type(self)).parameters
         accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        known: dict[str, Any] = self._client_settings
-        settings = {name: known[name] for name in known if accepts_any or name in parameters}
+        settings = {k: v for k, v in self._client_settings.items() if accepts_any or k in parameters}
         child = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
         self._children = [*(known for known in self._children if not known._closed), child]
         if snapshot is not None:
@@ -453,6 +452,11 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
                 conversation = self._conversation or await self._find_session(fresh=reset is not None)
                 if journal.obstacle == CLOSED:  # while this request waited for the lock, or connected
                     raise ConnectionLostError(CLOSED)
+                if (stuck := conversation.stuck) is not None:
+                    if reset is None:
+                        raise stuck
+                    self._abort(str(stuck))
+                    continue
                 if reset is not None and not losses:
                     reset = journal.complete(reset, conversation.carrier.deterministic)
                     frame = encode_request("reset", reset)
@@ -595,7 +599,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     async def _start(self, provider: "Provider") -> str:
         """Start the server in a thread. `close` cancels the wait; the provider's `stop` then ends the start."""
-        self._start_task = starting = asyncio.ensure_future(asyncio.to_thread(provider.start))
+        self._start_task = starting = start_in_thread(provider.start)
         try:
             return await starting
         except asyncio.CancelledError:
@@ -690,9 +694,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
             self.connect()
         return cast(str, self._client.base_url)
 
-    @property
-    def _base_url(self) -> str:
-        return self.base_url
+    _base_url = base_url
 
     @property
     def async_client(self) -> EnvClient[ActT, ObsT, StateT]:

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Mapping
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from uuid import uuid4
@@ -115,6 +116,8 @@ class Journal:
             return
         reply = call.reply_frame
         self._entries.append((frame, expected, call if reply is None else reply))
+        if reply is None:
+            call.on_late_reply = partial(self._add_late_reply, self._entries, len(self._entries) - 1)
         self._bytes += len(frame) + (0 if reply is None else len(reply))
         if self._bytes > MAX_BYTES or len(self._entries) > MAX_REQUESTS:
             self._shrink()
@@ -174,6 +177,19 @@ class Journal:
                     f"with {_excerpt(recorded)}, got {_excerpt(reply)}; the environment says that it is deterministic "
                     "and is not (`ropewalk validate` looks for the cause), or the servers differ"
                 )
+
+    def _add_late_reply(
+        self, entries: list[tuple[bytes, str, "Reply | int | PendingCall"]], index: int, reply: Reply
+    ) -> None:
+        """Replace the call of an abandoned request by its reply, unless the episode is over."""
+        if entries is not self._entries:
+            return
+        frame, expected, _ = entries[index]
+        is_digested = index < self._digested
+        entries[index] = frame, expected, _digest(reply) if is_digested else reply
+        self._bytes += _DIGEST_BYTES if is_digested else len(reply)
+        if self._bytes > MAX_BYTES:
+            self._shrink()
 
     def _shrink(self) -> None:
         """Replace replies by digests, the oldest first; if that is not enough, discard the episode."""

@@ -17,6 +17,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.images.dockerfile import Dockerfile
 from openenv_core.manifest import MANIFEST, ManifestError, load_keys
 from openenv_core.providers.base import REMOTE_POLL_FACTOR, wait_healthy
+from openenv_core.proxies import client_for
 
 PORT: Final = 8000
 """The port that servers listen on in a sandbox."""
@@ -203,7 +204,7 @@ class DaytonaProvider(ContainerProvider):
 
         def probe(left_s: float) -> str | None:
             try:
-                reply = httpx.get(f"{base_url}/health", timeout=min(left_s, HEALTH_TIMEOUT_S))
+                reply = client.get(f"{base_url}/health", timeout=min(left_s, HEALTH_TIMEOUT_S))
                 trouble = None if reply.is_success else f"HTTP {reply.status_code}"
             except httpx.HTTPError as error:
                 trouble = str(error) or type(error).__name__
@@ -214,7 +215,9 @@ class DaytonaProvider(ContainerProvider):
                 )
             return trouble
 
-        if (trouble := wait_healthy(probe, timeout_s, time.sleep, factor=REMOTE_POLL_FACTOR)) is not None:
+        with client_for(base_url) as client:
+            trouble = wait_healthy(probe, timeout_s, time.sleep, factor=REMOTE_POLL_FACTOR)
+        if trouble is not None:
             raise TimeoutError(
                 f"the sandbox at {base_url} did not become ready within {timeout_s:g} s: {trouble}"
             )

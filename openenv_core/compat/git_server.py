@@ -15,6 +15,7 @@ import httpx
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.providers.base import REMOTE_POLL_FACTOR, wait_healthy
+from openenv_core.proxies import client_for
 
 GIT_TIMEOUT_S: Final = 300.0
 REQUEST_TIMEOUT_S: Final = 10.0
@@ -74,12 +75,14 @@ class GitServerClient:
 
         def probe(left_s: float) -> str | None:
             try:
-                reply = httpx.get(f"{self.gitea_url}/", timeout=min(left_s, REQUEST_TIMEOUT_S))
+                reply = client.get(f"{self.gitea_url}/", timeout=min(left_s, REQUEST_TIMEOUT_S))
             except httpx.HTTPError as error:
                 return str(error)
             return None if reply.status_code < 400 else f"HTTP {reply.status_code}"
 
-        self.is_ready = self.is_ready or wait_healthy(probe, timeout, factor=REMOTE_POLL_FACTOR) is None
+        if not self.is_ready:
+            with client_for(self.gitea_url) as client:
+                self.is_ready = wait_healthy(probe, timeout, factor=REMOTE_POLL_FACTOR) is None
         return self.is_ready
 
     def list_repositories(self) -> list[dict[str, str]]:
@@ -90,11 +93,14 @@ class GitServerClient:
         """
         self._check_ready()
         repositories: list[Any] = []
-        with httpx.Client(auth=(self.username, self.password), timeout=REQUEST_TIMEOUT_S) as client:
+        with client_for(self.gitea_url) as client:
             for page in range(1, 1000):
                 try:
                     reply = client.get(
-                        f"{self.gitea_url}/api/v1/user/repos", params={"page": page, "limit": PAGE_SIZE}
+                        f"{self.gitea_url}/api/v1/user/repos",
+                        params={"page": page, "limit": PAGE_SIZE},
+                        auth=(self.username, self.password),
+                        timeout=REQUEST_TIMEOUT_S,
                     ).raise_for_status()
                     listed = reply.json()
                 except (httpx.HTTPError, ValueError) as error:
@@ -120,7 +126,7 @@ class GitServerClient:
             RuntimeError: The server is not ready, or git failed.
         """
         self._check_ready()
-        path = self._folder(target_dir or repo_name)
+        path = self._clone_folder(target_dir or repo_name)
         if path.exists():
             shutil.rmtree(path)
         url = f"{self.gitea_url}/{quote(self.username)}/{quote(repo_name)}.git"
@@ -145,10 +151,11 @@ class GitServerClient:
         return True
 
     def execute_git_command(self, command: str, working_dir: str = "") -> tuple[int, str, str]:
-        """Run git in the workspace.
+        """Run git in the workspace. Some of its subcommands run other programs.
 
         Args:
-            command: The arguments of git, as one string.
+            command: A subcommand of git with its arguments, as one string. Options before it are refused: they
+                redefine subcommands as shell commands (`-c`), and leave the workspace (`-C`).
             working_dir: Folder below the workspace.
 
         Returns:
@@ -158,7 +165,10 @@ class GitServerClient:
             path = self._folder(working_dir)
             if not path.is_dir():
                 return 1, "", f"Working directory does not exist: {path}"
-            done = self._run(["git", *shlex.split(command)], path)
+            arguments = shlex.split(command)
+            if arguments and arguments[0].startswith("-"):
+                return 1, "", f"expected a subcommand of git first, got the option {arguments[0]}"
+            done = self._run(["git", *arguments], path)
         except (RuntimeError, ValueError) as error:
             return 1, "", str(error)
         return done.returncode, done.stdout, done.stderr
@@ -185,8 +195,14 @@ class GitServerClient:
             raise RuntimeError(f"expected a folder below {self.workspace_dir}, got {name!r}")
         return path
 
+    def _clone_folder(self, name: str) -> Path:
+        """Return the folder of a clone, which is not the workspace itself: that has the others."""
+        if (path := self._folder(name)) == self.workspace_dir.resolve():
+            raise RuntimeError(f"expected a folder below {self.workspace_dir}, got the workspace: {name!r}")
+        return path
+
     def _clone(self, name: str) -> Path:
-        path = self._folder(name)
+        path = self._clone_folder(name)
         if not path.exists():
             raise RuntimeError(f"Repository not found in workspace: {name}")
         return path

@@ -43,6 +43,7 @@ from openenv_core.evaluation.records import (
     turn_record,
 )
 from openenv_core.protocol.http import http_url
+from openenv_core.protocol.jsonio import dumps
 from openenv_core.proxies import client_for
 from openenv_core.tools.specs import is_of_tools
 from openenv_core.tracebacks import format_traceback
@@ -319,6 +320,12 @@ async def _ask_action(act: Any, observation: Json) -> Json:
         return action.model_dump(mode="json")
     if not isinstance(action, Mapping):
         raise PolicyError(f"expected the policy to return an action's fields as a dict, got {action!r:.200}")
+    try:
+        dumps(action)
+    except ValueError as error:  # no value of JSON, or half of a surrogate pair
+        raise PolicyError(
+            f"expected the policy to return an action that JSON can hold, got {action!r:.200}: {error}"
+        ) from None
     return dict(action)
 
 

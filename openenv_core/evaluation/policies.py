@@ -271,6 +271,8 @@ class EndpointModel:
             ) from None
         try:
             document = json.loads(content)
+            if b"\\ud" in content.lower():  # half of a surrogate pair can be neither sent back nor recorded
+                document = json.loads(json.dumps(document, ensure_ascii=False).encode(errors="replace"))
         except ValueError:
             document = None
         if not isinstance(document, dict):

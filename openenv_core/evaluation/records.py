@@ -186,7 +186,8 @@ class EvaluationFolder:
 
     def write(self, record: EpisodeRecord) -> None:
         """Append a record; OpenEnvError if it cannot be written, in which case the earlier records are intact."""
-        line = record.model_dump_json().encode(errors="replace") + b"\n"
+        text = json.dumps(record.model_dump(mode="json"), ensure_ascii=False)
+        line = text.encode(errors="replace") + b"\n"  # a text may hold half of a surrogate pair
         left = memoryview(line)
         with self._writing():
             try:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from openenv_core.cli.command import sanitize
+from openenv_core.errors import PicklableError
 from openenv_core.play.form import ABSENT, Form, FormField, Json, as_text, forms_of, value_of
 from openenv_core.play.reporters import Terminal
 
@@ -22,7 +23,7 @@ COMMANDS: Final[Mapping[str, str]] = {
 NAMES: Final = tuple(line.split()[0] for line in COMMANDS)
 
 
-class CommandTypedError(Exception):
+class CommandTypedError(PicklableError):
     """A command was typed instead of an answer."""
 
     def __init__(self, name: str, rest: str) -> None:

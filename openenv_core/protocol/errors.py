@@ -6,6 +6,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from openenv_core.errors import PicklableError
+
 INVALID_JSON: Final = "INVALID_JSON"
 UNKNOWN_TYPE: Final = "UNKNOWN_TYPE"
 VALIDATION_ERROR: Final = "VALIDATION_ERROR"
@@ -17,7 +19,7 @@ NOT_EXECUTED: Final = "NOT_EXECUTED"
 """Only in `ropewalk.v1`: the request was cancelled, or its deadline passed, before it started."""
 
 
-class RefusalError(Exception):
+class RefusalError(PicklableError):
     """Rejects a request with an error frame.
 
     Attributes:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 from pydantic_core import from_json
 
+from openenv_core.errors import PicklableError
 from openenv_core.protocol.errors import faults_of
 from openenv_core.protocol.jsonio import dumps
 
@@ -16,7 +17,7 @@ INTERNAL_ERROR: Final = -32603
 SERVER_ERROR: Final = -32000
 
 
-class JsonRpcFaultError(Exception):
+class JsonRpcFaultError(PicklableError):
     """An error response to a request."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property, partial
 from typing import Any, Final, NoReturn, cast
@@ -89,6 +90,7 @@ class MCPEnvironment(Environment[Any, Any, Any]):
 
     _mode: str | None = None
     _context: ToolContext = SILENT
+    _last_step: Future[Observation] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Replace `step_async` by `step` if the most derived override is that of `step`."""
@@ -180,7 +182,11 @@ class MCPEnvironment(Environment[Any, Any, Any]):
             return _make_listing(await self._session.arun(self._list_own_tools))
         if not isinstance(action, CallToolAction):
             step = partial(self._step_impl, action, timeout_s=timeout_s, **options)
-            return await asyncio.wrap_future(run_in_thread(step))
+            # A step whose caller stopped waiting still runs, in the one thread that an environment has for steps.
+            while (last := self._last_step) is not None and not last.done():
+                await asyncio.gather(asyncio.wrap_future(last), return_exceptions=True)
+            self._last_step = run_in_thread(step)
+            return await asyncio.wrap_future(self._last_step)
         limit_s = MCP_TOOL_CALL_TIMEOUT if timeout_s is None else timeout_s
         try:
             return await self._session.arun(self._call(action), limit_s)

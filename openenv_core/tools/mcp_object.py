@@ -54,8 +54,9 @@ def client_class(server: Any) -> Callable[[Any], Any]:
 
 
 def run_in_thread(work: Callable[[], T]) -> "Future[T]":
-    """Call a function in a daemon thread, which does not delay the process's exit."""
+    """Call a function in a daemon thread, which does not delay the process's exit; it cannot be cancelled."""
     future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:

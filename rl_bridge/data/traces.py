@@ -129,7 +129,7 @@ def load_traces(path: Path) -> list[Trace]:
     """
     try:
         # Not splitlines, which would also split at line breaks within texts, such as U+2028.
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"expected traces in {str(path)!r}, cannot read it: {error}") from error
     traces = [

@@ -337,7 +337,7 @@ def read_token(file: str | None) -> str | None:
     if file is None:
         return None
     try:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"env.token_file: cannot read {file!r}: {reason}") from error

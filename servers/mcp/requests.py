@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
 
+from openenv_core.errors import PicklableError
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.http import SESSION_HEADER, SESSION_ID
@@ -113,7 +114,7 @@ def _read_rpc(body: bytes) -> tuple[str | None, int | str | None]:
     return method if isinstance(method, str) else None, request_id if known else None
 
 
-class McpRequestRefusedError(Exception):
+class McpRequestRefusedError(PicklableError):
     """A request that is refused before it reaches the SDK."""
 
     def __init__(self, status: int, fault: JsonRpcFaultError) -> None:

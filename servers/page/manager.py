@@ -37,6 +37,9 @@ WEB_SESSION: Final = "web"
 
 _MAX_LOGS: Final = 1000
 
+_MAX_SENT_LOGS: Final = 20
+"""Last steps in a frame of `/ws/ui`: each step sends them all again."""
+
 _visitor: ContextVar[tuple[str, str]] = ContextVar("visitor of the page", default=("", WEB_SESSION))
 """Owner and id of the current request's session."""
 
@@ -262,7 +265,8 @@ class WebInterfaceManager:
                 changed, episode = self._changed, self.episode_state
                 if episode != sent:
                     sent = episode
-                    frame = {"type": "state_update", "episode_state": episode.model_dump()}
+                    latest = episode.model_copy(update={"action_logs": episode.action_logs[-_MAX_SENT_LOGS:]})
+                    frame = {"type": "state_update", "episode_state": latest.model_dump()}
                     async with asyncio.timeout(self._send_timeout_s or None):
                         await socket.send_text(json.dumps(frame))
                 await changed.wait()

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol
 
+from openenv_core.errors import PicklableError
 from openenv_core.sandbox.inside.interpreter import FRAME, pack
 
 CALL_TIMEOUT_S: Final = 30.0
@@ -41,7 +42,7 @@ STATUSES: Final = {
 }
 
 
-class ApiError(Exception):
+class ApiError(PicklableError):
     """A refused request.
 
     Args:

@@ -70,6 +70,10 @@ def broken(observation: Mapping[str, Any]) -> dict[str, str]:
     raise RuntimeError("it is broken")
 
 
+def unencodable(observation: Mapping[str, Any]) -> dict[str, str]:
+    return {"action": "\ud800"}
+
+
 HERE = "test_eval_command"
 
 
@@ -135,6 +139,8 @@ def test_policy_errors_are_reported(
     assert f"{table}, B: 3 of 3 episodes ended with an illegal action" in capsys.readouterr().err
     assert evaluate(table, "--policy", f"{HERE}:broken", "--out", str(tmp_path / "broken")) == 1
     assert "it is broken" in capsys.readouterr().err
+    assert evaluate(table, "--policy", f"{HERE}:unencodable", "--out", str(tmp_path / "unencodable")) == 1
+    assert "an action that JSON can hold, got {'action': '\\ud800'}" in capsys.readouterr().err
     for words, message in (
         (f"--policy random --out {out}", "choose another by --out"),
         (f"--policy {HERE}:absent --out {tmp_path}/a", "cannot import the policy"),
@@ -230,8 +236,9 @@ def test_file_system_without_locks_takes_records(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(fcntl, "flock", without)
     with EvaluationFolder(tmp_path) as folder:
-        folder.write(RECORD)
-    assert list(EvaluationFolder(tmp_path).read().records) == [("e", 0, 0)]
+        folder.write(RECORD.model_copy(update={"reason": "half \ud800"}))
+    (record,) = EvaluationFolder(tmp_path).read().records.values()
+    assert record.reason == "half ?"
 
 
 def test_a_disk_that_is_full_cuts_no_record(tmp_path: Path) -> None:
@@ -356,7 +363,7 @@ STAND = act('{"action": "stand"}')
 
 
 def test_model_plays_by_calls(table: str, tmp_path: Path, model: ChatServer) -> None:
-    model.answers += [{"content": "Hm."}, act("{"), act(r'{"action": "\ud800"}'), STAND]
+    model.answers += [{"content": "Hm \ud800."}, act("{"), act(r'{"action": "\ud800"}'), STAND]
     out = tmp_path / "out"
     assert evaluate(table, "--policy", url_of(model), "--episodes", "1", "--out", str(out)) == 0
     (record,) = lines(out)
@@ -365,6 +372,7 @@ def test_model_plays_by_calls(table: str, tmp_path: Path, model: ChatServer) -> 
     assert model.requests[0]["messages"][0]["content"].startswith("You hold")
     replies = [one["content"] for one in model.requests[2]["messages"] if one["role"] in ("user", "tool")]
     assert "there is no call of a tool" in replies[1]
+    assert record["turns"][0]["answer"] == model.requests[1]["messages"][1]["content"] == "Hm ?."
     assert "no JSON object: {" in replies[2]
     assert record["turns"][1]["context"].startswith("[user] error: there is no call")
 

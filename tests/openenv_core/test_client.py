@@ -39,6 +39,7 @@ from openenv_core import (
     StepResult,
     ToolCallError,
 )
+from openenv_core.client.conversation import MAX_PENDING
 from openenv_core.compat import NotProvidedError
 from openenv_core.protocol.http import redact_url, websocket_url
 from openenv_core.watchdog import Watchdog
@@ -142,6 +143,33 @@ async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 4
         assert (await env.reset()).observation.total == 5
+
+
+@pytest.mark.parametrize("dialect", ["released", "ropewalk.v1"])
+async def test_reset_leaves_a_server_that_answers_nothing_for_a_new_session(dialect: str) -> None:
+    sessions = 0
+
+    async def handler(ws: ServerConnection) -> None:
+        nonlocal sessions
+        sessions += 1
+        is_first = sessions == 1
+        async for text in ws:
+            request = json.loads(text)
+            if request.get("op") == "open":
+                await ws.send(json.dumps({"id": request["id"], "members": [0], "last": True}))
+            elif not is_first:
+                await ws.send(json.dumps({**json.loads(frame(7)), "id": request.get("id")}))
+
+    options: dict[str, Any] = {} if dialect == "released" else {"subprotocols": [dialect]}
+    async with scripted(handler, **options) as url, CounterEnv(url, message_timeout_s=0.005) as env:
+        for _ in range(MAX_PENDING + 6):
+            with pytest.raises(RequestTimeoutError):
+                await env.step(Add(amount=1))
+        with pytest.raises(RequestTimeoutError, match=r"call reset\(\) for a new session"):
+            await env.state()
+        env._timeout_s = 20  # the second session answers, be the machine as busy as it may
+        assert (await env.reset()).observation.total == (await env.step(Add(amount=1))).observation.total == 7
+        assert sessions == 2
 
 
 async def test_reason_of_a_session_end_is_reported_after_a_timeout() -> None:

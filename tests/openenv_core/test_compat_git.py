@@ -57,8 +57,12 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     httpd.server_close()
 
 
-def test_repositories_are_cloned_reset_and_queried(server: tuple[str, Path], tmp_path: Path) -> None:
+def test_repositories_are_cloned_reset_and_queried(
+    server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     url, source = server
+    monkeypatch.setenv("NO_PROXY", "fd00::/8,127.0.0.0/8")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     first, last = git("rev-parse", "HEAD^", cwd=source), git("rev-parse", "HEAD", cwd=source)
     client = GitServerClient(url, "me", "se:cret@", str(tmp_path / "workspace"))
     with pytest.raises(RuntimeError, match="not ready"):
@@ -78,3 +82,13 @@ def test_repositories_are_cloned_reset_and_queried(server: tuple[str, Path], tmp
     assert client.execute_git_command("status", "../..")[2].startswith("expected a folder below")
     with pytest.raises(RuntimeError, match="git clone failed"):
         client.clone_to_workspace("absent")
+    for whole in (".", f"{NAME}/.."):
+        with pytest.raises(RuntimeError, match="got the workspace"):
+            client.clone_to_workspace(NAME, target_dir=whole)
+        with pytest.raises(RuntimeError, match="got the workspace"):
+            client.reset_workspace(whole)
+    assert (clone / "file").exists()
+    touch = f"alias.t='!touch {tmp_path}/pwned'"
+    for options in (f"-c {touch} t", f"-C {source}", "--git-dir=/x"):
+        assert client.execute_git_command(f"{options} status", NAME)[:2] == (1, "")
+    assert not (tmp_path / "pwned").exists()

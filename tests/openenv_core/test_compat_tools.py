@@ -187,6 +187,33 @@ async def test_hanging_tool_blocks_no_other(abacus: Abacus) -> None:
     other.close()
 
 
+async def test_abandoned_steps_run_one_after_the_other_and_raise_nowhere(
+    abacus: Abacus, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun: list[int] = []
+    threads: set[int] = set()
+
+    def step(action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
+        begun.append(action.by)  # type: ignore[attr-defined]
+        threads.add(sum(thread.name == "openenv-step" for thread in threading.enumerate()))
+        abacus.gate.wait(WAIT_TIMEOUT_S)
+        if action.by == 0:  # type: ignore[attr-defined]
+            raise EpisodeOverError
+        return Observation(reward=action.by)  # type: ignore[attr-defined]
+
+    abacus._step_impl = step  # type: ignore[method-assign]
+    for number in range(5):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(abacus.step_async(Reset(by=number)), 0.02)
+    waiting = asyncio.create_task(abacus.step_async(Reset(by=7)))
+    await asyncio.sleep(0)
+    abacus.gate.set()
+    assert (await waiting).reward == 7
+    # Those that had not begun were cancelled; the first one ended although nobody waited for it.
+    assert (begun, threads) == ([0, 7], {1})
+    assert not caplog.records
+
+
 # The exit ends the thread of the session with the server object, and another one takes its place.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(("how", "why"), [("exit", "SystemExit: 3"), ("itself", "cancelled itself")])

@@ -25,10 +25,12 @@ from openenv_core import (
     ConnectionLostError,
     EpisodeLostError,
     ExecutionError,
+    RequestTimeoutError,
     make,
 )
 from openenv_core.client import replay as replaying
 from openenv_core.client import waiting
+from openenv_core.client.conversation import PendingCall
 from openenv_core.client.replay import MAX_LOSSES, Journal
 from openenv_core.protocol.http import DETERMINISTIC_HEADER
 from servers import create_app
@@ -425,3 +427,41 @@ async def test_long_episode_is_compared_by_digests_and_a_too_long_one_is_not_kep
         for obstacle in (None, None, None, replaying._TOO_LONG):
             await env.step(Add(amount=0))
             assert env._journal.obstacle == obstacle
+
+
+@pytest.mark.parametrize("first", ["a little", "much"])
+async def test_replies_that_nobody_waited_for_count_too(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaying, "MAX_BYTES", 3000)
+    proceed, filler = asyncio.Event(), "x" * 2000
+    lengths = [10, 2000, 2000] if first == "a little" else [2000, 2000, 10]
+    lives = 0
+
+    async def handler(ws: ServerConnection) -> None:
+        nonlocal lives
+        lives += 1
+        number = 0
+        async for _ in ws:
+            number += 1
+            if lives == 1 and number == 2:
+                await proceed.wait()
+            if lives == 1 and number == 6:
+                ws.transport.abort()
+                return
+            await ws.send(frame(number, filler[: lengths[number - 2]] if 1 < number < 5 else ""))
+
+    async with telling(handler) as url, CounterEnv(url, message_timeout_s=None) as env:
+        await env.reset()
+        conversation: Any = env._conversation
+        conversation._timeout_s = 0.02
+        for amount in range(3):
+            with pytest.raises(RequestTimeoutError):
+                await env.step(Add(amount=amount))
+        conversation._timeout_s = 60
+        proceed.set()
+        assert (await env.step(Add(amount=1))).observation.total == 5
+        held = [outcome for _, _, outcome in env._journal._entries if isinstance(outcome, bytes | bytearray)]
+        assert sum(map(len, held)) < 3000
+        assert not any(isinstance(outcome, PendingCall) for _, _, outcome in env._journal._entries)
+        # The replies are those of the episode, so it can be played again elsewhere.
+        assert (await env.step(Add(amount=1))).observation.total == 6
+        assert lives == 2

@@ -227,6 +227,11 @@ def test_proxy_is_chosen_by_environment_variables(monkeypatch: pytest.MonkeyPatc
         assert proxy_for(f"http://{here}/v1") is None
     for there in ("notlocalhost", "localhost.example", "10.0.0.1", "[::ffff:10.0.0.1]"):
         assert proxy_for(f"http://{there}/v1") == "http://proxy:3128"
+    monkeypatch.setenv("no_proxy", "near.example, 10.0.0.0/8,fd00::/8,no/network")
+    for near in ("near.example", "10.9.9.9:80", "[fd12::1]"):
+        assert proxy_for(f"http://{near}/v1") is None
+    for there in ("11.0.0.1", "[fe80::1]", "far.example"):
+        assert proxy_for(f"http://{there}/v1") == "http://proxy:3128"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from openenv_core import (
     ClientClosedError,
     ConfigurationError,
     ConnectionFailedError,
+    ProviderError,
     SyncEnvClient,
     ValidationFailedError,
 )
@@ -45,6 +46,36 @@ async def test_awaiting_gives_the_async_client_whose_server_ends_with_it() -> No
         await again.close()
     with pytest.raises(ConnectionFailedError):
         await CounterEnv(env.base_url).connect()
+
+
+def test_starts_that_take_long_keep_no_other_client_from_connecting_or_stopping(counter_url: str) -> None:
+    release = threading.Event()
+    waiting = threading.Semaphore(0)
+
+    class SlowProvider:
+        def start(self) -> str:
+            waiting.release()
+            release.wait(300)
+            raise ProviderError("stopped")
+
+        def stop(self) -> None:
+            release.set()
+
+    clients = [CounterEnv(provider=SlowProvider()).sync() for _ in range(loop_thread.MAX_HELPERS)]
+    with ThreadPoolExecutor(len(clients)) as pool:
+        starts = [pool.submit(client.connect) for client in clients]
+        try:
+            for _ in clients:
+                assert waiting.acquire(timeout=60)
+            by_name = counter_url.replace("127.0.0.1", "localhost")
+            with CounterEnv(by_name, connect_timeout_s=30).sync() as env:
+                assert env.reset(seed=2).observation.total == 2
+            clients[0].close()
+            assert release.is_set()
+        finally:
+            release.set()
+        for start in starts:
+            assert isinstance(start.exception(60), ClientClosedError | ProviderError)
 
 
 def test_errors_and_extra_methods_pass_through(counter_url: str) -> None:

@@ -17,6 +17,7 @@ from openenv_core import EnvironmentMetadata
 from openenv_core.errors import ConfigurationError
 from servers import create_app, create_fastapi_app
 from servers.app import EnvironmentApp
+from servers.page import manager
 from servers.page.gradio import action_fields
 from servers.released import create_web_interface_app
 from servers.settings import ServerSettings
@@ -145,7 +146,7 @@ async def test_token_guards_everything_but_the_static_files() -> None:
             assert refused.value.response.status_code == 401
 
 
-async def test_released_web_routes_work() -> None:
+async def test_released_web_routes_work(monkeypatch: pytest.MonkeyPatch) -> None:
     app = with_page(Early, {"tokens": TOKENS})
     first, other = (bearer(token) for token in TOKENS)
     async with serving(app) as address:
@@ -182,7 +183,10 @@ async def test_released_web_routes_work() -> None:
             await web("step", {"action": {"amount": 4}})
             frame = await _next(watching)
             assert [log["observation"]["total"] for log in frame["episode_state"]["action_logs"]] == [5, 9]
+            monkeypatch.setattr(manager, "_MAX_SENT_LOGS", 2)
             last_step = await web("step", {"action": {"amount": 1}})
+            frame = await _next(watching)
+            assert [log["observation"]["total"] for log in frame["episode_state"]["action_logs"]] == [9, 10]
             assert last_step["done"] is True
             assert (await web("step", {"action": {"amount": 1}})).status_code == 500
 

@@ -6,6 +6,7 @@ Only the offsets of lines are kept in memory. Tasks are parsed on demand, and er
 import os
 import threading
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -119,6 +120,7 @@ class _LineIndex:
 
     def __iter__(self) -> Iterator[bytes]:
         with self.path.open("rb") as file:
+            file.seek(self._build_index()[0] if len(self) else 0)
             yield from (line for line in file if line.strip())
 
     def read(self, index: int) -> tuple[int, bytes]:
@@ -139,8 +141,9 @@ class _LineIndex:
                 with self.path.open("rb") as file:
                     stat = os.fstat(file.fileno())
                     for number, line in enumerate(file, 1):
-                        if not line.isspace():
-                            offsets.append(offset)
+                        text = line.removeprefix(BOM_UTF8) if number == 1 else line
+                        if not text.isspace():
+                            offsets.append(offset + len(line) - len(text))
                             numbers.append(number)
                         offset += len(line)
                 self._stamp = (stat.st_size, stat.st_mtime_ns)

@@ -354,4 +354,4 @@ def _read_file(path: str) -> str:
         raise ConfigurationError(f"expected a readable file in {CONFIG}, got: {error}") from None
     if len(data) > MAX_CONFIG_BYTES:
         raise ConfigurationError(f"expected at most {MAX_CONFIG_BYTES} bytes in {CONFIG}'s file, got more")
-    return data.decode(errors="replace")
+    return data.decode("utf-8-sig", errors="replace")

@@ -46,7 +46,11 @@ def test_a_task_is_what_its_folder_says() -> None:
 def test_folders_of_splits_are_splits_and_one_task_is_a_folder_of_one(tmp_path: Path) -> None:
     for split, task in (("train", "count-lines"), ("test", "make-tool")):
         shutil.copytree(TASKS / task, tmp_path / split / task)
+    for name in ("task.toml", "instruction.md"):
+        marked = tmp_path / "test" / "make-tool" / name
+        marked.write_text("\ufeff" + marked.read_text("utf-8"), "utf-8")
     tasks = HarborTasks(tmp_path)
+    assert not tasks.task("test", 0).instruction.startswith("\ufeff")
     assert tasks.list_splits() == [{"name": split, "type": split} for split in ("train", "test")]
     assert tasks.find("make-tool") == ("test", 0)
     assert HarborTasks(TASKS / "make-tool").find("make-tool") == ("train", 0)

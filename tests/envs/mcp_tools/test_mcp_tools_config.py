@@ -32,7 +32,7 @@ def test_the_usual_json_is_read_from_a_file_or_inline(tmp_path: Path) -> None:
             "site": {"type": "http", "url": "https://example.com/mcp", "headers": {"X": "$${env:HOME}"}},
         }
     }
-    (tmp_path / "mcp.json").write_text(json.dumps(config))
+    (tmp_path / "mcp.json").write_text("\ufeff" + json.dumps(config), encoding="utf-8")
     inline = settings(config, HOME="/home/me${x}")
     assert settings(MCP_TOOLS_CONFIG=str(tmp_path / "mcp.json"), HOME="/home/me${x}") == inline
     files, site = inline.servers.values()

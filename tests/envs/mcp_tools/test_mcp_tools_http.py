@@ -1,6 +1,7 @@
 """Tool servers over HTTP: which addresses are contacted, which answers are taken, how often they are asked."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -224,6 +225,20 @@ async def test_a_server_that_changes_its_protocol_is_spoken_to_in_the_new_one() 
 
 
 @pytest.mark.soak
+async def test_a_server_that_does_not_listen_yet_is_waited_for() -> None:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))  # connections are refused until it listens
+        address = f"127.0.0.1:{place.getsockname()[1]}"
+        why = await failure_to_begin({"site": site_at(address, start_timeout_s=0.3)})
+        assert "expected it to start within 0.3 s; it cannot be reached" in why
+        env = McpToolsEnvironment(house_of({"site": site_at(address)}))
+        beginning = asyncio.create_task(env.reset_async())
+        await asyncio.sleep(0.3)  # it is refused, if the machine is not too busy to ask
+        async with serving(Site().app, place):  # type: ignore[arg-type]
+            assert not (began := await beginning).done, began.metadata
+            await env.close_async()
+
+
 async def test_a_server_that_refuses_to_be_connected_to_says_why() -> None:
     site = Site()
     site.handshake = False

@@ -12,6 +12,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
+from openenv_core.backoff import Backoff
 from openenv_core.tools import ToolContext, ToolErrorType
 
 from .errors import CallError, FirstFailure, ServerFailedError, UpstreamWire, describe_error, unwrap_group
@@ -99,6 +100,17 @@ def _is_loss(error: MCPError) -> bool:
     return error.code == types.INVALID_REQUEST and message == _FORGOTTEN
 
 
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether a connection was refused; each library wraps the error of the one below."""
+    while error is not None and not isinstance(error, ConnectionRefusedError):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+_MIN_RETRY_S: Final = 0.1
+_MAX_RETRY_S: Final = 2.0
+"""How long to wait before connecting again to an address at which nothing listens."""
+
 PING_TIMEOUT_S: Final = 2.0
 """How long a server may take to reply to a ping after a call that timed out."""
 
@@ -153,14 +165,17 @@ class UpstreamConnection:
         """
         try:
             async with asyncio.timeout(timeout_s):
+                backoff = Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
                 for mode in self._modes:
                     self.mode = mode
-                    if await self._try_open(mode):
+                    while (accepted := await self._try_open(mode)) is None:  # noqa: ASYNC110 - a server elsewhere
+                        await asyncio.sleep(backoff.next_s())
+                    if accepted:
                         return
         except TimeoutError:
             stderr = self._wire.stderr_tail() if self._wire is not None else ""
+            suffix = f"; its last words: {stderr}" if stderr else f"; {self.dead}" if self.dead else ""
             await self.close()
-            suffix = f"; its last words: {stderr}" if stderr else ""
             raise ServerFailedError(f"expected it to start within {timeout_s:g} s{suffix}") from None
         except BaseException:
             await self.close()
@@ -265,8 +280,8 @@ class UpstreamConnection:
             self.hung = False
         return not self.hung
 
-    async def _try_open(self, mode: str) -> bool:
-        """Try one protocol; return whether the server accepted it."""
+    async def _try_open(self, mode: str) -> bool | None:
+        """Try one protocol; return whether the server accepted it, None if nothing listens at its address yet."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owner = asyncio.create_task(self._run_connection(mode, ready))
         await asyncio.wait([ready, self._owner], return_when=asyncio.FIRST_COMPLETED)
@@ -277,6 +292,8 @@ class UpstreamConnection:
         error = unwrap_group(failure) if ready.done() and (failure := ready.exception()) is not None else None
         if isinstance(error, MCPError | RuntimeError | ValidationError) and self._is_wire_up:
             return False
+        if _is_refusal(error):
+            return None
         raise ServerFailedError(self.dead or "it ended before it was connected")
 
     async def _run_connection(self, mode: str, ready: "asyncio.Future[None]") -> None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from mcp.client import Transport
 
+from openenv_core.errors import PicklableError
 from openenv_core.tools import ToolErrorType
 
 
-class UpstreamError(Exception):
+class UpstreamError(PicklableError):
     """Base class of errors of upstream servers."""
 
 

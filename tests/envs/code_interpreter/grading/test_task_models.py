@@ -96,6 +96,13 @@ def test_splits_come_from_files(tmp_path: Path) -> None:
             JsonlTasks(nowhere)
 
 
+def test_byte_order_mark_of_a_file_is_no_part_of_its_first_task(tmp_path: Path) -> None:
+    tasks = JsonlTasks(folder(tmp_path, train="\ufeff" + lines(2), test="\ufeff\n" + lines(1)))
+    assert [tasks.task("train", at).id for at in range(2)] == ["task 0 é", "task 1 é"]
+    assert (tasks.find("train", "task 0 é"), tasks.find("test", "task 0 é")) == (0, 0)
+    assert (tasks.num_tasks("train"), tasks.num_tasks("test")) == (2, 1)
+
+
 def test_tasks_are_read_where_they_are(tmp_path: Path) -> None:
     text = "\n" + lines(5).replace("\n", "\r\n\n  \n")
     tasks = JsonlTasks(folder(tmp_path, train=text.rstrip()))
