@@ -113,6 +113,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         transport: str = "websocket",
         queue_timeout_s: float = 1800.0,
     ) -> None:
+        """Make a client with the arguments of the class, among them the mode, "simulation" or "production"."""
         if base_url is None and provider is None:
             raise ConfigurationError("neither base_url nor provider is given; pass the server's URL")
         self._client_settings = {name: value for name, value in locals().items() if name not in _NOT_SHARED}
@@ -188,7 +189,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     @classmethod
     def from_docker_image(
-        cls, image: str, *, provider: "AnyProvider | None" = None, **options: Any
+        cls, image: str, provider: "AnyProvider | None" = None, **options: Any
     ) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Run an image on the local Docker engine while the client is open.
 
@@ -207,7 +208,12 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         from openenv_core.providers.docker.container import provider_for
 
-        known = inspect.signature(cls).parameters.keys() | inspect.signature(EnvClient).parameters.keys()
+        known = {
+            parameter.name
+            for each in (cls, EnvClient)
+            for parameter in inspect.signature(each).parameters.values()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        }
         starter, client_options = provider_for(image, provider, options, known - {"base_url", "provider"})
         return cls(provider=starter, **client_options).sync()
 
