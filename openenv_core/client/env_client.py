@@ -14,6 +14,7 @@ from openenv_core.client.carrier import SESSION_ENDED, CarrierOptions
 from openenv_core.client.models import ClientModels
 from openenv_core.client.replay import CLOSED, Journal
 from openenv_core.client.settings import (
+    named_parameters,
     space_label,
     validate_headers,
     validate_mode,
@@ -208,12 +209,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         from openenv_core.providers.docker.container import provider_for
 
-        known = {
-            parameter.name
-            for each in (cls, EnvClient)
-            for parameter in inspect.signature(each).parameters.values()
-            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        }
+        known = named_parameters(cls) | named_parameters(EnvClient)
         starter, client_options = provider_for(image, provider, options, known - {"base_url", "provider"})
         return cls(provider=starter, **client_options).sync()
 
