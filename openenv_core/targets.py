@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -294,6 +295,13 @@ def folders_of_envs() -> list[str]:
     """Return the folders of the package `envs`, whose packages are environments."""
     spec = _find_spec(ENVS)
     return list((spec and spec.submodule_search_locations) or ())
+
+
+def environment_packages() -> list[str]:
+    """Return the packages of all environments that have a name, without importing them."""
+    modules = pkgutil.iter_modules([*folders_of_envs(), str(Path.cwd()), *sys.path])
+    names = {module.name for module in modules if module.ispkg and module.name.endswith(_SUFFIX)}
+    return sorted({package for name in names if (package := package_of(name)) is not None})
 
 
 def _find_spec(module: str) -> ModuleSpec | None:

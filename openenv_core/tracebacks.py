@@ -24,6 +24,15 @@ def authors_part(error: BaseException) -> TracebackType | None:
     return traceback
 
 
+def in_place(error: BaseException) -> str:
+    """Return an exception's text after ` in FILE, line N: `, the innermost line that is not ours; only `: ` without."""
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not frame.f_code.co_filename.startswith(_NOT_THE_AUTHORS):
+            place = f" in {frame.f_code.co_filename}, line {line}"
+    return f"{place}: {error}"
+
+
 def format_traceback(error: BaseException) -> str:
     """Format an exception as Python does, from the author's first frame on."""
     lines = traceback.format_exception(type(error), error, authors_part(error))

@@ -21,6 +21,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST, read_keys
 from openenv_core.packages import ENVS, add_ours, hidden_by_ours, own_folder
 from openenv_core.targets import TargetKind, folders_of_envs, importable_kind, package_of, split_path
+from openenv_core.tracebacks import in_place
 from servers.released import NAMES
 
 APP: Final = "server.app:app"
@@ -230,7 +231,9 @@ def _explain(error: BaseException, target: str, module: str) -> None:
     while cause is not None:
         # Folders try one import after another, so the relevant error may be the context of the last one.
         if isinstance(cause, compat.NotProvidedError):
-            raise ConfigurationError(f"expected to import the app {target!r}, got: {cause}") from error
+            raise ConfigurationError(
+                f"expected to import the app {target!r}, got{in_place(cause)}"
+            ) from error
         cause = cause.__context__
     if isinstance(error, ImportError) and (hidden := hidden_by_ours(error.name or "")) is not None:
         raise ConfigurationError(
@@ -247,7 +250,9 @@ def _explain(error: BaseException, target: str, module: str) -> None:
         ) from error
     extra = _EXTRAS.get(missing.partition(".")[0])
     remedy = f"pip install 'ropewalk[{extra}]'" if extra else "install what it needs"
-    raise ConfigurationError(f"expected to import the app {target!r}, got: {error}; {remedy}") from error
+    raise ConfigurationError(
+        f"expected to import the app {target!r}, got{in_place(error)}; {remedy}"
+    ) from error
 
 
 def _attribute(module: ModuleType, name: str, target: str) -> Any:

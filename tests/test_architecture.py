@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Container, Iterator
 from functools import cache
@@ -169,3 +170,17 @@ def test_modules_and_folders_of_tests_have_names_of_their_own() -> None:
     for names in (modules, folders):
         assert len(names) > 30
         assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+def test_hinted_extras_exist() -> None:
+    """What errors tell the user to install is an extra of ours."""
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    hinted = {
+        name
+        for package in ("openenv_core", "servers", "envs", "rl_bridge", "examples", "benchmarks")
+        for path in (ROOT / package).rglob("*.py")
+        for names in re.findall(r"ropewalk\[([\w,-]+)\]|installed_with\(\s*\"([\w-]+)\"", path.read_text())
+        for name in "".join(names).split(",")
+    }
+    assert len(hinted) > 5
+    assert hinted <= extras

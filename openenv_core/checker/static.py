@@ -9,6 +9,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerati
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
 from openenv_core.checker.drawing import require_own_names, require_schema, sample
+from openenv_core.checker.imports import PROJECT, find_undeclared, read_dependencies
 from openenv_core.checker.subject import Subject
 from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
 from openenv_core.targets import TargetKind, exposed_port
@@ -139,6 +140,32 @@ def check_readme(subject: Subject) -> None:
 def check_app_importable(subject: Subject) -> None:
     """The application can be imported, and has the models passed to create_app."""
     assert subject.app.models
+
+
+@check(CheckLevel.STATIC)
+def check_imports_declared(subject: Subject) -> str:
+    """The dependencies bring every package that the application imports."""
+    folder = subject.require_folder()
+    dependencies = read_dependencies(folder)
+    if dependencies is None:
+        raise NotApplicableError(f"neither {PROJECT} nor a requirements.txt declares dependencies")
+    assert subject.app.models  # imported, and so are the files of the folder that it needs
+    found, missing = find_undeclared(folder, dependencies)
+    if found and missing:
+        raise NotApplicableError(
+            f"{', '.join(sorted(missing))} not installed here, and may bring {min(found)}"
+        )
+    if found:
+        places = [
+            f"{each.module} ({file.relative_to(folder.resolve())}, line {each.line})"
+            for file, each in found.values()
+        ]
+        raise CheckError(
+            f"expected every import of an installed package to be among the dependencies, got {', '.join(places)}: "
+            "it is there on this machine, but not in an image",
+            change=f"add {', '.join(sorted(found))} to the dependencies in {PROJECT}",
+        )
+    return f"{len(dependencies.required)} dependencies"
 
 
 @check(CheckLevel.STATIC)

@@ -321,12 +321,15 @@ def _compare(first: Path, second: Path, *, as_json: bool) -> int:
         for name, row in comparison.items()
     ]
     print("\n".join(table_lines(headings, rows)))
-    for label, path in (("A", first), ("B", second)):
+    for at, (label, path) in enumerate((("A", first), ("B", second))):
         records = EvaluationFolder(path).read().records.values()
-        for name in comparison:
+        for row in comparison.values():
+            name = row["environments"][at]
             for warning in warnings_of(summarize([each for each in records if each.environment == name])):
                 _print_status(f"{name}, {label}: {warning}")
     for name, row in comparison.items():
+        if len(set(row["environments"])) > 1:
+            _print_status(f"{name} are compared as one environment, the only one of each evaluation")
         if row["unpaired"]:
             _print_status(
                 f"{name}: {row['unpaired']} tasks have a reward in one of the two alone, and are left out"

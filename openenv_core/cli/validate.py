@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from openenv_core.checker.results import Result
     from openenv_core.checker.subject import Subject
 
-_PACKAGES: Final = ("hypothesis", "jsonschema", "psutil", "pytest")
+_PACKAGES: Final = ("hypothesis", "jsonschema", "packaging", "psutil", "pytest")
 """Packages of the extra `author` that the checker needs."""
 
 _PASSED: Final = 0

@@ -155,7 +155,9 @@ def refusal(url: str, status: int, headers: Mapping[str, str], detail: str, *, s
     http_hint = ', or pass transport="http" where the server speaks HTTP only' if socket else ""
     match status:
         case 401:
-            return AuthenticationError(f"{message}; pass token= with a token that the server knows")
+            return AuthenticationError(
+                f"{message}; give a token that the server knows: token= in Python, ROPEWALK_TOKEN for a command"
+            )
         case 403 | 421:
             cause = "the path" if status == 403 else "the port"
             return AccessRefusedError(

@@ -14,6 +14,7 @@ from openenv_core.client.carrier import SESSION_ENDED, CarrierOptions
 from openenv_core.client.models import ClientModels
 from openenv_core.client.replay import CLOSED, Journal
 from openenv_core.client.settings import (
+    named_parameters,
     space_label,
     validate_headers,
     validate_mode,
@@ -113,6 +114,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         transport: str = "websocket",
         queue_timeout_s: float = 1800.0,
     ) -> None:
+        """Make a client with the arguments of the class, among them the mode, "simulation" or "production"."""
         if base_url is None and provider is None:
             raise ConfigurationError("neither base_url nor provider is given; pass the server's URL")
         self._client_settings = {name: value for name, value in locals().items() if name not in _NOT_SHARED}
@@ -188,7 +190,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
 
     @classmethod
     def from_docker_image(
-        cls, image: str, *, provider: "AnyProvider | None" = None, **options: Any
+        cls, image: str, provider: "AnyProvider | None" = None, **options: Any
     ) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Run an image on the local Docker engine while the client is open.
 
@@ -207,7 +209,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         from openenv_core.providers.docker.container import provider_for
 
-        known = inspect.signature(cls).parameters.keys() | inspect.signature(EnvClient).parameters.keys()
+        known = named_parameters(cls) | named_parameters(EnvClient)
         starter, client_options = provider_for(image, provider, options, known - {"base_url", "provider"})
         return cls(provider=starter, **client_options).sync()
 

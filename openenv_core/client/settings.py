@@ -3,7 +3,8 @@
 import os
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
 from typing import Final
 
 from openenv_core.errors import ConfigurationError
@@ -77,3 +78,10 @@ def validate_session_id(session_id: str) -> str:
 def space_label(repo_id: str) -> str:
     """Return the label of a Space, `owner/name`, in host names and image names."""
     return re.sub("[/._]", "-", repo_id).lower()
+
+
+def named_parameters(function: Callable[..., object]) -> set[str]:
+    """Return the names of a function's parameters, without those that collect the rest (`*args`, `**options`)."""
+    collecting = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    parameters = signature(function).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind not in collecting}

@@ -11,7 +11,7 @@ from importlib.metadata import entry_points
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
-from openenv_core.compat.names import MODULES, module_for
+from openenv_core.compat.names import MODULES, RELEASED, RELEASED_VERSION, module_for
 from openenv_core.packages import import_ours
 
 GROUP: Final = "ropewalk.compat"
@@ -49,6 +49,8 @@ class AliasModule(ModuleType):
         super().__init__(fullname, f"Ropewalk's stand-in for the released package's {source}.")
         self.__dict__.update(_source=source, _hook=hook)
         self.__all__ = sorted(set(hook.available(source)))
+        if source == RELEASED:
+            self.__version__ = RELEASED_VERSION
 
     def __getattr__(self, name: str) -> Any:
         """Resolve a name.

@@ -12,6 +12,9 @@ from typing import Final
 RELEASED: Final = "openenv"
 """The released package's import name."""
 
+RELEASED_VERSION: Final = "0.10.0"
+"""The release whose names these are: `openenv.__version__`."""
+
 FORMER: Final = "openenv_core"
 """Its import name until 0.2, now that of our package: the same modules are found below it."""
 
@@ -75,7 +78,7 @@ MODULES: Final[Mapping[str, Module]] = {
     "openenv.core.generic_client": Module(_names_in("openenv_core", "GenericAction GenericEnvClient")),
     "openenv.core.sync_client": Module(_names_in("openenv_core", "SyncEnvClient")),
     "openenv.core.mcp_client": Module(
-        dict.fromkeys(("MCPClientBase", "MCPToolClient"), "openenv_core:MCPToolClient")
+        dict.fromkeys(("MCPClientBase", "MCPToolClient"), "openenv_core.compat.mcp_client:MCPToolClient")
     ),
     "openenv.core.http_env_client": Module(
         unprovided=_not_provided(

@@ -286,6 +286,9 @@ def warnings_of(summary: Mapping[str, Any]) -> list[str]:
 def compare(first: EvaluationFolder, second: EvaluationFolder) -> dict[str, dict[str, Any]]:
     """Return the `paired_statistics` of two evaluations by environment, and both mean rewards of each task.
 
+    Environments are paired by their names, those of the two evaluations in `environments`. If each evaluation has a
+    single one, the two are paired whatever their names: the same game may have been named by its folder and by its URL.
+
     Raises:
         ConfigurationError: They have no environment with rewards in common, or their tasks differ.
     """
@@ -297,14 +300,18 @@ def compare(first: EvaluationFolder, second: EvaluationFolder) -> dict[str, dict
         list(dict.fromkeys(environment for environment, _ in rewards))
         for rewards in (first_rewards, second_rewards)
     ]
+    pairs = [(name, name) for name in names[0] if name in names[1]]
+    if not pairs and len(names[0]) == len(names[1]) == 1:
+        pairs = [(names[0][0], names[1][0])]
     comparison = {}
-    for name in [name for name in names[0] if name in names[1]]:
+    for pair in pairs:
         a, b = (
             {task: rewards[where, task] for where, task in sorted(rewards) if where == name}
-            for rewards in (first_rewards, second_rewards)
+            for name, rewards in zip(pair, (first_rewards, second_rewards), strict=True)
         )
         tasks = {str(task): [fmean(a[task]), fmean(b[task])] for task in a if task in b}
-        comparison[name] = {**paired_statistics(a, b), "by_task": tasks}
+        name = " and ".join(dict.fromkeys(pair))
+        comparison[name] = {"environments": list(pair), **paired_statistics(a, b), "by_task": tasks}
     if not comparison:
         listed = [", ".join(environments) or "none" for environments in names]
         raise ConfigurationError(

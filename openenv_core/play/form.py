@@ -246,6 +246,8 @@ def _choice(field: FormField, text: str) -> Any:
     ):
         if len(matches) == 1:
             return field.choices[matches[0]]
+    if field.schema and re.fullmatch(r"-?\d+", text):
+        return int(text)  # the server may take numbers for names, as BlackJack does; it refuses others
     raise ValueError(f"expected one of {', '.join(texts)}, got {text!r}")
 
 

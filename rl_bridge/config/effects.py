@@ -160,7 +160,8 @@ def _check_urls(config: Config) -> str | None:
 def _check_sink(sink: str) -> str | None:
     if find_spec(sink) is not None:
         return None
-    return f"metrics.sinks: expected the package {sink!r} to be installed, it is not; pip install 'ropewalk[{sink}]'"
+    extra = "rl-common" if sink == "tensorboard" else sink
+    return f"metrics.sinks: expected the package {sink!r} to be installed, it is not; pip install 'ropewalk[{extra}]'"
 
 
 def _check_shared_gpus(config: Config) -> str | None:

@@ -122,8 +122,8 @@ def _run_in_process(arguments: argparse.Namespace, settings: ServerSettings, lis
         return _FAILED
     configure_logging(arguments.log_level, settings.tokens)
     assembled = assemble(app, arguments.app, settings, _find_session_options(arguments))
-    _announce(arguments, listener)
-    return host(assembled, [listener], drain_s=settings.drain_s)
+    announce = partial(_announce, arguments, listener)  # not before an application that may refuse to start
+    return host(assembled, [listener], drain_s=settings.drain_s, on_started=announce)
 
 
 def _run_fleet(arguments: argparse.Namespace, settings: ServerSettings, listeners: list[socket]) -> int:
@@ -134,9 +134,9 @@ def _run_fleet(arguments: argparse.Namespace, settings: ServerSettings, listener
     from servers.logs import configure_logging
 
     configure_logging(arguments.log_level, settings.tokens)
-    _announce(arguments, listeners[0])
     plan = WorkerPlan(**_plan_options(arguments, settings), workers=arguments.workers, supervisor=os.getpid())
-    return asyncio.run(Supervisor(plan, listeners).run())
+    announce = partial(_announce, arguments, listeners[0])
+    return asyncio.run(Supervisor(plan, listeners, announce).run())
 
 
 def _run_reloading(arguments: argparse.Namespace, settings: ServerSettings, listener: socket) -> int:

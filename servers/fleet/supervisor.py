@@ -7,7 +7,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -58,11 +58,15 @@ class Supervisor:
     Args:
         plan: The workers' plan; index, file descriptors and folder are filled in here.
         listeners: The sockets of the workers: one each, or one for all.
+        on_started: Called once, when the first worker accepts connections.
     """
 
-    def __init__(self, plan: WorkerPlan, listeners: Sequence[socket.socket]) -> None:
+    def __init__(
+        self, plan: WorkerPlan, listeners: Sequence[socket.socket], on_started: Callable[[], None]
+    ) -> None:
         self._plan = plan
         self._listeners = listeners
+        self._on_started: Callable[[], None] | None = on_started
         self._columns = max(1, len(plan.settings.tokens))  # one per possible caller
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
@@ -187,7 +191,7 @@ class Supervisor:
             os.close(write)
         loop = asyncio.get_running_loop()
         os.set_blocking(ready, False)
-        loop.add_reader(ready, worker.listen, ready)
+        loop.add_reader(ready, self._listen, worker, ready)
         assert process.stdin is not None
         try:
             # The pipe stays open: end of file tells the worker that this process is gone.
@@ -200,6 +204,12 @@ class Supervisor:
             loop.remove_reader(ready)
             os.close(ready)
             process.stdin.close()
+
+    def _listen(self, worker: _Worker, ready: int) -> None:
+        worker.listen(ready)
+        if worker.output == READY and self._on_started is not None:
+            on_started, self._on_started = self._on_started, None
+            on_started()
 
     async def _stop_workers(
         self, workers: Sequence[_Worker], keepers: "Sequence[asyncio.Task[None]]"

@@ -1,6 +1,8 @@
 """Every static check: passed by a good environment, failed by one with the fault that it looks for."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import pytest
@@ -12,7 +14,7 @@ from openenv_core.checker.check import CheckLevel, checks
 from openenv_core.checker.results import Status
 from openenv_core.tools import CallToolAction
 
-UNDECLARED = {"declared_tools", "example_actions", "reserved_tool_names"}
+UNDECLARED = {"declared_tools", "example_actions", "imports_declared", "reserved_tool_names"}
 IMAGES = {"image_user", "image_health", "image_port", "image_size"}
 """tests/docker looks at those."""
 
@@ -146,3 +148,52 @@ def test_an_app_that_cannot_be_imported_is_a_finding(tmp_path: Path) -> None:
     result = of_folder("app_importable", tmp_path)
     assert result.status is Status.FAILED
     assert "no engine" in result.message
+
+
+def project(dependencies: str, dev: str = "") -> str:
+    return (
+        f'[project]\nname = "x"\nversion = "1"\ndependencies = [{dependencies}]\n'
+        f"[project.optional-dependencies]\ndev = [{dev}]\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "files", "status", "words"),
+    [
+        ("import yaml.nodes", {}, Status.FAILED, "got yaml (server/app.py, line 1)"),
+        ("import pydantic, annotated_types", {}, Status.PASSED, ""),  # a dependency of pydantic
+        ("import yaml", {"pyproject.toml": project('"PyYAML>=6"')}, Status.PASSED, ""),
+        (
+            "import yaml",
+            {"pyproject.toml": project("\"pyyaml; python_version < '3'\"")},
+            Status.FAILED,
+            "yaml",
+        ),
+        ("import yaml", {"pyproject.toml": project("", '"pyyaml"')}, Status.FAILED, "got yaml"),
+        ("def f():\n    import yaml", {"pyproject.toml": project("", '"pyyaml"')}, Status.PASSED, ""),
+        ("def f():\n    import yaml", {}, Status.FAILED, "line 2"),
+        ("try:\n    import yaml\nexcept ImportError:\n    pass", {}, Status.PASSED, ""),
+        ("import yaml", {"server/requirements.txt": "# all\npyyaml>=6  # for lists\n"}, Status.PASSED, ""),
+        ("import yaml", {"pyproject.toml": project('"openenv-core[core]"')}, Status.SKIPPED, "openenv-core"),
+        ("import yaml", {"pyproject.toml": project('"pydantic[no-such]"')}, Status.SKIPPED, "[no-such]"),
+        ("import yaml", {"pyproject.toml": None}, Status.SKIPPED, "requirements.txt"),
+    ],
+)
+def test_imports_are_those_of_the_dependencies(
+    code: str,
+    files: dict[str, str | None],
+    status: Status,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder_with(tmp_path, **{"pyproject.toml": project('"pydantic"'), "server/app.py": f"{code}\n", **files})
+    imported = ModuleType("app_of_this_test")
+    imported.__file__ = str(tmp_path / "server" / "app.py")
+    monkeypatch.setitem(sys.modules, imported.__name__, imported)
+    (tmp_path / "train.py").write_text("import numpy\n")  # which the application does not import
+    result = look("imports_declared", walk(), tmp_path)
+    assert result.status is status, result
+    assert words in result.message
+    if status is Status.FAILED:
+        assert "add pyyaml to the dependencies" in result.change

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -137,6 +138,15 @@ def test_policy_errors_are_reported(
     assert "the last one because:" in captured.err
     assert evaluate("--compare", out, out) == 0
     assert f"{table}, B: 3 of 3 episodes ended with an illegal action" in capsys.readouterr().err
+    # The same game by another name, as after an evaluation of its folder.
+    named = tmp_path / "named"
+    shutil.copytree(out, named)
+    for file in (path for path in named.rglob("*") if path.is_file()):
+        file.write_text(file.read_text().replace(table, "blackjack"))
+    assert evaluate("--compare", out, str(named)) == 0
+    captured = capsys.readouterr()
+    assert f"{table} and blackjack are compared as one environment" in captured.err
+    assert "blackjack, B: 3 of 3 episodes ended with an illegal action" in captured.err
     assert evaluate(table, "--policy", f"{HERE}:broken", "--out", str(tmp_path / "broken")) == 1
     assert "it is broken" in capsys.readouterr().err
     assert evaluate(table, "--policy", f"{HERE}:unencodable", "--out", str(tmp_path / "unencodable")) == 1

@@ -27,6 +27,7 @@ from openenv_core import (
     ConfigurationError,
     ConnectionFailedError,
     ConnectionLostError,
+    ContainerOptions,
     EnvClient,
     ExecutionError,
     GenericEnvClient,
@@ -545,3 +546,15 @@ async def test_client_hook_without_metadata_still_gets_how_the_episode_ended() -
         await client.reset()
         last = await client.step({"amount": 1})
     assert (last.terminated, last.truncated, last.infrastructure_error) == (False, True, "no disk")
+
+
+def test_arguments_by_any_name_are_not_the_clients_own() -> None:
+    class Open(CounterEnv):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+
+    # `options` are those of the container, although the constructor has a parameter of that name.
+    Open.from_docker_image("some:image", options=ContainerOptions(memory="64m")).close()
+    provider = Container("http://h")
+    CounterEnv.from_docker_image("some:image", provider).close()  # by position, as in the released package
+    assert provider.calls == ["stop"]

@@ -20,6 +20,7 @@ from serving import ask, request, serving, socket_to
 import openenv_core
 from openenv_core import ConfigurationError, compat
 from openenv_core.compat.hook import AliasModule, Hook, resolve
+from openenv_core.compat.mcp_client import MCPToolClient as ReleasedToolClient
 from openenv_core.compat.names import FORMER_ROOTS, MODULES, module_for
 from openenv_core.compat.types import (
     ServerMode,
@@ -98,6 +99,40 @@ def test_every_import_form_works() -> None:
     exec("class Chat(Action):\n    messages: list[Message]", scope)
     message = {"role": "user", "content": "hi"}
     assert scope["Chat"](messages=[message]).messages == [message]
+
+
+@pytest.mark.usefixtures("hook")
+def test_version_is_that_of_the_release_whose_names_are_provided() -> None:
+    assert importlib.import_module("openenv").__version__ == "0.10.0"
+    assert openenv_core.__version__ != "0.10.0"  # which is our own
+
+
+def test_released_tool_client_has_one_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENENV_CLIENT_MODE", "simulation")  # which the released client does not read
+    sent: list[str] = []
+
+    class Recorder(ReleasedToolClient):
+        async def step(self, action: object) -> Any:
+            raise AssertionError("a call was sent as a step")
+
+        async def _call_rpc(self, method: str, params: object) -> Any:
+            sent.append(method)
+            return {"content": [], "structured_content": {"result": 1}, "data": 1, "is_error": False}
+
+    for mode in (None, "production", "PRODUCTION"):
+        client = Recorder("http://localhost:1", mode=mode).sync()
+        client.call_tool("add", amount=1)
+        client.close()
+    assert len(sent) == 3
+    for mode in ("simulation", "mcp"):
+        with pytest.raises(ValueError, match=r"production.*for MCPToolClient"):
+            ReleasedToolClient("http://localhost:1", mode=mode)
+    assert issubclass(ReleasedToolClient, openenv_core.MCPToolClient)
+
+
+def test_constructor_documents_the_mode() -> None:
+    text = openenv_core.GenericEnvClient.__init__.__doc__ or ""
+    assert {"mode", '"simulation"', '"production"'} <= {word.strip(",.") for word in text.split()}
 
 
 def test_names_exist_only_between_install_and_uninstall_and_hide_no_module_of_ours() -> None:

@@ -148,7 +148,7 @@ async def test_each_status_raises_its_error() -> None:
         return (200 if path == "/health" else status), {"Retry-After": "7"}, {"detail": "why"}
 
     expected: list[tuple[int, type[ClientError], str]] = [
-        (401, AuthenticationError, "pass token="),
+        (401, AuthenticationError, "token= in Python, ROPEWALK_TOKEN"),
         (403, AccessRefusedError, "HTTP 403"),
         (307, ConnectionFailedError, "HTTP 307"),
         (404, ConnectionFailedError, "HTTP 404"),

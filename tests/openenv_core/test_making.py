@@ -1,10 +1,14 @@
 """`make`, and the released factories that do the same."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from envs.blackjack_env import BlackjackAction, BlackjackEnv
-from openenv_core import ConfigurationError, GenericEnvClient, make
+from openenv_core import ConfigurationError, GenericAction, GenericEnvClient, make
 from openenv_core.compat.auto import AutoAction, AutoEnv
+from openenv_core.tools import CallToolAction
 
 
 @pytest.mark.slow
@@ -29,3 +33,46 @@ def test_unknown_name_is_refused() -> None:
     space = AutoEnv.from_env("somebody/my.game")
     assert space.base_url == "https://somebody-my-game.hf.space"
     space.close()
+
+
+def test_released_factories_take_released_arguments_by_position() -> None:
+    client = AutoEnv.from_env("blackjack", None, None, None, 5.0, {"LEVEL": "1"})
+    assert isinstance(client.async_client, BlackjackEnv)
+    client.close()  # its server was to start at the first use
+    assert AutoAction.from_env("blackjack", True) is GenericAction
+    assert AutoAction.from_hub(env_name="blackjack-env") is BlackjackAction
+    assert AutoAction.from_env("shop") is CallToolAction
+
+
+def test_released_factories_describe_environments(capsys: pytest.CaptureFixture[str]) -> None:
+    info = AutoEnv.get_env_info("blackjack-env")
+    assert info["env_key"] == "blackjack"
+    assert info["name"] == "blackjack_env"
+    assert info["package"] == "ropewalk"
+    assert info["description"].startswith("One hand of BlackJack")
+    assert (info["env_class"], info["action_class"]) == ("BlackjackEnv", "BlackjackAction")
+    assert (info["observation_class"], info["module"]) == (
+        "BlackjackObservation",
+        "envs.blackjack_env.client",
+    )
+    assert (info["default_image"], info["spec_version"]) == ("blackjack-env:latest", 1)
+    action = AutoAction.get_action_info("blackjack")
+    assert (action["env_name"], action["action_class"]) == ("blackjack_env", "BlackjackAction")
+    for ask in (AutoEnv.get_env_info, AutoAction.get_action_info):
+        with pytest.raises(ValueError, match="no-such-game"):
+            ask("no-such-game")
+    AutoEnv.list_environments()
+    assert re.search(r"^  blackjack +One hand of BlackJack .*ropewalk", capsys.readouterr().out, re.M)
+
+
+def test_broken_environment_is_listed_with_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_env" / "server").mkdir(parents=True)
+    (tmp_path / "broken_env" / "__init__.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    AutoAction.list_actions()
+    printed = capsys.readouterr().out
+    assert re.search("^  broken +cannot be imported: .*no_such_package", printed, re.M)
+    assert re.search(r"^  blackjack +BlackjackAction", printed, re.M)
+    assert re.search(r"^  shop +CallToolAction", printed, re.M)

@@ -48,7 +48,7 @@ async def test_refused_handshake_raises_by_status() -> None:
         return refusing(status, Retry_After="3")(connection, request)
 
     expected: list[tuple[int, type[ClientError], str]] = [
-        (401, AuthenticationError, "pass token="),
+        (401, AuthenticationError, "token= in Python, ROPEWALK_TOKEN"),
         (403, AccessRefusedError, "origin"),
         (421, AccessRefusedError, "host name"),
         (404, ConnectionFailedError, 'transport="http"'),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter
 
+from envs.blackjack_env import BlackjackAction
 from openenv_core.cli.command import sanitize
 from openenv_core.play.form import ABSENT, forms_of, value_of
 from openenv_core.play.prompts import Prompts
@@ -157,3 +158,14 @@ def test_observation_shows_its_text_first() -> None:
     assert "7 more characters" in long
     figures = (0.1 + 0.2, 1.0, -1.5, None)
     assert [format_number(figure) for figure in figures] == ["0.3", "1", "-1.5", "none"]
+
+
+def test_number_for_a_name_is_left_to_the_server() -> None:
+    # The server's model takes Gymnasium's numbers, although its schema names the two moves.
+    (form,) = forms_of(BlackjackAction.model_json_schema())
+    (field,) = form.fields
+    assert value_of(field, "1") == 1
+    assert BlackjackAction(action=value_of(field, "0")).action == "stand"
+    assert value_of(field, "h") == "hit"
+    with pytest.raises(ValueError, match="expected one of hit, stand"):
+        value_of(field, "1.5")

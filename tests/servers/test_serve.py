@@ -277,6 +277,7 @@ def test_refusing_lifespan_ends_with_a_message_and_status_2(options: tuple[str, 
     assert status == 2
     assert output.count(REFUSAL) == 1
     assert "Traceback" not in output
+    assert "serving" not in output
     assert "end" not in lines(notes)
 
 
