@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from openenv_core.cli.command import sanitize
 from openenv_core.play.form import ABSENT, forms_of, value_of
 from openenv_core.play.prompts import Prompts
-from openenv_core.play.reporters import LONGEST, Terminal, format_number, observation_lines
+from openenv_core.play.terminal import LONGEST, Terminal, format_number, observation_lines
 from openenv_core.tools import CallToolAction, ListToolsAction
 
 
