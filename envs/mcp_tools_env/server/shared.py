@@ -1,4 +1,4 @@
-"""State that all sessions of a process share: settings, a limit on concurrent starts, and known protocols."""
+"""State that all sessions of a process share: settings, a limit on concurrent starts, protocols, the validator."""
 
 import asyncio
 import os
@@ -10,6 +10,7 @@ from functools import lru_cache
 from servers.app import EnvironmentApp
 
 from .config import McpToolsSettings
+from .upstream.schemas import ArgumentChecker
 
 
 class SharedState:
@@ -17,11 +18,13 @@ class SharedState:
 
     Attributes:
         modes: The protocol mode that each tool server accepted, by its name.
+        checker: Validates the arguments of calls.
     """
 
     def __init__(self, settings: McpToolsSettings) -> None:
         self.settings = settings
         self.modes: dict[str, str] = {}
+        self.checker = ArgumentChecker()
         self._starts: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
@@ -35,13 +38,17 @@ class SharedState:
 
 @asynccontextmanager
 async def lifespan(app: EnvironmentApp) -> AsyncIterator[None]:
-    """Read the settings at start-up.
+    """Read the settings at start-up, and start the validator, which takes longer to start than a session.
 
     Raises:
         ConfigurationError: A value is invalid.
     """
-    shared_state()
-    yield
+    checker = shared_state().checker
+    checker.start()
+    try:
+        yield
+    finally:
+        checker.close()
 
 
 @lru_cache(maxsize=1)

@@ -19,11 +19,7 @@ from envs.mcp_tools_env.server.environment import McpToolsEnvironment
 from envs.mcp_tools_env.server.upstream import schemas as weight
 from envs.mcp_tools_env.server.upstream import stdio
 from envs.mcp_tools_env.server.upstream.errors import FirstFailure
-from envs.mcp_tools_env.server.upstream.schemas import (
-    MAX_VALUES,
-    MessageThrottle,
-    ValueCounter,
-)
+from envs.mcp_tools_env.server.upstream.schemas import ArgumentChecker, MessageThrottle
 from envs.mcp_tools_env.server.upstream.stdio import ServerProcess
 from openenv_core.errors import EpisodeOverError
 from openenv_core.guard import remove_tree
@@ -291,25 +287,23 @@ async def test_arguments_that_no_server_could_read_are_the_policys_fault_and_kil
         assert dumps(env.state)
 
 
-async def test_values_and_texts_of_an_answer_are_bounded_before_they_are_parsed() -> None:
-    async with playing(house_of({"one": entry(max_result_bytes=32 << 20)})) as env:
+async def test_lone_surrogates_of_an_answer_are_replaced() -> None:
+    async with playing(house_of({"one": entry()})) as env:
         half = '{"jsonrpc": "2.0", "id": 3, "result": {"content": [{"type": "text", "text": "a\\ud83d"}]}}'
         seen = await call(env, "garbage", line=half)
         assert (kind(seen), seen.result) == (None, "a?")
-        seen = await call(env, "many", size=MAX_VALUES)
-        assert kind(seen) == "transport_error"
-        assert "values" in (infrastructure_failure(seen) or "")
-        assert len((await call(env, "many", size=1000)).result["many"]) == 1000
 
 
-def test_values_are_counted_in_pieces_and_not_within_texts() -> None:
-    text = rb'{"a": [1, 2, "[[,{\"[,\\\\", {}], "\\": "[[["}'
-    expected = text.replace(rb'"[[,{\"[,\\\\"', b"").replace(b'"[[["', b"").count(b",") + 3
-    for size in (1, 2, 3, 1000):
-        found = ValueCounter()
-        assert all(found.add(text[at : at + size]) for at in range(0, len(text), size))
-        assert found.values == expected
-    assert not ValueCounter().add(b'"",' * (MAX_VALUES + 1))
+async def test_a_schema_that_takes_too_long_is_left_to_the_server() -> None:
+    house = house_of({"one": entry()})
+    house.checker = ArgumentChecker(cpu_s=0.1)
+    async with playing(house) as env:
+        member = env._episode._members["one"]  # type: ignore[union-attr]
+        member.tools["echo"].input_schema["properties"]["text"]["pattern"] = "^(a+)+$"
+        for _ in range(2):
+            assert (await call(env, "echo", text="a" * 60 + "!")).result == "a" * 60 + "!"
+        assert member._unchecked == {"echo"}
+        assert kind(await call(env, "fail")) == "invalid_args"  # checked by another process
 
 
 async def test_server_that_sends_too_many_messages_is_throttled(monkeypatch: pytest.MonkeyPatch) -> None:

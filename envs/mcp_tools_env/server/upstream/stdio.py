@@ -21,7 +21,7 @@ from openenv_core.guard import guard_command
 from openenv_core.signals import signal_name
 
 from .errors import FirstFailure, ServerFailedError, UpstreamWire
-from .schemas import MAX_VALUES, MessageThrottle, ValueCounter
+from .schemas import MessageThrottle
 
 GRACE_PERIOD_S: Final = 0.5
 """How long a tool server may take to exit after its input is closed, and again after SIGTERM."""
@@ -241,8 +241,8 @@ def _spawn(
     )
 
 
-MAX_MESSAGE_BYTES: Final = 32 << 20
-"""The maximum size of a message from a tool server."""
+MAX_MESSAGE_BYTES: Final = 16 << 20
+"""The maximum size of a message from a tool server; parsed, it may take twenty times as much memory."""
 
 LINES_PER_MESSAGE: Final = 16
 """How many other lines count as one message for the rate limit."""
@@ -370,12 +370,7 @@ class _LineSplitter:
         for piece in complete:
             self._add(piece)
             if not self._dropping and (line := b"".join(self._parts).strip()).startswith(b"{"):
-                if len(line) <= MAX_VALUES or ValueCounter().add(line):
-                    lines.append(line)
-                else:
-                    self._fault.note(
-                        f"it wrote a message of more than {MAX_VALUES} values, which is the most here"
-                    )
+                lines.append(line)
             self._parts, self._length, self._dropping = [], 0, False
         self._add(remainder)
         return lines
