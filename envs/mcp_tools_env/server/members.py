@@ -145,8 +145,6 @@ class EpisodeServer:
             ServerFailedError: It has died, and restarts are disabled, used up, or fail.
         """
         connection = self._connection
-        if connection is not None:
-            await connection.check_alive()
         if connection is not None and connection.dead is None and connection.hung:
             try:
                 if not await connection.check_answers():

@@ -50,15 +50,10 @@ async def test_a_server_that_dies_in_a_call_is_started_anew_for_the_next_and_oth
 
 async def test_a_server_that_is_killed_between_calls_is_started_anew() -> None:
     async with playing(house_of({"one": entry()})) as env:
-        for loop_notices in (True, False):
-            pid = int((await call(env, "about")).result["pid"])
-            os.kill(pid, signal.SIGKILL)
-            if loop_notices:
-                await until(lambda: "SIGKILL" in str(env.state.servers[0].dead))
-            while not gone(pid):
-                pass
-            seen = await call(env, "count")
-            assert (kind(seen), seen.result, "state_lost" in seen.metadata) == (None, 1, True)
+        os.kill(int((await call(env, "about")).result["pid"]), signal.SIGKILL)
+        await until(lambda: "SIGKILL" in str(env.state.servers[0].dead))
+        seen = await call(env, "count")
+        assert (kind(seen), seen.result, "state_lost" in seen.metadata) == (None, 1, True)
 
 
 async def test_without_restarts_a_death_ends_the_episode() -> None:
@@ -198,9 +193,10 @@ async def test_a_server_of_the_environment_that_is_killed_takes_its_tool_servers
     )
     assert owner.stdout is not None
     pid, stray, folder = (await asyncio.wait_for(owner.stdout.readline(), 30)).decode().split()
+    children = [child.pid for child in psutil.Process(owner.pid).children()]  # the guard and the validator
     owner.kill()
     await owner.wait()
-    await until(lambda: gone(int(pid)) and gone(int(stray)) and not os.path.exists(folder))
+    await until(lambda: all(map(gone, (int(pid), int(stray), *children))) and not os.path.exists(folder))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import select
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -134,14 +133,6 @@ class ServerProcess:
         self.stdin.write(data)
         return self.stdin.get_write_buffer_size()
 
-    def has_reader(self) -> bool:
-        """Return whether the pipe still has a reader; the kernel knows this before the guard reports the exit."""
-        if self.ended.is_set() or self.stdin.is_closing():
-            return False
-        poll = select.poll()
-        poll.register(self.stdin.get_extra_info("pipe").fileno(), 0)
-        return not poll.poll(0)
-
     async def close(self) -> None:
         """End the process and everything it started, within a bounded time, even if this call is cancelled."""
         if hasattr(self, "stdin"):
@@ -263,7 +254,6 @@ async def open_stdio(
         stdio_streams(process, fault),
         fault,
         wait_ended=process.wait_ended,
-        is_gone=lambda: not process.has_reader(),
         stderr_tail=lambda: process.stderr[-500:],
         close=process.close,
     )
