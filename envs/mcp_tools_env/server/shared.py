@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -19,21 +18,14 @@ class SharedState:
     Attributes:
         modes: The protocol mode that each tool server accepted, by its name.
         checker: Validates the arguments of calls.
+        starts: Limits how many tool servers start at once, because a start costs more than many calls.
     """
 
     def __init__(self, settings: McpToolsSettings) -> None:
         self.settings = settings
         self.modes: dict[str, str] = {}
         self.checker = ArgumentChecker()
-        self._starts: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    @property
-    def starts(self) -> asyncio.Semaphore:
-        """Limits how many tool servers start at once, because a start costs more than many calls."""
-        loop = asyncio.get_running_loop()
-        return self._starts.setdefault(loop, asyncio.Semaphore(self.settings.starts))
+        self.starts = asyncio.Semaphore(settings.starts)
 
 
 @asynccontextmanager
