@@ -229,6 +229,18 @@ async def test_timed_out_http_calls_keep_no_connection() -> None:
         await eventually(lambda: site.given_up >= site.hung)
 
 
+async def test_a_stream_of_a_call_that_has_ended_is_not_resumed() -> None:
+    async def silent() -> AsyncIterator[bytes]:
+        yield b"id: 1\ndata:\n\n"
+        raise httpx2.ReadTimeout("silent")
+
+    stream: Any = silent()
+    bounded = http._BoundedStream(stream, fault := FirstFailure(), events=True)
+    with pytest.raises(httpx2.SSEError):
+        assert [chunk async for chunk in bounded]
+    assert fault.take() is None
+
+
 async def test_a_few_requests_for_events_go_at_once_and_further_ones_are_spaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

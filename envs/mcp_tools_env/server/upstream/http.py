@@ -175,15 +175,20 @@ class _BoundedStream(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         length, throttle = 0, MessageThrottle()
-        async for chunk in self._stream:
-            length += len(chunk)
-            if self._events:
-                await throttle.wait(chunk.count(b"data:"))
-            elif length > MAX_BODY_BYTES:
-                message = f"it answered with more than {MAX_BODY_BYTES} bytes, which is the most here"
-                self._fault.note(message)
-                raise httpx2.StreamError(message)
-            yield chunk
+        try:
+            async for chunk in self._stream:
+                length += len(chunk)
+                if self._events:
+                    await throttle.wait(chunk.count(b"data:"))
+                elif length > MAX_BODY_BYTES:
+                    message = f"it answered with more than {MAX_BODY_BYTES} bytes, which is the most here"
+                    self._fault.note(message)
+                    raise httpx2.StreamError(message)
+                yield chunk
+        except httpx2.ReadTimeout as error:
+            # The SDK would try to resume the stream, except after an SSEError.
+            kind = httpx2.SSEError if self._events else httpx2.StreamError
+            raise kind("no call waits for it any more") from error
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -48,13 +48,13 @@ class ArgumentChecker:
         request = f"[{schema_text}, {json.dumps(arguments)}]\n".encode()
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._check, request)
 
-    def start(self) -> None:
-        """Start the process, if it is not running, without waiting for it."""
-        if self._process is None:
-            self._process = process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
-            self._end = weakref.finalize(self, _end, process)
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Return the process, started if it is not running, without waiting for it."""
+        process = self._process
+        if process is None:
+            process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process, self._end = process, weakref.finalize(self, _end, process)
+        return process
 
     def close(self) -> None:
         """End the process; a later check starts another."""
@@ -64,16 +64,15 @@ class ArgumentChecker:
 
     def _check(self, request: bytes) -> list[str] | None:
         try:
-            self.start()
-            assert self._process is not None
-            assert self._process.stdin is not None
-            assert self._process.stdout is not None
-            self._process.stdin.write(request)
-            self._process.stdin.flush()
-            if answer := self._process.stdout.readline():
+            process = self.start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(request)
+            process.stdin.flush()
+            if answer := process.stdout.readline():
                 faults: list[str] | None = json.loads(answer)
                 return faults
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ended, or closed meanwhile
             logger.warning("arguments cannot be checked: %s", error)
         self.close()  # it has exceeded its CPU time
         return None
