@@ -12,7 +12,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError, LLMError
@@ -130,11 +129,7 @@ class _HostedClient(LLMClient):
         self.system_prompt = system_prompt
         self.temperature = temperature
         self.max_tokens = max_tokens
-        self._client = self._connect(api_key or "not-needed")
-
-    @abstractmethod
-    def _connect(self, api_key: str) -> Any:
-        """Return the SDK client that sends requests."""
+        self._key = api_key or "not-needed"
 
     def _request_body(
         self, messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], tools: Sequence[Any] = ()
@@ -156,10 +151,6 @@ class OpenAIClient(_HostedClient):
         self._fixed_sampling = use_max_completion_tokens
         super().__init__(*args, **options)
 
-    def _connect(self, api_key: str) -> Any:
-        self._key = api_key
-        return AsyncOpenAI(base_url=f"{self.base_url}/v1", api_key=api_key)
-
     def _request_body(
         self, messages: Sequence[Mapping[str, Any]], overrides: Mapping[str, Any], tools: Sequence[Any] = ()
     ) -> dict[str, Any]:
@@ -173,29 +164,52 @@ class OpenAIClient(_HostedClient):
         """See `LLMClient.complete`."""
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         body = self._request_body([*system, {"role": "user", "content": prompt}], kwargs)
-        return _text(await self._message(body))
+        return (await self._message(body)).get("content") or ""
 
     async def complete_with_tools(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], **kwargs: Any
     ) -> LLMResponse:
         """See `LLMClient.complete_with_tools`."""
         message = await self._message(self._request_body(messages, kwargs, _mcp_tools_to_openai(tools)))
-        calls = getattr(message, "tool_calls", None) or ()
         try:
-            read = [
-                ToolCall(call.id, call.function.name, json.loads(call.function.arguments)) for call in calls
+            calls = [
+                ToolCall(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+                for call in message.get("tool_calls") or ()
             ]
-        except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise LLMError(f"expected arguments of tools in JSON, got {error}") from error
-        return LLMResponse(_text(message), read)
+        # Some servers leave out `content` beside tool calls, instead of null.
+        return LLMResponse(message.get("content") or "", calls)
 
-    async def _message(self, body: dict[str, Any]) -> Any:
-        answer = await self._client.chat.completions.create(**body)
+    async def _message(self, body: dict[str, Any]) -> dict[str, Any]:
+        answer = await self._post(body)
         try:
-            return answer.choices[0].message
-        except (AttributeError, IndexError, TypeError) as error:
-            got = _redact(str(answer), self._key)
-            raise LLMError(f"expected a chat completion of {self.base_url}, got {got}") from error
+            message = json.loads(answer)["choices"][0]["message"]
+            if not isinstance(message, dict):
+                raise TypeError
+        except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+            # A server may echo the key.
+            got = to_plain_text(answer.decode(errors="replace").replace(self._key.strip(), "***"), 200)
+            raise LLMError(f"expected a chat completion of {self.base_url}, got {got!r}") from error
+        return message
+
+    async def _post(self, body: dict[str, Any]) -> bytes:
+        """Send a request on a connection of its own, so that a client is bound to no event loop."""
+        url, names = f"{self.base_url}/v1", ("endpoint", "api_key")
+        try:
+            client = EndpointClient(
+                url, None, connections=1, max_bytes=MAX_ANSWER_BYTES, key=self._key, names=names
+            )
+            try:
+                async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                    return await client.request("POST", "/chat/completions", body, ATTEMPTS)
+            except TimeoutError:
+                text = f"expected an answer of {url} within {REQUEST_TIMEOUT_S:g} s, got {client.trouble}"
+                raise LLMError(text) from None
+            finally:
+                await client.close()
+        except (ConfigurationError, RequestRefusedError) as error:
+            raise LLMError(str(error)) from error
 
 
 class AnthropicClient(_HostedClient):
@@ -205,14 +219,15 @@ class AnthropicClient(_HostedClient):
         ImportError: The package `anthropic` is not installed.
     """
 
-    def _connect(self, api_key: str) -> Any:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         try:
             from anthropic import AsyncAnthropic
         except ImportError as error:
             raise ImportError(
                 "AnthropicClient stands on the package anthropic; pip install anthropic"
             ) from error
-        return AsyncAnthropic(base_url=self.base_url, api_key=api_key)
+        self._client = AsyncAnthropic(base_url=self.base_url, api_key=self._key)
 
     async def complete(self, prompt: str, **kwargs: Any) -> str:
         """See `LLMClient.complete`."""
@@ -271,55 +286,6 @@ def create_llm_client(
         case "anthropic":
             return AnthropicClient("https://api.anthropic.com", 443, model, **options)
     raise ValueError(f"expected provider to be 'openai' or 'anthropic', got {provider!r}")
-
-
-class AsyncOpenAI:
-    """The part of the `openai` package's client that `OpenAIClient` uses; either can replace the other.
-
-    Each request opens its own connection, so that a client is not bound to an event loop and need not be closed.
-    """
-
-    def __init__(self, *, base_url: str, api_key: str) -> None:
-        self._url, self._key = base_url, api_key
-        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
-
-    async def _create(self, **request: Any) -> Any:
-        names = "endpoint", "api_key"
-        try:
-            client = EndpointClient(
-                self._url, None, connections=1, max_bytes=MAX_ANSWER_BYTES, key=self._key, names=names
-            )
-            try:
-                async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                    answer = await client.request("POST", "/chat/completions", request, ATTEMPTS)
-                    return _read(answer, self._key)
-            except TimeoutError:
-                text = (
-                    f"expected an answer of {self._url} within {REQUEST_TIMEOUT_S:g} s, got {client.trouble}"
-                )
-                raise LLMError(text) from None
-            finally:
-                await client.close()
-        except (ConfigurationError, RequestRefusedError) as error:
-            raise LLMError(str(error)) from error
-
-
-def _text(message: Any) -> str:
-    """Return a message's text; some servers leave out `content` beside tool calls, instead of null."""
-    return getattr(message, "content", None) or ""
-
-
-def _read(text: bytes, key: str) -> Any:
-    try:
-        return json.loads(text, object_hook=lambda fields: SimpleNamespace(**fields))
-    except (ValueError, RecursionError) as error:
-        got = _redact(text.decode(errors="replace"), key)
-        raise LLMError(f"expected a chat completion, got {got!r}") from error
-
-
-def _redact(text: str, key: str) -> str:
-    """Return the beginning of an answer, with the API key redacted, because a server may echo it."""
-    return to_plain_text(text.replace(key.strip(), "***"), 200)
 
 
 def _clean_mcp_schema(schema: Any) -> dict[str, Any]:

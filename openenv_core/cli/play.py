@@ -56,12 +56,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Play; return 1 if something failed and the input is not interactive."""
     from openenv_core.play.game import Game
-    from openenv_core.play.reporters import JsonTerminal, Terminal
+    from openenv_core.play.terminal import Terminal
     from openenv_core.targets import run_target, target_of
 
     if arguments.action and arguments.random:
         raise ConfigurationError("both --action and --random are given; leave one out")
-    terminal = JsonTerminal() if arguments.json else Terminal()
+    terminal = Terminal(is_json=arguments.json)
     target = target_of(arguments.target)
     token = _token(arguments, target)
     with run_target(target) as running:
@@ -94,14 +94,13 @@ def _play_interactively(
     from openenv_core.play.form import forms_of
     from openenv_core.play.game import Loop
     from openenv_core.play.prompts import Prompts, describe_form
-    from openenv_core.play.reporters import DIM
     from openenv_core.providers.base import has_died
 
     forms = forms_of(schema["action"]) if "action" in schema else ()
     game.terminal.say(f"{arguments.target} on {running.url}   (:help for commands)")
     for form in forms:
         for line in () if form.lists_tools or form.calls_tools else describe_form(form):
-            game.terminal.say(line, DIM)
+            game.terminal.say(line)
     return Loop(
         game,
         Prompts(game.terminal, forms),

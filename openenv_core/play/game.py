@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from openenv_core.cli.command import sanitize
 from openenv_core.client import SyncEnvClient
 from openenv_core.errors import (
     ConfigurationError,
@@ -14,7 +15,8 @@ from openenv_core.errors import (
 )
 from openenv_core.play.form import Json
 from openenv_core.play.prompts import COMMANDS, CommandTypedError, Prompts, arguments_of, describe_form
-from openenv_core.play.reporters import Result, Terminal
+from openenv_core.play.terminal import Terminal, as_json, format_number, observation_lines
+from openenv_core.types import StepResult
 
 
 class Game:
@@ -41,7 +43,15 @@ class Game:
         self.episodes += 1
         self._steps, self._total = 0, 0.0
         self._running, self._done = True, False
-        self.terminal.show_reset(self.episodes, dict(options), result)
+        title = "".join(f", {name} {as_json(value)}" for name, value in options.items())
+        self._report(
+            "reset",
+            result,
+            [f"--- episode {self.episodes}{title}"],
+            [],
+            episode=self.episodes,
+            options=dict(options),
+        )
         self._count(result)
 
     def step(self, action: Json) -> None:
@@ -52,7 +62,9 @@ class Game:
             self._total = None
         elif self._total is not None:
             self._total += float(result.reward or 0)
-        self.terminal.show_step(self._steps, action, result, self._total)
+        line = f"step {self._steps}   reward {format_number(result.reward)}   return {format_number(self._total)}"
+        end = [line + ("   done" if result.done else "")]
+        self._report("step", result, [], end, step=self._steps, action=action, **{"return": self._total})
         self._count(result)
 
     def state(self) -> Json:
@@ -73,9 +85,22 @@ class Game:
         """Report the end of the running episode, if any."""
         if self._running:
             self._running = False
-            self.terminal.show_end(self.episodes, self._steps, self._total, self._done)
+            steps = f"{self._steps} step" + ("" if self._steps == 1 else "s")
+            outcome = "is over" if self._done else "was left"
+            line = f"episode {self.episodes} {outcome} after {steps}: return {format_number(self._total)}"
+            numbers = {"episode": self.episodes, "steps": self._steps, "return": self._total}
+            self.terminal.report("episode", [line], **numbers, done=self._done)
 
-    def _count(self, result: Result) -> None:
+    def _report(
+        self, event: str, result: StepResult[Json], title: list[str], end: list[str], **fields: Any
+    ) -> None:
+        metadata = result.metadata or result.observation.get("metadata")
+        extra = [f"  metadata: {sanitize(as_json(metadata))}"] if metadata else []
+        lines = observation_lines(result.observation, colours=self.terminal.colours)
+        fields |= {name: getattr(result, name) for name in ("observation", "reward", "done", "metadata")}
+        self.terminal.report(event, [*title, *lines, *extra, *end], **fields)
+
+    def _count(self, result: StepResult[Json]) -> None:
         self._done = result.done
         if self._done:
             self.end_episode()
@@ -158,7 +183,8 @@ class Loop:
                 raise
             self._failed += 1
             self._explain(error)
-            self._terminal.show_failure(error)
+            name, message = type(error).__name__, str(error)
+            self._terminal.report("error", [f"{name}: {sanitize(message)}"], type=name, message=message)
             if isinstance(error, ConnectionLostError | SessionError):
                 self._game.end_session()
 
@@ -167,7 +193,9 @@ class Loop:
             case ":reset":
                 self._reset_with(command.rest)
             case ":state":
-                self._terminal.show_answer("state", self._game.state())
+                state = self._game.state()
+                text = sanitize(json.dumps(state, ensure_ascii=False, indent=2))
+                self._terminal.report("state", [text], state=state)
             case ":schema":
                 self._show_schema()
             case ":tools":
@@ -205,11 +233,12 @@ class Loop:
             about = str(tool.get("description") or "").strip().splitlines()
             title = f"{tool.get('name')}" + (f" - {about[0]}" if about else "")
             lines += describe_form(arguments_of(tool), title)
-        self._terminal.show_answer("tools", list(self._prompts.tools), lines or ["no tools"])
+        self._terminal.report("tools", lines or ["no tools"], tools=list(self._prompts.tools))
 
     def _show_schema(self) -> None:
         forms = [line for form in self._prompts.forms for line in describe_form(form)]
-        self._terminal.show_answer("schema", self._schema, forms or ["the server has no /schema; give JSON"])
+        lines = forms or ["the server has no /schema; give JSON"]
+        self._terminal.report("schema", lines, schema=self._schema)
 
     def _show_help(self) -> None:
         lines = [
@@ -217,7 +246,7 @@ class Loop:
             "Enter takes what stands in brackets. Text in double quotes is read as JSON.",
             *(f"  {name:<20}{text}" for name, text in COMMANDS.items()),
         ]
-        self._terminal.show_answer("help", dict(COMMANDS), lines)
+        self._terminal.report("help", lines, help=dict(COMMANDS))
 
 
 def play_actions(game: Game, actions: Iterable[Json], options: Json) -> None:

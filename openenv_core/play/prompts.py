@@ -9,7 +9,7 @@ from typing import Any, Final
 from openenv_core.cli.command import sanitize
 from openenv_core.errors import PicklableError
 from openenv_core.play.form import ABSENT, Form, FormField, Json, as_text, forms_of, value_of
-from openenv_core.play.reporters import Terminal
+from openenv_core.play.terminal import Terminal
 
 COMMANDS: Final[Mapping[str, str]] = {
     ":reset [SEED|JSON]": "begin another episode, with this seed, or with these options of reset",

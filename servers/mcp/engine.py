@@ -15,7 +15,6 @@ from starlette.types import Send
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short
-from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, cancel_task, keep
 from servers.mcp.context import KEY, RequestOrigin
@@ -24,15 +23,12 @@ from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.mcp.replies import Replies
 from servers.mcp.requests import (
-    DISCOVER,
-    HANDLES,
     INITIALIZE,
     SHARED_ID_SEPARATOR,
     Exchange,
-    McpRequest,
     McpRequestRefusedError,
 )
-from servers.routes.http import CLIENT_LEFT, NEW, report_error, while_connected
+from servers.routes.http import CLIENT_LEFT, report_error, while_connected
 from servers.sessions import EnvironmentSession, SessionTable
 from servers.settings import ServerSettings
 from servers.tooling import Tooling
@@ -154,9 +150,6 @@ class McpEngine:
         request = exchange.request
         if not self._tooling.possible:
             raise _no_tools()
-        if request.in_path is not None and request.in_header not in (None, request.in_path):
-            text = "the path names one session, the header X-OpenEnv-Session another; name one"
-            raise McpRequestRefusedError.invalid(text)
         if request.method == INITIALIZE and len(exchange.body) > _MAX_HELLO_BYTES:
             text = f"expected a handshake of at most {_MAX_HELLO_BYTES} bytes, got {len(exchange.body)}"
             raise McpRequestRefusedError.invalid(text, 413)
@@ -178,13 +171,14 @@ class McpEngine:
     async def _answer_stateless(self, exchange: Exchange) -> None:
         request, owner = exchange.request, exchange.owner
         session = None
-        if request.http == "POST" and request.version in MODERN_PROTOCOL_VERSIONS:
-            session_ids = request.in_path is not None or (
-                request.in_header is not None and request.method != DISCOVER
-            )
-            session = (await self._session_of(request, owner))[0] if session_ids else None
+        if (
+            request.http == "POST"
+            and request.version in MODERN_PROTOCOL_VERSIONS
+            and request.in_path is not None
+        ):
+            session = self._find_session(owner, request.in_path)
         if session is None:
-            origin = RequestOrigin(owner, named=request.in_path is not None or request.in_header is not None)
+            origin = RequestOrigin(owner, named=request.in_path is not None)
             await self._stateless.handle_request(
                 _with_origin(exchange, origin), exchange.replay_body, exchange.send
             )
@@ -196,7 +190,7 @@ class McpEngine:
             )
 
     async def _initialize(self, exchange: Exchange) -> None:
-        lookup = self._session_of(exchange.request, exchange.owner)
+        lookup = self._find_or_open_session(exchange.owner, exchange.request.in_path)
         result = await while_connected(exchange.receive, lookup)
         if result is None:
             client_left = JsonRpcFaultError(jsonrpc.SERVER_ERROR, "the client has left")
@@ -225,12 +219,11 @@ class McpEngine:
         with suppress(RefusalError):
             session = self._sessions.find(exchange.owner, request.session)
             connection = self._connections.get(session, {}).get(connection_id)
-        session_ids = {request.in_path, request.in_header} - {None}
         if (
             connection is None
             or not connection.established
             or connection.session.ended
-            or session_ids - {connection.session.id}
+            or request.in_path not in (None, connection.session.id)
         ):
             text = "the mcp-session-id names no connection of this caller"
             raise McpRequestRefusedError.invalid(text, 404)
@@ -281,32 +274,26 @@ class McpEngine:
 
     # Sessions
 
-    async def _session_of(self, request: McpRequest, owner: str) -> tuple[EnvironmentSession, bool]:
-        """Return the session that a request is about, or a new one, and whether this request opened it."""
-        sessions = self._sessions
-        session_id = request.in_header
-        if request.in_path is None and session_id is not None:
-            if session_id == NEW or SESSION_ID.fullmatch(session_id) is None:
-                text = (
-                    f"expected the id of a session in X-OpenEnv-Session, got {session_id[:128]!r}; {HANDLES}"
-                )
-                raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_PARAMS, text))
-            with suppress(RefusalError):
-                return sessions.find(owner, session_id), False
+    def _find_session(self, owner: str, session_id: str) -> EnvironmentSession:
         try:
-            if request.in_path is not None:
-                return sessions.find(owner, request.in_path), False
-            session = await (
-                sessions.open(owner) if session_id is None else sessions.find_or_open(owner, session_id)
-            )
+            return self._sessions.find(owner, session_id)
         except RefusalError as refusal:
             raise McpRequestRefusedError.of(refusal) from None
-        if session.was_used:  # another request has opened it meanwhile
-            return session, False
+
+    async def _find_or_open_session(
+        self, owner: str, session_id: str | None
+    ) -> tuple[EnvironmentSession, bool]:
+        """Return the session of an id or, without one, a new session; and whether it is new."""
+        if session_id is not None:
+            return self._find_session(owner, session_id), False
+        try:
+            session = await self._sessions.open(owner)
+        except RefusalError as refusal:
+            raise McpRequestRefusedError.of(refusal) from None
         try:
             await self._reset(session)  # marks it as used before the first await
         except BaseException:
-            await sessions.close(session)
+            await self._sessions.close(session)
             raise
         return session, True
 

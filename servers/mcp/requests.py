@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from openenv_core.errors import PicklableError
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError
-from openenv_core.protocol.http import SESSION_HEADER, SESSION_ID
+from openenv_core.protocol.http import SESSION_ID
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from servers.routes.http import path_of, status_of
 from servers.security import owner_of, replay
@@ -23,10 +23,7 @@ DISCOVER: Final = "server/discover"
 SHARED_ID_SEPARATOR: Final = ":"
 """Follows the session's id, which never contains it, in the id of a connection that shares a session."""
 
-HANDLES: Final = (
-    "POST openenv/session/create to /mcp for one, then use /mcp/{session_id}, or put the id in the header "
-    "X-OpenEnv-Session"
-)
+HANDLES: Final = "POST openenv/session/create to /mcp for one, then use /mcp/{session_id}"
 """How a client of the stateless wire obtains a session; part of error messages."""
 
 
@@ -40,7 +37,6 @@ class McpRequest:
         version: The protocol version in its header, if any.
         last_event: The id of the last event that the client received of a stream that was cut.
         in_path: The session's id in the path, if any.
-        in_header: The session's id in the header X-OpenEnv-Session, if any.
         method: The JSON-RPC method.
         request_id: The JSON-RPC id.
         standard: Whether it is standard MCP, as opposed to the released dialect.
@@ -51,7 +47,6 @@ class McpRequest:
     version: str | None
     last_event: str | None
     in_path: str | None
-    in_header: str | None
     method: str | None
     request_id: int | str | None
     standard: bool
@@ -61,7 +56,7 @@ class McpRequest:
         """The id of the session that it is about; None if it names none."""
         if self.connection is not None:
             return self.connection.partition(SHARED_ID_SEPARATOR)[0]
-        return self.in_path or self.in_header
+        return self.in_path
 
 
 def is_mcp(scope: Scope) -> bool:
@@ -89,7 +84,6 @@ def parse_request(scope: Scope, body: bytes) -> McpRequest:
         version=version,
         last_event=headers.get("last-event-id"),
         in_path=in_path,
-        in_header=headers.get(SESSION_HEADER.lower()),
         method=method,
         request_id=request_id,
         standard=is_marked or method == INITIALIZE,

@@ -18,7 +18,7 @@ from terminal_process import WAIT_TIMEOUT_S, in_terminal
 from openenv_core import GenericEnvClient
 from openenv_core.cli.main import main
 from openenv_core.play.game import Game, play_at_random
-from openenv_core.play.reporters import JsonTerminal
+from openenv_core.play.terminal import Terminal
 from servers import create_app
 
 
@@ -69,7 +69,7 @@ def test_episode_without_a_score_has_no_return() -> None:
         served(create_app(Diverging, Add, Count)) as address,
         GenericEnvClient(f"http://{address}").sync() as client,
     ):
-        game = Game(client, JsonTerminal(io.StringIO(), sink))
+        game = Game(client, Terminal(io.StringIO(), sink, is_json=True))
         play_at_random(game, [{"amount": amount} for amount in (1, 0, 9, 10)], {})
     told = [json.loads(line) for line in sink.getvalue().splitlines()]
     assert [each["return"] for each in told if each["event"] == "step"] == [1, None, None, 1]

@@ -11,7 +11,7 @@ from envs.blackjack_env import BlackjackAction
 from openenv_core.cli.command import sanitize
 from openenv_core.play.form import ABSENT, forms_of, value_of
 from openenv_core.play.prompts import Prompts
-from openenv_core.play.reporters import LONGEST, Terminal, format_number, observation_lines
+from openenv_core.play.terminal import LONGEST, Terminal, format_number, observation_lines
 from openenv_core.tools import CallToolAction, ListToolsAction
 
 

@@ -40,7 +40,6 @@ TOOLS = {
         tool("blocks"),
         tool("reset"),
         tool("heard"),
-        tool("many", size=NUMBER),
     )
 }
 state = {"count": 0}
@@ -85,8 +84,6 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
             return text("awake")
         case "big":
             return text("x" * int(arguments["size"]))
-        case "many":
-            return text("", structuredContent={"many": [[]] * int(arguments["size"])})
         case "garbage":
             sys.stdout.write(arguments["line"] + "\n")
             sys.stdout.flush()

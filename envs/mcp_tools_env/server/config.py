@@ -119,7 +119,7 @@ class ServerPolicy(_Entry):
     start_timeout_s: Seconds = 30.0
     restart: bool = True
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
-    max_result_bytes: Annotated[int, Field(ge=1024, le=32 << 20)] = 1 << 20
+    max_result_bytes: Annotated[int, Field(ge=1024, le=16 << 20)] = 1 << 20
     protocol: Literal["auto", "handshake", "stateless"] = "auto"
     allow_private: bool = False
     env_pass: Annotated[tuple[str, ...], Field(max_length=256)] = ()

@@ -164,7 +164,8 @@ class Episode:
         self._options = options
         self._folder: Path | None = None
         self._members = {
-            name: EpisodeServer(name, shared.settings.servers[name], shared.modes) for name in options.servers
+            name: EpisodeServer(name, shared.settings.servers[name], shared.modes, shared.checker)
+            for name in options.servers
         }
         self._budget = Budget(options.calls, options.time_s)
         self._transcript = _Transcript(options.transcript)
@@ -289,7 +290,7 @@ class Episode:
         except ServerFailedError as error:
             self.ended = "infrastructure"
             return _make_failure(ToolErrorType.TRANSPORT_ERROR, str(error), infrastructure=True, done=True)
-        if faults := member.find_faults(tool, arguments):
+        if faults := await member.find_faults(tool, arguments):
             return _make_failure(ToolErrorType.INVALID_ARGS, "; ".join(faults), metadata)
         if member.policy.calls is not None and member.calls >= member.policy.calls:
             message = f"the {member.policy.calls} calls that {server} takes in an episode are used up"

@@ -14,10 +14,10 @@ from openenv_core.tools import ToolContext, ToolErrorType
 from servers.execution import keep
 
 from .config import HttpServer, ServerPolicy, ServerSpec, StdioServer, fill_folder
-from .upstream.connection import UpstreamConnection
+from .upstream.connection import LATENESS_ALLOWANCE_S, UpstreamConnection
 from .upstream.errors import CallError, ServerFailedError, UpstreamWire
 from .upstream.http import make_http_wire
-from .upstream.schemas import ArgumentCheck
+from .upstream.schemas import ArgumentChecker
 from .upstream.stdio import open_stdio
 
 _PREFIX: Final = "ropewalk-mcp-"
@@ -71,15 +71,16 @@ class EpisodeServer:
         tools: The tools of its last list that its configuration allows, by their own names.
     """
 
-    def __init__(self, name: str, spec: ServerSpec, modes: dict[str, str]) -> None:
+    def __init__(self, name: str, spec: ServerSpec, modes: dict[str, str], checker: ArgumentChecker) -> None:
         self.name = name
         self._spec = spec
         self._known_modes = modes
+        self._checker = checker
         self._connection: UpstreamConnection | None = None
         self.info: dict[str, str] = {}
         self.policy: ServerPolicy = spec.ropewalk
         self.folder: Path | None = None
-        self._checks: dict[str, ArgumentCheck] = {}
+        self._unchecked: set[str] = set()  # tools whose arguments could not be checked
         self.calls = 0
         self.restarts = 0
         self.tools: dict[str, types.Tool] = {}
@@ -144,8 +145,6 @@ class EpisodeServer:
             ServerFailedError: It has died, and restarts are disabled, used up, or fail.
         """
         connection = self._connection
-        if connection is not None:
-            await connection.check_alive()
         if connection is not None and connection.dead is None and connection.hung:
             try:
                 if not await connection.check_answers():
@@ -189,11 +188,14 @@ class EpisodeServer:
             return True
         return tool in self.tools
 
-    def find_faults(self, tool: str, arguments: Mapping[str, Any]) -> Sequence[str]:
-        """Return how arguments violate the tool's schema; empty if they do not."""
-        if (check := self._checks.get(tool)) is None:
-            check = self._checks[tool] = ArgumentCheck(self.tools[tool].input_schema)
-        return check.find_faults(arguments)
+    async def find_faults(self, tool: str, arguments: Mapping[str, Any]) -> Sequence[str]:
+        """Return how arguments violate the tool's schema; empty if they do not, or this is left to the server."""
+        if tool in self._unchecked:
+            return ()
+        faults = await self._checker.find_faults(self.tools[tool].input_schema, arguments)
+        if faults is None:
+            self._unchecked.add(tool)  # each try may cost the CPU time of the limit
+        return faults or ()
 
     async def _update_tools(self, connection: UpstreamConnection) -> None:
         try:
@@ -204,7 +206,7 @@ class EpisodeServer:
             if error.infrastructure or error.error_type is ToolErrorType.TIMEOUT:
                 raise
             listed_tools = []  # a server without tools reports an unknown method
-        self._checks = {}
+        self._unchecked.clear()
         self.tools = {tool.name: tool for tool in listed_tools if self._allows(tool.name)}
 
     def _allows(self, tool: str) -> bool:
@@ -213,7 +215,8 @@ class EpisodeServer:
     async def _open_wire(self) -> UpstreamWire:
         spec = self._spec
         if isinstance(spec, HttpServer):
-            return make_http_wire(spec.url, spec.headers, allow_private=spec.ropewalk.allow_private)
+            allow_private, silence_s = self.policy.allow_private, self.policy.timeout_s + LATENESS_ALLOWANCE_S
+            return make_http_wire(spec.url, spec.headers, allow_private=allow_private, silence_s=silence_s)
         assert self.folder is not None
         return await open_stdio(*_process_arguments(spec, self.folder), self.folder)
 

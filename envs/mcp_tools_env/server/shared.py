@@ -1,8 +1,7 @@
-"""State that all sessions of a process share: settings, a limit on concurrent starts, and known protocols."""
+"""State that all sessions of a process share: settings, a limit on concurrent starts, protocols, the validator."""
 
 import asyncio
 import os
-import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -10,6 +9,7 @@ from functools import lru_cache
 from servers.app import EnvironmentApp
 
 from .config import McpToolsSettings
+from .upstream.schemas import ArgumentChecker
 
 
 class SharedState:
@@ -17,31 +17,30 @@ class SharedState:
 
     Attributes:
         modes: The protocol mode that each tool server accepted, by its name.
+        checker: Validates the arguments of calls.
+        starts: Limits how many tool servers start at once, because a start costs more than many calls.
     """
 
     def __init__(self, settings: McpToolsSettings) -> None:
         self.settings = settings
         self.modes: dict[str, str] = {}
-        self._starts: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
-
-    @property
-    def starts(self) -> asyncio.Semaphore:
-        """Limits how many tool servers start at once, because a start costs more than many calls."""
-        loop = asyncio.get_running_loop()
-        return self._starts.setdefault(loop, asyncio.Semaphore(self.settings.starts))
+        self.checker = ArgumentChecker()
+        self.starts = asyncio.Semaphore(settings.starts)
 
 
 @asynccontextmanager
 async def lifespan(app: EnvironmentApp) -> AsyncIterator[None]:
-    """Read the settings at start-up.
+    """Read the settings at start-up, and start the validator, which takes longer to start than a session.
 
     Raises:
         ConfigurationError: A value is invalid.
     """
-    shared_state()
-    yield
+    checker = shared_state().checker
+    checker.start()
+    try:
+        yield
+    finally:
+        checker.close()
 
 
 @lru_cache(maxsize=1)

@@ -1,6 +1,7 @@
 """Names of tools, validation of arguments, and results of calls."""
 
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tool_houses import call, entry, house_of, kind, names, playing
 
 from envs.mcp_tools_env.server.episode import fit_name, name_tools, prefix_of
 from envs.mcp_tools_env.server.upstream.results import result_of
-from envs.mcp_tools_env.server.upstream.schemas import ArgumentCheck
+from envs.mcp_tools_env.server.upstream.schemas import ArgumentChecker
 from openenv_core.tools.specs import NAME, openai_tools
 from tests.envs.tool_calls import RecordedContext
 
@@ -105,9 +106,11 @@ def hostile(depth: int) -> dict[str, Any]:
 COUNTRIES = [f"c{number}" for number in range(250)]
 
 
-def of_a(schema: dict[str, Any], value: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a schema of two properties and arguments of which the second is wrong."""
-    return {"properties": {"a": schema, "b": {"type": "string"}}}, {"a": value, "b": 1}
+@pytest.fixture(scope="module")
+def checker() -> Iterator[ArgumentChecker]:
+    checker = ArgumentChecker(cpu_s=0.1)
+    yield checker
+    checker.close()
 
 
 @pytest.mark.timeout(60)  # without bounds, longer than anybody waits
@@ -116,35 +119,28 @@ def of_a(schema: dict[str, Any], value: Any) -> tuple[dict[str, Any], dict[str, 
     [
         (hostile(60), {}),
         ({"properties": {"a": {"pattern": "^(a+)+$"}}}, {"a": "a" * 60 + "!"}),
-        ({"properties": {"a": {"pattern": "a*a*a*a*a*b"}}}, {"a": "a" * 4000}),
-        ({"properties": {"a": {"pattern": "a?" * 40 + "a" * 40}}}, {"a": "a" * 40}),
-        ({"patternProperties": {"^(a+)+$": {}}, "additionalProperties": False}, {"a" * 60 + "!": 1}),
         ({"properties": {"a": {"uniqueItems": True}}}, {"a": [{"n": n} for n in range(20_000)]}),
         ({"$ref": "file:///etc/passwd"}, {}),
         ({"$ref": "#"}, {}),
         ({"type": 7, "properties": [], "required": {"a": 1}}, {}),
         ({"properties": {"a": {"pattern": "("}}}, {"a": "x"}),
         ({"description": "x" * 300_000, "required": ["a"]}, {}),
-        of_a({"items": {"enum": COUNTRIES}}, ["c249"] * 20_000),
-        of_a({"items": {"properties": {f"p{number}": {} for number in range(9000)}}}, [{}] * 3000),
-        of_a({"items": {}}, [1] * 300_000),
-        of_a({"anyOf": [{"type": "object"}] * 2000}, "x" * 1_000_000),
-        of_a({"items": {"enum": [[[1] * 1000 + [n]] for n in range(20)]}}, [[[1] * 1000 + [19]]] * 300),
-        of_a({"allOf": [{"uniqueItems": True}] * 1000}, list(range(40_000))),
+        ({"properties": {"a": {"items": {"enum": COUNTRIES}}}}, {"a": ["c249"] * 20_000}),
     ],
 )
-def test_hostile_schemas_cost_no_more_than_a_moment(
-    schema: dict[str, Any], arguments: dict[str, Any]
+async def test_hostile_schemas_cost_no_more_than_a_moment(
+    checker: ArgumentChecker, schema: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
-    assert ArgumentCheck(schema).find_faults(arguments) == []
+    assert await checker.find_faults(schema, arguments) is None
+    assert await checker.find_faults({"required": ["a"]}, {}) == ["'a' is a required property"]
 
 
-def test_no_reference_is_followed_out_of_a_schema() -> None:
+async def test_no_reference_is_followed_out_of_a_schema(checker: ArgumentChecker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         elsewhere = f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
         for schema in ({"$ref": elsewhere}, {"$schema": elsewhere}, {"$id": elsewhere, "$ref": "other"}):
-            assert ArgumentCheck(schema).find_faults({"a": 1}) == []
+            assert not await checker.find_faults(schema, {"a": 1})
         with pytest.raises(BlockingIOError):
             listener.accept()
 
@@ -166,12 +162,11 @@ def test_no_reference_is_followed_out_of_a_schema() -> None:
         ),
     ],
 )  # fmt: skip
-def test_ordinary_schemas_are_held(
-    schema: dict[str, Any], right: dict[str, Any], wrong: dict[str, Any]
+async def test_ordinary_schemas_are_held(
+    checker: ArgumentChecker, schema: dict[str, Any], right: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
-    check = ArgumentCheck(schema)
-    assert check.find_faults(right) == []
-    assert check.find_faults(wrong)
+    assert await checker.find_faults(schema, right) == []
+    assert await checker.find_faults(schema, wrong)
 
 
 async def test_a_caller_over_mcp_is_told_of_a_changed_list() -> None:

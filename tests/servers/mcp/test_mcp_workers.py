@@ -40,15 +40,17 @@ async def play(address: str, number: int, era: str) -> None:
     assert progress_values == [1]
 
 
-def name_at(worker: int) -> str:
-    return next(name for i in range(100) if worker_of(name := f"id-{i}", 2) == worker)
+async def path_at(address: str, worker: int) -> str:
+    while worker_of(handle := await open_session(address), 2) != worker:
+        pass
+    return f"/mcp/{handle}"
 
 
 @pytest.mark.parametrize("era", [HANDSHAKE, STATELESS])
 async def test_concurrent_sessions_over_two_workers_stay_separate(fleet: ServeProcess, era: str) -> None:
     await asyncio.gather(*(play(fleet.address, number + 1, era) for number in range(12)))
     for worker in range(2):
-        async with host(fleet.address, mode=era, headers={"X-OpenEnv-Session": name_at(worker)}) as client:
+        async with host(fleet.address, await path_at(fleet.address, worker), era) as client:
             assert len(text_of(await client.call_tool("long", {"size": 10_000_000}))) == 10_000_000
 
 
@@ -79,10 +81,10 @@ async def test_change_notifications_reach_a_stream_at_another_worker(fleet: Serv
 
 async def test_killed_worker_loses_only_its_own_sessions() -> None:
     with serve("--workers", "2", app="toolbox:app") as server:
-        names = [name_at(0), name_at(1)]
+        paths = [await path_at(server.address, worker) for worker in range(2)]
         async with (
-            host(server.address, mode=HANDSHAKE, headers={"X-OpenEnv-Session": names[0]}) as one,
-            host(server.address, mode=HANDSHAKE, headers={"X-OpenEnv-Session": names[1]}) as two,
+            host(server.address, paths[0], HANDSHAKE) as one,
+            host(server.address, paths[1], HANDSHAKE) as two,
         ):
             await one.call_tool("bump")
             call = await start_call(one, "wait")
@@ -91,7 +93,9 @@ async def test_killed_worker_loses_only_its_own_sessions() -> None:
             with pytest.raises(MCPError):
                 await asyncio.wait_for(call, 60)
             assert text_of(await two.call_tool("bump")) == "1"
-        reply = await request(server.address, "POST", "/mcp", LISTING, STREAMS | {"mcp-session-id": names[0]})
+        reply = await request(
+            server.address, "POST", paths[0], LISTING, STREAMS | {"mcp-protocol-version": STATELESS}
+        )
         assert reply.status_code in (404, 502)
 
 

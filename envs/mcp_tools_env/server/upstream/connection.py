@@ -114,9 +114,6 @@ _MAX_RETRY_S: Final = 2.0
 PING_TIMEOUT_S: Final = 2.0
 """How long a server may take to reply to a ping after a call that timed out."""
 
-EXIT_REASON_WAIT_S: Final = 1.0
-"""How long to wait for the reason of a dead server's exit."""
-
 CLOSE_TIMEOUT_S: Final = 8.5
 """The timeout of closing; enough to end a process, and the longest that closing a session waits."""
 
@@ -256,12 +253,6 @@ class UpstreamConnection:
                 ToolErrorType.EXECUTION_ERROR, f"the tool {name!r} asks its user back, and there is none here"
             )
         return result
-
-    async def check_alive(self) -> None:
-        """Set `dead` if the server has died but its exit has not been reported yet."""
-        if self.dead is None and self._wire is not None and self._wire.is_gone() and self._owner is not None:
-            await asyncio.wait([self._owner], timeout=EXIT_REASON_WAIT_S)
-            self.dead = self.dead or "it reads no more"
 
     async def check_answers(self) -> bool:
         """Return whether the server still responds, after a call that timed out."""

@@ -87,7 +87,6 @@ class UpstreamWire:
         transport: The SDK's transport, a context manager; over HTTP it connects when entered.
         fault: Records why a reply will not come.
         wait_ended: Waits until the server has died, and returns how.
-        is_gone: Returns whether the server has died, or no longer reads its input.
         stderr_tail: Returns the end of the server's standard error.
         close: Releases everything other than the streams, within a bounded time.
     """
@@ -95,6 +94,5 @@ class UpstreamWire:
     transport: Transport
     fault: FirstFailure
     wait_ended: Callable[[], Awaitable[str]] = _wait_forever
-    is_gone: Callable[[], bool] = lambda: False
     stderr_tail: Callable[[], str] = str
     close: Callable[[], Awaitable[None]] = _do_nothing

@@ -4,79 +4,20 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
-from functools import lru_cache, partial
-from typing import Any, Final, TypeVar
+from functools import lru_cache
+from typing import Any, Final
 
-import anyio
 import httpcore2
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
 from .addresses import Resolve, resolve, resolve_checked
 from .errors import AddressRefusedError, FirstFailure, UpstreamWire, describe_error
-from .schemas import MAX_VALUES, MessageThrottle, ValueCounter
+from .schemas import MessageThrottle
 
-T = TypeVar("T")
-
-_CANCELLED: Final = "notifications/cancelled"
-
-
-class _CancelledCallError(Exception):
-    """The request was cancelled."""
-
-
-class _PendingPost:
-    """A pending request that can be aborted."""
-
-    def __init__(self) -> None:
-        self._scope: anyio.CancelScope | None = None
-        self._is_aborted = False
-
-    def abort(self) -> None:
-        self._is_aborted = True
-        if self._scope is not None:
-            self._scope.cancel()
-
-    async def run(self, work: Awaitable[T]) -> T:
-        """Await a part of the request.
-
-        Raises:
-            _CancelledCallError: The request is aborted, before or meanwhile.
-        """
-        with anyio.CancelScope() as self._scope:
-            if self._is_aborted:
-                self._scope.cancel()
-            return await work
-        raise _CancelledCallError
-
-
-class _PendingPosts:
-    """The pending requests of one connection, by the ids of their messages."""
-
-    def __init__(self) -> None:
-        self._posts: dict[Any, _PendingPost] = {}
-
-    def add(self, body: bytes) -> tuple[Any, _PendingPost]:
-        """Register a request. A cancellation notification aborts the request that it names."""
-        message = json.loads(body) if body else {}
-        if message.get("method") == _CANCELLED:
-            cancelled = self._posts.pop((message.get("params") or {}).get("requestId"), None)
-            if cancelled is not None:
-                cancelled.abort()
-        post = _PendingPost()
-        request_id = message.get("id") if "method" in message else None
-        if request_id is not None:
-            self._posts[request_id] = post
-        return request_id, post
-
-    def remove(self, request_id: Any, post: _PendingPost) -> None:
-        if self._posts.get(request_id) is post:
-            del self._posts[request_id]
-
-
-MAX_BODY_BYTES: Final = 32 << 20
+MAX_BODY_BYTES: Final = 16 << 20
 """The maximum size of a response, or of one event in a stream of events."""
 
 GET_INTERVAL_S: Final = 1.0
@@ -85,20 +26,30 @@ GETS_AT_ONCE: Final = 5
 
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 3700.0
-"""The read timeout of a silent stream; longer than the timeout of any call, which applies first."""
+"""The read timeout of the stream of events that no call waits for."""
 
 
-def make_http_wire(url: str, headers: Mapping[str, str], *, allow_private: bool) -> UpstreamWire:
-    """Return the wire to a server at a URL, without connecting yet."""
+def make_http_wire(
+    url: str, headers: Mapping[str, str], *, allow_private: bool, silence_s: float = READ_TIMEOUT_S
+) -> UpstreamWire:
+    """Return the wire to a server at a URL, without connecting yet.
+
+    Args:
+        url: The MCP endpoint.
+        headers: The headers of every request.
+        allow_private: Whether the address may be a private one.
+        silence_s: How long the response to a call may be silent before its connection is closed. Longer than the
+            timeout of a call, after which the SDK tells the server to stop, but leaves the request open.
+    """
     fault = FirstFailure()
-    return UpstreamWire(_open_streams(url, dict(headers), fault, allow_private), fault)
+    transport = _PinnedTransport(fault, allow_private=allow_private, silence_s=silence_s)
+    return UpstreamWire(_open_streams(url, dict(headers), transport), fault)
 
 
 @asynccontextmanager
 async def _open_streams(
-    url: str, headers: dict[str, str], fault: FirstFailure, allow_private: bool
+    url: str, headers: dict[str, str], transport: "_PinnedTransport"
 ) -> AsyncIterator[Any]:
-    transport = _PinnedTransport(fault, allow_private=allow_private)
     timeout = httpx2.Timeout(CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
     async with (
         httpx2.AsyncClient(transport=transport, headers=headers, timeout=timeout, trust_env=False) as client,
@@ -113,7 +64,7 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
     `fault` records why a response cannot be used.
     """
 
-    def __init__(self, fault: FirstFailure, *, allow_private: bool) -> None:
+    def __init__(self, fault: FirstFailure, *, allow_private: bool, silence_s: float) -> None:
         super().__init__(verify=_make_ssl_context())
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=_make_ssl_context(),
@@ -122,27 +73,19 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
             network_backend=_PinnedBackend(allow_private=allow_private),
         )
         self._fault = fault
-        self._posts = _PendingPosts()
+        self._silence_s = silence_s
         self._next_get = float("-inf")
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request; a rejected response is turned into an error response."""
         # A compressed body could be far larger than the bytes that are counted.
         request.headers["accept-encoding"] = "identity"
-        if request.method != "POST":
-            await self._throttle_get(request)
-            return await self._send_request(
-                request, FirstFailure(), _PendingPost(), lambda: None
-            )  # no call waits for these, so their faults are not recorded
-        request_id, post = self._posts.add(request.content)
-        on_end = partial(self._posts.remove, request_id, post)
-        try:
-            return await self._send_request(request, self._fault, post, on_end)
-        except _CancelledCallError:
-            return _make_error_response("it was given up")
-        except BaseException:
-            on_end()
-            raise
+        if request.method == "POST":
+            if json.loads(request.content).get("method") == "tools/call":
+                request.extensions["timeout"] = {**request.extensions["timeout"], "read": self._silence_s}
+            return await self._send_request(request, self._fault)
+        await self._throttle_get(request)
+        return await self._send_request(request, FirstFailure())  # no call waits for it
 
     async def _throttle_get(self, request: httpx2.Request) -> None:
         """Space out requests for a stream of events: a server may end each at once and demand an immediate retry."""
@@ -152,14 +95,14 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
             self._next_get = send_at + GET_INTERVAL_S
             await asyncio.sleep(max(0.0, send_at - now))
 
-    async def _send_request(
-        self, request: httpx2.Request, fault: FirstFailure, post: _PendingPost, on_end: Callable[[], None]
-    ) -> httpx2.Response:
+    async def _send_request(self, request: httpx2.Request, fault: FirstFailure) -> httpx2.Response:
         try:
-            response = await post.run(super().handle_async_request(request))
+            response = await super().handle_async_request(request)
         except AddressRefusedError as error:
             fault.note(describe_error(error))
             raise httpx2.ConnectError(str(error)) from error
+        except httpx2.ReadTimeout:
+            raise  # no call waits for it any more
         except httpx2.TransportError as error:
             fault.note(f"it cannot be reached: {describe_error(error)}")
             raise
@@ -167,8 +110,6 @@ class _PinnedTransport(httpx2.AsyncHTTPTransport):
         response.stream = _BoundedStream(
             response.stream,
             fault,
-            post,
-            on_end,
             # In a stream of events, the SDK limits the size of each event.
             events=response.headers.get("content-type", "").startswith("text/event-stream"),
         )
@@ -225,55 +166,31 @@ class _PinnedBackend(httpcore2.AsyncNetworkBackend):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    """A response body that fails if it becomes too long or its request is aborted."""
+    """A response body that fails if it becomes too long, and is read no faster than messages are taken."""
 
-    def __init__(
-        self,
-        stream: httpx2.AsyncByteStream,
-        fault: FirstFailure,
-        post: _PendingPost,
-        on_end: Callable[[], None],
-        *,
-        events: bool,
-    ) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, fault: FirstFailure, *, events: bool) -> None:
         self._stream = stream
         self._fault = fault
-        self._post = post
-        self._on_end = on_end
         self._events = events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        length, counter, throttle = 0, ValueCounter(), MessageThrottle()
-        parts = aiter(self._stream)
-        while True:
-            try:
-                chunk = await self._post.run(anext(parts))
-            except StopAsyncIteration:
-                return
-            except _CancelledCallError:
-                # The SDK tries to resume a stream of events, except after an SSEError.
-                raise (httpx2.SSEError if self._events else httpx2.StreamError)("it was given up") from None
-            length += len(chunk)
-            if self._events:
-                await throttle.wait(chunk.count(b"data:"))
-                complete, separator, part_of_next = chunk.replace(b"\r\n", b"\n").rpartition(b"\n\n")
-                if separator:
-                    self._require(counter.add(complete), f"{MAX_VALUES} values")
-                    counter = ValueCounter()
-                self._require(counter.add(part_of_next), f"{MAX_VALUES} values")
-            else:
-                self._require(length <= MAX_BODY_BYTES, f"{MAX_BODY_BYTES} bytes")
-                self._require(counter.add(chunk), f"{MAX_VALUES} values")
-            yield chunk
-
-    def _require(self, condition: bool, limit: str) -> None:
-        if not condition:
-            message = f"it answered with more than {limit}, which is the most here"
-            self._fault.note(message)
-            raise (httpx2.SSEError if self._events else httpx2.StreamError)(message)
+        length, throttle = 0, MessageThrottle()
+        try:
+            async for chunk in self._stream:
+                length += len(chunk)
+                if self._events:
+                    await throttle.wait(chunk.count(b"data:"))
+                elif length > MAX_BODY_BYTES:
+                    message = f"it answered with more than {MAX_BODY_BYTES} bytes, which is the most here"
+                    self._fault.note(message)
+                    raise httpx2.StreamError(message)
+                yield chunk
+        except httpx2.ReadTimeout as error:
+            # The SDK would try to resume the stream, except after an SSEError.
+            kind = httpx2.SSEError if self._events else httpx2.StreamError
+            raise kind("no call waits for it any more") from error
 
     async def aclose(self) -> None:
-        self._on_end()
         await self._stream.aclose()
 
 
