@@ -85,7 +85,7 @@ def chat_task(tmp_path: Path) -> BlackjackChatTask:
 
 def test_chat_model_reads_worked_examples_then_the_decision(chat_task: BlackjackChatTask) -> None:
     system, *examples, question = chat_task.messages(observe_decision(DecisionState(17, True, 1)))
-    assert system == {"role": "system", "content": "Say hit or stand."}
+    assert system == {"role": "system", "content": chat.SYSTEM}
     assert question == {"role": "user", "content": "soft 17 against an ace"}
     assert [message["role"] for message in examples] == ["user", "assistant"] * len(chat.EXAMPLES)
     for state, shown, answer in zip(
