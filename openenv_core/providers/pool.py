@@ -7,27 +7,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Generic, Self
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+from urllib.parse import urlsplit
 
-from openenv_core.errors import ConfigurationError
+from openenv_core.backoff import exponential_pause_s
+from openenv_core.errors import ConfigurationError, ImageNotFoundError, OptionUnavailableError, ProviderError
+from openenv_core.providers.base import health_of
 from openenv_core.providers.docker.container import Container, ContainerProvider, PinnedImage, start_container
 from openenv_core.providers.docker.engine import DockerEngine
 from openenv_core.providers.docker.options import ContainerOptions, options_with
-from openenv_core.providers.keeper import (
-    MemberT,
-    PoolClosedError,
-    PoolError,
-    PoolKeeper,
-    PoolState,
-    PoolTimeoutError,
-    healthy,
-)
 from openenv_core.types import ActT, ObsT, StateT
 
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, SyncEnvClient
-
-__all__ = ["DockerPool", "PoolClosedError", "PoolError", "PoolLease", "PoolTimeoutError"]
 
 logger = logging.getLogger("openenv_core")
 
@@ -35,10 +32,96 @@ LEASE_TIMEOUT_S: Final = 60.0
 CLOSE_TIMEOUT_S: Final = 30.0
 
 EXIT_TIMEOUT_S: Final = 10.0
-"""How long this process's exit waits for pools that were not closed."""
+"""How long this process's exit waits for a pool that was not closed."""
 
 LEND_HEALTH_TIMEOUT_S: Final = 2.0
 """Timeout of the health check before a container is lent. It usually takes 2 ms."""
+
+IDLE_INTERVAL_S: Final = 1.0
+"""How often the health of a ready member is checked."""
+
+HEALTH_TIMEOUT_S: Final = 1.0
+"""Timeout of that check."""
+
+POLL_INTERVAL_S: Final = 0.5
+"""How often a waiting provider checks whether it was stopped."""
+
+MIN_BACKOFF_S: Final = 0.1
+MAX_BACKOFF_S: Final = 5.0
+"""Range of the pauses after failures; after an engine's restart, starts resume within the longest."""
+
+PERSISTENT_FAILURE_BACKOFF_S: Final = 30.0
+"""Pause after errors that the user must fix, such as a missing image."""
+
+PERMANENT_ERRORS: Final = (ConfigurationError, ImageNotFoundError, OptionUnavailableError)
+"""Errors that waiting does not fix."""
+
+
+class PoolError(ProviderError):
+    """The pool can lend no more members."""
+
+
+class PoolClosedError(PoolError):
+    """The pool was closed."""
+
+
+class PoolTimeoutError(PoolError, TimeoutError):
+    """No container was free in time. The pool continues.
+
+    Attributes:
+        last_failure: Exception of the last failed start or removal; None if one has succeeded since.
+    """
+
+    def __init__(self, message: str, last_failure: BaseException | None = None) -> None:
+        super().__init__(message)
+        self.last_failure = last_failure
+
+
+class PoolMember(Protocol):
+    """What a pool keeps warm, for example a `Container`."""
+
+    url: str
+
+    def remove(self) -> None:
+        """Stop the member and remove it completely. Called again if it fails."""
+
+
+MemberT = TypeVar("MemberT", bound=PoolMember)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """The state of a pool.
+
+    Attributes:
+        size: Number of members to keep; the others below, and those that wait for a start, add up to it.
+        ready: Number of members ready to lend.
+        starting: Number of members being started.
+        used: Number of lent members.
+        leaving: Number of members being removed.
+        started: Number of successful starts.
+        failed: Number of failed starts.
+        last_failure: Exception of the last failed start or removal, unless one has succeeded since.
+    """
+
+    size: int
+    ready: int
+    starting: int
+    used: int
+    leaving: int
+    started: int
+    failed: int
+    last_failure: BaseException | None
+
+    def __str__(self) -> str:
+        text = (
+            f"of {self.size} containers {self.ready} are ready, {self.starting} starting, {self.used} used; "
+            f"{self.leaving} are being removed"
+        )
+        if self.last_failure is not None:
+            reason = str(self.last_failure).strip() or type(self.last_failure).__name__
+            text += f"; {self.failed} starts failed; the last failure: {reason}"
+        return text
 
 
 class PoolLease(Generic[MemberT]):
@@ -48,14 +131,12 @@ class PoolLease(Generic[MemberT]):
 
     Args:
         container: The container.
-        give_back: Returns the container to the pool. Must not block.
-        pool: The pool; referenced because a pool that is garbage-collected removes all its containers.
+        give_back: Returns the container to the pool. Must neither block nor take a lock.
     """
 
-    def __init__(self, container: MemberT, give_back: Callable[[MemberT], None], pool: object) -> None:
-        self._pool = pool
+    def __init__(self, container: MemberT, give_back: Callable[[], None]) -> None:
         self._container = container
-        self._return = weakref.finalize(self, give_back, container)
+        self._return = weakref.finalize(self, give_back)
         self._return.atexit = False  # at exit the whole pool is removed
 
     @property
@@ -116,8 +197,32 @@ class PoolProvider(ContainerProvider, Generic[MemberT]):
         self._lease = None
 
 
+class _Phase(Enum):
+    MISSING, STARTING, READY, USED, LEAVING = range(5)
+
+
+@dataclass(eq=False, slots=True)
+class _Slot(Generic[MemberT]):
+    """The place of one member, kept by a thread of its own.
+
+    Attributes:
+        phase: Where the member is in its life.
+        member: The member, from READY to LEAVING.
+        ready_at: When it became ready, of `time.monotonic()`.
+        ended: Receives an item when the member is returned, or the pool closed. Its `put` may be called by finalizers.
+    """
+
+    phase: _Phase = _Phase.MISSING
+    member: MemberT | None = None
+    ready_at: float = 0.0
+    ended: "SimpleQueue[None]" = field(default_factory=SimpleQueue)
+
+
 class ServerPool(Generic[MemberT]):
     """Keeps servers warm and lends each once. `DockerPool` is a pool of containers.
+
+    Each of the `size` places has a thread, which starts a member, waits until it is returned or has died, removes it,
+    and begins again.
 
     Args:
         start: Starts a member and returns it once it is healthy; raises if the event is set meanwhile. Called from
@@ -133,23 +238,53 @@ class ServerPool(Generic[MemberT]):
         for name, number in (("size", size), ("max_starting", max_starting)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 raise ConfigurationError(f"expected {name} to be a whole number from 1 on, got {number!r}")
-        self._size = size
-        self._keeper = PoolKeeper(start, size, max_starting)
-        _keepers.add(self._keeper)
-        weakref.finalize(self, self._keeper.abandon).atexit = False  # see _close_all
+        self._start_member = start
+        self._max_starting = max_starting
+        self._stopping = threading.Event()
+        self._pid: int | None = None
+        # Protects everything below, and the phases; notified when one of them changes.
+        self._changed = threading.Condition()
+        self._slots: list[_Slot[MemberT]] = [_Slot() for _ in range(size)]
+        self._threads: list[threading.Thread] = []
+        self._started = self._failed = 0
+        self._failures = 0  # since the last successful start
+        self._last_failure: BaseException | None = None
+        self._next_start = 0.0
 
     @property
     def state(self) -> PoolState:
         """The state of the pool."""
-        return self._keeper.state()
+        with self._changed:
+            return PoolState(
+                len(self._slots),
+                len(self._in(_Phase.READY)),
+                len(self._in(_Phase.STARTING)),
+                len(self._in(_Phase.USED)),
+                len(self._in(_Phase.LEAVING)),
+                self._started,
+                self._failed,
+                self._last_failure,
+            )
 
     def start(self) -> Self:
         """Start to fill the pool, which the first lease also does. Idempotent.
 
         Raises:
             PoolClosedError: The pool was closed.
+            PoolError: This process is a fork of the pool's.
         """
-        self._keeper.run()
+        self._require_open()
+        with self._changed:
+            if not self._threads:
+                self._pid = os.getpid()
+                self._threads = [
+                    threading.Thread(target=self._keep, args=(slot,), name="openenv-pool", daemon=True)
+                    for slot in self._slots
+                ]
+                for thread in self._threads:
+                    thread.start()
+                # Runs before the companion's exit handler: after that, no container may be started.
+                atexit.register(self.close, EXIT_TIMEOUT_S)
         return self
 
     def wait(self, ready: int | None = None, timeout_s: float = LEASE_TIMEOUT_S) -> None:
@@ -157,13 +292,13 @@ class ServerPool(Generic[MemberT]):
 
         Raises:
             PoolTimeoutError: They were not ready in time.
-            PoolError: The pool was closed, or its thread has died.
+            PoolError: The pool was closed.
         """
-        self._keeper.run()
-        ready = self._size if ready is None else ready
-        with self._keeper.changed:
+        self.start()
+        ready = len(self._slots) if ready is None else ready
+        with self._changed:
             deadline = time.monotonic() + timeout_s
-            self._keeper.wait(ready, f"{ready} containers to be ready", deadline, timeout_s)
+            self._wait_ready(ready, f"{ready} containers to be ready", deadline, timeout_s)
 
     def lease(self, timeout_s: float = LEASE_TIMEOUT_S) -> PoolLease[MemberT]:
         """Lease a healthy member.
@@ -173,7 +308,7 @@ class ServerPool(Generic[MemberT]):
 
         Raises:
             PoolTimeoutError: No member was free in time; the message has the pool's state.
-            PoolError: The pool was closed, or its thread has died.
+            PoolError: The pool was closed.
         """
         return self._take(timeout_s, None)
 
@@ -201,12 +336,24 @@ class ServerPool(Generic[MemberT]):
         return client_class(provider=self.provider(lease_timeout_s), **client_options).sync()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Remove all members, including lent ones. Idempotent.
+        """Remove all members, including lent ones. Idempotent. Does nothing in a fork of the pool's process.
 
-        The companion process removes those that cannot be removed in time because the engine is unavailable.
+        Members that cannot be removed in time, because the engine is unavailable, are removed later by the pool's
+        threads, or after this process by the companion.
         """
-        if left := self._keeper.close(timeout_s):
-            logger.warning("%d containers of a pool are left to the companion process", left)
+        if self._pid not in (None, os.getpid()):
+            return
+        atexit.unregister(self.close)
+        with self._changed:
+            self._stopping.set()
+            self._changed.notify_all()
+        for slot in self._slots:
+            slot.ended.put(None)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if left := sum(thread.is_alive() for thread in self._threads):
+            logger.warning("%d containers of a closed pool are not removed yet", left)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -214,12 +361,27 @@ class ServerPool(Generic[MemberT]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _require_open(self) -> None:
+        # Takes no lock, which a thread of the parent may have held when this process was forked.
+        if self._pid not in (None, os.getpid()):
+            raise PoolError("this process is a fork of the pool's; make a new pool in it")
+        if self._stopping.is_set():
+            raise PoolClosedError("the pool is closed; make a new one")
+
+    def _in(self, phase: _Phase) -> list[_Slot[MemberT]]:
+        return [slot for slot in self._slots if slot.phase is phase]
+
     def _take(self, timeout_s: float, stopping: threading.Event | None) -> PoolLease[MemberT]:
-        self._keeper.run()
+        self.start()
         deadline = time.monotonic() + timeout_s
         while True:
-            member = self._keeper.take(deadline, timeout_s, stopping)
-            lease = PoolLease(member, self._keeper.give_back, self)
+            with self._changed:
+                self._wait_ready(1, "a container", deadline, timeout_s, stopping)
+                # The oldest, because it is the most likely to have settled.
+                slot = min(self._in(_Phase.READY), key=lambda slot: slot.ready_at)
+                slot.phase, member = _Phase.USED, slot.member
+            assert member is not None
+            lease = PoolLease(member, partial(slot.ended.put, None))
             try:
                 is_healthy = healthy(member, LEND_HEALTH_TIMEOUT_S)
             except BaseException:
@@ -228,6 +390,126 @@ class ServerPool(Generic[MemberT]):
             if is_healthy:
                 return lease
             lease.close()  # it has died since the last health check
+
+    def _wait_ready(
+        self,
+        ready: int,
+        wanted: str,
+        deadline: float,
+        timeout_s: float,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        """Wait until `ready` members are ready. The caller holds the lock. Raises as `lease` does."""
+        while True:
+            if stopping is not None and stopping.is_set():
+                raise PoolError("expected a container, but its taker was stopped meanwhile")
+            self._require_open()
+            state = self.state
+            if state.ready >= ready:
+                return
+            left_s = deadline - time.monotonic()
+            failure = state.last_failure
+            reason = ""
+            if isinstance(failure, PERMANENT_ERRORS) and not state.starting and not state.used:
+                reason = f"expected {wanted}, got {state.ready}, and no wait will bring one"
+            elif left_s <= 0:
+                reason = f"expected {wanted} within {timeout_s:g} s, got {state.ready}"
+            if reason:
+                hint = "see the failure" if failure else "give containers back, or raise size or timeout_s"
+                raise PoolTimeoutError(f"{reason}: {state}; {hint}", failure) from failure
+            self._changed.wait(min(left_s, POLL_INTERVAL_S))
+
+    def _keep(self, slot: _Slot[MemberT]) -> None:
+        """Keep one place filled until the pool is closed."""
+        while self._wait_to_start(slot):
+            try:
+                member = self._start_member(self._stopping)
+            except Exception as error:
+                self._note_failure(slot, error)
+                continue
+            with self._changed:
+                slot.member, slot.phase, slot.ready_at = member, _Phase.READY, time.monotonic()
+                self._started += 1
+                self._failures, self._last_failure = 0, None
+                self._changed.notify_all()
+            self._wait_for_end(slot, member)
+            self._remove(slot, member)
+
+    def _wait_to_start(self, slot: _Slot[MemberT]) -> bool:
+        """Wait for this place's turn to start a member; return whether there is one, as the pool is open."""
+        with self._changed:
+            while not self._stopping.is_set():
+                # After a failure, one start is enough to probe.
+                limit = 1 if self._failures else self._max_starting
+                pause_s = self._next_start - time.monotonic()
+                if pause_s <= 0 and len(self._in(_Phase.STARTING)) < limit:
+                    slot.phase = _Phase.STARTING
+                    return True
+                self._changed.wait(pause_s if pause_s > 0 else None)
+        return False
+
+    def _note_failure(self, slot: _Slot[MemberT], failure: Exception) -> None:
+        with self._changed:
+            slot.phase = _Phase.MISSING
+            self._changed.notify_all()
+            if self._stopping.is_set():
+                return
+            self._failed += 1
+            self._failures += 1
+            self._last_failure = failure
+            pause_s = exponential_pause_s(self._failures, MIN_BACKOFF_S, MAX_BACKOFF_S)
+            if isinstance(failure, PERMANENT_ERRORS):
+                pause_s = PERSISTENT_FAILURE_BACKOFF_S
+            self._next_start = time.monotonic() + pause_s
+        logger.warning("a pool's container could not be started: %s", failure)
+
+    def _wait_for_end(self, slot: _Slot[MemberT], member: MemberT) -> None:
+        """Wait until a member is returned, or has failed two health checks in a row before it was lent.
+
+        A single failure may be a stall of the machine.
+        """
+        failures = 0
+        while True:
+            with suppress(Empty):
+                slot.ended.get(timeout=IDLE_INTERVAL_S)
+                return
+            if slot.phase is _Phase.USED or healthy(member, HEALTH_TIMEOUT_S):
+                failures = 0
+                continue
+            failures += 1
+            with self._changed:
+                if failures >= 2 and slot.phase is _Phase.READY:
+                    slot.phase = _Phase.LEAVING
+                    return
+
+    def _remove(self, slot: _Slot[MemberT], member: MemberT) -> None:
+        """Remove a member, and try again until that succeeds."""
+        with self._changed:
+            slot.phase = _Phase.LEAVING
+        failures = 0
+        while True:
+            try:
+                member.remove()
+                break
+            except Exception as error:
+                if not failures:
+                    logger.warning("a pool's container could not be removed, and will be: %s", error)
+                with self._changed:
+                    self._last_failure = error
+            failures += 1
+            time.sleep(exponential_pause_s(failures, MIN_BACKOFF_S, MAX_BACKOFF_S))
+        with self._changed:
+            slot.member, slot.phase = None, _Phase.MISSING
+            if failures:
+                self._last_failure = None
+            self._changed.notify_all()
+
+
+def healthy(member: PoolMember, timeout_s: float) -> bool:
+    """Whether a member reports within `timeout_s` seconds that it is healthy."""
+    options = getattr(member, "options", None)  # a container's server may require a token
+    token = None if options is None else options.token
+    return health_of(urlsplit(member.url).port or 80, timeout_s, token) is None
 
 
 class DockerPool(ServerPool[Container]):
@@ -273,29 +555,3 @@ class DockerPool(ServerPool[Container]):
             )
 
         super().__init__(start, size, max_starting)
-
-
-_keepers: "weakref.WeakSet[PoolKeeper[Any]]" = weakref.WeakSet()
-
-
-def _close_all() -> None:
-    """Close open pools at interpreter exit.
-
-    Registered after the companion's exit handler, and so runs before it: after that, no container may be started.
-    """
-    keepers = list(_keepers)
-    for keeper in keepers:
-        keeper.abandon()
-    deadline = time.monotonic() + EXIT_TIMEOUT_S
-    for keeper in keepers:
-        keeper.close(max(0.0, deadline - time.monotonic()))
-
-
-def _in_fork() -> None:
-    """Renew locks in a fork, because a thread of the parent may have held them."""
-    for keeper in list(_keepers):
-        keeper.changed = threading.Condition()
-
-
-atexit.register(_close_all)
-os.register_at_fork(after_in_child=_in_fork)
