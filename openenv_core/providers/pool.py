@@ -381,13 +381,9 @@ class ServerPool(Generic[MemberT]):
                 slot = min(self._in(_Phase.READY), key=lambda slot: slot.ready_at)
                 slot.phase, member = _Phase.USED, slot.member
             assert member is not None
+            # If an interrupt ends the check, the lease is dropped, and so returned.
             lease = PoolLease(member, partial(slot.ended.put, None))
-            try:
-                is_healthy = healthy(member, LEND_HEALTH_TIMEOUT_S)
-            except BaseException:
-                lease.close()
-                raise
-            if is_healthy:
+            if healthy(member, LEND_HEALTH_TIMEOUT_S):
                 return lease
             lease.close()  # it has died since the last health check
 
