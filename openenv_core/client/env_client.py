@@ -445,8 +445,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """Send a frame, or a reset with these options, and return its reply's data; reads are not replayed."""
         if self._loop is not asyncio.get_running_loop():
             self._bind_loop()
-        lock = self._request_lock
-        await lock.acquire()
+        await (lock := self._request_lock).acquire()
         try:
             journal, losses = self._journal, 0
             self._wait = None if self._was_answered else SlotWait(self._options.queue_timeout_s)
@@ -595,8 +594,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         if self._closed:
             raise ClientClosedError("this client is closed; make a new one")
         if self._base_url is None:
-            assert self._provider is not None
-            self._base_url = validate_url(await self._start(self._provider))
+            self._base_url = validate_url(await self._start(cast("Provider", self._provider)))
         return self._base_url
 
     async def _start(self, provider: "Provider") -> str:

@@ -557,4 +557,4 @@ def test_arguments_by_any_name_are_not_the_clients_own() -> None:
     Open.from_docker_image("some:image", options=ContainerOptions(memory="64m")).close()
     provider = Container("http://h")
     CounterEnv.from_docker_image("some:image", provider).close()  # by position, as in the released package
-    assert provider.calls == ["stop"]
+    assert set(provider.calls) == {"stop"}
