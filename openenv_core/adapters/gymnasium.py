@@ -12,7 +12,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
 import gymnasium
@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from openenv_core.adapters.episode import fetch_schema, resolve
-from openenv_core.adapters.spaces import read_space, read_value, write_value
+from openenv_core.adapters.spaces import has_bytes, read_space, read_value, write_value
 from openenv_core.client import GenericEnvClient
 from openenv_core.errors import ConfigurationError, EnvironmentFailureError
 from openenv_core.loop_thread import shared_loop
@@ -145,7 +145,7 @@ class Fields:
         space: The space: that of a single field, or a Dict of all fields' spaces by name.
         single: Name of the single field; None if there are several.
         parts: The fields by name.
-        layouts: Layouts in batches of the fields whose declared space has array values, by name.
+        layouts: Layouts in batches of the actions' fields that may be sent as arrays, by name.
 
     Raises:
         ConfigurationError: The model has no fields of its own.
@@ -154,12 +154,10 @@ class Fields:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         definitions = schema.get("$defs", {})
         properties = {
-            name: resolve(field, definitions)
+            name: _resolve_parts(field, definitions)
             for name, field in schema.get("properties", {}).items()
             if name not in ("metadata", "done", "reward", "terminated", "truncated")
         }
-        layouts = {name: layout_of(field.get(SPACE, {})) for name, field in properties.items()}
-        self.layouts = {name: layout for name, layout in layouts.items() if layout is not None}
         declared = {name: read_space(field[SPACE]) for name, field in properties.items() if SPACE in field}
         self.parts: dict[str, FieldSpace] = (
             {name: FieldSpace.declared(space) for name, space in declared.items()}
@@ -169,6 +167,12 @@ class Fields:
         if not self.parts:
             raise ConfigurationError("the environment's model has no field of its own to make a space of")
         field_spaces = {name: field.space for name, field in self.parts.items()}
+        # The JSON of a uint8 Box is no list of numbers, so that the server cannot make it from an array.
+        layouts = {
+            name: None if has_bytes(space) else layout_of(properties[name].get(SPACE, {}))
+            for name, space in field_spaces.items()
+        }
+        self.layouts = {name: layout for name, layout in layouts.items() if layout is not None}
         self.single = next(iter(field_spaces)) if len(field_spaces) == 1 else None
         self.space = field_spaces[self.single] if self.single else spaces.Dict(field_spaces)
 
@@ -209,14 +213,18 @@ class FieldSpace:
         """Return the field with a space derived from its JSON schema."""
         kinds = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
         if len(kinds) == 1 and kinds[0] is not schema:
-            # A nullable field becomes a text space, in which "" stands for null.
+            if choices := _choices_of(kinds[0]):
+                return cls._discrete([None, *choices])
+            # Any other nullable field becomes a text space, in which "" stands for null.
             return cls._text(empty_is_null=True)
-        if choices := [schema["const"]] if "const" in schema else schema.get("enum"):
-            numbers = {choice: number for number, choice in enumerate(choices)}
+        if choices := _choices_of(schema):
+            return cls._discrete(choices)
+        if schema.get("type") == "array" and (choices := _choices_of(schema.get("items", {}))):
+            item = cls._discrete(choices)
             return cls(
-                spaces.Discrete(len(choices)),
-                lambda value: np.int64(numbers[value]),
-                lambda value: choices[int(value)],
+                spaces.Sequence(item.space),
+                lambda value: tuple(map(item.read, value)),
+                lambda value: list(map(item.write, value)),
             )
         low, high = schema.get("minimum"), schema.get("maximum")
         match schema.get("type"):
@@ -229,6 +237,14 @@ class FieldSpace:
             case "number":
                 return cls.declared(_box(low, high, np.float64))
         return cls._text()
+
+    @classmethod
+    def _discrete(cls, choices: Sequence[Any]) -> Self:
+        return cls(
+            spaces.Discrete(len(choices)),
+            lambda value: np.int64(choices.index(value)),
+            lambda value: choices[int(value)],
+        )
 
     @classmethod
     def _text(cls, *, empty_is_null: bool = False) -> Self:
@@ -250,6 +266,21 @@ class AnyText(spaces.Text):
     def contains(self, x: Any) -> bool:
         """Whether `x` is text of at most `max_length` characters."""
         return isinstance(x, str) and len(x) <= self.max_length
+
+
+def _resolve_parts(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Resolve the `$ref` of a field's schema, and those of its options and items."""
+    resolved = dict(resolve(schema, definitions))
+    if "anyOf" in resolved:
+        resolved["anyOf"] = [resolve(option, definitions) for option in resolved["anyOf"]]
+    if "items" in resolved:
+        resolved["items"] = resolve(resolved["items"], definitions)
+    return resolved
+
+
+def _choices_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the values that a JSON schema lists; none if it lists none."""
+    return [schema["const"]] if "const" in schema else list(schema.get("enum", ()))
 
 
 def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float64]) -> Space[Any]:

@@ -159,6 +159,14 @@ def read_value(space: Space[Any], value: Any) -> Any:
     raise ValueError(f"values of {space} cannot cross the wire")
 
 
+def has_bytes(space: Space[Any]) -> bool:
+    """Whether values of a space have bytes as base64 in JSON: those of a uint8 Box, also as a part."""
+    parts = getattr(space, "spaces", ())
+    if any(map(has_bytes, parts.values() if isinstance(parts, Mapping) else parts)):
+        return True
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8
+
+
 _ENDS: Final = (("low", -math.inf), ("high", math.inf))
 
 

@@ -1,6 +1,7 @@
 """A session with an in-process MCP server object, and conversions of its results."""
 
 import asyncio
+import inspect
 import re
 import sys
 import threading
@@ -10,6 +11,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -36,8 +38,18 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """How long, in seconds, a server object may take to end its session."""
 
 
+_CANCELLED: Final = (
+    "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
+)
+
+_CLOSED: Final = "Connection closed"
+"""The SDK's message for requests of a session that a tool's cancellation, or its exit, has ended."""
+
+
 def client_class(server: Any) -> Callable[[Any], Any]:
     """Return the client class of the server object's package, which is imported already.
+
+    FastMCP's shakes hands: it promises tools a session, which in the stateless version of MCP is a single request.
 
     Raises:
         ConfigurationError: The package has no client class.
@@ -46,7 +58,9 @@ def client_class(server: Any) -> Callable[[Any], Any]:
         package = sys.modules.get(cls.__module__.partition(".")[0])
         client = getattr(package, "Client", None)
         if callable(client) and hasattr(client, "call_tool"):
-            return client  # type: ignore[no-any-return]
+            is_fastmcp = hasattr(client, "call_tool_mcp")
+            has_mode = is_fastmcp and "mode" in inspect.signature(client).parameters
+            return partial(client, mode="legacy") if has_mode else client  # FastMCP 2 and 3 know no other
     raise ConfigurationError(
         "expected an MCP server object whose package has a Client, FastMCP of fastmcp 2 or later or MCPServer of mcp 2 "
         f"or later, got {type(server).__module__}.{type(server).__qualname__}"
@@ -128,7 +142,7 @@ class McpObjectSession:
             except asyncio.CancelledError:
                 if count_cancellations() > cancellations:
                     raise
-                raise self._cancelled() from None
+                raise await asyncio.to_thread(self._cancelled) from None
             except (SystemExit, KeyboardInterrupt) as error:
                 raise await asyncio.to_thread(self._restart_after, error) from error
 
@@ -146,18 +160,21 @@ class McpObjectSession:
     def _cancelled(self) -> Exception:
         if self._closed:
             return ClientClosedError("expected an open environment, got its close() during a tool call")
-        return ToolFailedError(
-            "the call was cancelled without a result; the tool cancelled itself, or awaited what was cancelled"
-        )
+        self._drop_thread()  # it may be ending because of a tool's exit
+        return ToolFailedError(_CANCELLED)
 
     def _restart_after(self, error: BaseException) -> ToolFailedError:
-        """Drop the thread, whose event loop a SystemExit has stopped; the next request starts a new one."""
+        """Drop the thread, whose event loop a SystemExit has stopped."""
+        self._drop_thread()
+        return ToolFailedError(f"{type(error).__name__}: {text_of(error)}")
+
+    def _drop_thread(self) -> None:
+        """End the thread with its session; the next request starts another."""
         with self._lock:
             thread, self._thread = self._thread, None
             self._opened = self._holder = self._end = None
         if thread is not None:
             thread.stop()
-        return ToolFailedError(f"{type(error).__name__}: {text_of(error)}")
 
     async def _call_client(self, work: Callable[[Any], Awaitable[T]]) -> T:
         if self._opened is None:
@@ -168,7 +185,13 @@ class McpObjectSession:
             client = await asyncio.shield(self._opened)
         except Exception as error:
             raise ToolUnavailableError(f"expected the environment's MCP server to start: {error}") from error
-        return await work(client)
+        try:
+            return await work(client)
+        except Exception as error:
+            if str(error) != _CLOSED and getattr(client, "is_connected", lambda: True)():
+                raise
+            self._drop_thread()
+            raise ToolFailedError(_CANCELLED) from error
 
     async def _hold_client(self, opened: "asyncio.Future[Any]") -> None:
         self._end = asyncio.Event()

@@ -1,6 +1,7 @@
 """Standard MCP over HTTP: finds each request's session and passes the request to the SDK."""
 
 import asyncio
+import json
 import logging
 import secrets
 from collections.abc import Awaitable, Iterator
@@ -8,11 +9,16 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from mcp.server.runner import serve_loop
-from mcp.server.streamable_http import StreamableHTTPServerTransport
+from mcp.server.streamable_http import StreamableHTTPServerTransport, check_accept_headers
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types import InitializeRequest
+from mcp_types.jsonrpc import jsonrpc_message_adapter
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+from starlette.requests import Request
 from starlette.types import Send
 
+from openenv_core.errors import describe_faults
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
@@ -158,6 +164,7 @@ class McpEngine:
         elif request.connection is not None:
             await self._answer_connected(exchange, request.connection)
         elif request.http == "POST" and request.method == INITIALIZE:
+            _check_hello(exchange)
             await self._initialize(exchange)
         else:
             text = (
@@ -396,6 +403,23 @@ class McpEngine:
         if connection.task is not None:
             await cancel_task(connection.task)
         connection.events.clear()
+
+
+def _check_hello(exchange: Exchange) -> None:
+    """Raise McpRequestRefusedError for a handshake that the SDK would refuse, before a session is opened for it."""
+    request = Request(exchange.scope)
+    if not all(check_accept_headers(request)):
+        text = "expected a client that accepts both application/json and text/event-stream"
+        raise McpRequestRefusedError.invalid(text, 406)
+    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        raise McpRequestRefusedError.invalid("expected the Content-Type application/json", 415)
+    try:
+        message = json.loads(exchange.body)
+        jsonrpc_message_adapter.validate_python(message, by_name=False)
+        InitializeRequest.model_validate(message, by_name=False)
+    except ValidationError as error:
+        text = f"expected a handshake of MCP, got: {describe_faults(error, 'request')}"
+        raise McpRequestRefusedError(400, JsonRpcFaultError(jsonrpc.INVALID_PARAMS, text)) from None
 
 
 def _no_tools() -> McpRequestRefusedError:

@@ -5,8 +5,9 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -22,6 +23,7 @@ from envs.blackjack_env.server.app import app as blackjack
 from envs.gymnasium_env.models import GymnasiumAction
 from envs.gymnasium_env.server.app import gymnasium_app
 from envs.gymnasium_env.server.environment import QuickGymnasiumEnvironment
+from openenv_core import Action
 from openenv_core.adapters.gymnasium import Fields, ServedEnv
 from openenv_core.adapters.spaces import describe_space, read_space, read_value, write_value
 from openenv_core.adapters.vector import ServedVectorEnv
@@ -258,3 +260,30 @@ def test_unsupported_spaces_are_refused() -> None:
             read_space(described)
     with pytest.raises(ConfigurationError, match="Graph"):
         describe_space(spaces.Graph(spaces.Discrete(2), None))
+
+
+def test_choices_that_may_be_null_or_several_are_no_text() -> None:
+    class Colour(StrEnum):
+        RED = "red"
+        BLUE = "blue"
+
+    class Paint(Action):
+        colour: Literal["red", "blue"] | None = None
+        more: list[Literal[3, 5]]
+        kind: Colour | None = None
+        kinds: list[Colour]
+        note: str | None = None
+
+    fields = Fields(Paint.model_json_schema())
+    choice, several = spaces.Discrete(3), spaces.Sequence(spaces.Discrete(2))
+    found = [fields.parts[name].space for name in ("colour", "more", "kind", "kinds")]
+    assert found == [choice, several, choice, several]
+    assert isinstance(fields.parts["note"].space, spaces.Text)
+    for _ in range(20):
+        written = fields.write(fields.space.sample())
+        Paint.model_validate(written)
+        read = fields.read(written)
+        assert fields.space.contains(read)
+        assert fields.write(read) == written
+    first = {"colour": 0, "more": (1, 0), "kind": 2, "kinds": (), "note": ""}
+    assert fields.write(first) == {"colour": None, "more": [5, 3], "kind": "blue", "kinds": [], "note": None}

@@ -53,7 +53,8 @@ def assert_same_infos(here: dict[str, Any], there: dict[str, Any], space: Any) -
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 @pytest.mark.parametrize(
-    "env_id", ["CartPole-v1", "Blackjack-v1", "gym_worlds:Mixed-v0", "gym_worlds:Picture-v0"]
+    "env_id",
+    ["CartPole-v1", "Blackjack-v1", "gym_worlds:Mixed-v0", "gym_worlds:Picture-v0", "gym_worlds:Bytes-v0"],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_vector_is_what_gymnasium_makes_of_it(env_id: str, mode: str) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -10,7 +12,8 @@ from typing import Any
 
 import mcp
 import pytest
-from released import borrowed, drive, our_server, released_server
+from module_run import ROOT, finished
+from released import borrowed, drive, environment, our_server, released_server
 
 from openenv_core import MCPToolClient, ToolCallError
 from openenv_core.tools import CallToolAction, CallToolObservation, ToolErrorType
@@ -141,3 +144,14 @@ async def test_standard_client_sees_everything_of_the_server_object(folder_url: 
         assert [one.name for one in (await client.list_resources()).resources] == ["rules"]
         prompt = await client.get_prompt("begin", {"goal": "3"})
         assert prompt.messages[0].content.text == "Count to 3."
+
+
+def test_fastmcp_object_keeps_its_session_for_the_environment(tmp_path: Path) -> None:
+    path = os.pathsep.join((str(ROOT), str(borrowed("0.3.1", tmp_path))))
+    driver = str(Path(__file__).parent / "drivers" / "fastmcp_session.py")
+    done = finished(sys.executable, driver, env=environment(PYTHONPATH=path), timeout_s=300)
+    assert done.returncode == 0, done.stderr
+    *visits, (other, count) = json.loads(done.stdout)
+    assert [number for _, number in visits] == ["1", "2", "3"]
+    assert len({session for session, _ in visits}) == 1
+    assert (count, other == visits[0][0]) == ("1", False)

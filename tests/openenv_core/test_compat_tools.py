@@ -5,9 +5,12 @@ The object is the official SDK's here. With FastMCP's: tests/interop/test_tool_c
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -48,6 +51,7 @@ from openenv_core.tools import (
     is_tool_host,
 )
 from openenv_core.tools.mcp_environment import MCPEnvironment, get_server_tools
+from openenv_core.tools.mcp_object import McpObjectSession
 from servers import create_app
 
 WAIT_TIMEOUT_S = 60
@@ -176,6 +180,24 @@ def test_steps_list_and_call_and_failures_are_typed(abacus: Abacus) -> None:
         assert (error.error_type, text in error.message) == (kind, True)
 
 
+def test_fastmcp_is_asked_for_one_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tools keep `ctx.set_state` for the session, which is a single request in the stateless version of MCP."""
+
+    class Client:
+        def __init__(self, server: Any, mode: str = "auto") -> None:
+            self.mode = mode
+
+        def call_tool(self) -> None: ...
+
+        def call_tool_mcp(self) -> None: ...
+
+    package = ModuleType("fastmcp_like")
+    package.Client = Client  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastmcp_like", package)
+    server = type("FastMCP", (), {"__module__": "fastmcp_like.server"})()
+    assert McpObjectSession(server).new_client().mode == "legacy"
+
+
 async def test_hanging_tool_blocks_no_other(abacus: Abacus) -> None:
     other = Abacus()
     late = await abacus.step_async(call("hang"), timeout_s=0.05)
@@ -216,8 +238,18 @@ async def test_abandoned_steps_run_one_after_the_other_and_raise_nowhere(
 
 # The exit ends the thread of the session with the server object, and another one takes its place.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(("how", "why"), [("exit", "SystemExit: 3"), ("itself", "cancelled itself")])
-async def test_tool_that_exits_ends_no_other(abacus: Abacus, how: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "mode", "why"),
+    [
+        ("exit", "auto", "SystemExit: 3"),
+        ("itself", "auto", "cancelled itself"),
+        ("exit", "legacy", "cancelled itself"),
+        ("itself", "legacy", "cancelled itself"),
+    ],
+)
+async def test_tool_that_exits_ends_no_other(abacus: Abacus, how: str, mode: str, why: str) -> None:
+    abacus._session._client = partial(abacus._session._client, mode=mode)
+
     @abacus.tool()
     async def leave(how: str) -> None:
         if how == "exit":

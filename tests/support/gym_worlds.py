@@ -21,11 +21,11 @@ MIXED = spaces.Dict(
 class World(gymnasium.Env[Any, Any]):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 1}
 
-    def __init__(self, space: spaces.Space[Any], render_mode: str | None = None) -> None:
+    def __init__(
+        self, space: spaces.Space[Any], force: type[np.generic] = np.float32, render_mode: str | None = None
+    ) -> None:
         self.observation_space = space
-        self.action_space = spaces.Dict(
-            {"move": spaces.Discrete(2), "force": spaces.Box(0, 1, (2,), np.float32)}
-        )
+        self.action_space = spaces.Dict({"move": spaces.Discrete(2), "force": spaces.Box(0, 1, (2,), force)})
         self.render_mode = render_mode
         self._left = 0
 
@@ -48,4 +48,5 @@ class World(gymnasium.Env[Any, Any]):
 
 
 gymnasium.register("Mixed-v0", World, kwargs={"space": MIXED})
+gymnasium.register("Bytes-v0", World, kwargs={"space": spaces.Discrete(2), "force": np.uint8})
 gymnasium.register("Picture-v0", World, kwargs={"space": spaces.Box(0, 255, (84, 84, 4), np.uint8)})

@@ -106,6 +106,10 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
             return text("done")
         case "blocks":
             image = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
+            if "--odd" in sys.argv:
+                return {
+                    "content": [{"type": "text", "text": "one"}, {"type": "video", "data": "aGk="}, 7, image]
+                }
             return {"content": [{"type": "text", "text": "one"}, image]}
     return text(arguments.get("text", "done"))
 
@@ -122,6 +126,9 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
         return {"tools": [], "nextCursor": "more"}
     if method == "tools/list" and "--long" in sys.argv:
         return {"tools": [{**tool(f"long{n}"), "description": "x" * 100_000} for n in range(100)]}
+    if method == "tools/list" and "--odd" in sys.argv:
+        odd = [{"name": "either", "inputSchema": {"anyOf": [{"type": "object"}]}}, {"name": 5}, "nothing"]
+        return {"tools": [*odd, TOOLS["blocks"]]}
     if method == "tools/list":
         return {"tools": list(TOOLS.values())}
     if method == "tools/call":

@@ -138,6 +138,16 @@ async def test_invalid_json_fails_the_call_and_not_the_server() -> None:
         assert (await call(env, "count")).result == 1
 
 
+async def test_entries_that_are_not_mcp_are_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    async with playing(house_of({"one": entry("--odd")})) as env:
+        assert await names(env) == ["blocks"]
+        result = (await call(env, "blocks")).result
+    assert [block["type"] for block in result] == ["text", "text", "text", "image"]
+    assert "type 'video'" in result[1]["text"]
+    assert "the tool 'either' is left out" in caplog.text
+    assert "inputSchema.type: Field required" in caplog.text
+
+
 async def test_a_list_that_changes_is_seen_and_a_removed_tool_is_not_found() -> None:
     house = house_of({"one": entry()})
     async with playing(house) as env, playing(house) as other:

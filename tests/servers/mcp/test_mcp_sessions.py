@@ -41,6 +41,32 @@ async def test_handshake_opens_a_session_and_disconnect_closes_it() -> None:
         assert app.sessions.active == 0
 
 
+async def test_refused_handshake_opens_no_session_and_names_none() -> None:
+    made = 0
+
+    class Counted(ToolBox):
+        def __init__(self) -> None:
+            nonlocal made
+            made += 1
+            super().__init__()
+
+    app = create_app(Counted, ToolAction, ToolObservation)
+    without = {key: value for key, value in HELLO["params"].items() if key != "protocolVersion"}
+    async with serving(app) as address:
+        for status, hello, headers in (
+            (400, {**HELLO, "params": without}, STREAMS),
+            (400, {**HELLO, "params": {**HELLO["params"], "clientInfo": "me"}}, STREAMS),
+            (400, {**HELLO, "jsonrpc": "1.0"}, STREAMS),
+            (406, HELLO, {"accept": "application/json"}),
+            (415, HELLO, {**STREAMS, "content-type": "text/plain"}),
+        ):
+            refused = await request(address, "POST", "/mcp", hello, headers)
+            assert (refused.status_code, refused.json()["id"]) == (status, 7)
+            assert "mcp-session-id" not in refused.headers
+        assert (made, app.sessions.active) == (0, 0)
+        assert (await greet(address)).headers["mcp-session-id"]
+
+
 async def test_auto_mode_uses_the_handshake_without_a_session_id() -> None:
     async with serving(toolbox_app()) as address:
         handle = await open_session(address)

@@ -9,12 +9,13 @@ from typing import Any, Final, TypeVar
 import mcp_types as types
 from mcp.client import Client
 from mcp.shared.exceptions import MCPError
-from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from mcp_types.version import LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
 from openenv_core.backoff import Backoff
 from openenv_core.tools import ToolContext, ToolErrorType
 
+from .entries import drop_invalid_entries
 from .errors import CallError, FirstFailure, ServerFailedError, UpstreamWire, describe_error, unwrap_group
 from .results import collect_tools, make_refusal_error, make_server_error, make_timeout_error
 
@@ -296,7 +297,7 @@ class UpstreamConnection:
             self._wire = wire = await self._open_wire()
             death = asyncio.ensure_future(wire.wait_ended())
             client = Client(
-                wire.transport,
+                drop_invalid_entries(wire.transport, self._protocol_version),
                 mode=mode,
                 cache=None,
                 client_info=_INFO,
@@ -331,6 +332,9 @@ class UpstreamConnection:
             self.dead = self.dead or "it was closed"
             if wire is not None:
                 await wire.close()
+
+    def _protocol_version(self) -> str:
+        return LATEST_HANDSHAKE_VERSION if self._client is None else self._client.protocol_version
 
     async def _wait_for(self, answer: Awaitable[T], timeout_s: float) -> T:
         """Wait for a reply.
