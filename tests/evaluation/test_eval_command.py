@@ -145,9 +145,12 @@ def test_policy_errors_are_reported(
     assert "blackjack, B: 3 of 3 episodes ended with an illegal action" in captured.err
     assert evaluate(table, "--policy", f"{HERE}:broken", "--out", str(tmp_path / "broken")) == 1
     assert "it is broken" in capsys.readouterr().err
+    (tmp_path / "needy.py").write_text("import json\nimport no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
     for words, message in (
         (f"--policy random --out {out}", "choose another by --out"),
         (f"--policy {HERE}:absent --out {tmp_path}/a", "cannot import the policy"),
+        (f"--policy needy:f --out {tmp_path}/a", "needy.py, line 2: No module named 'no_such_package'"),
         ("--policy random --episodes 0", "episodes: Input should be greater than 0"),
         (f"--policy random --resume {out}", "--resume without --policy and ENV"),
         ("", "expected environments and --policy"),
