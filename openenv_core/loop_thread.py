@@ -9,7 +9,7 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
-from openenv_core.errors import ClientClosedError, ConfigurationError
+from openenv_core.errors import ClientClosedError, ClientError, ConfigurationError, ProviderError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -74,6 +74,8 @@ class _ThreadCall(Generic[T]):
         try:
             if isinstance(error, asyncio.CancelledError):
                 raise ClientClosedError("the client was closed before the reply came; make another") from None
+            if isinstance(error, ClientError | ProviderError):
+                _drop_frames(error)
             raise error
         finally:
             self._error = error = None  # its traceback holds this frame
@@ -89,6 +91,14 @@ class _ThreadCall(Generic[T]):
         finally:
             self.task = None
             self._done.release()
+
+
+def _drop_frames(error: BaseException) -> None:
+    """Remove the frames of an error and its causes: the message says what failed, and they would bury the caller's."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
 
 
 class LoopThread:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from openenv_core.compat import Extra
-from openenv_core.types import ConcurrencyConfig
+from openenv_core.types import ConcurrencyConfig, State
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -51,15 +51,22 @@ class HTTPEnvServer:
         observation_cls: Any,
         max_concurrent_envs: int | None = None,
         concurrency_config: ConcurrencyConfig | None = None,
+        env_name: str | None = None,
+        state_cls: type[State] | None = None,
+        *,
+        reset_observation_cls: Any = None,
     ) -> None:
         from servers.app import create_app
 
         self._given = (env, action_cls, observation_cls)
-        self._cap: dict[str, Any] = {
+        self._options: dict[str, Any] = {
             "max_concurrent_envs": max_concurrent_envs,
             "concurrency_config": concurrency_config,
+            "env_name": env_name,
+            "state_cls": state_cls,
+            "reset_observation_cls": reset_observation_cls,
         }
-        create_app(*self._given, **self._cap)  # raises now if the arguments are invalid
+        create_app(*self._given, **self._options)  # raises now if the arguments are invalid
 
     def register_routes(self, app: "FastAPI", mode: Any = None) -> None:
         """Serve the environment on all paths for which the application has no route.
@@ -73,4 +80,4 @@ class HTTPEnvServer:
         """
         from servers.app import create_fastapi_app
 
-        app.mount("/", create_fastapi_app(*self._given, **self._cap, mode=mode))
+        app.mount("/", create_fastapi_app(*self._given, **self._options, mode=mode))

@@ -10,7 +10,10 @@ from typing import Any, Final
 import httpx
 
 from openenv_core.client import MCPToolClient
+from openenv_core.client.carrier import refusal
 from openenv_core.errors import (
+    AccessRefusedError,
+    AuthenticationError,
     CapacityError,
     ClientError,
     ConnectionFailedError,
@@ -239,6 +242,8 @@ class TextEpisode:
         while True:
             try:
                 return await request(**options)
+            except (AccessRefusedError, AuthenticationError):
+                raise
             except _TRANSIENT:
                 if loop.time() + pause_s > deadline:
                     raise
@@ -256,7 +261,7 @@ async def fetch_schema(
     """Return the JSON schemas of a server's action, observation and state, from its `GET /schema`.
 
     Raises:
-        ConnectionFailedError: No server answers.
+        ConnectionFailedError: No server answers, or it refuses this client (`AuthenticationError` and others).
         ProtocolError: The response holds no such schemas.
     """
     url = f"{http_url(base_url)}/schema"
@@ -272,6 +277,8 @@ async def fetch_schema(
     if reply.status_code >= 500 or reply.status_code == httpx.codes.TOO_MANY_REQUESTS:
         # A proxy answers so while the server behind it is away.
         raise ConnectionFailedError(f"no server answers at {redact_url(url)}: HTTP {reply.status_code}")
+    if reply.status_code in (401, 403, 421):
+        raise refusal(url, reply.status_code, reply.headers, reply.text, socket=False)
     if reply.status_code == httpx.codes.OK:
         with suppress(ValueError):
             schema = reply.json()

@@ -6,7 +6,9 @@ import errno
 import io
 import os
 import select
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from typing import Final, NoReturn
@@ -135,7 +137,7 @@ def load(point: EntryPoint) -> Command:
 def _run(command: Command, argv: Sequence[str]) -> int:
     parser = _Parser(
         prog=f"ropewalk {command.name}",
-        description=command.help,
+        description=_fill(command.help),
         epilog=_examples(command.examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -148,7 +150,9 @@ def _overview(points: Sequence[EntryPoint], argv: Sequence[str]) -> int:
     """Handle the command's own options: help, version, an unknown subcommand."""
     parser = _Parser(
         prog="ropewalk",
-        description="Environment servers for reinforcement learning, their clients, and training on them.",
+        description=_fill(
+            "Environment servers for reinforcement learning, their clients, and training on them."
+        ),
         epilog="commands:\n" + "\n".join(_command_lines(points)) + "\n\nropewalk COMMAND --help tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -170,7 +174,13 @@ def _command_lines(points: Iterable[EntryPoint]) -> Iterable[str]:
             text = load(point).help
         except ConfigurationError as error:
             text = f"(not available: {error.__cause__ or error})"
-        yield f"  {point.name:<12}{text}"
+        yield _fill(f"  {point.name:<12}{text}", indent=14)
+
+
+def _fill(text: str, *, indent: int = 0) -> str:
+    """Wrap a text at the terminal's width, as argparse does with the help of arguments."""
+    width = max(shutil.get_terminal_size().columns - 2, indent + 20)
+    return textwrap.fill(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
 
 
 def _examples(examples: Sequence[str]) -> str | None:

@@ -1,5 +1,6 @@
 """The released factories that find a client or an action class by an environment's name; they install nothing."""
 
+import asyncio
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -96,8 +97,8 @@ class AutoEnv:
         trust_remote_code: bool = False,
         skip_install: bool = False,
         **options: Any,
-    ) -> SyncEnvClient[Any, Any, Any]:
-        """Return a client.
+    ) -> EnvClient[Any, Any, Any] | SyncEnvClient[Any, Any, Any]:
+        """Return a client: of the environment's class where an event loop runs, a sync one elsewhere.
 
         Args:
             name: An installed environment, or the `owner/name` or URL of a Space.
@@ -120,16 +121,17 @@ class AutoEnv:
         else:
             client = GenericEnvClient if skip_install else client_class(name)
         if docker_image is not None:
-            return client.from_docker_image(
-                docker_image,
-                provider=container_provider,
-                env_vars=env_vars or {},
-                start_timeout_s=wait_timeout,
-                **options,
-            )
-        if base_url is not None:
-            return make(base_url, client=client, **options)
-        return make(name, client=client, env_vars=env_vars, start_timeout_s=wait_timeout, **options)
+            options |= {"env_vars": env_vars or {}, "start_timeout_s": wait_timeout}
+            made = client.from_docker_image(docker_image, provider=container_provider, **options)
+        elif base_url is not None:
+            made = make(base_url, client=client, **options)
+        else:
+            made = make(name, client=client, env_vars=env_vars, start_timeout_s=wait_timeout, **options)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return made
+        return made.async_client
 
     from_hub = from_env
 

@@ -27,6 +27,15 @@ class ContainerProvider(ABC):
     def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
         """Return when the server is healthy."""
 
+    def close(self) -> None:  # noqa: B027 - overridden where there is something to release
+        """Release what the provider holds besides the container, such as a service's client; by default nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 class RuntimeProvider(ABC):
     """Starts one particular server. A client accepts it as `provider`."""

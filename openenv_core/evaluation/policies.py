@@ -21,6 +21,7 @@ from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError
 from openenv_core.evaluation.records import EvaluationSettings
 from openenv_core.protocol.jsonio import from_json
 from openenv_core.tools.specs import is_of_tools
+from openenv_core.tracebacks import in_place
 
 Json: TypeAlias = dict[str, Any]
 
@@ -200,7 +201,7 @@ def _import_callable(text: str) -> Callable[..., Any]:
         for name in attribute.split("."):
             target = getattr(target, name)
     except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"cannot import the policy {text!r}: {error}") from error
+        raise ConfigurationError(f"cannot import the policy {text!r}{in_place(error)}") from error
     if not callable(target):
         raise ConfigurationError(f"expected {text!r} to be callable, got {type(target).__name__}")
     return target  # type: ignore[no-any-return]  # checked above

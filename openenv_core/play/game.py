@@ -168,9 +168,11 @@ class Loop:
         return 1 if (self._failed or self._prompts.refused) and not self._terminal.is_interactive else 0
 
     def _prompt_reset(self) -> None:
-        text = self._prompts.line("Enter for another episode, :quit to leave: ")
+        text = self._prompts.line("Enter for another episode, q to leave: ")
+        if text.lower() in ("q", "quit"):  # no action is asked for here that could be called so
+            raise CommandTypedError(":quit", "")
         if text:
-            self._prompts.refuse(f"expected :reset or Enter after the end of an episode, got {text!r}")
+            self._prompts.refuse(f"expected Enter, :reset or q after the end of an episode, got {text!r}")
         else:
             self._attempt(self._reset, self._next_options)
 

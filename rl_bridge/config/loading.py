@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from openenv_core.tracebacks import format_traceback
+from openenv_core.tracebacks import format_traceback, in_place
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.schema import ENV_FORMS, NAME_PATTERN, Config
 from rl_bridge.config.sections import Section
@@ -132,7 +132,8 @@ def resolve(reference: str, *, key: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{key}: cannot import {module_name!r} ({error}); start from the folder that contains it, or install it"
+            f"{key}: cannot import {module_name!r}{in_place(error)}; start from the folder that contains it, or "
+            "install it"
         ) from error
     except Exception as error:
         raise ConfigError(f"{key}: to import {module_name!r} raised\n{format_traceback(error)}") from error

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from openenv_core.tracebacks import in_place
 from rl_bridge.data.sampling import Passes
 from rl_bridge.errors import ConfigError
 from rl_bridge.tokens.chat import ChatMessage
@@ -127,7 +128,7 @@ def _import_iterable(path: str) -> Iterable[Any]:
         target = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"expected a file of JSON lines or the dotted path of an iterable, got {path!r}: {error}"
+            f"expected a file of JSON lines or the dotted path of an iterable, got {path!r}{in_place(error)}"
         ) from error
     items = target() if callable(target) else target
     if not isinstance(items, Iterable):

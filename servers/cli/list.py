@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S: Final = 10.0
 _URLS: Final = ("http://", "https://", "ws://", "wss://")
 _COLUMNS: Final = ("NAME", "VERSION", "TARGET", "WHERE", "DESCRIPTION")
+_MIN_DESCRIPTION: Final = 30
+"""Characters of a description without which other columns are left out."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -115,11 +117,15 @@ def _print_table(listed: "Sequence[ListedEnvironment]") -> None:
         for environment in listed
     ]
     # A broken environment has another line, below, with its error.
-    widths = [max(len(row[at]) for row in (_COLUMNS, *rows)) for at in range(len(_COLUMNS) - 1)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    sizes = [max(len(row[at]) for row in (_COLUMNS, *rows)) for at in range(len(_COLUMNS) - 1)]
+    shown = list(range(len(sizes)))
+    for column in ("WHERE", "VERSION", "NAME"):  # in a narrow terminal: a folder is found by the target too
+        if width is not None and sum(sizes[at] + 2 for at in shown) + _MIN_DESCRIPTION > width:
+            shown.remove(_COLUMNS.index(column))
     for row, environment in zip((_COLUMNS, *rows), (None, *listed), strict=True):
-        cells = "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=False))
-        print(_shorten(f"{cells}  {row[-1]}".rstrip(), width))
+        cells = "".join(f"{row[at].ljust(sizes[at])}  " for at in shown)
+        print(_shorten(f"{cells}{row[-1]}".rstrip(), width))
         if environment is not None and environment.error is not None:
             print(f"  broken: {sanitize(environment.error)}")
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from openenv_core.protocol.http import redact_url
 if TYPE_CHECKING:
     import httpx
     from rich.table import Table
+    from rich.text import Text
 
 TIMEOUT_S: Final = 5.0
 MAX_BYTES: Final = 8 * 1024 * 1024
@@ -45,6 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show the metrics until Ctrl-C, or once: as tables in a terminal, otherwise as lines.
 
+    Without a terminal it ends with status 1 if no server or run answers at first.
+
     Raises:
         ConfigurationError: The interval or a URL is invalid, or packages are missing.
     """
@@ -65,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
                 from rich.live import Live
             live = stack.enter_context(Live("waiting ...", screen=True, auto_refresh=False))
         scrapes = list(pool.map(scrape, clients, urls))
+        answered = False
         while True:
             time.sleep(arguments.interval)
             before, scrapes = scrapes, list(pool.map(scrape, clients, urls))
@@ -74,13 +79,17 @@ def run(arguments: argparse.Namespace) -> int:
                 for row in rows_of(*pair)
             ]
             if live is not None:
-                live.update(Group(time.strftime("%H:%M:%S"), *_tables(rows)), refresh=True)
+                shown = tables_of(rows, live.console.width)
+                live.update(Group(time.strftime("%H:%M:%S"), *shown), refresh=True)
             else:
                 for row in rows:
                     line = ", ".join(f"{heading} {value}" for heading, value in row.items() if value)
                     print(time.strftime("%H:%M:%S"), line, flush=True)
             if arguments.once:
                 return _FAILED if any(scrape.error for scrape in scrapes) else 0
+            answered = answered or not all(scrape.error for scrape in (*before, *scrapes))
+            if live is None and not answered:
+                return _FAILED  # nobody watches who could start a server or correct a URL
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,21 +229,43 @@ def quantile(buckets: Sequence[tuple[float, float]], fraction: float) -> float |
     return low
 
 
-def _tables(rows: Sequence[Row]) -> "list[Table]":
-    """Return rows as tables: one each for servers, runs and errors."""
+def tables_of(rows: Sequence[Row], width: int) -> "list[Table | Text]":
+    """Return rows as tables, one each for servers, runs and errors; as blocks of text if a table is too wide."""
     from rich.table import Table
     from rich.text import Text
 
-    tables: dict[str, Table] = {}
-    columns: dict[str, list[str]] = {}
+    kinds: dict[str, list[Row]] = {}
     for row in rows:
-        kind = "error" if "error" in row else next(iter(row))
-        if kind not in tables:
-            tables[kind], columns[kind] = Table(), list(row)
-            for heading in row:
-                tables[kind].add_column(heading, overflow="fold")
-        tables[kind].add_row(*(Text(row.get(heading, "")) for heading in columns[kind]))
-    return list(tables.values())
+        kinds.setdefault("error" if "error" in row else next(iter(row)), []).append(row)
+    shown: list[Table | Text] = []
+    for alike in kinds.values():
+        columns = list(alike[0])
+        sizes = [max(len(heading), *(len(row.get(heading, "")) for row in alike)) for heading in columns]
+        if sum(sizes) + 3 * len(sizes) + 1 > width:
+            shown += [Text(_as_block(row, width)) for row in alike]
+            continue
+        table = Table()
+        for heading in columns:
+            table.add_column(heading, no_wrap=True)
+        for row in alike:
+            table.add_row(*(Text(row.get(heading, "")) for heading in columns))
+        shown.append(table)
+    return shown
+
+
+def _as_block(row: Row, width: int) -> str:
+    """Return a row as lines: its first cell, and below it the others with their headings, kept whole if they fit."""
+    title, *cells = row.items()
+    pieces = [f"{heading} {value}" for heading, value in cells if value]
+    unbroken = [piece.replace(" ", "\u00a0") if len(piece) + 2 <= width else piece for piece in pieces]
+    lines = textwrap.wrap(
+        "   ".join(unbroken),
+        max(width, 20),
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+    )
+    return "\n".join([title[1], *lines]).replace("\u00a0", " ")
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -13,8 +13,9 @@ from envs.blackjack_env.server.app import app as blackjack
 from envs.shop_env.server.app import app as shop
 from openenv_core import Action
 from openenv_core.adapters.episode import TextEpisode, fetch_schema, read_call
-from openenv_core.errors import ConnectionFailedError, ProtocolError
+from openenv_core.errors import AuthenticationError, ConnectionFailedError, ProtocolError
 from servers import create_app
+from servers.settings import ServerSettings
 
 
 @asynccontextmanager
@@ -136,6 +137,18 @@ async def test_lost_server_gives_no_reward_and_fails_the_next_reset() -> None:
     with pytest.raises(ConnectionFailedError):
         await episode.reset(seed=2)
     await episode.close()
+
+
+async def test_refused_token_is_reported_at_once() -> None:
+    app = create_app(Counter, Add, Count)
+    app.configure(ServerSettings(tokens=("correct-horse-battery-staple",)))
+    async with serving(app) as address:
+        with pytest.raises(AuthenticationError, match=r"HTTP 401.*ROPEWALK_TOKEN"):
+            await fetch_schema(f"http://{address}", token="wrong")
+        episode = TextEpisode(f"http://{address}", token="wrong", reset_timeout_s=1e6)
+        with pytest.raises(AuthenticationError, match="HTTP 401"):
+            await episode.reset(seed=1)
+        await episode.close()
 
 
 async def test_errors_show_no_password() -> None:

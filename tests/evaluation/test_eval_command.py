@@ -151,9 +151,12 @@ def test_policy_errors_are_reported(
     assert "it is broken" in capsys.readouterr().err
     assert evaluate(table, "--policy", f"{HERE}:unencodable", "--out", str(tmp_path / "unencodable")) == 1
     assert "an action that JSON can hold, got {'action': '\\ud800'}" in capsys.readouterr().err
+    (tmp_path / "needy.py").write_text("import json\nimport no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
     for words, message in (
         (f"--policy random --out {out}", "choose another by --out"),
         (f"--policy {HERE}:absent --out {tmp_path}/a", "cannot import the policy"),
+        (f"--policy needy:f --out {tmp_path}/a", "needy.py, line 2: No module named 'no_such_package'"),
         ("--policy random --episodes 0", "episodes: Input should be greater than 0"),
         (f"--policy random --resume {out}", "--resume without --policy and ENV"),
         ("", "expected environments and --policy"),

@@ -55,11 +55,18 @@ def points(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
 
 
-def test_help_lists_all_commands_and_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_all_commands_and_a_command_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cli.main([]) == 0
     text = capsys.readouterr().out
     assert "try fine" in text
     assert "broken      (not available: No module named" in text
+    monkeypatch.setenv("COLUMNS", "60")
+    assert cli.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert any(line.startswith(" " * 14) for line in lines)  # what is wrong with the broken command
     assert cli.main(["fine"]) == 0
     for arguments, expected in (
         (["fine", "--help"], "examples:\n  ropewalk fine"),

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from counter import Add, Count, Counter
+from counter import Add, Count, Counter, CountState
 from fastapi import FastAPI
 from serving import ask, request, serving, socket_to
 
 import openenv_core
 from openenv_core import ConfigurationError, compat
+from openenv_core.compat.containers import ContainerProvider, LocalDockerProvider
 from openenv_core.compat.hook import AliasModule, Hook, resolve
 from openenv_core.compat.mcp_client import MCPToolClient as ReleasedToolClient
 from openenv_core.compat.names import FORMER_ROOTS, MODULES, module_for
@@ -266,13 +267,15 @@ async def test_released_server_class_serves_inside_an_application() -> None:
     async def mine() -> str:
         return "mine"
 
-    server = HTTPEnvServer(Counter, Add, Count, max_concurrent_envs=2)
+    server = HTTPEnvServer(Counter, Add, Count, 2, None, "tally", CountState, reset_observation_cls=Count)
     server.register_routes(app, mode=ServerMode.SIMULATION)
     async with serving(app) as address:
         assert (await request(address, "GET", "/mine")).json() == "mine"
         assert (await request(address, "POST", "/reset", {})).status_code == 200
         strange = await request(address, "POST", "/reset", {}, {"Host": "evil.example"})
         assert strange.status_code == 421  # the guard stands before it
+        assert (await request(address, "GET", "/metadata")).json()["name"] == "tally"
+        assert (await request(address, "GET", "/schema")).json()["state"]["title"] == "CountState"
         async with socket_to(address) as ws:
             assert (await ask(ws, {"type": "reset", "data": {}}))["type"] == "observation"
     with pytest.raises(TypeError, match="an instance of Counter"):
@@ -291,3 +294,25 @@ def test_released_wire_models_match_the_wire() -> None:
         WSErrorResponse(data={"code": WSErrorCode.SESSION_ERROR}).model_dump()["data"]["code"]
         == "SESSION_ERROR"
     )
+
+
+def test_released_provider_is_a_context_manager() -> None:
+    closed: list[str] = []
+
+    class Hosted(ContainerProvider):
+        def start_container(self, *args: Any, **options: Any) -> str:
+            return "http://h"
+
+        def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None: ...
+
+        def stop_container(self) -> None: ...
+
+        def close(self) -> None:
+            closed.append("closed")
+
+    with Hosted() as provider:
+        assert closed == []
+    assert closed == ["closed"]
+    with LocalDockerProvider() as local:
+        assert isinstance(local, ContainerProvider)
+    assert isinstance(provider, ContainerProvider)

@@ -4,11 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
+from serving import serving
 
-from envs.blackjack_env import BlackjackAction, BlackjackEnv
-from openenv_core import ConfigurationError, GenericAction, GenericEnvClient, make
+from envs.blackjack_env import BlackjackAction, BlackjackEnv, BlackjackObservation
+from envs.blackjack_env.server.environment import BlackjackEnvironment
+from openenv_core import ConfigurationError, GenericAction, GenericEnvClient, SyncEnvClient, make
 from openenv_core.compat.auto import AutoAction, AutoEnv
 from openenv_core.tools import CallToolAction
+from servers import create_app
 
 
 @pytest.mark.slow
@@ -31,17 +34,28 @@ def test_unknown_name_is_refused() -> None:
     with pytest.raises(TypeError, match="from_env"):
         AutoEnv()
     space = AutoEnv.from_env("somebody/my.game")
+    assert isinstance(space, SyncEnvClient)
     assert space.base_url == "https://somebody-my-game.hf.space"
     space.close()
 
 
 def test_released_factories_take_released_arguments_by_position() -> None:
     client = AutoEnv.from_env("blackjack", None, None, None, 5.0, {"LEVEL": "1"})
+    assert isinstance(client, SyncEnvClient)
     assert isinstance(client.async_client, BlackjackEnv)
     client.close()  # its server was to start at the first use
     assert AutoAction.from_env("blackjack", True) is GenericAction
     assert AutoAction.from_hub(env_name="blackjack-env") is BlackjackAction
     assert AutoAction.from_env("shop") is CallToolAction
+
+
+async def test_released_factory_gives_an_async_client_where_a_loop_runs() -> None:
+    async with serving(create_app(BlackjackEnvironment, BlackjackAction, BlackjackObservation)) as address:
+        env = AutoEnv.from_env("blackjack", base_url=f"http://{address}")
+        assert isinstance(env, BlackjackEnv)
+        async with env:
+            assert not (await env.reset(seed=1)).done
+            assert (await env.step(AutoAction.from_env("blackjack")(action="stand"))).done
 
 
 def test_released_factories_describe_environments(capsys: pytest.CaptureFixture[str]) -> None:

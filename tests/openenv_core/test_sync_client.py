@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import gc
+import re
+import socket
 import subprocess
 import sys
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -91,6 +94,21 @@ def test_errors_and_extra_methods_pass_through(counter_url: str) -> None:
             env.tripple_reset()
         with pytest.raises(AttributeError):
             env._private  # noqa: B018
+
+
+def test_lost_server_is_reported_without_the_frames_of_the_thread() -> None:
+    """As a trainer prints it that calls an adapter."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        client = CounterEnv(f"http://127.0.0.1:{closed.getsockname()[1]}")
+        with pytest.raises(ConnectionFailedError) as raised:
+            loop_thread.shared_loop().run(client.connect)
+    assert isinstance(raised.value.__cause__, ConnectionRefusedError)
+    text = "".join(traceback.format_exception(raised.value))
+    assert {Path(name).name for name in re.findall(r'File "(.*?)"', text)} == {
+        "test_sync_client.py",
+        "loop_thread.py",
+    }
 
 
 async def test_sync_or_async_is_chosen_before_use(counter_url: str) -> None:

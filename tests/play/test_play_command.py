@@ -53,11 +53,11 @@ def test_person_plays_in_a_terminal() -> None:
         terminal.keys("st\t\n")  # completed
         terminal.until("step 1   reward 1   return 1   done")
         terminal.until("episode 2 is over after 1 step: return 1")
-        terminal.until(":quit to leave: ")
+        terminal.until("q to leave: ")
         terminal.type(":state")
         terminal.until('"seed": 5')
-        terminal.until(":quit to leave: ")
-        terminal.keys("\x04")
+        terminal.until("q to leave: ")
+        terminal.type("q")
         assert terminal.ended() == 0
         assert all(gone(process) for process in family)
         assert "Traceback" not in terminal.shown
@@ -257,7 +257,7 @@ def test_server_that_reloads_is_played_on(tmp_path: Path) -> None:
         terminal.type('{"steps": 1}')
         terminal.until("EpisodeLostError")
         terminal.until("episode 1 was left after 0 steps")
-        terminal.until(":quit to leave: ")
+        terminal.until("q to leave: ")
         terminal.type("")
         terminal.until("--- episode 2")
         terminal.type(":quit")

@@ -127,6 +127,34 @@ def test_text_of_an_environment_cannot_control_the_terminal(
     ]
 
 
+@pytest.mark.parametrize(
+    ("columns", "header"),
+    [
+        (30, "TARGET DESCRIPTION"),
+        (70, "NAME VERSION TARGET DESCRIPTION"),
+        (100, "NAME VERSION TARGET WHERE DESCRIPTION"),
+    ],
+)
+def test_narrow_terminal_shows_targets_and_descriptions(
+    columns: int,
+    header: str,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make(
+        here / "dice_env", description="Throws as many dice as the agent asks for, and adds up their numbers."
+    )
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["list", "."]) == 0
+    first, line = capsys.readouterr().out.splitlines()
+    assert first.split() == header.split()
+    assert len(line) <= columns
+    assert "./dice_env" in line
+    assert "Throws as many" in line
+
+
 @pytest.mark.slow
 def test_environment_of_a_server_is_listed(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

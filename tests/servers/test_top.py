@@ -1,14 +1,17 @@
 """`ropewalk top`: its rates are those between two scrapes; it restores the terminal."""
 
 import asyncio
+import io
 import json
 import re
+import socket
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 from counter import Counter
+from rich.console import Console
 from serve_process import serve
 from server_apps import app_of, step
 from serving import ask, serving, socket_to
@@ -16,7 +19,7 @@ from terminal_process import in_terminal
 from test_metrics import TOKEN
 
 from openenv_core.cli import main
-from servers.cli.top import COMMAND, quantile, rows_of, scrape
+from servers.cli.top import COMMAND, quantile, rows_of, scrape, tables_of
 from tests.rl_bridge.metrics.status_fixtures import served, snapshot
 
 RUN = "import sys; from openenv_core.cli import main; from servers.cli.top import COMMAND; "
@@ -48,6 +51,36 @@ async def test_rates_are_computed_between_two_scrapes() -> None:
     fewer = replace(now, samples={**now.samples, ("ropewalk_call_seconds_count", "step"): 2.0}, at=now.at + 1)
     assert rows_of(now, fewer)[0]["steps/s"] == "2.0"
     assert rows_of(replace(before, samples={}, error="gone"), now)[0]["steps/s"] == "0.0"
+
+
+BUSY = {
+    "server": "blackjack http://127.0.0.1:8000",
+    "slots": "1024/1024",
+    "waiting": "12",
+    "steps/s": "12345.6",
+    "in environment": "50%",
+    "errors/s": "EXECUTION_ERROR 0.5 CAPACITY_REACHED 12",
+}
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100, 160])
+def test_tables_fit_the_terminal_and_break_no_value(columns: int) -> None:
+    lost = {"server": "http://127.0.0.1:9", "error": "connection refused, and more than one line about why"}
+    console = Console(width=columns, file=io.StringIO())
+    console.print(*tables_of([BUSY, BUSY, lost], columns))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]  # a StringIO
+    assert max(map(len, lines)) <= columns
+    for text in ("blackjack http://127.0.0.1:8000", "1024/1024", "12345.6", "in environment"):
+        assert any(text in line for line in lines), text
+    assert ("slots 1024/1024" in "\n".join(lines)) == (columns < 160)  # or below their heading
+
+
+def test_without_a_terminal_it_ends_if_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        assert main.run(COMMAND, [url, "--interval", "0.01"]) == 1
+    assert capsys.readouterr().out.count("refused") == 1
 
 
 def test_quantiles_are_interpolated_within_a_bucket() -> None:

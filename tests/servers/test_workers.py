@@ -273,7 +273,7 @@ async def test_worker_start_is_retried_when_no_process_is_available() -> None:
     plan: Any = SimpleNamespace(settings=SimpleNamespace(tokens=()), index=0)
     cleared: list[int] = []
     table: Any = SimpleNamespace(clear=cleared.append)
-    await asyncio.wait_for(Shorthanded(plan, [])._keep_running(_Worker(plan=plan), table), 60)
+    await asyncio.wait_for(Shorthanded(plan, [], lambda: None)._keep_running(_Worker(plan=plan), table), 60)
     assert cleared == [0, 0]
 
 
