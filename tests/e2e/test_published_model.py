@@ -56,6 +56,21 @@ def test_published_model_is_trained_and_its_legal_answers_are_reported(
     assert metrics["probe/legal"] == report["greedy_legal_rate"]
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(9000)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_published_model_learns_the_game(ropewalk: Callable[..., Watched], tmp_path: Path, seed: int) -> None:
+    """40 minutes on two quiet cores. Standing on everything returns -0.186."""
+    words = (f"output_dir={tmp_path}", f"model.path={published_model()}", "--seed", str(seed))
+    run = ropewalk("train", "--config", CONFIG, "--name", "run", *words)
+    assert run.wait(8400) == 0, run.output()[-3000:]
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert report["exact_return"] >= -0.15
+    assert report["greedy_legal_rate"] >= 0.995
+    assert min(report["greedy_hit_rate"], report["greedy_stand_rate"]) >= 0.1
+    assert max(row["mismatch/logprob_max"] for row in rows(tmp_path / "run")) <= 2e-4
+
+
 def test_prompts_and_answers_fit_what_the_configuration_allows(tmp_path: Path) -> None:
     tokenizer, config = ChatTokenizer(published_model()), load_config(ROOT / CONFIG)
     task = BlackjackChatTask(config, tmp_path)
