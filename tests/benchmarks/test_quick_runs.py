@@ -74,7 +74,7 @@ def check_wire(found: Found) -> None:
     from benchmarks.wire.__main__ import ONE_CORE
 
     measurements = medians(found)
-    for subject in ("floor", "ours, inline", "ours, asynchronous", "ours, blocking"):
+    for subject in ("floor", "ours, inline", "ours, asynchronous", "ours, blocking", "released, sync"):
         load = f"8 sessions, {ONE_CORE}"
         rate, p50 = measurements["steps/s", subject, load], measurements["p50 ms", subject, load]
         # A server on one core cannot use more CPU than there is time.
@@ -84,13 +84,13 @@ def check_wire(found: Found) -> None:
         assert 0 < measurements["start s", subject, ""] < 60
         assert measurements["kB a session", subject, "32 idle"] > 0
     assert measurements["import s", "ours", ""] > 0
-    for kind in ("ours", "ours-typed"):
+    for kind in ("ours", "released"):
         for load in ("4 sockets", "1 socket, sync"):
             assert measurements["client µs a step", kind, load] > 0
 
 
 HEAVY = pytest.mark.heavy
-WIRE = ["--no-released", "--only", "step,imports,clients"]
+WIRE = ["--only", "step,imports,clients"]
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ def test_published_run_compares_each_part_with_the_plain_side(tmp_path: Path) ->
 
 
 def test_sessions_that_wait_a_second_take_a_second(tmp_path: Path) -> None:
-    argv = ["--only", "concurrency", "--no-released"]
+    argv = ["--only", "concurrency"]
     measurements = medians(quick_benchmark("wire", tmp_path, *argv, timeout_s=90))
     subject = {of for _, of, _ in measurements}
-    assert subject == {"floor, waiting", "ours, waiting"}
+    assert subject == {"floor, waiting", "ours, waiting", "released, waiting"}
     for (metric, _, _), value in measurements.items():
         if metric.startswith("% succeed"):
             assert value == 100
