@@ -115,10 +115,7 @@ BENCHMARK = Benchmark(
     about=__doc__,
     plan=Plan,
     sections=(measure,),
-    tables={
-        "Kills": ("noticed s", "serving again s"),
-        "The run": (*FIGURES, "cold start of a generator s"),
-    },
+    tables={"Kills": ("noticed s", "serving again s"), "The run": (*FIGURES, "cold start of a generator s")},
     bars=bars,
     errors=(BenchmarkError,),
 )

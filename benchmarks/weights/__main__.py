@@ -13,16 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness import (
-    Bar,
-    Benchmark,
-    BenchmarkError,
-    Measurements,
-    at_most,
-    main,
-    progress,
-    setting,
-)
+from benchmarks.harness import Bar, Benchmark, BenchmarkError, Measurements, at_most, main, progress, setting
 from rl_bridge.errors import BridgeError
 
 FIRST: Final = "the first transfer"

@@ -176,12 +176,7 @@ def step(plan: Plan, measurements: Measurements) -> None:
 
 
 def _measure_steps(
-    plan: Plan,
-    measurements: Measurements,
-    subject: str,
-    placement: str,
-    server: Server,
-    core: int | None,
+    plan: Plan, measurements: Measurements, subject: str, placement: str, server: Server, core: int | None
 ) -> None:
     if placement == ONE_CORE:
         measurements.add("start s", subject, "", server.started_s)
