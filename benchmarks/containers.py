@@ -20,7 +20,6 @@ from benchmarks.harness import (
     BenchmarkError,
     Measurements,
     at_most,
-    count,
     in_rounds,
     main,
     progress,
@@ -58,12 +57,11 @@ class Plan:
     """How much is measured."""
 
     rounds: int = setting(15, quick=1, option="cold starts of each kind (15)")
-    leases: int = setting(20, quick=2, option="containers taken from the pool (20)")
-    size: int = setting(4, option="size of the pool (4)")
+    leases: int = setting(20, quick=2)
+    size: int = 4
     image: tuple[str, ...] = setting(
         (), option=f"images to measure besides {PLAIN}", read=lambda text: tuple(text.split(","))
     )
-    port: int = setting(PORT, option=f"port of those images ({PORT})", read=count)
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ def measure(plan: Plan, measurements: Measurements) -> None:
     command = ("python3", "-c", _HEALTH % PORT)
     options = ContainerOptions(port=PORT, command=command, stop_timeout_s=0.0)
     subjects = [Subject(PLAIN, options, f"{PLAIN}, /health alone")]
-    options = ContainerOptions(port=plan.port, stop_timeout_s=0.0)
+    options = ContainerOptions(port=PORT, stop_timeout_s=0.0)
     subjects += [Subject(image, options, image) for image in plan.image]
     for subject in subjects:
         if engine.has_image(subject.image):

@@ -22,14 +22,13 @@ from benchmarks.harness import (
     ratio,
     setting,
 )
-from benchmarks.processes import Server, serve_command, serving
+from benchmarks.processes import serve_command, serving
 from openenv_core import GenericEnvClient
 from openenv_core.client.vector import VectorClient
 
 CHILDREN: Final = 8
 
 FORK: Final = f"{CHILDREN} children, ms"
-CPU: Final = "server's CPU, ms"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,22 +70,21 @@ def measure(plan: Plan, measurements: Measurements) -> None:
     """Fork and play again in each environment, in alternating rounds."""
     for load in _LOADS:
         with serving(serve_command(load.app), load.environ) as server:
-            asyncio.run(_forks(measurements, load, server, plan))
+            asyncio.run(_forks(measurements, load, server.url, plan))
 
 
-async def _forks(measurements: Measurements, load: _Load, server: Server, plan: Plan) -> None:
-    client = await GenericEnvClient(server.url).vector(1)
+async def _forks(measurements: Measurements, load: _Load, url: str, plan: Plan) -> None:
+    client = await GenericEnvClient(url).vector(1)
     try:
         await _play(client, load, [0], plan.steps)
         for _, subject in in_rounds(plan.rounds, ("fork", "playing again"), f"{load.name}, "):
-            began, cpu_ns = time.perf_counter(), server.cpu_ns()
+            began = time.perf_counter()
             if subject == "fork":
                 members = await client.fork(0, CHILDREN)
             else:
                 members = (await client.ask("open", count=CHILDREN))[0].fields["members"]
                 await _play(client, load, members, plan.steps)
             measurements.add(FORK, subject, load.name, 1e3 * (time.perf_counter() - began))
-            measurements.add(CPU, subject, load.name, (server.cpu_ns() - cpu_ns) / 1e6)
             await client.end(members)
     finally:
         await client.close()
@@ -111,7 +109,7 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
         yield from at_least(f"{load.name}: playing again / fork", ratio(again, fork), 1.0)
 
 
-BENCHMARK = Benchmark(about=__doc__, plan=Plan, sections=(measure,), tables={"Forks": (FORK, CPU)}, bars=bars)
+BENCHMARK = Benchmark(about=__doc__, plan=Plan, sections=(measure,), tables={"Forks": (FORK,)}, bars=bars)
 
 if __name__ == "__main__":
     main("forks")

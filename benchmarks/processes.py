@@ -28,9 +28,6 @@ HEALTH_POLL_INTERVAL_S: Final = 0.005
 
 _OURS: Final = {"PYTHONPATH": str(ROOT)}
 _PORTS: Final = range(20_000, 32_000)
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-_CUTIME: Final = 13
-"""Index of the CPU time of reaped children in /proc/PID/stat, counted after the name."""
 
 
 def serve_command(app: str) -> tuple[str, ...]:
@@ -194,11 +191,6 @@ def tree(pid: int) -> list[int]:
     return pids
 
 
-def cpu_s(roots: Sequence[int]) -> float:
-    """Return the CPU time of processes and their descendants, reaped ones included."""
-    return sum(_cpu_ns(pid) / 1e9 + _reaped_s(pid) for root in roots for pid in tree(root))
-
-
 def memory_mb(roots: Sequence[int]) -> float:
     """Return the memory of processes and their descendants: proportional if readable, else resident."""
     return sum(_memory_kb(pid) for root in roots for pid in tree(root)) / 1024
@@ -223,13 +215,6 @@ def _cpu_ns(pid: int) -> int:
         return time.clock_gettime_ns((~pid << 3) | 2)
     except OSError:
         return 0  # it has ended
-
-
-def _reaped_s(pid: int) -> float:
-    with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return (int(fields[_CUTIME]) + int(fields[_CUTIME + 1])) / _TICKS
-    return 0.0
 
 
 def _memory_kb(pid: int) -> float:

@@ -5,7 +5,6 @@ each kill once the previous process has recovered. Prints when each loss was not
 the run must end by itself with every group trained, none twice, and no process left:
   python -m benchmarks.faults                          20 kills, about fifteen minutes on two cores
   python -m benchmarks.faults --kills 4 --iterations 40
-  python -m benchmarks.faults --seed 7 --keep runs/faults --max-staleness 4
 """
 
 import itertools
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.faults.job import LOST, Job
+from benchmarks.faults.job import Job
 from benchmarks.faults.kills import KINDS, Killer
 from benchmarks.harness import (
     Bar,
@@ -47,8 +46,6 @@ class Plan:
     kills: int = setting(20, quick=4, option="processes to kill (20)")
     iterations: int = setting(600, quick=40, option="of the run (600)")
     seed: int = setting(1, option="seed of times and victims (1)", read=int)
-    max_staleness: int = setting(1, option="of the run (1)", read=int)
-    keep: Path | None = setting(None, option="keep the run in this folder", read=Path)
 
 
 def measure(plan: Plan, measurements: Measurements) -> None:
@@ -58,9 +55,8 @@ def measure(plan: Plan, measurements: Measurements) -> None:
         BenchmarkError: The run did not end in time, or no replica of a service serves.
     """
     with tempfile.TemporaryDirectory(prefix="ropewalk-faults-") as scratch:
-        folder = (plan.keep or Path(scratch) / "run").absolute()
-        settings = (f"trainer.iterations={plan.iterations}", f"rollout.max_staleness={plan.max_staleness}")
-        job = Job(ROOT, folder, *settings, REWARD)
+        settings = (f"trainer.iterations={plan.iterations}", "rollout.max_staleness=1", REWARD)
+        job = Job(ROOT, Path(scratch) / "run", *settings)
         try:
             killer = Killer(job, plan.seed)
             killer.all(list(itertools.islice(itertools.cycle(KINDS), plan.kills)))
@@ -94,8 +90,6 @@ def record(killer: Killer, wanted: int, groups: int, measurements: Measurements,
     measurements.add_all(RUN, "", dict(zip(FIGURES, values, strict=True)))
     measurements.add_all("expected", "", dict(zip(FIGURES, (wanted, groups, 0, 0, status), strict=True)))
     measurements.add("cold start of a generator s", RUN, "", killer.cold_start_s)
-    if killer.job.process.returncode == 0:
-        measurements.add_all(RUN, "", killer.job.account())
 
 
 def bars(measurements: Measurements) -> Iterator[Bar]:
@@ -121,11 +115,7 @@ BENCHMARK = Benchmark(
     about=__doc__,
     plan=Plan,
     sections=(measure,),
-    tables={
-        "Kills": ("noticed s", "serving again s"),
-        "The run": (*FIGURES, "cold start of a generator s"),
-        "Of groups leased and episodes played": LOST,
-    },
+    tables={"Kills": ("noticed s", "serving again s"), "The run": (*FIGURES, "cold start of a generator s")},
     bars=bars,
     errors=(BenchmarkError,),
 )

@@ -27,11 +27,6 @@ SMALL = (
 )
 """Two replicas of each service that can lose one, and a restart budget for the kills."""
 
-LOST = (
-    *("rollout/leases_lost", "rollout/results_late", "rollout/episodes_retried"),
-    *("rollout/episodes_dropped", "rollout/groups_dropped"),
-)
-
 
 class Job:
     """One run of `ropewalk train`.
@@ -105,11 +100,6 @@ class Job:
     def trained(self) -> list[int]:
         """Return the groups trained in the history that led to the weights, in order."""
         return [group for row in self.rows(HISTORY_FILE) for group in row["trained"]]
-
-    def account(self) -> dict[str, float]:
-        """Return what was lost during the run, by metric name."""
-        (*_, last) = self.rows("metrics.jsonl")
-        return {name: last[name] for name in LOST}
 
     def close(self) -> None:
         """Kill every process of the run."""

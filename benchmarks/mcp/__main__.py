@@ -11,7 +11,6 @@ import json
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import product
 from typing import Final
 
 from benchmarks.harness import Benchmark, Measurements, in_rounds, main, ratio, setting
@@ -25,45 +24,25 @@ OURS: Final = serve_command("benchmarks.mcp.ours:app")
 SDK: Final = uvicorn_command("benchmarks.mcp.sdk:app")
 
 
-@dataclass(frozen=True, slots=True)
-class CallMethod:
-    """One way to call.
-
-    Attributes:
-        name: Name in the report.
-        kind: Kind of client; see `calls`.
-        server: Command that starts the server; empty for calls without one.
-    """
-
-    name: str
-    kind: str
-    server: tuple[str, ...] = ()
-
-
-CALL_METHODS: Final = (
-    CallMethod(IN_PROCESS, "in_process"),
-    CallMethod("SDK's server, handshake", "handshake", SDK),
-    CallMethod("SDK's server, stateless", "stateless_sdk", SDK),
-    CallMethod("ours, /mcp, handshake", "handshake", OURS),
-    CallMethod("ours, /mcp, stateless", "stateless", OURS),
-    CallMethod("ours, JSON-RPC as released", "json_rpc", OURS),
-    CallMethod("ours, step()", "step", OURS),
-)
-FIGURES: Final = ("p50 µs", "calls/s", "client µs a call", "server µs a call")
+CALL_METHODS: Final = {
+    IN_PROCESS: ("in_process", ()),
+    "SDK's server, handshake": ("handshake", SDK),
+    "SDK's server, stateless": ("stateless_sdk", SDK),
+    "ours, /mcp, handshake": ("handshake", OURS),
+    "ours, /mcp, stateless": ("stateless", OURS),
+    "ours, JSON-RPC as released": ("json_rpc", OURS),
+    "ours, step()": ("step", OURS),
+}
+"""The kind of client of each way to call (see `calls`), and the command that starts its server, if it has one."""
+CALLED: Final = ("p50 µs", "calls/s", "client µs a call")
+FIGURES: Final = (*CALLED, "server µs a call")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much is measured.
-
-    Attributes:
-        clients: Numbers of concurrent clients.
-        seconds: Duration of one measurement.
-        warm_up_s: Duration of its warm-up.
-    """
+    """How much is measured: seconds of one measurement, and of its warm-up."""
 
     rounds: int = setting(5, quick=1, option="measurements of each way to call (5)")
-    clients: tuple[int, ...] = setting((1, 16), quick=(1,))
     seconds: float = setting(4.0, quick=0.3)
     warm_up_s: float = setting(1.0, quick=0.1)
 
@@ -74,32 +53,23 @@ def measure(plan: Plan, measurements: Measurements) -> None:
     Raises:
         BenchmarkError: A server or a client failed.
     """
-    for _, (clients, method) in in_rounds(plan.rounds, product(plan.clients, CALL_METHODS)):
+    for _, name in in_rounds(plan.rounds, CALL_METHODS):
+        kind, command = CALL_METHODS[name]
         with ExitStack() as stack:
             server = None
-            if method.server:
-                health = method.server == OURS
-                server = stack.enter_context(serving(method.server, core=SERVER_CORE, health=health))
-            port = "0" if server is None else str(server.port)
-            client = [sys.executable, "-m", "benchmarks.mcp.calls", method.kind, port, str(clients)]
+            if command:
+                server = stack.enter_context(serving(command, core=SERVER_CORE, health=command == OURS))
+            client = [sys.executable, "-m", "benchmarks.mcp.calls", kind, server.url if server else ""]
             if server is not None:
                 # Our server imports the SDK on the first request; that must not count as part of a call.
-                run([*client, "0", "0.1"], core=CLIENT_CORE)
+                run([*client, "0.1", "0"], core=CLIENT_CORE)
             before = 0 if server is None else server.cpu_ns()
             result = json.loads(run([*client, str(plan.seconds), str(plan.warm_up_s)], core=CLIENT_CORE))
-            load = "1 client" if clients == 1 else f"{clients} clients"
-            rate = result["calls"] / result["seconds"]
-            found: dict[str, float | None] = {
-                "p50 µs": result["p50_us"],
-                "calls/s": rate,
-                "client µs a call": result["cpu_us"],
-            }
-            measurements.add_all(method.name, load, found)
+            measurements.add_all(name, "", {figure: result[figure] for figure in CALLED})
             if server is not None:
                 # Over the whole run, opening of sessions included.
-                calls = result["calls"] + result["warm_up"]
-                cpu_us = (server.cpu_ns() - before) / 1e3 / calls
-                measurements.add("server µs a call", method.name, load, cpu_us)
+                cpu_us = (server.cpu_ns() - before) / 1e3 / result["calls"]
+                measurements.add("server µs a call", name, "", cpu_us)
 
 
 def derive(measurements: Measurements) -> None:

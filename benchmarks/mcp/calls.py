@@ -1,8 +1,8 @@
-"""Calls a tool from one or many clients and measures the cost to the client's process.
+"""Calls a tool and measures the cost to the client's process.
 
-    python -m benchmarks.mcp.calls KIND PORT CLIENTS SECONDS WARM_UP_S
+    python -m benchmarks.mcp.calls KIND URL SECONDS WARM_UP_S
 
-Prints one JSON object: calls, warm_up (calls before them), seconds, cpu_us (this process, per call), p50_us.
+Prints one JSON object: calls (those of the warm-up included), and the figures of the others.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Literal, TypeAlias
 
 import httpx
@@ -36,19 +36,15 @@ async def in_process(_: str) -> AsyncIterator[Call]:
 @asynccontextmanager
 async def stateless(url: str) -> AsyncIterator[Call]:
     """Call over streamable HTTP without a handshake, the session named in the path."""
-    async with httpx.AsyncClient(trust_env=False) as http:
-        created = (await http.post(f"{url}/mcp", json=_rpc("openenv/session/create"))).json()
-        session = created["result"]["session_id"]
-        async with _standard(f"{url}/mcp/{session}", STATELESS) as call:
-            yield call
+    async with _session(url) as (_, session), _standard(f"{url}/mcp/{session}", STATELESS) as call:
+        yield call
 
 
 @asynccontextmanager
 async def json_rpc(url: str) -> AsyncIterator[Call]:
     """Call as the released clients do: JSON-RPC over POST /mcp, in a new session."""
-    async with httpx.AsyncClient(trust_env=False) as http:
-        created = (await http.post(f"{url}/mcp", json=_rpc("openenv/session/create"))).json()
-        body = _rpc("tools/call", name="add", arguments=ARGUMENTS, **created["result"])
+    async with _session(url) as (http, session):
+        body = _rpc("tools/call", name="add", arguments=ARGUMENTS, session_id=session)
 
         async def call() -> None:
             reply = (await http.post(f"{url}/mcp", json=body)).json()
@@ -69,6 +65,13 @@ async def step(url: str) -> AsyncIterator[Call]:
             _require_sum(await client.call_tool("add", **ARGUMENTS))
 
         yield call
+
+
+@asynccontextmanager
+async def _session(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, str]]:
+    async with httpx.AsyncClient(trust_env=False) as http:
+        created = (await http.post(f"{url}/mcp", json=_rpc("openenv/session/create"))).json()
+        yield http, created["result"]["session_id"]
 
 
 @asynccontextmanager
@@ -106,42 +109,25 @@ def _rpc(method: str, **params: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
 
 
-async def measure(kind: str, url: str, clients: int, seconds: float, warm_up_s: float) -> dict[str, float]:
-    """Call from `clients` clients at once, each one call after another, for `seconds` after the warm-up."""
-    async with AsyncExitStack() as stack:
-        calls = [await stack.enter_async_context(KINDS[kind](url)) for _ in range(clients)]
-        took: list[float] = []
-
-        async def work(call: Call, end: float) -> None:
-            while (began := time.perf_counter()) < end:
+async def measure(kind: str, url: str, seconds: float, warm_up_s: float) -> dict[str, float]:
+    """Make one call after another, for `seconds` after the warm-up."""
+    calls = 0
+    async with KINDS[kind](url) as call:
+        for length in (warm_up_s, seconds):
+            took: list[float] = []
+            cpu_s, began = time.process_time(), time.perf_counter()
+            while (start := time.perf_counter()) < began + length:
                 await call()
-                took.append(time.perf_counter() - began)
-
-        async def run_for(length: float) -> None:
-            end = time.perf_counter() + length
-            await asyncio.gather(*(work(call, end) for call in calls))
-
-        await run_for(warm_up_s)
-        warm_up = len(took)
-        took.clear()
-        cpu, began = time.process_time(), time.perf_counter()
-        await run_for(seconds)
+                took.append(time.perf_counter() - start)
+            calls += len(took)
         return {
-            "calls": len(took),
-            "warm_up": warm_up,
-            "seconds": time.perf_counter() - began,
-            "cpu_us": 1e6 * (time.process_time() - cpu) / max(1, len(took)),
-            "p50_us": 1e6 * statistics.median(took or [0.0]),
+            "calls": calls,
+            "calls/s": len(took) / (time.perf_counter() - began),
+            "client µs a call": 1e6 * (time.process_time() - cpu_s) / len(took),
+            "p50 µs": 1e6 * statistics.median(took),
         }
 
 
-def main() -> None:
-    """Measure what the command line asks for."""
-    kind, port, clients, *times = sys.argv[1:]
-    seconds, warm_up_s = map(float, times)
-    result = asyncio.run(measure(kind, f"http://127.0.0.1:{port}", int(clients), seconds, warm_up_s))
-    print(json.dumps(result))
-
-
 if __name__ == "__main__":
-    main()
+    kind, url, *times = sys.argv[1:]
+    print(json.dumps(asyncio.run(measure(kind, url, *map(float, times)))))

@@ -30,25 +30,20 @@ async def measure(starts: int, executions: int) -> dict[str, Any]:
 
     started: list[float] = []
     durations: list[float] = []
-    memory = cpu = 0.0
+    memory = 0.0
     for turn in range(starts):
         start_time = time.perf_counter()
         manager, client = await start_new_async_kernel(kernel_name="python3", startup_timeout=60)
         started.append((time.perf_counter() - start_time) * 1e3)
         if turn == starts - 1:
-            pid = manager.provisioner.process.pid
-            for _ in range(WARM_UP):
-                await run(client)
-            before = time.clock_gettime((~pid << 3) | 2)
-            for _ in range(executions):
+            for _ in range(WARM_UP + executions):
                 start_time = time.perf_counter()
                 await run(client)
                 durations.append((time.perf_counter() - start_time) * 1e3)
-            cpu = (time.clock_gettime((~pid << 3) | 2) - before) * 1e6 / max(1, executions)
-            memory = _memory_mb(pid)
+            memory = _memory_mb(manager.provisioner.process.pid)
         client.stop_channels()
         await manager.shutdown_kernel(now=True)
-    return {"start_ms": started, "ms": durations, "cpu": cpu, "mb": memory}
+    return {"start_ms": started, "ms": durations[WARM_UP:], "mb": memory}
 
 
 def _memory_mb(pid: int) -> float:

@@ -1,12 +1,9 @@
-"""The peers that the sandbox is compared with: a Jupyter kernel, a container engine, bubblewrap and nsjail."""
+"""The peers that the sandbox is compared with: a Jupyter kernel and a container engine."""
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,22 +13,16 @@ from uuid import uuid4
 from benchmarks.processes import ROOT, run
 from benchmarks.sandbox.engine import CODE
 
-JUPYTER_VARIABLE: Final = "ROPEWALK_BENCH_JUPYTER"
-JUPYTER_PYTHON: Final = Path(
-    os.environ.get(JUPYTER_VARIABLE) or ROOT / ".venvs" / "jupyter" / "bin" / "python"
-)
+JUPYTER_PYTHON: Final = ROOT / ".venvs" / "jupyter" / "bin" / "python"
 IMAGE: Final = "python:3.11-slim"
 NO_JUPYTER: Final = (
     "the Jupyter kernel: expected ipykernel and jupyter_client at {}, got none; make an environment with "
-    f"`pip install ipykernel jupyter_client` and name its interpreter with --jupyter-python or {JUPYTER_VARIABLE}"
+    "`pip install ipykernel jupyter_client` and name its interpreter with --jupyter-python"
 )
-NO_ENGINE: Final = (
-    "docker: expected an engine with the image {}, got none; scripts/docker-engine start gets both"
-)
+NO_ENGINE: Final = f"docker: expected an engine with {IMAGE}, got none; scripts/docker-engine start gets both"
 
 _PRINT: Final = ("python", "-c", f"print({CODE})")
-_RUN: Final = ("run", "--rm", "--network", "none")
-_BURST_TIMEOUT_S: Final = 300.0
+_TIMEOUT_S: Final = 300.0
 
 
 def works(*command: str) -> bool:
@@ -49,9 +40,9 @@ def has_kernel(python: Path) -> bool:
     return works(str(python), "-c", "import ipykernel, jupyter_client")
 
 
-def has_image(image: str) -> bool:
-    """Return whether a container engine has an image."""
-    return works("docker", "image", "inspect", image)
+def has_image() -> bool:
+    """Return whether a container engine has the image."""
+    return works("docker", "image", "inspect", IMAGE)
 
 
 def kernel(python: Path, starts: int, executions: int) -> dict[str, Any]:
@@ -65,9 +56,15 @@ def kernel(python: Path, starts: int, executions: int) -> dict[str, Any]:
     return result
 
 
-def docker_run(image: str) -> float:
+def docker_run() -> float:
     """Return the milliseconds of one execution in a new container."""
-    return _docker(*_RUN, image, *_PRINT)
+    return _docker("run", "--rm", "--network", "none", IMAGE, *_PRINT)
+
+
+def docker_burst(count: int) -> list[float]:
+    """Return the milliseconds of `count` executions at once, each in a new container."""
+    with ThreadPoolExecutor(count) as threads:
+        return list(threads.map(lambda _: docker_run(), range(count)))
 
 
 def docker_exec(name: str) -> float:
@@ -76,49 +73,17 @@ def docker_exec(name: str) -> float:
 
 
 @contextmanager
-def container(image: str) -> Iterator[str]:
+def container() -> Iterator[str]:
     """Run an idle container; yields its name."""
     name = f"ropewalk-bench-{uuid4().hex[:8]}"
     try:
-        _docker("run", "-d", "--name", name, "--network", "none", image, "sleep", "600")
+        _docker("run", "-d", "--name", name, "--network", "none", IMAGE, "sleep", "600")
         yield name
     finally:
         works("docker", "rm", "-f", name)
 
 
-def burst_commands(image: str | None) -> dict[str, list[str]]:
-    """Return commands that run Python in bubblewrap and nsjail, and in a container of an image."""
-    bubblewrap = "bwrap --ro-bind / / --dev /dev --proc /proc --unshare-all --die-with-parent"
-    inner = [sys.executable, *_PRINT[1:]]
-    commands = {"bubblewrap": [*bubblewrap.split(), *inner]}
-    commands["nsjail"] = ["nsjail", "-Mo", "-Q", "--chroot", "/", "--", *inner]
-    if image is not None:
-        commands["docker run"] = ["docker", *_RUN, image, *_PRINT]
-    return commands
-
-
-def burst(command: Sequence[str], count: int) -> list[float] | None:
-    """Run a command `count` times at once.
-
-    Returns:
-        The milliseconds from the common start to each one's end; None if the command is not installed.
-
-    Raises:
-        BenchmarkError: One of them failed, or they took too long.
-    """
-    if shutil.which(command[0]) is None:
-        return None
-    start_time = time.perf_counter()
-
-    def run_one(_: int) -> float:
-        run(command, timeout_s=_BURST_TIMEOUT_S)
-        return (time.perf_counter() - start_time) * 1e3
-
-    with ThreadPoolExecutor(count) as threads:
-        return list(threads.map(run_one, range(count)))
-
-
 def _docker(*arguments: str) -> float:
     start_time = time.perf_counter()
-    run(["docker", *arguments], timeout_s=60.0)
+    run(["docker", *arguments], timeout_s=_TIMEOUT_S)
     return (time.perf_counter() - start_time) * 1e3

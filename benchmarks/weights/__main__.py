@@ -3,36 +3,23 @@
 Compared with one thread's memcpy of as many bytes into touched memory, measured after each transfer. Needs Monarch:
   python -m benchmarks.weights                                   100 million parameters, about two minutes
   python -m benchmarks.weights --quick                           does it run?
-  python -m benchmarks.weights --ranks 2 --rounds 50             the sharded trainer only
 """
 
 import asyncio
 import secrets
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness import (
-    Bar,
-    Benchmark,
-    BenchmarkError,
-    Measurements,
-    at_most,
-    choices,
-    main,
-    progress,
-    setting,
-)
+from benchmarks.harness import Bar, Benchmark, BenchmarkError, Measurements, at_most, main, progress, setting
 from rl_bridge.errors import BridgeError
 
-TRANSPORTS: Final = ("shared_memory", "rdma")
 FIRST: Final = "the first transfer"
 STEADY: Final = "from then on"
 MEMORY: Final = "a rank's memory / the model"
-BOUNDS: Final = {"shared_memory, 1 rank": 3.0, "shared_memory, 2 ranks": 5.0}
+BOUNDS: Final = {"1 rank": 3.0, "2 ranks": 5.0}
 # Each of two ranks publishes half. Gathering the model would take at least the model's size.
 MEMORY_BOUND: Final = 0.6
 
@@ -42,34 +29,27 @@ class Plan:
     """How much is measured."""
 
     rounds: int = setting(20, quick=2, option="transfers beyond the first (20)")
-    parameters: int = setting(100_000_000, quick=22_000_000, option="model parameters (100 million)")
-    ranks: tuple[str, ...] = setting(
-        ("1", "2"), option="ranks of the trainer (1,2)", read=choices(("1", "2"))
-    )
-    transport: tuple[str, ...] = setting(
-        TRANSPORTS, option=f"of {', '.join(TRANSPORTS)}", read=choices(TRANSPORTS)
-    )
+    parameters: int = setting(100_000_000, quick=22_000_000)
 
 
 def measure(plan: Plan, measurements: Measurements) -> None:
-    """Transfer a model `rounds` times beyond the first, by each transport.
+    """Transfer a model `rounds` times beyond the first, from a trainer of one rank and from one of two.
 
     Raises:
         BenchmarkError: The received weights are not of one version.
     """
-    for transport in plan.transport:
-        for ranks in map(int, plan.ranks):
-            asyncio.run(_transfers(plan, transport, ranks, measurements))
+    for ranks in (1, 2):
+        asyncio.run(_transfers(plan, ranks, measurements))
 
 
-async def _transfers(plan: Plan, transport: str, ranks: int, measurements: Measurements) -> None:
+async def _transfers(plan: Plan, ranks: int, measurements: Measurements) -> None:
     from monarch.actor import this_host
 
     from benchmarks.weights.roles import GeneratorRole, TrainerRole
     from rl_bridge.weights import WeightStore
 
-    store = WeightStore.create(transport=transport)  # type: ignore[arg-type]
-    subject = f"{transport}, {ranks} rank{'s' if ranks > 1 else ''}"
+    store = WeightStore.create(transport="shared_memory")
+    subject = f"{ranks} rank{'s' if ranks > 1 else ''}"
     with tempfile.TemporaryDirectory() as folder:
         trainers = this_host().spawn_procs(per_host={"ranks": ranks})
         generators = this_host().spawn_procs(per_host={"replicas": 1})
@@ -99,18 +79,13 @@ async def _transfer(trainer: Any, generator: Any, version: int) -> dict[str, flo
     if taken["values"] != 1:
         raise BenchmarkError(f"expected the weights of version {version} alone, got {taken['values']} values")
     began, memcpy_s = min(put["began"] for put in puts), taken["memcpy_s"]
-    opened_s, copied_s = taken["opened"] - began, taken["copied"] - began
-    getting = time.monotonic()
-    got = await generator.get.call_one(version)
+    opened_s = taken["opened"] - began
     return {
         "put ms": 1000 * max(put["seconds"] for put in puts),
         "to tensors ms": 1000 * opened_s,
-        "to the engine's own memory ms": 1000 * copied_s,
         "memcpy ms": 1000 * memcpy_s,
         "to tensors / memcpy": opened_s / memcpy_s,
-        "to the engine's own memory / memcpy": copied_s / memcpy_s,
         MEMORY: max(put["bytes"] for put in puts) / nbytes,
-        "get, into fresh memory ms": 1000 * (got - getting),
     }
 
 
@@ -130,14 +105,10 @@ BENCHMARK = Benchmark(
     plan=Plan,
     sections=(measure,),
     tables={
-        "From the trainer's tensors to tensors in the generator's process": (
-            *("put ms", "to tensors ms", "to the engine's own memory ms", "memcpy ms"),
-        ),
-        "The same over one thread's memcpy of as many bytes into touched memory": (
-            *("to tensors / memcpy", "to the engine's own memory / memcpy"),
+        "From the trainer's tensors to tensors in the generator's process, and one thread's memcpy of as many bytes": (
+            *("put ms", "to tensors ms", "memcpy ms", "to tensors / memcpy"),
         ),
         "Peak memory of a trainer's rank while it publishes, beyond its weights": (MEMORY,),
-        "A copy of the caller's own": ("get, into fresh memory ms",),
     },
     bars=bars,
     errors=(BenchmarkError, BridgeError),

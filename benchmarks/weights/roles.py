@@ -104,23 +104,15 @@ class GeneratorRole(Actor):  # type: ignore[misc]
         """Take a version as an engine does: open it and copy it into the model.
 
         Returns:
-            When the tensors were "opened" and when they had been "copied" into memory that was touched before, on the
-            machine's monotonic clock; "memcpy_s", one thread's memcpy of as many bytes into touched memory, just after;
-            and the number of distinct "values", 1 if the snapshot is consistent.
+            When the tensors were "opened", on the machine's monotonic clock; "memcpy_s", one thread's memcpy of as many
+            bytes into touched memory, just after; and the number of distinct "values", 1 if the snapshot is consistent.
         """
         async with self._store.open(version) as state:
             opened = time.monotonic()
             for name, tensor in state.items():
                 self._own[name].copy_(tensor)
-            copied = time.monotonic()
         values = {float(bound) for tensor in self._own.values() for bound in torch.aminmax(tensor)}
-        return {"opened": opened, "copied": copied, "memcpy_s": self._memcpy(), "values": len(values)}
-
-    @endpoint  # type: ignore[untyped-decorator]
-    async def get(self, version: int) -> float:
-        """Get a version as newly allocated tensors; returns when they were ready."""
-        await self._store.get(version)
-        return time.monotonic()
+        return {"opened": opened, "memcpy_s": self._memcpy(), "values": len(values)}
 
     def _memcpy(self) -> float:
         began = time.monotonic()

@@ -12,6 +12,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -82,10 +83,10 @@ OFFER: Final = "Sec-WebSocket-Extensions: permessage-deflate; client_max_window_
 V1: Final = "Sec-WebSocket-Protocol: ropewalk.v1\r\n"
 
 PENDING: Final = 100
-"""Limit of connections being opened at once: the backlog of a listening socket is short."""
+"""Connections that are opened at once: the backlog of a listening socket is short."""
 
-OPEN_TIMEOUT_S: Final = 120.0
-"""Seconds in which all sessions must be open and reset."""
+OPEN_TIMEOUT_S: Final = 60.0
+"""Seconds for each answer while sessions are opened."""
 
 PER_ADDRESS: Final = 8_000
 """Connections from one source address. It has some 28,000 ports, which linger after use, so every load picks new
@@ -152,26 +153,21 @@ class Load:
     Args:
         port: Where the server listens on 127.0.0.1.
         sessions: Number of sessions to open.
-        partial: Continue with the sessions that could be opened, instead of raising.
-        compress: Offer compression in the handshake.
         v1: Use the subprotocol `ropewalk.v1`.
 
     Raises:
         BenchmarkError: The server refused a session, or was too slow.
     """
 
-    def __init__(
-        self, port: int, sessions: int, *, partial: bool = False, compress: bool = True, v1: bool = False
-    ) -> None:
+    def __init__(self, port: int, sessions: int, *, v1: bool = False) -> None:
         self._port = port
         self._v1 = v1
-        self._compress = compress
         self._source = f"127.{random.randrange(1, 255)}.{random.randrange(255)}"
         self._poll = select.epoll()
         self._sessions: dict[int, _Session] = {}
-        self.requested = sessions
         try:
-            self._open(sessions, time.monotonic() + OPEN_TIMEOUT_S, partial)
+            for first in range(0, sessions, PENDING):
+                self._open(range(first, min(sessions, first + PENDING)))
         except BaseException:
             self.close()
             raise
@@ -181,11 +177,6 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def open(self) -> int:
-        """Sessions that are still connected."""
-        return len(self._sessions)
 
     def close(self) -> None:
         """Drop every connection."""
@@ -197,7 +188,7 @@ class Load:
     def steps_for(self, seconds: float) -> Run:
         """Step in every session, one step after another, for `seconds`; then wait for the last replies."""
         end = time.perf_counter() + seconds
-        return self._run(lambda session, now: now < end, [0.0] * self.open, end + 60.0)
+        return self._run(lambda session, now: now < end, [0.0] * len(self._sessions), end + 60.0)
 
     def steps_each(self, count: int, spread_s: float, deadline_s: float) -> Run:
         """Take `count` steps in every session; the first steps are spread evenly over `spread_s`."""
@@ -208,10 +199,9 @@ class Load:
             session.left -= 1
             return session.left >= 0
 
-        starts = [i * spread_s / max(1, self.open) for i in range(self.open)]
-        run = self._run(more, starts, time.perf_counter() + deadline_s)
-        run.failed = self.requested * count - run.steps
-        return run
+        sessions = len(self._sessions)
+        starts = [i * spread_s / sessions for i in range(sessions)]
+        return self._run(more, starts, time.perf_counter() + deadline_s)
 
     def _run(self, more: Callable[[_Session, float], bool], starts: Sequence[float], deadline: float) -> Run:
         """Send the first step of each session at its time, and further ones while `more` says so."""
@@ -286,70 +276,44 @@ class Load:
         self._sessions.pop(session.fd, None)
         session.sock.close()
 
-    def _open(self, count: int, deadline: float, partial: bool) -> None:
-        """Connect, upgrade and reset; at most PENDING sessions at once."""
-        started = 0
-        ready: set[int] = set()
-        upgraded: set[int] = set()
-        while len(ready) < count:
-            if time.monotonic() > deadline or (started == count and len(self._sessions) == len(ready)):
-                if partial:
-                    break
-                raise BenchmarkError(f"expected {count} sessions on port {self._port}, got {len(ready)}")
-            while started < count and len(self._sessions) - len(ready) < PENDING:
-                self._connect(started)
-                started += 1
-            for fd, _ in self._poll.poll(1.0):
-                session = self._sessions[fd]
-                if fd in upgraded:
-                    answer = self._receive(session)
-                    if answer:
-                        ready.add(fd)
-                    elif answer is False and not partial:
-                        raise BenchmarkError("expected an observation after a reset, got something else")
-                elif self._upgraded(session, partial):
-                    upgraded.add(fd)
-                    session.send_reset(v1=self._v1)
-        for fd in self._sessions.keys() - ready:
-            self._drop(self._sessions[fd])
+    def _open(self, numbers: range) -> None:
+        """Connect these sessions, upgrade and reset them."""
+        opened = [self._connect(number) for number in numbers]
+        for session in opened:
+            self._upgrade(session)
+            session.send_reset(v1=self._v1)
+        for session in opened:
+            while (answer := self._receive(session)) is None:
+                pass
+            if not answer:
+                raise BenchmarkError(f"expected an observation after a reset on port {self._port}, got none")
+            session.sock.setblocking(False)
 
-    def _connect(self, number: int) -> None:
+    def _connect(self, number: int) -> _Session:
         sock = socket.socket()
+        session = self._sessions[sock.fileno()] = _Session(sock, sock.fileno())
+        self._poll.register(session.fd, select.EPOLLIN)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(OPEN_TIMEOUT_S)
         sock.bind((f"{self._source}.{1 + number // PER_ADDRESS}", 0))
         sock.connect(("127.0.0.1", self._port))
-        sock.setblocking(False)
         sock.send(
             f"GET /ws HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\nUpgrade: websocket\r\n"
             "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-            f"Sec-WebSocket-Version: 13\r\n{OFFER if self._compress else ''}{V1 if self._v1 else ''}\r\n".encode()
+            f"Sec-WebSocket-Version: 13\r\n{OFFER}{V1 if self._v1 else ''}\r\n".encode()
         )
-        session = _Session(sock, sock.fileno())
-        self._sessions[session.fd] = session
-        self._poll.register(session.fd, select.EPOLLIN)
+        return session
 
-    def _upgraded(self, session: _Session, partial: bool) -> bool:
-        try:
-            data = session.sock.recv(65536)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if data:
-            session.buffer += data
-            head, end, rest = session.buffer.partition(b"\r\n\r\n")
-            if not end:
-                return False
-            if b" 101 " in head[:16]:
-                session.buffer = rest
-                if b"permessage-deflate" in head:
-                    session.inflate = zlib.decompressobj(wbits=-15).decompress
-                    session.step = STEP[True]
-                return True
-        if partial:
-            self._drop(session)
-            return False
-        raise BenchmarkError(f"expected a WebSocket on port {self._port}, got {session.buffer[:200]!r}")
+    def _upgrade(self, session: _Session) -> None:
+        with suppress(OSError):
+            while b"\r\n\r\n" not in session.buffer and (data := session.sock.recv(65536)):
+                session.buffer += data
+        head, _, session.buffer = session.buffer.partition(b"\r\n\r\n")
+        if b" 101 " not in head[:16]:
+            raise BenchmarkError(f"expected a WebSocket on port {self._port}, got {head[:200]!r}")
+        if b"permessage-deflate" in head:
+            session.inflate = zlib.decompressobj(wbits=-15).decompress
+            session.step = STEP[True]
 
 
 def _answer(payload: bytes) -> bool | None:

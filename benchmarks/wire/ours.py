@@ -52,34 +52,22 @@ class Inline(Blocking):
     BLOCKING = False
 
 
-class Async(Environment[Message, Echo, State]):
+class Async(Blocking):
     """The same methods as coroutines."""
 
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def __init__(self) -> None:
-        self._step = 0
-
-    async def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Echo:
+    async def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Echo:  # type: ignore[override]
         """Set the count to 0."""
-        self._step = 0
-        return Echo(echoed="ready", step=0)
+        return super().reset()
 
-    async def step(self, action: Message) -> Echo:
+    async def step(self, action: Message) -> Echo:  # type: ignore[override]
         """Count, and echo the message."""
-        self._step += 1
-        return Echo(echoed=action.message, step=self._step, reward=1.0)
-
-    @property
-    def state(self) -> State:
-        """The number of steps taken."""
-        return State(step_count=self._step)
+        return super().step(action)
 
 
 class Waiting(Async):
     """An environment whose step waits, like one that calls a model or a sandbox."""
 
-    async def step(self, action: Message) -> Echo:
+    async def step(self, action: Message) -> Echo:  # type: ignore[override]
         """Wait, then count."""
         await asyncio.sleep(WAIT_S)
         return await super().step(action)

@@ -49,8 +49,8 @@ class Sync(Environment):
         return State(step_count=self._step)
 
 
-class Async(Sync):
-    """The same with coroutines in addition to the plain methods."""
+class Waiting(Sync):
+    """An environment whose step waits: coroutines in addition to the plain methods."""
 
     async def reset_async(
         self, seed: int | None = None, episode_id: str | None = None, **options: Any
@@ -59,19 +59,10 @@ class Async(Sync):
         return self.reset()
 
     async def step_async(self, action: Message, timeout_s: float | None = None, **options: Any) -> Echo:
-        """Count, and echo the message."""
-        return self.step(action)
-
-
-class Waiting(Async):
-    """An environment whose step waits."""
-
-    async def step_async(self, action: Message, timeout_s: float | None = None, **options: Any) -> Echo:
         """Wait, then count."""
         await asyncio.sleep(WAIT_S)
         return self.step(action)
 
 
 sync = create_app(Sync, Message, Echo, env_name="trivial", max_concurrent_envs=SESSIONS)
-asynchronous = create_app(Async, Message, Echo, env_name="trivial", max_concurrent_envs=SESSIONS)
 waiting = create_app(Waiting, Message, Echo, env_name="trivial", max_concurrent_envs=SESSIONS)

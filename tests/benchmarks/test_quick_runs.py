@@ -43,13 +43,13 @@ def check_mcp(found: Found) -> None:
     from benchmarks.mcp.__main__ import CALL_METHODS, FIGURES, IN_PROCESS
 
     measured = {(row["of"], row["figure"]) for row in found["figures"] if row["median"] > 0}
-    expected = {(method.name, name) for method in CALL_METHODS for name in (*FIGURES, "p50 over in-process")}
+    expected = {(method, name) for method in CALL_METHODS for name in (*FIGURES, "p50 over in-process")}
     assert measured == expected - {(IN_PROCESS, "server µs a call")}
 
 
 def check_weights(found: Found) -> None:
     ratios = {(row["of"], row["load"]) for row in found["figures"] if row["figure"] == "to tensors / memcpy"}
-    subjects = ("shared_memory, 1 rank", "shared_memory, 2 ranks")
+    subjects = ("1 rank", "2 ranks")
     assert ratios == {*product(subjects, ("the first transfer", "from then on"))}
     # The memory of a rank does not depend on time, so its bar holds in a quick run too.
     gathered = [bar for bar in found["bars"] if bar["what"].startswith("a rank's memory")]
@@ -58,8 +58,8 @@ def check_weights(found: Found) -> None:
 
 def check_forks(found: Found) -> None:
     measured = medians(found)
-    assert len(measured) == 8
-    assert all(value > 0 for (metric, *_), value in measured.items() if metric != "server's CPU, ms")
+    assert len(measured) == 4
+    assert all(value > 0 for value in measured.values())
     assert len(found["bars"]) == 4
 
 
@@ -74,7 +74,7 @@ def check_wire(found: Found) -> None:
     from benchmarks.wire.__main__ import ONE_CORE
 
     measurements = medians(found)
-    for subject in ("floor", "ours, inline", "ours, asynchronous", "ours, blocking"):
+    for subject in ("floor", "ours, inline", "ours, asynchronous", "ours, blocking", "released, sync"):
         load = f"8 sessions, {ONE_CORE}"
         rate, p50 = measurements["steps/s", subject, load], measurements["p50 ms", subject, load]
         # A server on one core cannot use more CPU than there is time.
@@ -84,13 +84,13 @@ def check_wire(found: Found) -> None:
         assert 0 < measurements["start s", subject, ""] < 60
         assert measurements["kB a session", subject, "32 idle"] > 0
     assert measurements["import s", "ours", ""] > 0
-    for kind in ("ours", "ours-typed"):
+    for kind in ("ours", "released"):
         for load in ("4 sockets", "1 socket, sync"):
             assert measurements["client µs a step", kind, load] > 0
 
 
 HEAVY = pytest.mark.heavy
-WIRE = ["--no-released", "--only", "step,imports,clients"]
+WIRE = ["--only", "step,imports,clients"]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ WIRE = ["--no-released", "--only", "step,imports,clients"]
         pytest.param("forks", [], check_forks),
         pytest.param("mcp", [], check_mcp),
         pytest.param("vector", [], check_vector),
-        pytest.param("weights", ["--transport", "shared_memory"], check_weights, marks=HEAVY),
+        pytest.param("weights", [], check_weights, marks=HEAVY),
         pytest.param("wire", WIRE, check_wire),
     ],
 )
@@ -119,10 +119,10 @@ def test_published_run_compares_each_part_with_the_plain_side(tmp_path: Path) ->
 
 
 def test_sessions_that_wait_a_second_take_a_second(tmp_path: Path) -> None:
-    argv = ["--only", "concurrency", "--no-released"]
+    argv = ["--only", "concurrency"]
     measurements = medians(quick_benchmark("wire", tmp_path, *argv, timeout_s=90))
     subject = {of for _, of, _ in measurements}
-    assert subject == {"floor, waiting", "ours, waiting"}
+    assert subject == {"floor, waiting", "ours, waiting", "released, waiting"}
     for (metric, _, _), value in measurements.items():
         if metric.startswith("% succeed"):
             assert value == 100
@@ -146,8 +146,6 @@ def test_sandbox_run_leaves_nothing_behind(tmp_path: Path) -> None:
         *product(("execute",), ("directly", "through the WebSocket")),
     ):
         assert 0 < measurements[f"{what} p50 ms", load] <= measurements[f"{what} p95 ms", load]
-    inside, plain = (measurements[f"{subject} µs a turn", ""] for subject in ("inside", "plain python"))
-    assert measurements["inside / plain", ""] == pytest.approx(inside / plain)
+    assert measurements["inside / plain", ""] > 0
     load = "6 abandoned, 3 at once"
-    assert measurements["reclaimed s", load] > 0
     assert [measurements[f"{kind} left", load] for kind in ("processes", "files", "descriptors")] == [0, 0, 0]
