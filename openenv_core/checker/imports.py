@@ -136,13 +136,17 @@ def resolve_installed(requirements: Iterable[str]) -> tuple[set[str], set[str]]:
 
 
 def own_sources(folder: Path) -> list[Path]:
-    """Return the files of a folder that this process has imported, without packages installed in it."""
+    """Return the files of a folder that this process has imported, without its tests and packages installed in it."""
     places = {Path(file).resolve() for module in list(sys.modules.values()) if (file := _file_of(module))}
     folder = folder.resolve()
     return sorted(
         place
         for place in places
-        if place.suffix == ".py" and place.is_relative_to(folder) and "site-packages" not in place.parts
+        if place.suffix == ".py"
+        and place.is_relative_to(folder)
+        and "site-packages" not in place.parts
+        # pytest, in which the checks may run, has imported them.
+        and "tests" not in place.relative_to(folder).parts
     )
 
 
