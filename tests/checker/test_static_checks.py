@@ -187,10 +187,12 @@ def test_imports_are_those_of_the_dependencies(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder_with(tmp_path, **{"pyproject.toml": project('"pydantic"'), "server/app.py": f"{code}\n", **files})
-    imported = ModuleType("app_of_this_test")
-    imported.__file__ = str(tmp_path / "server" / "app.py")
-    monkeypatch.setitem(sys.modules, imported.__name__, imported)
+    own = {"server/app.py": f"{code}\n", "tests/test_app.py": "import pytest\n"}
+    folder_with(tmp_path, **{"pyproject.toml": project('"pydantic"'), **own, **files})
+    for name, file in (("app_of_this_test", "server/app.py"), ("test_of_this_test", "tests/test_app.py")):
+        imported = ModuleType(name)
+        imported.__file__ = str(tmp_path / file)
+        monkeypatch.setitem(sys.modules, imported.__name__, imported)
     (tmp_path / "train.py").write_text("import numpy\n")  # which the application does not import
     result = look("imports_declared", walk(), tmp_path)
     assert result.status is status, result
