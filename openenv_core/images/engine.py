@@ -21,6 +21,8 @@ from openenv_core.images.errors import BuildError, remedy_for
 if TYPE_CHECKING:
     import docker
 
+    from openenv_core.providers.docker.engine import EngineAddress
+
 RESPONSE_TIMEOUT_S: Final = 120
 """Seconds that the engine may take to reply."""
 
@@ -39,15 +41,17 @@ def engine() -> Iterator["docker.APIClient"]:
         from docker.utils import kwargs_from_env
     from openenv_core.providers.docker.engine import DockerEngine
 
-    DockerEngine.find().ping()
-    variables = _engine_variables()
+    found = DockerEngine.find()
+    found.ping()
     try:
         client = docker.APIClient(
-            **kwargs_from_env(environment=variables), timeout=RESPONSE_TIMEOUT_S, version="auto"
+            **kwargs_from_env(environment=_variables_of(found.address)),
+            timeout=RESPONSE_TIMEOUT_S,
+            version="auto",
         )
     except DockerException as error:
         raise EngineUnavailableError(
-            f"expected the Docker engine at {variables['DOCKER_HOST']} to speak with the Docker SDK, got: {error}; "
+            f"expected the Docker engine at {found.address.url} to speak with the Docker SDK, got: {error}; "
             "pip install -U docker"
         ) from error
     try:
@@ -56,11 +60,8 @@ def engine() -> Iterator["docker.APIClient"]:
         client.close()
 
 
-def _engine_variables() -> dict[str, str]:
-    """Return the environment variables that name the engine to the Docker SDK and to the command `docker`."""
-    from openenv_core.providers.docker.engine import find_engine
-
-    address = find_engine()
+def _variables_of(address: "EngineAddress") -> dict[str, str]:
+    """Return the environment variables that name an engine to the Docker SDK and to the command `docker`."""
     variables = {"DOCKER_HOST": address.url}
     if address.certificates is not None:
         variables["DOCKER_CERT_PATH"] = address.certificates
@@ -153,6 +154,8 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
     Raises:
         ConfigurationError: The command is not installed.
     """
+    from openenv_core.providers.docker.engine import find_engine
+
     command = shutil.which("docker")
     if command is None:
         raise ConfigurationError(
@@ -160,7 +163,7 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
         )
     process = subprocess.Popen(
         [command, *arguments],
-        env={**os.environ, **_engine_variables(), "BUILDKIT_PROGRESS": "plain"},
+        env={**os.environ, **_variables_of(find_engine()), "BUILDKIT_PROGRESS": "plain"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

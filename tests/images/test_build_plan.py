@@ -74,7 +74,7 @@ def test_plan_of_a_folder(tmp_path: Path) -> None:
     assert not request.pull  # no registry has our base
     text = "ARG BASE_IMAGE=registry.example.org/team/openenv-base:latest\nFROM ${BASE_IMAGE}\n"
     released = plan(folder(tmp_path, dockerfile=text, name="released_env"))
-    assert released.request.build_args == {"BASE_IMAGE": base.tags(base.Variant.BUILD)[0]}
+    assert released.request.build_args["BASE_IMAGE"].endswith("-build")
 
 
 @pytest.mark.parametrize(
