@@ -213,10 +213,12 @@ async def test_abandoned_steps_run_one_after_the_other_and_raise_nowhere(
     abacus: Abacus, caplog: pytest.LogCaptureFixture
 ) -> None:
     begun: list[int] = []
+    has_begun = threading.Event()
     threads: set[int] = set()
 
     def step(action: Action, timeout_s: float | None = None, **options: Any) -> Observation:
         begun.append(action.by)  # type: ignore[attr-defined]
+        has_begun.set()
         threads.add(sum(thread.name == "openenv-step" for thread in threading.enumerate()))
         abacus.gate.wait(WAIT_TIMEOUT_S)
         if action.by == 0:  # type: ignore[attr-defined]
@@ -224,7 +226,10 @@ async def test_abandoned_steps_run_one_after_the_other_and_raise_nowhere(
         return Observation(reward=action.by)  # type: ignore[attr-defined]
 
     abacus._step_impl = step  # type: ignore[method-assign]
-    for number in range(5):
+    first = asyncio.create_task(abacus.step_async(Reset(by=0)))
+    assert await asyncio.to_thread(has_begun.wait, WAIT_TIMEOUT_S)
+    first.cancel()
+    for number in range(1, 5):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(abacus.step_async(Reset(by=number)), 0.02)
     waiting = asyncio.create_task(abacus.step_async(Reset(by=7)))
