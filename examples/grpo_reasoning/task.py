@@ -1,6 +1,5 @@
 """Lists of words to reverse, as a task for a small chat model."""
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cached_property
@@ -36,9 +35,9 @@ PROBED_QUESTIONS: Final = 200
 """The number of held-out questions in a probe during training."""
 
 
-def reverse(words: str) -> str:
+def reverse(word_list: str) -> str:
     """Return a comma-separated list in the opposite order."""
-    return ", ".join(reversed(words.split(", ")))
+    return ", ".join(reversed(word_list.split(", ")))
 
 
 class ReversalTask(Task):
@@ -74,14 +73,11 @@ class ReversalTask(Task):
 
     async def report(self, policy: Policy, result: EvaluationResult) -> None:
         """Print and write the share of held-out questions answered exactly, and the best constant answer's."""
-        write_report(self.folder, result)
         answers = [correct for _, correct in self._held_out]
         best = max(set(answers), key=lambda answer: (answers.count(answer), answer))
         share = answers.count(best) / len(answers)
         constant = {"answer": best, "success": share, "distinct_answers": len(set(answers))}
-        path = self.folder / "report.json"
-        report = json.loads(path.read_text(encoding="utf-8")) | {"best_constant": constant}
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_report(self.folder, result, {"best_constant": constant})
         Console().print(
             f"best constant answer, {best!r}: {share:.1%} of {len(answers)} questions "
             f"with {len(set(answers))} answers",

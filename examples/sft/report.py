@@ -1,7 +1,9 @@
 """The share of held-out tasks that a policy solves, with its interval."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
@@ -30,9 +32,11 @@ def summarize(result: EvaluationResult) -> dict[str, Any]:
     }
 
 
-def write_report(folder: Path, result: EvaluationResult) -> None:
-    """Write report.json and learning_curve.png into the run's folder, and print a summary."""
-    report = summarize(result)
+def write_report(
+    folder: Path, result: EvaluationResult, more: Mapping[str, Any] = MappingProxyType({})
+) -> None:
+    """Write report.json (the summary and `more`) and learning_curve.png into the run's folder, and print a summary."""
+    report = {**summarize(result), **more}
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console = Console()
     written = [folder / "report.json"]

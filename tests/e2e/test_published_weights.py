@@ -105,12 +105,12 @@ def train(ropewalk: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(CONFIG))
 
-    def run(model: Path, *words: str, resume: bool = False) -> Path:
+    def run(model: Path, *overrides: str, resume: bool = False) -> Path:
         folder = tmp_path / "run"
         begin = ("--resume", str(folder)) if resume else ("--config", str(file), "--name", folder.name)
         where = () if resume else (f"output_dir={tmp_path}", f"model.path={model}", f"data.source={source}")
         began = time.monotonic()
-        watched = ropewalk("train", *begin, *where, *words)
+        watched = ropewalk("train", *begin, *where, *overrides)
         peak = wait_and_measure(watched)
         assert watched.process.returncode == 0, watched.output()[-3000:]
         mismatch = max(row.get("mismatch/logprob_max", 0.0) for row in rows(folder))
