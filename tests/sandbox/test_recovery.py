@@ -302,7 +302,11 @@ async def test_subprocesses_pause_between_executions_and_end_with_their_session(
 
 
 def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    """Return a process's state, such as T if it is stopped; empty if it has ended, as those of a start do."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _command(pid: int) -> str:
