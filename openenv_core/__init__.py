@@ -44,6 +44,7 @@ from openenv_core.types import Action, ConcurrencyConfig, EnvironmentMetadata, O
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, MCPToolClient, SyncEnvClient
     from openenv_core.making import make
+    from openenv_core.pictures import Picture
     from openenv_core.providers import ContainerOptions, DockerPool, LocalDockerProvider, LocalProcessProvider
 
 __all__ = [
@@ -79,6 +80,7 @@ __all__ = [
     "Observation",
     "OpenEnvError",
     "OptionUnavailableError",
+    "Picture",
     "ProtocolError",
     "ProviderError",
     "RequestTimeoutError",
@@ -103,6 +105,7 @@ _LAZY = {
     "MCPToolClient": "openenv_core.client.tools",
     "SyncEnvClient": "openenv_core.client",
     "make": "openenv_core.making",
+    "Picture": "openenv_core.pictures",
     "ContainerOptions": "openenv_core.providers",
     "DockerPool": "openenv_core.providers",
     "LocalDockerProvider": "openenv_core.providers",
