@@ -6,7 +6,7 @@ from typing import Any
 from openenv_core.client import EnvClient, GenericEnvClient, SyncEnvClient
 from openenv_core.errors import ConfigurationError
 from openenv_core.packages import import_ours
-from openenv_core.targets import TargetKind, package_of, target_of
+from openenv_core.targets import TargetKind, require_package, target_of
 
 
 def make(
@@ -20,8 +20,8 @@ def make(
     `await` the client, or use it with `async with`, to get the async one.
 
     Args:
-        target: An environment's name, a folder, `module:attribute`, one or more URLs (see `EnvClient`), or an image of
-            the local Docker engine.
+        target: An environment's name, a folder, `module:attribute`, one or more URLs (see `EnvClient`), or
+            `docker://IMAGE`; an image that is on this machine needs no `docker://` if nothing else has its name.
         client: The client's class. Default: the environment's own if `target` is a name, otherwise
             `GenericEnvClient`, whose actions and observations are dicts.
         options: Arguments of the client's constructor, and of `from_process` or `from_docker_image` if a server is
@@ -49,9 +49,7 @@ def client_class(name: str) -> type[EnvClient[Any, Any, Any]]:
     Raises:
         ConfigurationError: There is no environment of that name, or its package has no client class.
     """
-    package = package_of(name)
-    if package is None:
-        raise ConfigurationError(f"expected an environment's name, got {name!r}; `ropewalk list` names them")
+    package = require_package(name)
     module = import_ours(package)
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, EnvClient) and value.__module__.startswith(package):

@@ -26,10 +26,10 @@ from openenv_core.targets import (
     AppDescription,
     Target,
     TargetKind,
+    find_module,
     is_environment_folder,
     load_app,
     provider_of,
-    target_exists,
     target_of,
 )
 from openenv_core.types import StepResult
@@ -163,8 +163,8 @@ class Subject:
                 f"expected an environment in the folder {text}, got neither {MANIFEST} nor server/app.py there; "
                 "name the folder that holds them"
             )
-        elif not target_exists(self.target):
-            load_app(text)  # raises, with the names that exist
+        elif self.kind is TargetKind.MODULE and find_module(text.partition(":")[0]) is None:
+            load_app(text)  # raises, and says what is missing
 
     @property
     def kind(self) -> TargetKind:
