@@ -22,6 +22,7 @@ from openenv_core.errors import (
     installed_with,
 )
 from openenv_core.manifest import MANIFEST, read_keys
+from openenv_core.one_file import name_class
 from openenv_core.packages import ENVS, own_folder, spec_of
 
 _URL = re.compile(r"(https?|wss?)://", re.IGNORECASE)
@@ -88,6 +89,7 @@ def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
     if resolved_kind is TargetKind.URL and not _URL.match(text):
         raise ConfigurationError(f"expected a URL, got {text!r}; begin with http:// or https://")
     if resolved_kind is TargetKind.PATH:
+        text = name_class(text)
         path, attribute = split_path(text)
         if not path.exists():
             raise ConfigurationError(f"there is no folder or file at {text}; check the path")
