@@ -16,12 +16,15 @@ from types import ModuleType
 from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.manifest import Manifest, parse_manifest
 
 _BASE: Final = "Environment"
 """A class of the file is an environment if it derives from a class whose name ends so."""
 
 _HEADER: Final = re.compile(r"(?m)^# /// script\s*$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 """The block of PEP 723 that declares a file's dependencies; the expression is that of the PEP."""
+
+_OURS: Final = re.compile(r"ropewalk\s*($|[\[<>=!~;@ ])", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,25 +145,23 @@ class FileHeader:
     """The `# /// script` block of a file (PEP 723).
 
     Attributes:
-        dependencies: Requirements.
-        requires_python: Versions of Python, as a specifier; None for any.
+        dependencies: Requirements, without Ropewalk itself.
         declarations: The table `tool.ropewalk`: keys of openenv.yaml.
     """
 
     dependencies: tuple[str, ...] = ()
-    requires_python: str | None = None
     declarations: dict[str, Any] = field(default_factory=dict)
 
 
-def read_header(path: Path) -> FileHeader | None:
-    """Return what a file declares in its `# /// script` block; None without one.
+def read_header(path: Path) -> FileHeader:
+    """Return what a file declares in its `# /// script` block, which may be missing.
 
     Raises:
         ConfigurationError: The block is not valid, or there are several.
     """
     blocks = list(_HEADER.finditer(path.read_text(encoding="utf-8")))
     if not blocks:
-        return None
+        return FileHeader()
     if len(blocks) > 1:
         raise ConfigurationError(f"{path} has {len(blocks)} blocks `# /// script`; leave one")
     lines = blocks[0]["content"].splitlines()
@@ -174,5 +175,18 @@ def read_header(path: Path) -> FileHeader | None:
     declarations = tool.get("ropewalk", {}) if isinstance(tool, dict) else {}
     if not isinstance(declarations, dict):
         raise ConfigurationError(f"`tool.ropewalk` of {path} is not a table")
-    version = content.get("requires-python")
-    return FileHeader(tuple(dependencies), None if version is None else str(version), declarations)
+    return FileHeader(tuple(each for each in dependencies if not _OURS.match(each)), declarations)
+
+
+def read_file_manifest(path: Path, name: str) -> Manifest:
+    """Return the manifest that a file stands for, with what its header declares.
+
+    Args:
+        path: The file.
+        name: The environment's class.
+
+    Raises:
+        ManifestError: A declaration is invalid.
+    """
+    keys = {"spec_version": 1, "name": path.stem, "app": f"{path.stem}:{name}"}
+    return parse_manifest({**keys, **read_header(path).declarations})

@@ -21,8 +21,8 @@ from openenv_core.errors import (
     OpenEnvError,
     installed_with,
 )
-from openenv_core.manifest import MANIFEST, read_keys
-from openenv_core.one_file import name_class
+from openenv_core.manifest import MANIFEST, Manifest, ManifestError, read_keys, read_manifest
+from openenv_core.one_file import name_class, read_file, read_file_manifest
 from openenv_core.packages import ENVS, own_folder, spec_of
 
 _URL = re.compile(r"(https?|wss?)://", re.IGNORECASE)
@@ -62,6 +62,14 @@ class Target:
     kind: TargetKind
     text: str
     folder: Path | None = None
+
+    @property
+    def file(self) -> tuple[Path, str] | None:
+        """The Python file and the class in it, of an environment in one file."""
+        if self.kind is not TargetKind.PATH or self.folder is not None:
+            return None
+        path, name = split_path(self.text)
+        return (path, name) if path.suffix == ".py" and name in read_file(path).classes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +209,28 @@ def _kind_of_existing(text: str) -> TargetKind | None:
     if (match := _MODULE.fullmatch(text)) is not None and find_module(match["module"]) is not None:
         return TargetKind.MODULE
     return None if folder_of_name(text) is None else TargetKind.NAME
+
+
+def declared_by(target: Target) -> Manifest:
+    """Return the manifest of a target on this machine: that of its folder, or what a Python file declares.
+
+    Raises:
+        ManifestError: It is missing or invalid.
+    """
+    if (file := target.file) is not None:
+        return read_file_manifest(*file)
+    if target.folder is None:
+        raise ManifestError([f"expected {MANIFEST} of {target.text}, got none: it has no folder"])
+    return read_manifest(target.folder)
+
+
+def declared_reward_range(target: Target) -> tuple[float, float] | None:
+    """Return the range of rewards that a target's manifest declares; None without a valid one."""
+    try:
+        reward = declared_by(target).validation.reward
+    except ManifestError:
+        return None
+    return None if reward is None else reward.range
 
 
 def variables_for(text: str, argument: str) -> dict[str, str]:

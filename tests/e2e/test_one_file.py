@@ -97,3 +97,59 @@ def test_of_several_environments_in_a_file_the_user_names_one(folder: Path) -> N
     said = run(folder, "ropewalk", "play", "games.py", "--random", "1", status=2)
     assert "there are 2 environments in games.py; name one: games.py:Coin or games.py:Card" in said
     assert "it was" in run(folder, "ropewalk", "play", "games.py:Coin", "--random", "1")
+
+
+def test_mcp_offers_the_actions_as_tools(folder: Path) -> None:
+    pytest.importorskip("mcp")
+
+    def call(number: int, method: str, **params: object) -> str:
+        return json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})
+
+    client = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "t", "version": "1"},
+    }
+    lines = [
+        call(1, "initialize", **client),
+        json.dumps({"jsonrpc": "2.0", "method": "notifications/initialized"}),
+        call(2, "tools/list"),
+        *(
+            call(3 + at, "tools/call", name=name, arguments=arguments)
+            for at, (name, arguments) in enumerate(
+                [
+                    ("guess", {"number": "six"}),
+                    ("guess", {"number": 2}),
+                    ("guess", {"number": 2}),
+                    ("new_episode", {"sides": 20}),
+                    ("new_episode", {"seed": 1}),
+                ]
+            )
+        ),
+    ]
+    process = subprocess.Popen(
+        ["ropewalk", "mcp", "dice.py", "--seed", "1"],
+        cwd=folder,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    answers = []
+    with process:
+        for line in lines:  # one after another: calls of a session may be answered in any order
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            if '"id"' in line:
+                answers.append(json.loads(process.stdout.readline())["result"])
+        process.stdin.close()
+    listed = {tool["name"]: tool["inputSchema"]["properties"] for tool in answers[1]["tools"]}
+    assert listed["guess"] == {"number": {"title": "Number", "type": "integer"}}
+    assert set(listed["new_episode"]) == {"seed", "episode_id"}
+    wrong, won, late, unknown, again = answers[2:]
+    assert "valid integer" in wrong["content"][0]["text"]
+    assert won["structuredContent"] == {"done": True, "reward": 1.0, "hint": "it was 2"}
+    assert "end of an episode" in late["content"][0]["text"]
+    assert "got sides" in unknown["content"][0]["text"]
+    assert again["structuredContent"]["hint"] == "1 to 6"
