@@ -98,12 +98,19 @@ stream_idle_timeout_ms = 3600000
 url = "{mcp_url}"
 bearer_token_env_var = "GATEWAY_KEY"
 required = true
+default_tools_approval_mode = "approve"
 
 [analytics]
 enabled = false
 
+[tools]
+view_image = false
+
 [features]
 shell_tool = false
+multi_agent = false
+goals = false
+apps = false
 """
 
 CODEX: Final = AgentProgram(

@@ -257,10 +257,11 @@ class GatewayEpisode:
                 )
         except PromptRefusedError as error:
             raise GatewayError(str(error)) from error
-        except BridgeError as error:
-            self.failure = error if isinstance(error, GeneratorError) else GeneratorError(str(error))
+        except Exception as error:
+            reason = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
+            self.failure = error if isinstance(error, BridgeError) else GeneratorError(reason)
             raise GatewayError(
-                f"the policy did not answer: {error}",
+                f"the policy did not answer: {reason}",
                 status=HTTPStatus.SERVICE_UNAVAILABLE,
                 code="overloaded",
             ) from error

@@ -89,7 +89,7 @@ def _read_item(item: Mapping[str, Any], names: CallNames) -> Message | None:
         content = join_parts(item.get("content"), _TEXTS, f"a message of the role {role}")
         return Message(role=_ROLES[str(role)], content=content)
     if kind == "function_call":
-        name = f"{item.get('namespace') or ''}{item.get('name')}"
+        name = _join_name(str(item.get("namespace") or ""), str(item.get("name")))
         call = FunctionCall(str(item.get("call_id")), name, parse_arguments(item.get("arguments")))
         names.add([call])
         return Message(role="assistant", content="", calls=(call,))
@@ -116,10 +116,15 @@ def _read_tools(tools: list[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], d
         elif tool.get("type") == "namespace":
             space = str(tool.get("name"))
             for inner in as_list(tool.get("tools"), "the tools of a namespace"):
-                name = f"{space}{inner.get('name')}"
+                name = _join_name(space, str(inner.get("name")))
                 functions.append(make_function(name, inner.get("description"), inner.get("parameters")))
                 spaces[name] = (space, str(inner.get("name")))
     return functions, spaces
+
+
+def _join_name(space: str, name: str) -> str:
+    """Return a function's name for the policy, which knows no namespaces."""
+    return f"{space}{'' if space.endswith('_') or not space else '__'}{name}"
 
 
 def _items(reply: Reply, request: ModelRequest) -> list[dict[str, Any]]:
