@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
 from openenv_core.tracing import traced
@@ -36,6 +36,9 @@ from rl_bridge.rollout.episode import Judge, back_off, play_episode, shorten_rea
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Session, Task
 from rl_bridge.types import Ending, Turn
+
+if TYPE_CHECKING:
+    from rl_bridge.agents.player import AgentPlayer
 
 T = TypeVar("T")
 StartT = TypeVar("StartT")
@@ -189,6 +192,7 @@ class RolloutWorker(Player[EpisodeSettings]):
     failures are never scored as play. An episode that the environment cannot score is left out and counted separately.
 
     The sessions bound the episodes in flight. The judge, if any, returns a reward that is added to the environment's.
+    With `agents`, an agent plays in place of our own dialogue, and a retried episode is sampled anew.
     """
 
     def __init__(
@@ -199,8 +203,10 @@ class RolloutWorker(Player[EpisodeSettings]):
         policy: ChatPolicy,
         max_attempts: int,
         judge: Judge | None = None,
+        agents: "AgentPlayer | None" = None,
     ) -> None:
         super().__init__(policy, max_attempts=max_attempts)
+        self._agents = agents
         self._sessions = sessions
         self._task = task
         self._judge = judge
@@ -243,16 +249,19 @@ class RolloutWorker(Player[EpisodeSettings]):
         answers: list[tuple[Turn, str]],
     ) -> Outcome:
         assignment, key = active.assignment, active.assignment.sampling_key
+        play = (
+            partial(play_episode, task=self._task, answers=answers)
+            if self._agents is None
+            else self._agents.play
+        )
         try:
-            outcome = await play_episode(
+            outcome = await play(
                 session,
                 policy,
-                self._task,
                 seed=assignment.seeds[index],
                 settings=settings,
                 sampling_key=None if key is None else (*key, assignment.siblings[index]),
                 judge=self._judge,
-                answers=answers,
                 on_progress=partial(self.record_progress, active),
                 wait_for_turn=partial(self.wait_for_turn, active),
             )
