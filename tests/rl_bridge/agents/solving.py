@@ -107,7 +107,11 @@ class SolvingEngine(FakeEngine):
         async def call(name: str, arguments: Mapping[str, Any]) -> Any:
             (full,) = [one for one in names if one.endswith(name)]
             self._said.put_nowait(f"I call {name}.\n{calling(full, **arguments)}")
-            response = (await self._asked.get()).rpartition("<tool_response>\n")[2].partition("\n</tool_response>")[0]
+            response = (
+                (await self._asked.get())
+                .rpartition("<tool_response>\n")[2]
+                .partition("\n</tool_response>")[0]
+            )
             return parse_result(response)
 
         await solve(SimpleNamespace(question=find_question(prompt)), call)  # type: ignore[arg-type]
@@ -136,7 +140,12 @@ def parse_result(text: str) -> Any:
             value, _ = json.JSONDecoder().raw_decode(text[match.start() :])
         except ValueError:
             continue
-        if isinstance(value, list) and value and isinstance(value[0], dict) and value[0].get("type") == "text":
+        if (
+            isinstance(value, list)
+            and value
+            and isinstance(value[0], dict)
+            and value[0].get("type") == "text"
+        ):
             return parse_result(value[0]["text"])
         return value
     return text
