@@ -79,7 +79,7 @@ class Observation(BaseModel):
         metadata: Additional data for logs and tools.
         terminated: The episode reached an end of its own. Default: `done and not truncated`.
         truncated: The episode was cut off, for example by a step or time limit, so that a value function should
-            bootstrap. Requires `done`.
+            bootstrap. Either of the two implies `done`.
         infrastructure_error: What failed other than the policy; see `openenv_core.outcomes`.
         unscored: Why the episode cannot be scored, on an observation without a reward; see `openenv_core.outcomes`.
     """
@@ -97,7 +97,7 @@ class Observation(BaseModel):
     @model_validator(mode="after")
     def _read_marks(self) -> Self:
         """Set the mark fields from the metadata, which carries them on the wire."""
-        if not (self.metadata or self.done or self.truncated):
+        if not (self.metadata or self.done or self.truncated or self.terminated):
             return self
         given, fields = self.__pydantic_fields_set__, self.__dict__
         if self.metadata:
@@ -111,14 +111,16 @@ class Observation(BaseModel):
                     and self._is_mark(name)
                 ):
                     fields[name] = mark
-        self._check_ends()
+        self._end()
         if self.done and not self.truncated and TERMINATED not in given and self._is_mark(TERMINATED):
             fields[TERMINATED] = True
         return self
 
-    def _check_ends(self) -> None:
-        if self.done is False and (self.truncated is True and self._is_mark(TRUNCATED)):
-            raise ValueError("an episode that is truncated is over; say done=True too")
+    def _end(self) -> None:
+        """Set `done` where the episode has terminated or was truncated."""
+        for name in (TERMINATED, TRUNCATED):
+            if self.__dict__[name] is True and self._is_mark(name):
+                self.__dict__["done"] = True
 
     @classmethod
     def _is_mark(cls, name: str) -> bool:
@@ -126,14 +128,9 @@ class Observation(BaseModel):
         return cls.model_fields[name].exclude is True
 
     def wire_metadata(self) -> dict[str, Any]:
-        """Return the metadata to send, with the marks that are set; `terminated` only if given beside `truncated`.
-
-        Raises:
-            ValueError: The episode is truncated but not done.
-        """
+        """Return the metadata to send, with the marks that are set; `terminated` only if given beside `truncated`."""
         if not (self.truncated or self.infrastructure_error or self.unscored):
             return self.metadata
-        self._check_ends()
         marks = {name: mark for name in _MARKS if (mark := getattr(self, name)) and self._is_mark(name)}
         if TRUNCATED not in marks or TERMINATED not in self.__pydantic_fields_set__:
             marks.pop(TERMINATED, None)  # implied by the other fields
@@ -144,12 +141,19 @@ _MARKS: Final = {TERMINATED: bool, TRUNCATED: bool, INFRASTRUCTURE_ERROR: str, U
 
 
 class State(BaseModel):
-    """The state of an episode. Environments may add fields, declared or not."""
+    """The state of an episode. Environments may add fields, declared or not.
+
+    Attributes:
+        episode_id: The caller's name of the episode, or a drawn one.
+        step_count: Number of steps taken.
+        seed: The seed of the episode, given or drawn.
+    """
 
     model_config = ConfigDict(**_WIRE, extra="allow")
 
     episode_id: str | None = None
     step_count: NonNegativeInt = 0
+    seed: int | None = None
 
 
 for _base in (Action, Observation, State):

@@ -13,7 +13,7 @@ from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import ConfigurationError
 from openenv_core.making import client_class, make
 from openenv_core.manifest import ManifestError, read_keys
-from openenv_core.targets import environment_packages, folder_of, package_of
+from openenv_core.targets import environment_packages, folder_of, require_package
 from openenv_core.tools import CallToolAction
 from openenv_core.types import Action
 
@@ -27,9 +27,7 @@ def _describe(name: str, distributions: Mapping[str, list[str]]) -> dict[str, An
         name: The environment's name.
         distributions: Names of distributions by the packages that they bring.
     """
-    package = package_of(name)
-    if package is None:
-        raise ConfigurationError(f"expected an environment's name, got {name!r}; `ropewalk list` names them")
+    package = require_package(name)
     folder = folder_of(package)
     assert folder is not None
     try:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from rl_bridge.config.agent import AgentConfig
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.monarch import Dtype, MonarchConfig, derive_monarch, resolve_dtype
 from rl_bridge.config.sections import (
@@ -171,6 +172,8 @@ class RolloutConfig(Section):
     task: str | None = None
     """The class that ties the run to its environment, as `package.module:Class`: a subclass of rl_bridge.rollout.Task.
     Not needed for a world of tools whose first observation states its task in words."""
+    agent: AgentConfig | None = None
+    """An agent that plays in place of our own dialogue, and calls the policy as its model; None for none."""
     num_workers: Count = 1
     """Processes that play episodes; each has an equal share of `env.sessions`. If generators have GPUs, the default is
     one per generator."""

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from monarch.actor import concurrent_endpoint
 
@@ -23,6 +23,9 @@ from rl_bridge.rollout.worker import RolloutWorker, on_termination
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.handle import Roster, ServiceHandle, StickySession
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
+
+if TYPE_CHECKING:
+    from rl_bridge.agents.player import AgentPlayer
 
 GRACE_PERIOD_S = 10.0
 """The longest that a preempted worker takes to hand back its assignments."""
@@ -43,6 +46,13 @@ def _make_sessions(config: Config, task: Task) -> SessionLeases:
 
     sessions = max(1, env.sessions // config.rollout.num_workers)
     return SessionLeases(connect, sessions=sessions, deadlines=deadlines)
+
+
+def _make_agents(config: Config, tasks: Mapping[str, Task]) -> "dict[str, AgentPlayer]":
+    """Make the player of each environment's agent. Starlette and uvicorn are imported only for these."""
+    from rl_bridge.agents.player import AgentPlayer
+
+    return {name: AgentPlayer(config.of(name), task, name=str(os.getpid())) for name, task in tasks.items()}
 
 
 def _update_handle(handle: ServiceHandle | None, roster: Roster) -> ServiceHandle:
@@ -85,6 +95,7 @@ class RolloutActor(ServiceActor):
         )
         tasks = load_tasks(config, self._folder)
         self._sessions = {name: _make_sessions(config.of(name), task) for name, task in tasks.items()}
+        self._agents = {} if config.rollout.agent is None else _make_agents(config, tasks)
         self._workers = {
             name: RolloutWorker(
                 self._sessions[name],
@@ -92,6 +103,7 @@ class RolloutActor(ServiceActor):
                 policy=policy,
                 max_attempts=config.rollout.max_attempts,
                 judge=self._evaluate if config.reward.function or config.reward.model else None,
+                agents=self._agents.get(name),
             )
             for name, task in tasks.items()
         }
@@ -159,7 +171,8 @@ class RolloutActor(ServiceActor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """Close the sessions and the generator's client, and flush traces."""
+        """Close the gateways of agents, the sessions and the generator's client, and flush traces."""
+        await asyncio.gather(*(agents.close() for agents in self._agents.values()))
         await asyncio.gather(*(sessions.close() for sessions in self._sessions.values()))
         if self._client is not None:
             await self._client.close()

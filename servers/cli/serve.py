@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
+from openenv_core.one_file import name_class
 from openenv_core.targets import variables_for
 from servers.listening import (
     inherit_socket,
@@ -64,7 +65,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "app",
         metavar="NAME|PATH|MODULE:ATTRIBUTE",
-        help="an environment by its name, its folder or file, or the app that create_app returned",
+        help="an environment by its name, its folder or file (FILE.py, or FILE.py:CLASS of several), or the app that "
+        "create_app returned",
     )
     parser.add_argument(
         "argument",
@@ -82,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: The app cannot be imported, the address is unavailable, or it is exposed without a token.
     """
     _check_reload_options(arguments)
+    arguments.app = name_class(arguments.app)
     if arguments.argument is not None:
         os.environ.update(variables_for(arguments.app, arguments.argument))
     settings = _read_settings(arguments, os.environ)
@@ -315,6 +318,7 @@ COMMAND = Command(
     configure=configure,
     run=run,
     examples=(
+        "ropewalk serve dice.py",
         "ropewalk serve blackjack",
         "ropewalk serve blackjack --web",
         "ropewalk serve . --reload",
