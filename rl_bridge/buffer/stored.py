@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from rl_bridge.errors import TrainerWentBackError
@@ -30,17 +32,6 @@ def token_leases(groups: Iterable[Group]) -> set[int]:
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
-class StoredSample:
-    """One trajectory of a step; the fields are those of `TrainSample`."""
-
-    key: TokenKey
-    advantage: float
-    trajectory: int
-    group: int
-    reward: float
-
-
-@dataclass(kw_only=True, slots=True, frozen=True)
 class LeasesInUse:
     """The leases whose tokens the controller may still refer to.
 
@@ -55,10 +46,26 @@ class LeasesInUse:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class StoredBatch:
-    """The trajectories of a step, whose tokens the trainer has; and the leases of all others that it has to keep."""
+    """The trajectories of a step, whose tokens the trainer has; and the leases of all others that it has to keep.
 
-    samples: tuple[StoredSample, ...]
+    Attributes:
+        keys: The lease and the sibling under which it has each trajectory's tokens, shape [S, 2].
+        advantages: The advantages, shape [S].
+        trajectories: The numbers of the trajectories in the step, shape [S].
+        groups: The numbers of their groups in the step, shape [S].
+        rewards: The rewards that they are trained with, shape [S].
+    """
+
+    keys: NDArray[np.int64]
+    advantages: NDArray[np.float64]
+    trajectories: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    rewards: NDArray[np.float64]
     in_use: LeasesInUse
+
+    def token_keys(self) -> list[TokenKey]:
+        """Return the keys."""
+        return [(lease, sibling) for lease, sibling in self.keys.tolist()]
 
 
 class TokenStore:
@@ -97,7 +104,7 @@ class TokenStore:
 
     def take(self, batch: StoredBatch) -> list[TrajectoryTokens]:
         """Return the tokens of a step, and keep them until the next one; drop all that are not in use any more."""
-        keys = [sample.key for sample in batch.samples]
+        keys = batch.token_keys()
         stepped = frozenset(lease for lease, _ in keys)
         self.drop_unused(
             LeasesInUse(leases=batch.in_use.leases | stepped, next_lease=batch.in_use.next_lease)
@@ -111,12 +118,13 @@ class TokenStore:
 
 def make_samples(batch: StoredBatch, tokens: Sequence[TrajectoryTokens]) -> list[TrainSample]:
     """Return a step's training samples, given the tokens of its trajectories."""
+    columns = (batch.advantages, batch.trajectories, batch.groups, batch.rewards)
     return [
         row
-        for sample, part in zip(batch.samples, tokens, strict=True)
-        for row in part.samples(
-            advantage=sample.advantage, index=sample.trajectory, group=sample.group, reward=sample.reward
+        for part, advantage, index, group, reward in zip(
+            tokens, *(column.tolist() for column in columns), strict=True
         )
+        for row in part.samples(advantage=advantage, index=index, group=group, reward=reward)
     ]
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rl_bridge.algorithms.functions import AdvantageFunction
 from rl_bridge.buffer.ledger import Fate, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
-from rl_bridge.buffer.stored import StoredBatch, StoredSample, token_key
+from rl_bridge.buffer.stored import StoredBatch, token_key
 from rl_bridge.config import Config
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
@@ -35,6 +35,7 @@ from rl_bridge.rollout.groups import (
     TrainedTrajectory,
     max_trajectory_length,
     rollout_metrics,
+    stored_batch,
 )
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport
@@ -309,17 +310,7 @@ class Run:
 
     def batch_of(self, trained: Sequence[TrainedTrajectory]) -> StoredBatch:
         """Return what the trainer is sent of a step's trajectories, whose tokens it has."""
-        samples = (
-            StoredSample(
-                key=token_key(item.trajectory),
-                advantage=item.advantage,
-                trajectory=item.index,
-                group=item.group,
-                reward=item.reward,
-            )
-            for item in trained
-        )
-        return StoredBatch(samples=tuple(samples), in_use=self.dispatcher.leases_in_use())
+        return stored_batch(trained, in_use=self.dispatcher.leases_in_use())
 
     async def probe(self) -> dict[str, float]:
         """Return the tasks' probes of the greedy policy."""

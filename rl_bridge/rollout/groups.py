@@ -6,7 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
+import numpy as np
+
 from rl_bridge.algorithms.advantages import NO_VARIANCE, group_advantages, has_variance, overlong_penalty
+from rl_bridge.buffer.stored import LeasesInUse, StoredBatch, token_key
 from rl_bridge.config import Config
 from rl_bridge.config.algorithm import WITHOUT_VARIANCE
 from rl_bridge.errors import RolloutError
@@ -340,6 +343,18 @@ def trained_trajectories(
                 )
             index += 1
     return trained
+
+
+def stored_batch(trained: Sequence[TrainedTrajectory], *, in_use: LeasesInUse) -> StoredBatch:
+    """Return what the trainer is sent of a step's trajectories, whose tokens it has."""
+    return StoredBatch(
+        keys=np.asarray([token_key(item.trajectory) for item in trained], dtype=np.int64).reshape(-1, 2),
+        advantages=np.asarray([item.advantage for item in trained], dtype=np.float64),
+        trajectories=np.asarray([item.index for item in trained], dtype=np.int64),
+        groups=np.asarray([item.group for item in trained], dtype=np.int64),
+        rewards=np.asarray([item.reward for item in trained], dtype=np.float64),
+        in_use=in_use,
+    )
 
 
 def training_samples(groups: Sequence[Group], **options: Any) -> list[TrainSample]:

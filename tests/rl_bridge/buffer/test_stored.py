@@ -11,7 +11,6 @@ from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.stored import (
     LeasesInUse,
     StoredBatch,
-    StoredSample,
     TokenStore,
     dump_groups,
     load_groups,
@@ -88,12 +87,15 @@ def test_a_step_gets_its_tokens_and_what_nobody_refers_to_is_dropped() -> None:
     ]
     for lease in range(6):
         store.put({(lease, sibling): TrajectoryTokens.of(turns) for sibling in range(2)})
-    samples = tuple(
-        StoredSample(key=(1, sibling), advantage=2.0, trajectory=4, group=0, reward=1.0)
-        for sibling in range(2)
-    )
     # Of a group that waits, one that is being played, and two under leases that the controller had not given out.
-    batch = StoredBatch(samples=samples, in_use=LeasesInUse(leases=frozenset({2}), next_lease=4))
+    batch = StoredBatch(
+        keys=np.array([[1, 0], [1, 1]]),
+        advantages=np.array([2.0, 2.0]),
+        trajectories=np.array([4, 4]),
+        groups=np.array([0, 0]),
+        rewards=np.array([1.0, 1.0]),
+        in_use=LeasesInUse(leases=frozenset({2}), next_lease=4),
+    )
     rows = make_samples(batch, store.take(batch))
     assert TrainBatch.from_samples(rows).advantages.tolist() == [2.0, 2.0]
     assert len(store) == 2 * len([1, 2, 4, 5])

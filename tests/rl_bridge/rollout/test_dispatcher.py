@@ -25,9 +25,10 @@ from simulated_time import simulated
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.buffer.replay import STALE, STRAGGLER
-from rl_bridge.buffer.stored import StoredBatch, StoredSample, TokenStore, token_key
+from rl_bridge.buffer.stored import TokenStore, token_key
 from rl_bridge.errors import ReplicaLostError
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, task_seed
+from rl_bridge.rollout.groups import stored_batch, trained_trajectories
 from rl_bridge.tokens.arrays import TrajectoryTokens, dump_tokens
 from rl_bridge.types import Group, Trajectory
 
@@ -265,13 +266,9 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
                 await dispatcher.rewind(version, json.loads(json.dumps(state)))
                 continue
             # The trainer has the tokens of every trajectory that it is to train, and of the rest only what is in use.
-            in_use = dispatcher.leases_in_use()
-            samples = [
-                StoredSample(key=token_key(one), advantage=1.0, trajectory=0, group=0, reward=0.0)
-                for group in groups
-                for one in group.trajectories
-            ]
-            assert len(store.take(StoredBatch(samples=tuple(samples), in_use=in_use))) == len(samples)
+            trained_now = trained_trajectories(groups, normalize_std=False)
+            step = stored_batch(trained_now, in_use=dispatcher.leases_in_use())
+            assert len(store.take(step)) == len(trained_now)
             most_kept = max(most_kept, len(store))
             version += 1
             bridge.serve(version)

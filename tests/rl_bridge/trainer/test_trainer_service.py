@@ -11,7 +11,7 @@ import torch
 from trainer_ranks import alone, assert_close, batch, copied, settings
 
 from rl_bridge.buffer.batch import TrainBatch
-from rl_bridge.buffer.stored import LeasesInUse, StoredBatch, StoredSample, make_samples
+from rl_bridge.buffer.stored import LeasesInUse, StoredBatch, make_samples
 from rl_bridge.errors import NonFiniteLossError, ReplicaLostError, TrainerWentBackError, TrainingError
 from rl_bridge.services.handle import ServiceHandle
 from rl_bridge.tokens.arrays import TrajectoryTokens
@@ -28,20 +28,21 @@ Tokens = dict[tuple[int, int], TrajectoryTokens]
 
 def played(number: int, *, in_use: frozenset[int] = frozenset()) -> tuple[Tokens, StoredBatch]:
     """Trajectories of one turn, as workers hand them over under a lease, and a step on them."""
-    random, tokens, samples = np.random.default_rng(number), Tokens(), list[StoredSample]()
+    random, tokens = np.random.default_rng(number), Tokens()
     for sibling in range(24):
         length = int(random.integers(4, 9))
         drawn, known = random.integers(3, 30, size=length).tolist(), length - 2
         answer = Completion(tokens=drawn[2:], logprobs=[-3.5] * known, versions=[0] * known, stopped=True)
         tokens[number, sibling] = TrajectoryTokens.of([Turn(prompt=drawn[:2], completion=answer)])
-        group, advantage = sibling // 4, float(random.normal())
-        samples.append(
-            StoredSample(
-                key=(number, sibling), advantage=advantage, trajectory=sibling, group=group, reward=advantage
-            )
-        )
-    in_use_now = LeasesInUse(leases=in_use, next_lease=number + 1)
-    return tokens, StoredBatch(samples=tuple(samples), in_use=in_use_now)
+    advantages = random.normal(size=24)
+    return tokens, StoredBatch(
+        keys=np.array(list(tokens)),
+        advantages=advantages,
+        trajectories=np.arange(24),
+        groups=np.arange(24) // 4,
+        rewards=advantages,
+        in_use=LeasesInUse(leases=in_use, next_lease=number + 1),
+    )
 
 
 def whole(number: int) -> TrainBatch:
