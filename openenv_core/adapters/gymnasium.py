@@ -63,7 +63,9 @@ class ServedEnv(gymnasium.Env[Any, Any]):
             options["token"] = token
         self._client = make(target, client=GenericEnvClient, **options)
         try:
-            headers = self._client.async_client._options.headers  # which may come from env_vars
+            headers = (
+                self._client.async_client._session.settings.carrier_options.headers
+            )  # which may come from env_vars
             schema = shared_loop().run(fetch_schema, self._client.base_url, headers=headers)
             self._action = Fields(schema["action"])
             self._observation = Fields(schema["observation"])

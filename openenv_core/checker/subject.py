@@ -107,7 +107,7 @@ class FrameClient(GenericEnvClient):
 
     async def send_frame(self, text: bytes) -> dict[str, Any]:
         """Send a frame and return the data of the observation in reply."""
-        return await self._request(text, "observation")
+        return await self._session.request(text, "observation")
 
 
 class Subject:
