@@ -41,7 +41,7 @@ from openenv_core.protocol.http import http_url, redact_url, websocket_url
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapt_provider, describe_death
 from openenv_core.tracing import EpisodeSpans, tracer
-from openenv_core.types import ActT, ObsT, StateT, StepResult
+from openenv_core.types import ActT, ObsT, ResetResult, StateT, StepResult
 
 if TYPE_CHECKING:
     from openenv_core.client.conversation import Conversation
@@ -351,7 +351,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         return await VectorClient.open(base_url, self._options, self._timeout_s, self._lease_s, count)
 
     async def reset(self, **options: Any) -> StepResult[ObsT]:
-        """Start an episode.
+        """Start an episode; the result also unpacks as `observation, info` (`ResetResult`).
 
         Args:
             options: `seed`, `episode_id` and other arguments of the environment's `reset`.
@@ -362,7 +362,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: No connection could be made.
         """
-        return await self._play("reset", b"", options)
+        return ResetResult(**vars(await self._play("reset", b"", options)))
 
     async def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action and return its result.
