@@ -38,8 +38,22 @@ from openenv_core.errors import (
     ToolCallError,
     ValidationFailedError,
 )
-from openenv_core.outcomes import infrastructure_failure, is_infrastructure_failure, unscored_reason
-from openenv_core.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State, StepResult
+from openenv_core.outcomes import (
+    Outcome,
+    infrastructure_failure,
+    is_infrastructure_failure,
+    outcome_of,
+    unscored_reason,
+)
+from openenv_core.types import (
+    Action,
+    ConcurrencyConfig,
+    EnvironmentMetadata,
+    Observation,
+    ResetResult,
+    State,
+    StepResult,
+)
 
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, MCPToolClient, SyncEnvClient
@@ -80,10 +94,12 @@ __all__ = [
     "Observation",
     "OpenEnvError",
     "OptionUnavailableError",
+    "Outcome",
     "Picture",
     "ProtocolError",
     "ProviderError",
     "RequestTimeoutError",
+    "ResetResult",
     "ServerError",
     "ServerStartError",
     "SessionError",
@@ -95,6 +111,7 @@ __all__ = [
     "infrastructure_failure",
     "is_infrastructure_failure",
     "make",
+    "outcome_of",
     "unscored_reason",
 ]
 

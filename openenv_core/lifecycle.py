@@ -5,10 +5,10 @@ with a `state` of its own, as released environments have, keeps them by hand, an
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from random import Random
-from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
 from uuid import uuid4
 
@@ -56,8 +56,41 @@ def episode_of(environment: Any) -> Episode:
         return episode
 
 
-class _Reset:
-    """The call of an author's `reset`: a new episode begins with it."""
+class _Call:
+    """One call of an author's method, and what the base does before and after it.
+
+    A call of `super().reset()`, or of a tool by `step`, is part of the call in progress, and nothing is added to it.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self.episode = episode_of(environment)
+        self.nested = self.episode.busy
+        if not self.nested:
+            self.begin()
+            self.episode.busy = True
+
+    def begin(self) -> None:
+        """Do what comes before the author's method. Raises what refuses the call."""
+
+    def fail(self) -> None:
+        """Undo it, since the author's method raised."""
+        if not self.nested:
+            self.episode.busy = False
+
+    def finish(self, result: Any) -> Any:
+        """Return what the author's method returned, as it is sent; the end of the episode is kept."""
+        if self.nested:
+            return result
+        self.episode.busy = False
+        if isinstance(result, Observation):
+            result = self.environment._apply_transform(result)
+        self.episode.over = getattr(result, "done", False)
+        return result
+
+
+class _Reset(_Call):
+    """A call of `reset`: a new episode begins with it."""
 
     def __init__(
         self,
@@ -67,81 +100,47 @@ class _Reset:
         episode_id: Any,
         options: dict[str, Any],
     ) -> None:
-        self._environment = environment
-        self._episode = episode = episode_of(environment)
-        self._nested = episode.busy
+        self._method = method
+        self._given = seed, episode_id
         self.options = options
-        if self._nested:
-            return
-        self.options = _read_options(type(environment), method, seed, episode_id, options)
+        super().__init__(environment)
+
+    def begin(self) -> None:
+        """Validate the options, and make generator and state from the seed."""
+        cls, (seed, episode_id) = type(self.environment), self._given
+        self.options = _read_options(cls, self._method, seed, episode_id, self.options)
         seed = draw_seed() if seed is None else seed
-        accepted = inspect.signature(method).parameters
-        self.options |= {
-            name: value for name, value in zip(_COMMON, (seed, episode_id), strict=True) if name in accepted
-        }
-        environment.rng = Random(seed)
-        state = models_of(type(environment)).state(
-            episode_id=str(uuid4()) if episode_id is None else episode_id, seed=seed
+        accepted = inspect.signature(self._method).parameters
+        common = zip(_COMMON, (seed, episode_id), strict=True)
+        self.options |= {name: value for name, value in common if name in accepted}
+        self.environment.rng = Random(seed)
+        episode_id = str(uuid4()) if episode_id is None else episode_id
+        self.environment._episode = self.episode = Episode(
+            models_of(cls).state(episode_id=episode_id, seed=seed)
         )
-        environment._episode = self._episode = Episode(state)
-
-    def __enter__(self) -> "_Reset":
-        self._episode.busy = True
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._nested:
-            self._episode.busy = False
-
-    def finish(self, observation: Any) -> Any:
-        """Return the observation to send."""
-        if self._nested or not isinstance(observation, Observation):
-            return observation
-        observation = self._environment._apply_transform(observation)
-        self._episode.over = observation.done
-        return observation
 
 
-class _Step:
-    """The call of an author's `step`."""
+class _Step(_Call):
+    """A call of `step`, or of a tool."""
 
-    def __init__(self, environment: Any) -> None:
-        self._environment = environment
-        self._episode = episode = episode_of(environment)
-        self._nested = episode.busy
-        if episode.over and not self._nested:
-            if episode.state.episode_id is None:
-                raise EpisodeOverError("no episode has begun; call reset() first")
-            raise EpisodeOverError
+    def begin(self) -> None:
+        """Refuse the step where no episode runs, and count it."""
+        if self.episode.over:
+            raise EpisodeOverError(
+                None if self.episode.state.episode_id else "no episode has begun; call reset() first"
+            )
+        self.episode.state.step_count += 1
 
-    def __enter__(self) -> "_Step":
-        if not self._nested:
-            self._episode.busy = True
-            self._episode.state.step_count += 1
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not self._nested:
-            self._episode.busy = False
-            if kind is not None:
-                self._episode.state.step_count -= 1  # a step that failed was not taken
+    def fail(self) -> None:
+        """Count the step no longer."""
+        if not self.nested:
+            self.episode.state.step_count -= 1
+        super().fail()
 
     @property
     def is_scored(self) -> bool:
         """Whether the rubric computes the reward."""
-        return not self._nested and self._environment.rubric is not None
-
-    def finish(self, observation: Any) -> Any:
-        """Return the observation to send."""
-        if self._nested or not isinstance(observation, Observation):
-            return observation
-        observation = self._environment._apply_transform(observation)
-        self._episode.over = observation.done
-        return observation
+        return not self.nested and self.environment.rubric is not None
 
 
 def keep_episodes(cls: type, base: type) -> None:
@@ -163,13 +162,15 @@ def keep_episodes(cls: type, base: type) -> None:
     ]
     setattr(cls, _CONCURRENT, said[0] if said else kept)
     setattr(cls, _IMPLIED, not said)
-    for name in ("reset", "reset_async", "step", "step_async"):
+    for name, wrap in _WRAPPERS.items():
         method = inspect.getattr_static(cls, name, None)
         if not inspect.isfunction(method) or method is vars(base).get(name):
             continue
+        if name.startswith("step") and method.__qualname__ == "ToolEnvironment.step":
+            continue  # it calls `call_tool`, or lists the tools
         original = getattr(method, "_author_method", None)
         if kept and original is None:
-            setattr(cls, name, _wrap_reset(method) if name.startswith("reset") else _wrap_step(method))
+            setattr(cls, name, wrap(method))
         elif not kept and original is not None:
             setattr(cls, name, original)
     if kept:
@@ -183,34 +184,82 @@ def keep_episodes(cls: type, base: type) -> None:
 
 def _wrap_reset(method: Callable[..., Any]) -> Callable[..., Any]:
     def reset(self: Any, *, seed: Any = None, episode_id: Any = None, **options: Any) -> Any:
-        with _Reset(self, method, seed, episode_id, options) as call:
+        call = _Reset(self, method, seed, episode_id, options)
+        with _failing(call):
             self._reset_rubric()
-            return call.finish(_require_value(method(self, **call.options), method))
+            observation = _require_value(method(self, **call.options), method)
+        return call.finish(observation)
 
     async def reset_async(self: Any, *, seed: Any = None, episode_id: Any = None, **options: Any) -> Any:
-        with _Reset(self, method, seed, episode_id, options) as call:
+        call = _Reset(self, method, seed, episode_id, options)
+        with _failing(call):
             await self._reset_rubric_async()
-            return call.finish(await method(self, **call.options))
+            observation = await method(self, **call.options)
+        return call.finish(observation)
 
     return _author(method, reset_async if inspect.iscoroutinefunction(method) else reset)
 
 
 def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, action: Any, /, *values: Any, **options: Any) -> Any:
-        with _Step(self) as call:
+        if _is_list(action):
+            return method(self, action, *values, **options)
+        call = _Step(self)
+        with _failing(call):
             observation = _require_value(method(self, action, *values, **options), method)
             if call.is_scored:
                 observation.reward = self._apply_rubric(action, observation)
-            return call.finish(observation)
+        return call.finish(observation)
 
     async def step_async(self: Any, action: Any, /, *values: Any, **options: Any) -> Any:
-        with _Step(self) as call:
+        if _is_list(action):
+            return await method(self, action, *values, **options)
+        call = _Step(self)
+        with _failing(call):
             observation = await method(self, action, *values, **options)
             if call.is_scored:
                 observation.reward = await self._apply_rubric_async(action, observation)
-            return call.finish(observation)
+        return call.finish(observation)
 
     return _author(method, step_async if inspect.iscoroutinefunction(method) else step)
+
+
+def _wrap_tool_call(method: Callable[..., Any]) -> Callable[..., Any]:
+    async def finish_later(call: _Call, pending: Awaitable[Any]) -> Any:
+        with _failing(call):
+            result = await pending
+        return call.finish(result)
+
+    def call_tool(self: Any, *values: Any) -> Any:
+        call = _Step(self)
+        with _failing(call):
+            result = method(self, *values)
+        return finish_later(call, result) if inspect.isawaitable(result) else call.finish(result)
+
+    return _author(method, call_tool)
+
+
+@contextmanager
+def _failing(call: _Call) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        call.fail()
+        raise
+
+
+_WRAPPERS: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
+    "reset": _wrap_reset,
+    "reset_async": _wrap_reset,
+    "step": _wrap_step,
+    "step_async": _wrap_step,
+    "call_tool": _wrap_tool_call,
+}
+
+
+def _is_list(action: Any) -> bool:
+    """Whether an action lists the tools, which is no step."""
+    return getattr(action, "type", None) == "list_tools"
 
 
 def _author(method: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
@@ -279,14 +328,16 @@ class Models:
     Attributes:
         action: The action model, or a union of models.
         observation: The observation model, or a union of models.
+        reset_observation: The observation model of a reset, if it is another one.
         state: The class of its states.
     """
 
-    __slots__ = ("action", "observation", "state")
+    __slots__ = ("action", "observation", "reset_observation", "state")
 
-    def __init__(self, action: Any, observation: Any, state: Any) -> None:
+    def __init__(self, action: Any, observation: Any, state: Any, reset_observation: Any = None) -> None:
         self.action = action
         self.observation = observation
+        self.reset_observation = reset_observation
         self.state = state if isinstance(state, type) and issubclass(state, State) else State
 
 
@@ -294,9 +345,25 @@ def models_of(cls: type) -> Models:
     """Return the models in the type arguments of a class's base: `class Dice(Environment[Guess, Face])`."""
     known = vars(cls).get("_models")
     if known is None:
-        known = Models(*_arguments(cls))
+        action, observation, state = _arguments(cls)
+        reset_observation = None
+        if observation is Any and hasattr(cls, "TOOLSET"):
+            # An environment of tools: its steps return their results, and `reset` what it says.
+            from openenv_core.tools.wire import ToolObservation
+
+            observation, reset_observation = ToolObservation, _returned_by(cls)
+        known = Models(action, observation, state, reset_observation)
         cls._models = known  # type: ignore[attr-defined]
     return known
+
+
+def _returned_by(cls: type) -> Any:
+    """Return the model that `reset` is annotated to return; None if it is none."""
+    try:
+        model = get_type_hints(cls.reset).get("return")  # type: ignore[attr-defined]
+    except Exception:  # a quoted annotation may fail in any way
+        return None
+    return model if isinstance(model, type) and issubclass(model, Observation) else None
 
 
 def read_models(factory: Any) -> Models:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openenv_core.client import EnvClient, GenericEnvClient, SyncEnvClient
+from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import ConfigurationError
 from openenv_core.lifecycle import models_of
 from openenv_core.one_file import import_file, read_file
@@ -72,6 +73,8 @@ def client_of_file(target: str) -> type[EnvClient[Any, Any, Any]] | None:
     path, name = split_path(target)
     if path.suffix != ".py" or name not in read_file(path).classes:
         return None
-    models = models_of(getattr(import_file(path), name))
+    models = models_of(cls := getattr(import_file(path), name))
+    if hasattr(cls, "TOOLSET"):
+        return MCPToolClient
     types = {"action_type": models.action, "observation_type": models.observation, "state_type": models.state}
-    return type(f"{name}Client", (EnvClient,), {**types, "__doc__": f"A session on a server of {name}."})
+    return type(f"{name}Client", (EnvClient,), {**types, "__doc__": cls.__doc__})

@@ -420,7 +420,7 @@ def create_app(
         "action": action_cls,
         "observation": observation_cls,
         "state": state_cls or models.state,
-        "reset_observation": reset_observation_cls or observation_cls,
+        "reset_observation": reset_observation_cls or models.reset_observation or observation_cls,
     }
     cap = default_cap(env) if max_concurrent_envs is None else max_concurrent_envs
     page = PageOptions(

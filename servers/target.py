@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from openenv_core import Environment, compat
+from openenv_core import compat
 from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST, read_keys
 from openenv_core.one_file import name_class
@@ -64,10 +64,13 @@ def load_app(target: str) -> Any:
     if where not in sys.path:
         sys.path.insert(0, where)
     app = _load(target)
-    if isinstance(app, type) and issubclass(app, Environment):
+    if isinstance(app, type):
+        from openenv_core.environment import (
+            Environment,
+        )  # not before `compat` has looked whose package that is
         from servers.app import create_app
 
-        app = create_app(app)
+        app = create_app(app) if issubclass(app, Environment) else app
     if not is_asgi(app):
         raise ConfigurationError(
             f"expected an ASGI app at {target!r}, as create_app returns it, got {type(app).__name__}"

@@ -90,6 +90,10 @@ def _require_model(model_path: str) -> None:
 
 def _require_module(app: str, key: str) -> None:
     module = app.partition(":")[0]
+    if module.endswith(".py"):
+        if not Path(module).is_file():
+            raise ConfigError(f"{key}: there is no file at {module}; check the path")
+        return
     try:
         spec = find_module(module)
     except ConfigurationError as error:

@@ -12,15 +12,18 @@ from pydantic_core import from_json
 
 from openenv_core import (
     Observation,
+    Outcome,
     StepResult,
     infrastructure_failure,
     is_infrastructure_failure,
+    outcome_of,
     unscored_reason,
 )
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, SANDBOX_ERROR, SCORES, UNSCORED
 from openenv_core.protocol.batch import ends_of
 from openenv_core.protocol.replies import encode_http_result, encode_observation
 from openenv_core.sandbox import Execution, Status
+from openenv_core.types import ResetResult
 
 
 class Run(Observation):
@@ -227,3 +230,17 @@ def test_fields_of_the_environment_keep_their_meaning() -> None:
     assert not StepResult(going, None, False).truncated
     # Gymnasium's word, beside `done`.
     assert StepResult({"truncated": True, "terminated": False}, 0.0, True).truncated
+
+
+def test_results_unpack_as_those_of_gymnasium() -> None:
+    step = StepResult(Observation(truncated=True), 1.0, True, {"truncated": True})
+    observation, reward, terminated, truncated, info = step
+    assert (observation, reward, terminated, truncated, info) == (
+        step.observation,
+        1.0,
+        False,
+        True,
+        {"truncated": True},
+    )
+    assert step.outcome == outcome_of(step.observation) == Outcome(truncated=True)
+    assert tuple(ResetResult(step.observation)) == (step.observation, {})
