@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from openenv_core.checker import drawing
 from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, run_with_timeout
 from openenv_core.client import GenericEnvClient, SyncEnvClient
+from openenv_core.client.session import Closed
 from openenv_core.errors import (
     ConfigurationError,
     ImageNotFoundError,
@@ -340,7 +341,9 @@ class Subject:
         frame_client.reset_options = self.reset_options
         client = frame_client.sync()
         with self._lock:
-            self._clients = [known for known in self._clients if not known._closed]
+            self._clients = [
+                known for known in self._clients if not isinstance(known.async_client._session.state, Closed)
+            ]
             self._clients.append(client)
         return client
 
