@@ -68,16 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends docker too, like Ctrl-C
     plans = _plans(arguments)
-    from openenv_core.images.engine import engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
+    api = DockerEngine.find().client()
     failures: dict[str, OpenEnvError] = {}
-    with engine() as api:
-        for target, build_plan in plans:
-            try:
-                _build(api, target, build_plan, arguments)
-            except OpenEnvError as error:
-                print(f"ropewalk: {target}: {error}", file=sys.stderr)
-                failures[target] = error
+    for target, build_plan in plans:
+        try:
+            _build(api, target, build_plan, arguments)
+        except OpenEnvError as error:
+            print(f"ropewalk: {target}: {error}", file=sys.stderr)
+            failures[target] = error
     if failures and len(plans) > 1:
         print(f"ropewalk: {len(failures)} of {len(plans)} failed: {', '.join(failures)}", file=sys.stderr)
     return FAILED if failures else 0
