@@ -20,16 +20,17 @@ from openenv_core.errors import (
     OpenEnvError,
     ProviderError,
 )
-from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest, read_manifest
+from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest
 from openenv_core.providers import LocalDockerProvider, LocalProcessProvider
 from openenv_core.targets import (
     AppDescription,
     Target,
     TargetKind,
+    declared_by,
+    find_module,
     is_environment_folder,
     load_app,
     provider_of,
-    target_exists,
     target_of,
 )
 from openenv_core.types import StepResult
@@ -106,7 +107,7 @@ class FrameClient(GenericEnvClient):
 
     async def send_frame(self, text: bytes) -> dict[str, Any]:
         """Send a frame and return the data of the observation in reply."""
-        return await self._request(text, "observation")
+        return await self._session.request(text, "observation")
 
 
 class Subject:
@@ -163,8 +164,8 @@ class Subject:
                 f"expected an environment in the folder {text}, got neither {MANIFEST} nor server/app.py there; "
                 "name the folder that holds them"
             )
-        elif not target_exists(self.target):
-            load_app(text)  # raises, with the names that exist
+        elif self.kind is TargetKind.MODULE and find_module(text.partition(":")[0]) is None:
+            load_app(text)  # raises, and says what is missing
 
     @property
     def kind(self) -> TargetKind:
@@ -183,7 +184,7 @@ class Subject:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest in the folder or in the image.
+        """The manifest in the folder or in the image, or what a file declares.
 
         Raises:
             CheckError: It is missing or invalid.
@@ -192,11 +193,13 @@ class Subject:
         try:
             if self.kind is TargetKind.IMAGE:
                 return self._manifest_in_image()
-            return read_manifest(self.require_folder())
+            if self.target.file is None:
+                self.require_folder()
+            return declared_by(self.target)
         except ManifestError as error:
             raise CheckError(
                 str(error),
-                change="write openenv.yaml as docs/validate.md shows, or create it by `ropewalk init`",
+                change="write openenv.yaml, or the table tool.ropewalk of a file, as docs/validate.md shows",
             ) from error
 
     @property

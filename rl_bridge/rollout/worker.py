@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
 from openenv_core.tracing import traced
@@ -34,10 +34,16 @@ from rl_bridge.rollout.episode import Judge, back_off, play_episode, shorten_rea
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Session, Task
 from rl_bridge.services import main_loop
-from rl_bridge.types import Ending, Turn
+from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens
+from rl_bridge.types import Ending, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from rl_bridge.agents.player import AgentPlayer
 
 T = TypeVar("T")
 StartT = TypeVar("StartT")
+KeepTokens = Callable[[dict[TokenKey, TrajectoryTokens]], Awaitable[None]]
+"""Hands the tokens of trajectories to who keeps them until they are trained."""
 
 
 @dataclass(slots=True)
@@ -58,11 +64,18 @@ class ActiveAssignment:
 
 
 class Player(ABC, Generic[StartT]):
-    """Plays the episodes of an assignment concurrently; each is tried up to `max_attempts` times, then dropped."""
+    """Plays the episodes of an assignment concurrently; each is tried up to `max_attempts` times, then dropped.
 
-    def __init__(self, policy: ChatPolicy, *, max_attempts: int) -> None:
+    With `keep_tokens` it hands their tokens over, and returns summaries in their place; tokens of held-out episodes are
+    dropped.
+    """
+
+    def __init__(
+        self, policy: ChatPolicy, *, max_attempts: int, keep_tokens: KeepTokens | None = None
+    ) -> None:
         self.policy = policy
         self._max_attempts = max_attempts
+        self._keep_tokens = keep_tokens
         self._active: dict[int, ActiveAssignment] = {}
         self._progressed_at = 0.0
         self._preempted = asyncio.Event()
@@ -88,6 +101,7 @@ class Player(ABC, Generic[StartT]):
         Raises:
             RolloutError: The environment refuses the requests, so that retrying cannot help.
             PromptRefusedError: The engine refuses the prompt.
+            ReplicaLostError: Who keeps the tokens is gone.
         """
         if self._preempted.is_set():
             await asyncio.get_running_loop().create_future()
@@ -103,6 +117,8 @@ class Player(ABC, Generic[StartT]):
                     indices = range(len(outcomes))
                     attempts = [self.attempt(index, active, policy, start) for index in indices]
                     outcomes = await run_until_stopped(attempts, active.stop)
+            if self._keep_tokens is not None:
+                outcomes = await self._hand_over(assignment, outcomes, self._keep_tokens)
         finally:
             del self._active[assignment.lease]
             if not self._active:
@@ -115,6 +131,23 @@ class Player(ABC, Generic[StartT]):
             last_failure=active.last_failure,
             preempted=self._preempted.is_set(),
         )
+
+    @staticmethod
+    async def _hand_over(
+        assignment: Assignment, outcomes: Sequence[Outcome | None], keep_tokens: KeepTokens
+    ) -> list[Outcome | None]:
+        lease = None if assignment.task is None else assignment.lease  # held-out episodes are not trained
+        without_tokens: list[Outcome | None] = []
+        tokens: dict[TokenKey, TrajectoryTokens] = {}
+        for sibling, outcome in zip(assignment.siblings, outcomes, strict=True):
+            if isinstance(outcome, Trajectory):
+                if lease is not None:
+                    tokens[lease, sibling] = TrajectoryTokens.of(outcome.turns)
+                outcome = outcome.without_tokens(lease=lease, sibling=sibling)
+            without_tokens.append(outcome)
+        if tokens:
+            await keep_tokens(tokens)
+        return without_tokens
 
     def playing(self) -> dict[int, float]:
         """Return, by lease, for how many seconds each assignment in progress has made no progress.
@@ -188,6 +221,7 @@ class RolloutWorker(Player[EpisodeSettings]):
     failures are never scored as play. An episode that the environment cannot score is left out and counted separately.
 
     The sessions bound the episodes in flight. The judge, if any, returns a reward that is added to the environment's.
+    With `agents`, an agent plays in place of our own dialogue, and a retried episode is sampled anew.
     """
 
     def __init__(
@@ -198,8 +232,11 @@ class RolloutWorker(Player[EpisodeSettings]):
         policy: ChatPolicy,
         max_attempts: int,
         judge: Judge | None = None,
+        agents: "AgentPlayer | None" = None,
+        keep_tokens: KeepTokens | None = None,
     ) -> None:
-        super().__init__(policy, max_attempts=max_attempts)
+        super().__init__(policy, max_attempts=max_attempts, keep_tokens=keep_tokens)
+        self._agents = agents
         self._sessions = sessions
         self._task = task
         self._judge = judge
@@ -242,16 +279,19 @@ class RolloutWorker(Player[EpisodeSettings]):
         answers: list[tuple[Turn, str]],
     ) -> Outcome:
         assignment, key = active.assignment, active.assignment.sampling_key
+        play = (
+            partial(play_episode, task=self._task, answers=answers)
+            if self._agents is None
+            else self._agents.play
+        )
         try:
-            outcome = await play_episode(
+            outcome = await play(
                 session,
                 policy,
-                self._task,
                 seed=assignment.seeds[index],
                 settings=settings,
                 sampling_key=None if key is None else (*key, assignment.siblings[index]),
                 judge=self._judge,
-                answers=answers,
                 on_progress=partial(self.record_progress, active),
                 wait_for_turn=partial(self.wait_for_turn, active),
             )

@@ -366,7 +366,7 @@ def test_given_provider_gets_the_image_and_its_options() -> None:
 
 def test_image_of_a_space_is_named_after_it() -> None:
     client = GenericEnvClient.from_env("some-org/echo_env.v2", memory="1g")
-    assert client._client._provider.image == "registry.hf.space/some-org-echo-env-v2:latest"
+    assert client._client._session.servers.provider.image == "registry.hf.space/some-org-echo-env-v2:latest"
     with pytest.raises(ConfigurationError, match="'owner/name', got 'echo'"):
         GenericEnvClient.from_env("echo")
     with pytest.raises(ConfigurationError, match="git clone https://huggingface"):
