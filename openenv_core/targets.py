@@ -22,7 +22,8 @@ from openenv_core.errors import (
     OpenEnvError,
     installed_with,
 )
-from openenv_core.manifest import MANIFEST, read_keys
+from openenv_core.manifest import MANIFEST, Manifest, ManifestError, read_keys, read_manifest
+from openenv_core.one_file import name_class, read_file, read_file_manifest
 from openenv_core.packages import ENVS, own_folder, spec_of
 
 _URL = re.compile(r"(https?|wss?)://", re.IGNORECASE)
@@ -36,7 +37,7 @@ _SUFFIX: Final = "_env"
 IMAGE_SCHEME: Final = "docker://"
 """Begins a target that is an image, whatever else has its name."""
 
-FORMS: Final = "Give module:attribute, a folder such as '.', or the name of an environment"
+FORMS: Final = "Give FILE.py, module:attribute, a folder such as '.', or the name of an environment"
 """Targets that are imported."""
 
 PORT: Final = 8000
@@ -69,6 +70,14 @@ class Target:
     kind: TargetKind
     text: str
     folder: Path | None = None
+
+    @property
+    def file(self) -> tuple[Path, str] | None:
+        """The Python file and the class in it, of an environment in one file."""
+        if self.kind is not TargetKind.PATH or self.folder is not None:
+            return None
+        path, name = split_path(self.text)
+        return (path, name) if path.suffix == ".py" and name in read_file(path).classes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +115,6 @@ def find_target(text: str) -> Target | None:
     return None if kind is None else _target_as(text, kind)
 
 
-def folder_of_target(text: str) -> Path | None:
-    """Return the folder of a target's environment on this machine, if it has one."""
-    target = find_target(text)
-    return None if target is None else target.folder
-
-
 def _target_as(text: str, kind: TargetKind) -> Target:
     """Return the target of a kind; ConfigurationError if the text cannot be one."""
     if kind is TargetKind.IMAGE:
@@ -122,6 +125,7 @@ def _target_as(text: str, kind: TargetKind) -> Target:
     if kind is TargetKind.URL and not _URL.match(text):
         raise ConfigurationError(f"expected a URL, got {text!r}; begin with http:// or https://")
     if kind is TargetKind.PATH:
+        text = name_class(text)
         path, attribute = split_path(text)
         if not path.exists():
             raise ConfigurationError(
@@ -257,6 +261,30 @@ def _kind_of_existing(text: str) -> TargetKind | None:
     if (match := _MODULE.fullmatch(text)) is not None and find_module(match["module"]) is not None:
         return TargetKind.MODULE
     return None if folder_of_name(text) is None else TargetKind.NAME
+
+
+def declared_by(target: Target) -> Manifest:
+    """Return the manifest of a target on this machine: that of its folder, or what a Python file declares.
+
+    Raises:
+        ManifestError: It is missing or invalid.
+    """
+    if (file := target.file) is not None:
+        return read_file_manifest(*file)
+    if target.folder is None:
+        raise ManifestError([f"expected {MANIFEST} of {target.text}, got none: it has no folder"])
+    return read_manifest(target.folder)
+
+
+def declared_reward_range(target: Target | None) -> tuple[float, float] | None:
+    """Return the range of rewards that a target's manifest declares; None without a target or a valid one."""
+    if target is None:
+        return None
+    try:
+        reward = declared_by(target).validation.reward
+    except ManifestError:
+        return None
+    return None if reward is None else reward.range
 
 
 def variables_for(text: str, argument: str) -> dict[str, str]:

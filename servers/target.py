@@ -18,6 +18,7 @@ from typing import Any, Final
 from openenv_core import compat
 from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST, read_keys
+from openenv_core.one_file import name_class
 from openenv_core.packages import ENVS, add_ours, hidden_by_ours, own_folder
 from openenv_core.targets import FORMS, TargetKind, importable_target, require_package, split_path
 from openenv_core.tracebacks import in_place
@@ -44,9 +45,9 @@ def load_app(target: str) -> Any:
     Targets, in the order in which they are tried:
 
     - `MODULE:ATTRIBUTE`, importable from the working directory or installed;
-    - a path: a folder (its manifest's `app`, else `server/app.py`), a manifest, or a Python file with an `app`
-      (`FILE:ATTRIBUTE` for another name). A folder with an `__init__.py` is imported as a package, so that its
-      relative imports work; any other is added to `sys.path`;
+    - a path: a folder (its manifest's `app`, else `server/app.py`), a manifest, or a Python file with an environment's
+      class or an `app` (`FILE:ATTRIBUTE` for another name). A folder with an `__init__.py` is imported as a package,
+      so that its relative imports work; any other is added to `sys.path`;
     - the name of an environment, in this tree or installed: `blackjack`, `blackjack_env`.
 
     Returns:
@@ -63,6 +64,13 @@ def load_app(target: str) -> Any:
     if where not in sys.path:
         sys.path.insert(0, where)
     app = _load(target)
+    if isinstance(app, type):
+        from openenv_core.environment import (
+            Environment,
+        )  # not before `compat` has looked whose package that is
+        from servers.app import create_app
+
+        app = create_app(app) if issubclass(app, Environment) else app
     if not is_asgi(app):
         raise ConfigurationError(
             f"expected an ASGI app at {target!r}, as create_app returns it, got {type(app).__name__}"
@@ -94,6 +102,7 @@ def _load(target: str) -> Any:
     if path.is_file() and path.name == MANIFEST:
         path = path.parent
     if path.is_file():
+        _, attribute = split_path(name_class(target))
         return _attribute(_from_file(path.resolve(), target), attribute or "app", target)
     if (app := _app_of(path.resolve())) is None:
         raise ConfigurationError(

@@ -20,12 +20,13 @@ from openenv_core.errors import (
     OpenEnvError,
     ProviderError,
 )
-from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest, read_manifest
+from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest
 from openenv_core.providers import LocalDockerProvider, LocalProcessProvider
 from openenv_core.targets import (
     AppDescription,
     Target,
     TargetKind,
+    declared_by,
     find_module,
     is_environment_folder,
     load_app,
@@ -183,7 +184,7 @@ class Subject:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest in the folder or in the image.
+        """The manifest in the folder or in the image, or what a file declares.
 
         Raises:
             CheckError: It is missing or invalid.
@@ -192,11 +193,13 @@ class Subject:
         try:
             if self.kind is TargetKind.IMAGE:
                 return self._manifest_in_image()
-            return read_manifest(self.require_folder())
+            if self.target.file is None:
+                self.require_folder()
+            return declared_by(self.target)
         except ManifestError as error:
             raise CheckError(
                 str(error),
-                change="write openenv.yaml as docs/validate.md shows, or create it by `ropewalk init`",
+                change="write openenv.yaml, or the table tool.ropewalk of a file, as docs/validate.md shows",
             ) from error
 
     @property

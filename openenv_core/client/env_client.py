@@ -26,7 +26,7 @@ from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapt_provider
-from openenv_core.types import Action, ActT, ObsT, State, StateT, StepResult
+from openenv_core.types import Action, ActT, ObsT, ResetResult, State, StateT, StepResult
 
 if TYPE_CHECKING:
     from openenv_core.client.vector import VectorClient
@@ -387,7 +387,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     @waits_without_loop
     async def reset(self, **options: Any) -> StepResult[ObsT]:
-        """Start an episode.
+        """Start an episode; the result also unpacks as `observation, info` (`ResetResult`).
 
         Args:
             options: `seed`, `episode_id` and other arguments of the environment's `reset`.
@@ -398,7 +398,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: No connection could be made.
         """
-        return await self._play("reset", b"", options)
+        return ResetResult(**vars(await self._play("reset", b"", options)))
 
     @waits_without_loop
     async def step(self, action: ActT) -> StepResult[ObsT]:

@@ -37,7 +37,7 @@ async def rewind(run: Run) -> PolicyVersion:
         await run.trainer.push_weights.route(version)
         await run.give_gpus_to_generators()
         await run.policy.update_weights.tell(version)  # no generator may serve yet; later ones load it
-    await run.dispatcher.rewind(version, state.run_state or None, state.attachments)
+    await run.dispatcher.rewind(version, state.run_state or None)
     run.restore(
         version, seconds=float(state.run_state.get("seconds", 0.0)), fates=state.run_state.get("fates", ())
     )

@@ -93,7 +93,7 @@ def test_engine_is_asked_last(asked: list[str], tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("text", ["http://127.0.0.1:8000", "docker://blackjack"])
 def test_what_runs_elsewhere_cannot_be_imported(text: str, asked: list[str]) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"expected something to import, got .* Give module:attribute"
+        ConfigurationError, match=r"expected something to import, got .* Give FILE.py, module:attribute"
     ):
         importable_target(text)
     assert asked == []

@@ -1,7 +1,6 @@
 """The loop with roles in this process: order of calls, deadlines, and errors that end a run."""
 
 import asyncio
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,28 +12,15 @@ from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.recovery import train_with_recovery
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.weight_sync import sync_metrics
-from rl_bridge.rollout.groups import training_samples
 
 
-async def test_every_iteration_collects_trains_synchronises_logs_and_saves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_iteration_collects_trains_synchronises_logs_and_saves(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     logged_at_save: list[int] = []
-    batched_in: list[threading.Thread] = []
-
-    def noted(*arguments: Any, **settings: Any) -> Any:
-        assert settings["advantage_function"] is stage.run.advantage
-        batched_in.append(threading.current_thread())
-        return training_samples(*arguments, **settings)
-
-    monkeypatch.setattr("rl_bridge.loops.grpo.training_samples", noted)
     stage.on("save_checkpoint", lambda: logged_at_save.append(len(stage.rows())))
-    await stage.train(reference=True)
-    iteration = ["logprobs", "train_step", "push_weights", "update_weights", "save_checkpoint"]
+    await stage.train()
+    iteration = ["train_step", "push_weights", "update_weights", "save_checkpoint"]
     assert stage.roles.calls == [*iteration, *iteration, "export"]
-    assert len(batched_in) == 2
-    assert threading.current_thread() not in batched_in, "the event loop serves rollouts meanwhile"
     # A checkpoint never knows of an iteration that was not logged: resumed, the log would have a gap.
     assert logged_at_save == [1, 2]
     assert stage.roles.waited == [False, True], "the loop goes on beside each but the last"
@@ -63,8 +49,8 @@ async def test_share_of_stragglers_cut_is_logged(tmp_path: Path) -> None:
 
 async def test_colocated_generators_sleep_while_the_trainer_works(tmp_path: Path) -> None:
     stage = Stage(tmp_path, colocate=True)
-    await stage.train(reference=True)
-    step = ["sleep", "logprobs", "train_step", "push_weights", "release_gpu", "update_weights"]
+    await stage.train()
+    step = ["sleep", "train_step", "push_weights", "release_gpu", "update_weights"]
     checkpoint, export = (
         ["sleep", name, "release_gpu", "update_weights"] for name in ("save_checkpoint", "export")
     )
@@ -94,7 +80,7 @@ async def test_role_that_hangs_ends_the_run_by_its_deadline(
     stage = Stage(tmp_path, max_staleness=max_staleness, iterations=4, timeout_s=3.0)
     stage.on(name, hang_until_the_deadline)
     with pytest.raises(RoleError, match=rf"expected {told} within 3 s.*trainer\.timeout_s"):
-        await stage.train(reference=True)
+        await stage.train()
 
 
 async def test_timeout_error_of_a_role_is_not_taken_for_the_deadline(tmp_path: Path) -> None:
