@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from rl_bridge.buffer.stored import StoredBatch, token_key
 from rl_bridge.config import Config
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
+from rl_bridge.loops.evaluation import measure_held_out
 from rl_bridge.loops.observation import RunObserver, server_row, service_rows
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, format_iteration, rewind
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
 
 HISTORY_FILE = "groups.jsonl"
+POLICIES_FOLDER = "policies"
+"""Folder, in a run's folder, of a policy for each `trainer.export_interval` iterations."""
+WEIGHT_FILES = (".safetensors", ".bin", ".pt")
+"""Substrings in the names of weight files, in all usual checkpoint layouts."""
 
 
 class GroupHistory:
@@ -255,6 +261,12 @@ class Run:
         if self.version == iterations or (interval and self.version % interval == 0):
             with span("probe", waits_for="policy"):
                 all_metrics.update(await self.probe())
+        if (curve := self.config.evaluation.curve_interval) and (
+            self.version == iterations or self.version % curve == 0
+        ):
+            with span("held-out episodes", waits_for="rollout"):
+                await self.sync.finish()  # they are of the newest weights
+                all_metrics.update(await measure_held_out(self))
         with span("ask for spans", waits_for="processes"):
             all_metrics.update(await self.observer.metrics())
         all_metrics[ELAPSED] = self.train_seconds
@@ -321,12 +333,25 @@ class Run:
             for metric, value in to_floats(await task.probe(self.chat), "probe").items()
         }
 
+    async def export(self, name: str) -> None:
+        """Write the policy to a folder of the run's, in the Hugging Face layout, with the model's other files."""
+        policy = self.folder.absolute() / name
+        with convert_write_errors(self.folder, "the trained policy"):
+            policy.mkdir(parents=True, exist_ok=True)
+            for file in self.model_path.iterdir():
+                if file.is_file() and not any(suffix in file.name for suffix in WEIGHT_FILES):
+                    shutil.copy2(file, policy)
+        async with self.deadline("the export of the trained policy"), self.lend_gpus_to_trainer():
+            await self.trainer.export.route(str(policy), self.version)
+
     async def checkpoint(self, *, now: bool = False) -> None:
         """Write a checkpoint if one is due: every `trainer.checkpoint_interval` iterations, and at the end.
 
         It is written in the background, unless it is the last one or the run is colocated. With `now` it is due at
-        once, and waited for. With an interval of 0 none is ever written.
+        once, and waited for. With an interval of 0 none is ever written. The policy is exported first if that is due.
         """
+        if not now and (exports := self.config.trainer.export_interval) and self.version % exports == 0:
+            await self.export(f"{POLICIES_FOLDER}/{self.version}")
         interval = self.config.trainer.checkpoint_interval
         is_last = self.version == self.config.trainer.iterations
         if not interval or not (now or is_last or self.version % interval == 0):
