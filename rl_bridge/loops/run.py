@@ -42,7 +42,7 @@ from rl_bridge.rollout.groups import (
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport
 from rl_bridge.rollout.task import Task, to_floats
-from rl_bridge.services.handle import LocalService
+from rl_bridge.services.handle import EndpointOwner, LocalService
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import Group, PolicyVersion
 
@@ -158,8 +158,8 @@ class Run:
     model_path: Path
     tasks: Mapping[str, Task] | Mapping[str, DatasetReport]
     chat: ChatPolicy
-    policy: Any
-    trainer: Any
+    policy: EndpointOwner
+    trainer: EndpointOwner
     dataset: Mapping[str, Any] | None
     buffer: ReplayBuffer
     dispatcher: Dispatcher
@@ -172,7 +172,7 @@ class Run:
     advantage: AdvantageFunction
     version: PolicyVersion = 0
     seconds_before: float = 0.0
-    replay_buffer: Any = field(init=False)
+    replay_buffer: EndpointOwner = field(init=False)
     latest_metrics: Mapping[str, float] = field(default_factory=dict, init=False)
     preempted: bool = field(default=False, init=False)
     checkpoint_begun: PolicyVersion = field(default=0, init=False)
