@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from rl_bridge.config.agent import AgentConfig
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.monarch import Dtype, MonarchConfig, derive_monarch, resolve_dtype
 from rl_bridge.config.sections import (
@@ -24,7 +25,9 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """A run's name: a single folder's, so that it cannot lead elsewhere."""
 EPISODES_ON_GPUS = 500
 """Held-out episodes with GPUs by default: the mean of so many rewards of 0 or 1 is accurate to 0.045."""
-DEFAULT_TASK = "rl_bridge.rollout.tool_task:ToolWorldTask"
+TOOL_WORLD_TASK = "rl_bridge.rollout.tool_task:ToolWorldTask"
+SCHEMA_TASK = "rl_bridge.rollout.schema_task:SchemaTask"
+"""The tasks of runs that name none: of an environment in a Python file, and of any other."""
 
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -72,7 +75,8 @@ class EnvConfig(Section):
     """`env.*`: the environment's servers. Set exactly one of `app`, `image` and `url`."""
 
     app: str | None = None
-    """An ASGI application to serve from processes of this machine, as `package.module:name`."""
+    """An ASGI application to serve from processes of this machine, as `package.module:name`, or a Python file with an
+    environment's class."""
     image: str | None = None
     """A Docker image to serve from containers of this machine."""
     url: str | tuple[str, ...] | None = None
@@ -170,7 +174,10 @@ class RolloutConfig(Section):
 
     task: str | None = None
     """The class that ties the run to its environment, as `package.module:Class`: a subclass of rl_bridge.rollout.Task.
-    Not needed for a world of tools whose first observation states its task in words."""
+    Not needed for an environment in a Python file, which is shown with the schema of its actions, nor for a world of
+    tools whose first observation states its task in words."""
+    agent: AgentConfig | None = None
+    """An agent that plays in place of our own dialogue, and calls the policy as its model; None for none."""
     num_workers: Count = 1
     """Processes that play episodes; each has an equal share of `env.sessions`. If generators have GPUs, the default is
     one per generator."""
@@ -369,7 +376,9 @@ class Config(Section):
     @model_validator(mode="after")
     def _fill_task(self) -> Self:
         if self.env is not None and self.rollout.task is None:
-            object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": DEFAULT_TASK}))
+            files = [str(env.app).partition(":")[0].endswith(".py") for env in self.environments.values()]
+            task = SCHEMA_TASK if all(files) else TOOL_WORLD_TASK
+            object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": task}))
         return self
 
     @property

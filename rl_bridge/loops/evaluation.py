@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openenv_core.evaluation.records import LOST, EpisodeRecord, EvaluationFolder, ProgressBar, summarize
-from openenv_core.manifest import declared_reward_range
-from openenv_core.targets import target_of
+from openenv_core.targets import declared_reward_range, find_target
 from rl_bridge.config import Config
 from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.metrics.sinks import environment_prefix
@@ -168,7 +167,7 @@ def summaries_of(config: Config, results: Mapping[str, Sequence[EpisodeRecord]])
     return {
         name: summarize(
             records,
-            reward_range=declared_reward_range(target_of(app).folder) if (app := apps.get(name)) else None,
+            reward_range=declared_reward_range(find_target(app)) if (app := apps.get(name)) else None,
         )
         for name, records in results.items()
     }

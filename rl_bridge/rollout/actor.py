@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from monarch.actor import concurrent_endpoint
 
@@ -27,6 +27,9 @@ from rl_bridge.services.handle import Roster, ServiceHandle, StickySession
 from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 
+if TYPE_CHECKING:
+    from rl_bridge.agents.player import AgentPlayer
+
 GRACE_PERIOD_S = 10.0
 """The longest that a preempted worker takes to hand back its assignments."""
 REPLY_FLUSH_S = 0.5
@@ -46,6 +49,13 @@ def _make_sessions(config: Config, task: Task) -> SessionLeases:
 
     sessions = max(1, env.sessions // config.rollout.num_workers)
     return SessionLeases(connect, sessions=sessions, deadlines=deadlines)
+
+
+def _make_agents(config: Config, tasks: Mapping[str, Task]) -> "dict[str, AgentPlayer]":
+    """Make the player of each environment's agent. Starlette and uvicorn are imported only for these."""
+    from rl_bridge.agents.player import AgentPlayer
+
+    return {name: AgentPlayer(config.of(name), task, name=str(os.getpid())) for name, task in tasks.items()}
 
 
 USED_SERVICES = ("policy", "reward", "dataset", "trainer")
@@ -87,6 +97,7 @@ class RolloutActor(ServiceActor):
         )
         tasks = load_tasks(config, self._folder)
         self._sessions = {name: _make_sessions(config.of(name), task) for name, task in tasks.items()}
+        self._agents = {} if config.rollout.agent is None else _make_agents(config, tasks)
         attempts = config.rollout.max_attempts
         self._workers: dict[str, RolloutWorker | SingleTurn] = {
             name: RolloutWorker(
@@ -95,6 +106,7 @@ class RolloutActor(ServiceActor):
                 policy=policy,
                 max_attempts=attempts,
                 judge=self._evaluate if config.reward.function or config.reward.model else None,
+                agents=self._agents.get(name),
                 keep_tokens=self._keep_tokens,
             )
             for name, task in tasks.items()
@@ -190,7 +202,8 @@ class RolloutActor(ServiceActor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """Close the sessions and the generator's client, and flush traces."""
+        """Close the gateways of agents, the sessions and the generator's client, and flush traces."""
+        await asyncio.gather(*(agents.close() for agents in self._agents.values()))
         await asyncio.gather(*(sessions.close() for sessions in self._sessions.values()))
         if self._client is not None:
             await self._client.close()

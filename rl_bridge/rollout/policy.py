@@ -42,6 +42,7 @@ class ChatPolicy:
         self._generator = generator
         self._session: StickySession | None = None
         self.max_new_tokens = max_new_tokens
+        self.max_length = max_length
         self._max_prompt_length = max_length - 1
 
     def prompt(self, messages: Sequence[ChatMessage]) -> Sequence[int] | None:
@@ -84,15 +85,21 @@ class ChatPolicy:
         return Conversation(self._tokenizer, messages, functions)
 
     async def answer(
-        self, prompt: Sequence[int], *, temperature: float, seed: int | None = None
+        self,
+        prompt: Sequence[int],
+        *,
+        temperature: float,
+        seed: int | None = None,
+        max_new_tokens: int | None = None,
     ) -> tuple[Turn, str]:
         """Answer one prompt; returns the turn and the text of the answer.
 
-        A temperature of 0 takes the most likely token. Without a seed the engine's own generator samples.
+        A temperature of 0 takes the most likely token. Without a seed the engine's own generator samples. With a
+        `max_new_tokens` below the policy's own, the answer has at most so many.
         """
         sampling = SamplingSettings(
             temperature=temperature,
-            max_new_tokens=self.max_new_tokens,
+            max_new_tokens=min(max_new_tokens or self.max_new_tokens, self.max_new_tokens),
             stop_token_ids=self._tokenizer.stop_token_ids,
         )
         completion = await self._generator.complete(prompt, sampling, seed, self._session)
