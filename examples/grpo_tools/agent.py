@@ -1,7 +1,7 @@
 """The same episodes, played by an agent: a loop over a client of OpenAI's, which knows nothing of training.
 
-    ropewalk train --config examples/grpo_tools/config.yaml model.path=runs/sft-tools/policy \
-        rollout.agent.function=examples.grpo_tools.agent:play
+ropewalk train --config examples/grpo_tools/config.yaml model.path=runs/sft-tools/policy \
+    rollout.agent.function=examples.grpo_tools.agent:play
 """
 
 import json

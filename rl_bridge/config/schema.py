@@ -371,6 +371,10 @@ class Config(Section):
             )
         if self.data is not None and not (self.reward.function or self.reward.model):
             raise ValueError("expected reward.function or reward.model with data, got neither")
+        if self.data is not None and self.rollout.agent is not None:
+            raise ValueError(
+                "expected no rollout.agent with data: an agent plays an environment of tools (env.*)"
+            )
         return self
 
     @model_validator(mode="after")

@@ -65,7 +65,7 @@ async def call_over_mcp(run: AgentRun) -> None:
 
     await call_once(run)
     async with (
-        httpx2.AsyncClient(headers={"authorization": f"Bearer {run.key}"}) as http,
+        httpx2.AsyncClient(headers={"authorization": f"Bearer {run.key}"}, timeout=60) as http,
         Client(streamable_http_client(run.mcp_url, http_client=http)) as client,
     ):
         names = [tool.name for tool in (await client.list_tools()).tools]
@@ -77,7 +77,8 @@ async def call_over_mcp(run: AgentRun) -> None:
 
 
 async def call_once(run: AgentRun) -> None:
-    async with httpx.AsyncClient(base_url=run.url, headers={"authorization": f"Bearer {run.key}"}) as http:
+    headers = {"authorization": f"Bearer {run.key}"}
+    async with httpx.AsyncClient(base_url=run.url, headers=headers, timeout=60) as http:
         await http.post("/v1/chat/completions", json={"messages": list(run.messages)})
 
 

@@ -87,6 +87,19 @@ def test_keys_of_episodes_are_unused_with_a_dataset() -> None:
     assert {section: tuple(keys) for section, keys in EPISODES.items()} == EPISODE_KEYS
 
 
+def test_keys_of_our_own_dialogue_are_unused_with_an_agent() -> None:
+    agent = {"function": "package.module:play"}
+    lines = find_unused_keys(
+        config(world=WORLD, **EPISODES | {"rollout": {**EPISODES["rollout"], "agent": agent}})
+    )
+    assert [line.partition("=")[0] for line in lines] == ["rollout.cut_answer", "reward.illegal_answer"]
+    with pytest.raises(ValueError, match=r"no rollout\.agent with data"):
+        config(world={"data": {"source": "prompts.jsonl"}}, rollout={"agent": agent})
+    for wrong in ({}, {**agent, "preset": "codex"}, {"function": "a:b", "program": "x"}):
+        with pytest.raises(ValueError, match=r"expected rollout\.agent"):
+            config(world=WORLD, rollout={"agent": wrong})
+
+
 def test_signal_sampling_without_repeated_tasks_is_reported() -> None:
     def lines(tasks: int, sampling: str) -> list[str]:
         env = {"url": "http://127.0.0.1:8000", "tasks": tasks, "sampling": sampling}
