@@ -1,16 +1,10 @@
-"""Actions, observations and errors of BlackJack."""
+"""Actions, observations and states of BlackJack."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
 from openenv_core import Action, Observation, State
-from openenv_core.errors import EnvironmentFailureError
-
-
-class StepBeforeResetError(EnvironmentFailureError):
-    """`step` was called before the first `reset`, so no hand has been dealt."""
-
 
 Move: TypeAlias = Literal["hit", "stand"]
 Outcome: TypeAlias = Literal["win", "push", "loss"]
@@ -73,14 +67,11 @@ class BlackjackState(State):
     """The state of an episode, for the trainer rather than for the player.
 
     Attributes:
-        seed: the seed of the deal, given or drawn; None before the first reset. Resetting with it and the same
-            options repeats the hand.
         natural: whether a natural pays 1.5.
         sab: whether Sutton and Barto's rule for naturals applies.
         done: whether the hand has ended.
     """
 
-    seed: int | None = None
     natural: bool = False
     sab: bool = False
     done: bool = False
