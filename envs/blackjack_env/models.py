@@ -67,11 +67,14 @@ class BlackjackState(State):
     """The state of an episode, for the trainer rather than for the player.
 
     Attributes:
+        seed: the seed of the deal, given or drawn; None before the first reset. Resetting with it and the same
+            options repeats the hand.
         natural: whether a natural pays 1.5.
         sab: whether Sutton and Barto's rule for naturals applies.
         done: whether the hand has ended.
     """
 
+    seed: int | None = None
     natural: bool = False
     sab: bool = False
     done: bool = False
