@@ -20,6 +20,7 @@ from openenv_core.images.errors import BuildError, remedy_for
 if TYPE_CHECKING:
     import docker
 
+
 def _engine_variables() -> dict[str, str]:
     """Return the environment variables that name the engine to the command `docker`."""
     from openenv_core.providers.docker.engine import find_engine
