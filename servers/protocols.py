@@ -32,7 +32,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from servers.routes.websocket import FAST_PATH_EXTENSION
+from servers.routes.connection import FAST_PATH_EXTENSION
 
 try:
     from websockets.speedups import apply_mask

@@ -24,7 +24,7 @@ from websockets.protocol import State
 
 from servers import protocols as lane
 from servers.protocols import HttpProtocol, SocketProtocol, _Writer
-from servers.routes.websocket import FAST_PATH_EXTENSION
+from servers.routes.connection import FAST_PATH_EXTENSION
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
