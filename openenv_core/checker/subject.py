@@ -340,7 +340,7 @@ class Subject:
         frame_client.reset_options = self.reset_options
         client = frame_client.sync()
         with self._lock:
-            self._clients = [known for known in self._clients if not known._closed]
+            self._clients = [known for known in self._clients if not known.async_client.closed]
             self._clients.append(client)
         return client
 
