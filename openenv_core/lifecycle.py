@@ -30,6 +30,10 @@ DEFAULT_SESSIONS: Final = 1024
 """Sessions of a server whose author set no cap, and whose class allows several."""
 
 
+class KeepsEpisodes:
+    """The base of `Environment` alone, by which this module knows it and its subclasses."""
+
+
 class Episode:
     """One episode of an instance.
 
@@ -368,9 +372,7 @@ def _returned_by(cls: type) -> Any:
 
 def read_models(factory: Any) -> Models:
     """Return the models of what makes environments; a function, and a class that is no `Environment`, name none."""
-    from openenv_core.environment import Environment
-
-    is_environment = isinstance(factory, type) and issubclass(factory, Environment)
+    is_environment = isinstance(factory, type) and issubclass(factory, KeepsEpisodes)
     return models_of(factory) if is_environment else Models(None, None, None)
 
 
@@ -382,7 +384,6 @@ def default_cap(factory: Any) -> int:
 
 def _arguments(cls: type) -> tuple[Any, Any, Any]:
     """Return the arguments of `Environment[...]`; None for each that the class leaves open."""
-    from openenv_core.environment import Environment
 
     def search(owner: type, values: Mapping[Any, Any]) -> list[Any] | None:
         for base in getattr(owner, "__orig_bases__", owner.__bases__):
@@ -390,11 +391,11 @@ def _arguments(cls: type) -> tuple[Any, Any, Any]:
             if (
                 origin in (Generic, object)
                 or not isinstance(origin, type)
-                or not issubclass(origin, Environment)
+                or not issubclass(origin, KeepsEpisodes)
             ):
                 continue
             arguments = [values.get(each, each) for each in get_args(base)]
-            if origin is Environment:
+            if KeepsEpisodes in origin.__bases__:
                 return arguments
             parameters = getattr(origin, "__parameters__", ())
             if (found := search(origin, dict(zip(parameters, arguments, strict=False)))) is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Self, TypeV
 from pydantic import ValidationError
 
 from openenv_core.client.servers import Servers
-from openenv_core.client.session import ClientSession, Closed, Open
+from openenv_core.client.session import ClientSession, Open
 from openenv_core.client.settings import (
     ClientSettings,
     named_parameters,
@@ -41,6 +41,7 @@ class _NotAwaited(Coroutine[Any, Any, T]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
+        self.__qualname__ = getattr(coroutine, "__qualname__", "")  # for the name of a task
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self._coroutine.__await__()
@@ -296,8 +297,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     def __repr__(self) -> str:
         address = "a server that it starts" if self.base_url is None else redact_url(self.base_url)
-        closed = isinstance(self._session.state, Closed)
-        how = "closed" if closed else "connected" if self.connected else "not connected"
+        how = "closed" if self._session.closed else "connected" if self.connected else "not connected"
         return f"<{type(self).__name__} {address}, {how}>"
 
     @property

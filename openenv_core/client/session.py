@@ -116,10 +116,14 @@ class ClientSession:
         """The conversation of an open session."""
         return self.state.conversation if isinstance(self.state, Open) else None
 
+    @property
+    def closed(self) -> bool:
+        """Whether the client is closed."""
+        return isinstance(self.state, Closed) and self.state.for_good
+
     async def connect(self) -> None:
         """Open a session if none is open; see `EnvClient.connect`."""
-        self._bind_loop()
-        self._require_usable()
+        self._begin()
         async with self._lock:
             if not isinstance(self.state, Open):
                 self._wait = None
@@ -127,8 +131,7 @@ class ClientSession:
 
     async def locate(self) -> str:
         """Return the URL of a server, which the provider starts first if need be."""
-        self._bind_loop()
-        self._require_usable()
+        self._begin()
         async with self._lock:
             return await self.servers.locate()
 
@@ -143,10 +146,8 @@ class ClientSession:
             reset: Options of a reset to send.
             read_only: The request cannot change the episode, so that it is not replayed.
         """
-        if self.loop is not asyncio.get_running_loop():
-            self._bind_loop()
-        if isinstance(self.state, Closed):
-            self._require_usable()
+        if self.loop is not asyncio.get_running_loop() or isinstance(self.state, Closed):
+            self._begin()
         await (lock := self._lock).acquire()
         try:
             losses, journal, state = 0, self.journal, self.state
@@ -194,7 +195,7 @@ class ClientSession:
     async def disconnect(self) -> None:
         """End the session, aborting a request in progress. A later request opens a new one."""
         self._bind_loop()
-        if isinstance(self.state, Closed) and self.state.for_good:
+        if self.closed:
             return
         self._leave(closed := Closed(for_good=False))
         try:
@@ -218,7 +219,7 @@ class ClientSession:
 
     def add_child(self, child: "ClientSession", snapshot: str | None) -> None:
         """Have a session end with this one, and start from a snapshot on this one's server, if one is given."""
-        self.children = [*(known for known in self.children if not isinstance(known.state, Closed)), child]
+        self.children = [*(known for known in self.children if not known.closed), child]
         if snapshot is not None:
             child._snapshot = snapshot
             child.servers.urls, child.servers.url = self.servers.urls, self.servers.url
@@ -235,8 +236,7 @@ class ClientSession:
         """
         from openenv_core.client.vector import VectorClient
 
-        self._bind_loop()
-        self._require_usable()
+        self._begin()
         async with self._lock:
             if (known := self.conversation) is not None and known.error is not None:
                 self._lose(str(known.error))
@@ -369,8 +369,10 @@ class ClientSession:
         if ending is not None:
             await ending.close(end_session=self._session_id is None)
 
-    def _require_usable(self) -> None:
-        if isinstance(self.state, Closed) and self.state.for_good:
+    def _begin(self) -> None:
+        """Bind the session to the running event loop for a call; raise ClientClosedError if it is closed for good."""
+        self._bind_loop()
+        if self.closed:
             raise ClientClosedError("this client is closed; make a new one")
 
     def _bind_loop(self) -> None:

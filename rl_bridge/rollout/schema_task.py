@@ -3,7 +3,7 @@
 import inspect
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.making import client_of_file
@@ -44,12 +44,15 @@ class SchemaTask(Task):
         shown = "\n".join(f"{name}: {value}" for name, value in fields.items())
         return [{"role": "system", "content": self._rules}, {"role": "user", "content": shown}]
 
-    def parse(self, text: str) -> Any:
-        """Return the action of an answer; ValueError if it is no action."""
+    def parse(self, text: str) -> Any | None:
+        """Return the action of an answer; None if it is no action."""
         text = text.strip()
-        if self._field is not None and not text.startswith("{"):
-            return self._action.validate_strings({self._field: text})
-        return self._action.validate_json(text)
+        try:
+            if self._field is not None and not text.startswith("{"):
+                return self._action.validate_strings({self._field: text})
+            return self._action.validate_json(text)
+        except ValidationError:
+            return None
 
 
 def _only_field(action: Any) -> str | None:

@@ -94,7 +94,7 @@ async def test_tools_over_mcp_are_steps_of_the_episode(
         (LOOP, lambda prompt: "I give up.", Ending.COMPLETED, 0.0),
         (LOOP, lambda prompt: ADD, Ending.TRUNCATED_TURNS, 1.0),
         (
-            {"function": "agent_fixtures:never_end", "timeout_s": 0.5},
+            {"function": "agent_fixtures:never_end", "timeout_s": 5.0},
             lambda prompt: ADD,
             Ending.TRUNCATED_TIME,
             0.0,
@@ -201,3 +201,23 @@ def test_values_are_filled_in_once_and_as_json_in_files() -> None:
     filled = written.fill({"task": 'say "{key}"', "key": "k"})
     assert (filled.command, filled.env["A"]) == (['say "{key}"'], "k")
     assert filled.files["f"] == '{"t": "say \\"{key}\\""}'
+
+
+@pytest.mark.slow
+async def test_agent_of_the_page_plays(desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openai", reason="needs openai; pip install openai")
+    from doc_pages import blocks, page
+
+    from examples.grpo_tools import agent as example
+
+    (block,) = blocks(page("docs/agents.md"), "python")
+    source = page("examples/grpo_tools/agent.py")
+    written = block.replace("None:\n", f'None:\n    """{example.play.__doc__}"""\n')
+    assert source.endswith(written), "the page shows the example"
+    answers = iter([f"Hm. {ADD}\n{ADD}", FINISH])
+    agent = {"function": "examples.grpo_tools.agent:play"}
+    async with agent_playing(
+        desk, tmp_path, agent, str, **parts(monkeypatch, lambda prompt: next(answers))
+    ) as play:
+        episode = await only(play)
+    assert (episode.ending, episode.reward, len(episode.turns)) == (Ending.COMPLETED, 1.5, 2)

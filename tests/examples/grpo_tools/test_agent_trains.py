@@ -1,0 +1,57 @@
+"""A policy that learns through an agent learns what it learns through our own dialogue."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from module_run import finished
+
+pytestmark = pytest.mark.heavy
+
+ROOT = Path(__file__).parents[3]
+TAUGHT = (
+    "traces=24", "validation_traces=4", "policy.width=64", "policy.layers=1", "policy.vocabulary_tasks=0",
+    "sft.batch_size=8", "sft.learning_rate=0.01", "sft.warmup_updates=5", "sft.max_updates=80",
+    "sft.evaluate_every=80",
+)  # fmt: skip
+TOY = (
+    "deterministic=true", "rollout.max_staleness=0", "algorithm.name=grpo", "trainer.iterations=2",
+    "trainer.checkpoint_interval=0", "rollout.batch_size=16", "rollout.group_size=4", "env.sessions=16",
+    "rollout.max_num_seqs=16", "evaluation.episodes=8", "evaluation.interval=0",
+)  # fmt: skip
+AGENT = "rollout.agent.function=examples.grpo_tools.agent:play"
+SAME = ("reward/mean", "train/loss", "rollout/tool_calls_mean", "rollout/trajectories")
+
+
+def run(*words: str) -> str:
+    done = finished(
+        sys.executable, "-m", *words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout_s=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(900)
+def test_agent_and_dialogue_train_the_same(tmp_path: Path) -> None:
+    output = f"output_dir={tmp_path}"
+    run("examples.sft", "--config", "examples/sft/tools.yaml", "--name", "taught", output, *TAUGHT)
+    policy = f"model.path={tmp_path / 'taught' / 'policy'}"
+
+    def train(name: str, *words: str) -> tuple[list[dict[str, Any]], Any]:
+        config = ("--config", "examples/grpo_tools/config.yaml", "--name", name)
+        run("rl_bridge.train", *config, output, *TOY, policy, *words)
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines], json.loads((tmp_path / name / "report.json").read_text())
+
+    ours, our_report = train("dialogue")
+    theirs, their_report = train("agent", AGENT)
+    assert len(ours) == len(theirs) == 2
+    for own, other in zip(ours, theirs, strict=True):
+        assert own["rollout/episodes_dropped"] == other["rollout/episodes_dropped"] == 0
+        equal = {name for name in own if name in other and own[name] == other[name]}
+        assert not [name for name in SAME if name not in equal], (own, other)
+        assert abs(other["mismatch/kl"]) < 1e-4, other
+    assert our_report["solved"] == their_report["solved"]
