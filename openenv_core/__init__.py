@@ -38,12 +38,27 @@ from openenv_core.errors import (
     ToolCallError,
     ValidationFailedError,
 )
-from openenv_core.outcomes import infrastructure_failure, is_infrastructure_failure, unscored_reason
-from openenv_core.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State, StepResult
+from openenv_core.outcomes import (
+    Outcome,
+    infrastructure_failure,
+    is_infrastructure_failure,
+    outcome_of,
+    unscored_reason,
+)
+from openenv_core.types import (
+    Action,
+    ConcurrencyConfig,
+    EnvironmentMetadata,
+    Observation,
+    ResetResult,
+    State,
+    StepResult,
+)
 
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, MCPToolClient, SyncEnvClient
     from openenv_core.making import make
+    from openenv_core.pictures import Picture
     from openenv_core.providers import ContainerOptions, DockerPool, LocalDockerProvider, LocalProcessProvider
 
 __all__ = [
@@ -79,9 +94,12 @@ __all__ = [
     "Observation",
     "OpenEnvError",
     "OptionUnavailableError",
+    "Outcome",
+    "Picture",
     "ProtocolError",
     "ProviderError",
     "RequestTimeoutError",
+    "ResetResult",
     "ServerError",
     "ServerStartError",
     "SessionError",
@@ -93,6 +111,7 @@ __all__ = [
     "infrastructure_failure",
     "is_infrastructure_failure",
     "make",
+    "outcome_of",
     "unscored_reason",
 ]
 
@@ -103,6 +122,7 @@ _LAZY = {
     "MCPToolClient": "openenv_core.client.tools",
     "SyncEnvClient": "openenv_core.client",
     "make": "openenv_core.making",
+    "Picture": "openenv_core.pictures",
     "ContainerOptions": "openenv_core.providers",
     "DockerPool": "openenv_core.providers",
     "LocalDockerProvider": "openenv_core.providers",

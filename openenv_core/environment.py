@@ -4,13 +4,18 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from random import Random
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
+
+from typing_extensions import TypeVar
 
 from openenv_core.errors import ConfigurationError, LLMError, NoScoreError
+from openenv_core.lifecycle import KeepsEpisodes, episode_of, keep_episodes
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
-from openenv_core.types import ActT, EnvironmentMetadata, ObsT, StateT
+from openenv_core.types import ActT, EnvironmentMetadata, ObsT, State
 
 F = TypeVar("F", bound=Callable[..., Any])
+StateT = TypeVar("StateT", default=State)
 
 
 class Transform(ABC, Generic[ObsT]):
@@ -56,48 +61,57 @@ else:
     _required = abstractmethod
 
 
-class Environment(ABC, Generic[ActT, ObsT, StateT]):
+class Environment(KeepsEpisodes, ABC, Generic[ActT, ObsT, StateT]):
     """An environment that an agent acts in, one episode at a time.
 
-    Authors implement `reset`, `step` and `state`, each as `def` or `async def`, with any keyword options the
-    environment needs:
+    Authors implement `reset` and `step`, each as `def` or `async def`. Options of an episode are keyword parameters of
+    `reset`:
 
-        class Dice(Environment[Roll, Face, State]):
-            BLOCKING = False
+        class Dice(Environment[Guess, Face]):
+            def reset(self, *, sides: int = 6) -> Face:
+                self.secret = self.rng.randint(1, sides)
+                return Face(hint=f"1 to {sides}")
 
-            def reset(self, *, seed=None, episode_id=None, sides: int = 6) -> Face: ...
-            def step(self, action: Roll) -> Face: ...
-            @property
-            def state(self) -> State: ...
+            def step(self, action: Guess) -> Face:
+                won = action.number == self.secret
+                return Face(hint=f"it was {self.secret}", reward=float(won), terminated=True)
+
+    The class keeps the episodes: `reset` takes a `seed` and an `episode_id` too, and draws those not given; `rng` is
+    made from the seed; `state` has seed, id and number of steps, in the class of the third type argument, with what the
+    author sets in it; unknown or invalid options are refused, as are steps after the end; the rubric, which computes
+    the reward, and the transform are applied. A class that defines `state` itself, as released environments do, does
+    all this by hand: nothing is added to its methods.
 
     A server creates one instance per session and never calls two methods of an instance concurrently. Rewards are
     per step, not cumulative. The same seed gives the same episode.
 
-    Type checkers compare `reset` and `step` of a subclass with the signatures here.
-
     Servers prefer `reset_async`, `step_async` and `close_async` if defined. A class that defines only the async method
     gets a synchronous one that runs it and waits, for callers without an event loop.
 
-    A rubric computes the reward from the action and the observation; `_reset_rubric` calls its `reset`, if any.
-    Rubric and transform are applied where `step` calls `self._apply_rubric(action, observation)` and
-    `self._apply_transform(observation)`. Subclasses that use neither need not call this constructor. Environments
-    with tasks implement `openenv_core.tasks.TaskProvider`.
+    By hand, rubric and transform are applied where `step` calls `self._apply_rubric(action, observation)` and
+    `self._apply_transform(observation)`, and `_reset_rubric` calls the rubric's `reset`. Subclasses that use neither
+    need not call this constructor. Environments with tasks implement `openenv_core.tasks.TaskProvider`.
 
     Args:
-        transform: Applied by `_apply_transform`; None leaves observations unchanged.
-        rubric: Called by `_apply_rubric`; None gives a reward of 0.0.
+        transform: Changes observations before they are sent; None leaves them unchanged.
+        rubric: Computes the reward; None leaves it to the author.
 
     Attributes:
+        rng: The generator of the episode, made from its seed.
+        KEEPS_EPISODES: Whether the base keeps the episodes of the class.
         BLOCKING: False promises that the constructor and the synchronous methods never block and take well under a
             millisecond, so that a server may run them on its event loop.
         DETERMINISTIC: True promises that seed and actions fully determine an episode.
         FORKABLE: True promises that an instance given `restore(snapshot)` continues as the original would, and that
             neither affects the other. May be set per instance. The default `snapshot` and `restore` deep-copy all
             attributes; override them if that is too little or too much.
-        SUPPORTS_CONCURRENT_SESSIONS: True promises that several instances can coexist in one process.
+        SUPPORTS_CONCURRENT_SESSIONS: True promises that several instances can coexist in one process. It is the
+            default of a class whose episodes the base keeps.
         REQUIRES_SINGLE_THREAD_EXECUTOR: True requires that all calls to an instance come from the same thread.
     """
 
+    rng: Random
+    KEEPS_EPISODES: ClassVar[bool] = True
     BLOCKING: ClassVar[bool] = True
     DETERMINISTIC: ClassVar[bool] = False
     FORKABLE: bool = False
@@ -116,14 +130,11 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         self.rubric = rubric
 
     @_required
-    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> ObsT | Awaitable[ObsT]:
+    def reset(self, *values: Any, **options: Any) -> ObsT | Awaitable[ObsT]:
         """Start a new episode and return its first observation.
 
-        A subclass may take further keyword options, each with a default.
-
-        Args:
-            seed: Determines the episode if the environment is deterministic; None draws a fresh one.
-            episode_id: The caller's id for the episode; if None, by convention a new uuid4.
+        A subclass takes its options as keyword parameters, each with a default; one that defines `state` takes `seed`
+        and `episode_id` too.
         """
         raise NotImplementedError
 
@@ -139,9 +150,10 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
         raise NotImplementedError
 
     @property
-    @abstractmethod
     def state(self) -> StateT:
         """The current state of the episode; reading it has no side effects."""
+        state: StateT = episode_of(self).state
+        return state
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -156,6 +168,7 @@ class Environment(ABC, Generic[ActT, ObsT, StateT]):
                     f"{cls.__qualname__}.{name} would never be called: its base has {async_name}, which servers "
                     f"prefer; call the method {async_name}"
                 )
+        keep_episodes(cls, Environment)
 
     def close(self) -> Awaitable[None] | None:
         """Release the instance's resources. Called once, after all other calls."""

@@ -4,9 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from openenv_core.client import EnvClient, GenericEnvClient, SyncEnvClient
+from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import ConfigurationError
+from openenv_core.lifecycle import models_of
+from openenv_core.one_file import import_file, read_file
 from openenv_core.packages import import_ours
-from openenv_core.targets import TargetKind, package_of, target_of
+from openenv_core.targets import TargetKind, require_package, split_path, target_of
 
 
 def make(
@@ -20,10 +23,12 @@ def make(
     `await` the client, or use it with `async with`, to get the async one.
 
     Args:
-        target: An environment's name, a folder, `module:attribute`, one or more URLs (see `EnvClient`), or an image of
-            the local Docker engine.
-        client: The client's class. Default: the environment's own if `target` is a name, otherwise
-            `GenericEnvClient`, whose actions and observations are dicts.
+        target: An environment's name, a folder or Python file, `module:attribute`, one or more URLs (see
+            `EnvClient`), or `docker://IMAGE`; an image that is on this machine needs no `docker://` if nothing else
+            has its name.
+        client: The client's class. Default: the environment's own if `target` is a name, one with the models of the
+            class if it is a file with an environment's class, otherwise `GenericEnvClient`, whose actions and
+            observations are dicts.
         options: Arguments of the client's constructor, and of `from_process` or `from_docker_image` if a server is
             started.
 
@@ -35,6 +40,8 @@ def make(
     resolved = target_of(target)
     if resolved.kind is TargetKind.NAME:
         client = client or client_class(target)
+    elif client is None and resolved.kind is TargetKind.PATH:
+        client = client_of_file(resolved.text)
     client = client or GenericEnvClient
     if resolved.kind is TargetKind.URL:
         return client(resolved.text, **options).sync()
@@ -49,11 +56,25 @@ def client_class(name: str) -> type[EnvClient[Any, Any, Any]]:
     Raises:
         ConfigurationError: There is no environment of that name, or its package has no client class.
     """
-    package = package_of(name)
-    if package is None:
-        raise ConfigurationError(f"expected an environment's name, got {name!r}; `ropewalk list` names them")
+    package = require_package(name)
     module = import_ours(package)
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, EnvClient) and value.__module__.startswith(package):
             return value
     raise ConfigurationError(f"expected a subclass of EnvClient in {package}; import it in its __init__.py")
+
+
+def client_of_file(target: str) -> type[EnvClient[Any, Any, Any]] | None:
+    """Return a client class with the models of an environment's class in a file; None if the target is no such file.
+
+    Args:
+        target: `FILE.py:CLASS`.
+    """
+    path, name = split_path(target)
+    if path.suffix != ".py" or name not in read_file(path).classes:
+        return None
+    models = models_of(cls := getattr(import_file(path), name))
+    if hasattr(cls, "TOOLSET"):
+        return MCPToolClient
+    types = {"action_type": models.action, "observation_type": models.observation, "state_type": models.state}
+    return type(f"{name}Client", (EnvClient,), {**types, "__doc__": cls.__doc__})

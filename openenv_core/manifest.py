@@ -200,15 +200,6 @@ def read_manifest(folder: Path) -> Manifest:
     return parse_manifest(read_keys(folder))
 
 
-def declared_reward_range(folder: Path | None) -> tuple[float, float] | None:
-    """Return the range of rewards that the manifest in a folder declares; None without a valid one."""
-    try:
-        reward = None if folder is None else read_manifest(folder).validation.reward
-    except ManifestError:
-        return None
-    return None if reward is None else reward.range
-
-
 def read_keys(folder: Path) -> dict[str, Any]:
     """Read the manifest in a folder without validating its keys.
 

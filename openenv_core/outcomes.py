@@ -28,6 +28,7 @@ Only the environment's own code may write these marks: a policy that can write t
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 INFRASTRUCTURE_ERROR: Final = "infrastructure_error"
@@ -49,13 +50,48 @@ SANDBOX_ERROR: Final = "sandbox_error"
 """Status of an execution whose interpreter failed, and reason of a verdict that failed because of it."""
 
 
-def infrastructure_failure(observation: object) -> str | None:
-    """Return what failed other than the policy; None if nothing failed.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a step left its episode.
+
+    Attributes:
+        terminated: The episode reached an end of its own.
+        truncated: The episode was cut off, for example by a step or time limit.
+        infrastructure_error: What failed other than the policy, so that the episode must not be scored; None if nothing
+            failed.
+        unscored: Why the episode cannot be scored, so that none of its rewards count; None if the step does not say so.
+    """
+
+    terminated: bool = False
+    truncated: bool = False
+    infrastructure_error: str | None = None
+    unscored: str | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the episode is over."""
+        return self.terminated or self.truncated
+
+
+def outcome_of(result: object) -> Outcome:
+    """Return how a step left its episode.
 
     Args:
-        observation: An observation as a model or dict, a `StepResult`, or a payload from the wire with the key
+        result: An observation as a model or dict, the fields of a `StepResult`, or a payload from the wire with the key
             "observation".
     """
+    done = _field(result, "done") is True
+    truncated = done and _has_mark(result, TRUNCATED)
+    return Outcome(
+        terminated=done and (not truncated or _has_mark(result, TERMINATED)),
+        truncated=truncated,
+        infrastructure_error=infrastructure_failure(result),
+        unscored=unscored_reason(result),
+    )
+
+
+def infrastructure_failure(observation: object) -> str | None:
+    """Return what failed other than the policy; None if nothing failed. `observation`: see `outcome_of`."""
     for source in _observation_and_result(observation):
         metadata = _field(source, "metadata")
         for mark in (_field(metadata, INFRASTRUCTURE_ERROR), _field(source, INFRASTRUCTURE_ERROR)):
@@ -114,22 +150,8 @@ def _fault_of_number(number: Any) -> str:
         return ""
 
 
-def was_truncated(result: object) -> bool:
-    """Return whether an episode was cut off by a limit."""
-    return _has_end_mark(result, TRUNCATED)
-
-
-def was_terminated(result: object) -> bool:
-    """Return whether an episode terminated: it is done and either not truncated or marked as both."""
-    if _field(result, "done") is not True:
-        return False
-    return not was_truncated(result) or _has_end_mark(result, TERMINATED)
-
-
-def _has_end_mark(result: object, mark: str) -> bool:
-    """Whether a finished episode has a mark, or a field of that name. Truncated text does not count."""
-    if _field(result, "done") is not True:
-        return False
+def _has_mark(result: object, mark: str) -> bool:
+    """Whether the result of a finished episode has a mark, or a field of that name."""
     for source in _observation_and_result(result):
         # Ignore a value that a model derived from its other fields, which may have changed since.
         fields_set = getattr(source, "model_fields_set", (mark,))

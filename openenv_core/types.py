@@ -3,8 +3,9 @@
 Authors subclass `Action`, `Observation` and `State`; the other classes are used as they are.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Generic, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Self
 
 from pydantic import (
     BaseModel,
@@ -25,10 +26,8 @@ from openenv_core.outcomes import (
     TERMINATED,
     TRUNCATED,
     UNSCORED,
-    infrastructure_failure,
-    unscored_reason,
-    was_terminated,
-    was_truncated,
+    Outcome,
+    outcome_of,
 )
 
 ActT = TypeVar("ActT", default=Any)
@@ -79,7 +78,7 @@ class Observation(BaseModel):
         metadata: Additional data for logs and tools.
         terminated: The episode reached an end of its own. Default: `done and not truncated`.
         truncated: The episode was cut off, for example by a step or time limit, so that a value function should
-            bootstrap. Requires `done`.
+            bootstrap. Either of the two implies `done`.
         infrastructure_error: What failed other than the policy; see `openenv_core.outcomes`.
         unscored: Why the episode cannot be scored, on an observation without a reward; see `openenv_core.outcomes`.
     """
@@ -97,7 +96,7 @@ class Observation(BaseModel):
     @model_validator(mode="after")
     def _read_marks(self) -> Self:
         """Set the mark fields from the metadata, which carries them on the wire."""
-        if not (self.metadata or self.done or self.truncated):
+        if not (self.metadata or self.done or self.truncated or self.terminated):
             return self
         given, fields = self.__pydantic_fields_set__, self.__dict__
         if self.metadata:
@@ -111,45 +110,53 @@ class Observation(BaseModel):
                     and self._is_mark(name)
                 ):
                     fields[name] = mark
-        self._check_ends()
+        self._end()
         if self.done and not self.truncated and TERMINATED not in given and self._is_mark(TERMINATED):
             fields[TERMINATED] = True
         return self
 
-    def _check_ends(self) -> None:
-        if self.done is False and (self.truncated is True and self._is_mark(TRUNCATED)):
-            raise ValueError("an episode that is truncated is over; say done=True too")
+    def _end(self) -> None:
+        """Set `done` where the episode has terminated or was truncated."""
+        for name in (TERMINATED, TRUNCATED):
+            if self.__dict__[name] is True and self._is_mark(name):
+                self.__dict__["done"] = True
 
     @classmethod
     def _is_mark(cls, name: str) -> bool:
         """Whether a field is the one above, not one that the environment declares with the same name."""
         return cls.model_fields[name].exclude is True
 
-    def wire_metadata(self) -> dict[str, Any]:
-        """Return the metadata to send, with the marks that are set; `terminated` only if given beside `truncated`.
-
-        Raises:
-            ValueError: The episode is truncated but not done.
-        """
-        if not (self.truncated or self.infrastructure_error or self.unscored):
-            return self.metadata
-        self._check_ends()
-        marks = {name: mark for name in _MARKS if (mark := getattr(self, name)) and self._is_mark(name)}
-        if TRUNCATED not in marks or TERMINATED not in self.__pydantic_fields_set__:
-            marks.pop(TERMINATED, None)  # implied by the other fields
-        return {**self.metadata, **marks}
-
 
 _MARKS: Final = {TERMINATED: bool, TRUNCATED: bool, INFRASTRUCTURE_ERROR: str, UNSCORED: str}
+"""The fields of an outcome, which the metadata carries on the wire."""
 
 
 class State(BaseModel):
-    """The state of an episode. Environments may add fields, declared or not."""
+    """The state of an episode. Environments may add fields, declared or not.
+
+    Attributes:
+        episode_id: The caller's name of the episode, or a drawn one.
+        step_count: Number of steps taken.
+        seed: The seed of the episode, given or drawn; None if the environment does not say.
+    """
 
     model_config = ConfigDict(**_WIRE, extra="allow")
 
     episode_id: str | None = None
     step_count: NonNegativeInt = 0
+
+    # Sent only where it is set: the states of released environments have no such key.
+    if TYPE_CHECKING:
+        seed: int | None = None
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name == "seed":
+                    return None
+                raise
 
 
 for _base in (Action, Observation, State):
@@ -185,9 +192,9 @@ class ConcurrencyConfig(BaseModel):
     session_timeout: PositiveFloat | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class StepResult(Generic[ObsT_co]):
-    """The result of a client's `reset` or `step`.
+    """The result of a client's `step`. It unpacks as Gymnasium's: `observation, reward, terminated, truncated, info`.
 
     Attributes:
         observation: The environment's observation.
@@ -201,24 +208,44 @@ class StepResult(Generic[ObsT_co]):
     done: bool = False
     metadata: dict[str, Any] | None = None
 
-    # Read from the metadata or the observation: released servers and clients know only the fields above.
+    @property
+    def outcome(self) -> Outcome:
+        """How the step left its episode, read from the metadata and the observation."""
+        return outcome_of(vars(self))
 
     @property
     def terminated(self) -> bool:
         """Whether the episode reached an end of its own."""
-        return was_terminated(vars(self))
+        return self.outcome.terminated
 
     @property
     def truncated(self) -> bool:
         """Whether the episode was cut off, for example by a step or time limit."""
-        return was_truncated(vars(self))
+        return self.outcome.truncated
 
     @property
     def infrastructure_error(self) -> str | None:
         """What failed other than the policy, so that the episode must not be scored; None if nothing failed."""
-        return infrastructure_failure(vars(self))
+        return self.outcome.infrastructure_error
 
     @property
     def unscored(self) -> str | None:
         """Why the episode cannot be scored, so that none of its rewards count; None if this step does not say so."""
-        return unscored_reason(vars(self))
+        return self.outcome.unscored
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, StepResult) else NotImplemented
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield Gymnasium's five: observation, reward, terminated, truncated, info."""
+        outcome = self.outcome
+        yield from (self.observation, self.reward, outcome.terminated, outcome.truncated, self.metadata or {})
+
+
+@dataclass(eq=False)
+class ResetResult(StepResult[ObsT_co]):
+    """The result of a client's `reset`: a `StepResult` that unpacks as Gymnasium's two."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield observation and info."""
+        yield from (self.observation, self.metadata or {})

@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from openenv_core import ConcurrencyConfig, ConfigurationError, State
 from openenv_core.errors import OpenEnvError
+from openenv_core.lifecycle import default_cap, read_models
 from openenv_core.protocol.batch import ObservationEncoder
 from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory, name_of
@@ -343,8 +344,8 @@ def _check_cap(factory: Factory, cap: int) -> None:
 
 def create_app(
     env: Factory,
-    action_cls: Any,
-    observation_cls: Any,
+    action_cls: Any = None,
+    observation_cls: Any = None,
     env_name: str | None = None,
     max_concurrent_envs: int | None = None,
     concurrency_config: ConcurrencyConfig | None = None,
@@ -366,10 +367,11 @@ def create_app(
 
     Args:
         env: The environment class, or a callable without arguments that returns an environment.
-        action_cls: The action model.
-        observation_cls: The observation model.
+        action_cls: The action model; by default that of the class: `class Dice(Environment[Guess, Face])`.
+        observation_cls: The observation model; likewise.
         env_name: Name of the environment; by default that of its class.
-        max_concurrent_envs: Greatest number of concurrent sessions; 1 by default.
+        max_concurrent_envs: Greatest number of concurrent sessions. By default 1, or 1024 for a class whose episodes
+            the base keeps (`Environment.KEEPS_EPISODES`) and that allows several instances.
         concurrency_config: The same, with the idle timeout of sessions without a WebSocket.
         gradio_builder: Makes a page with Gradio (the extra `gradio`), shown at /web if the page is enabled. It is
             called with what resets and steps, the action's fields, the metadata, whether it is a chat, a title, and
@@ -378,7 +380,7 @@ def create_app(
         custom_tab_primary: Whether its tab is the first.
         show_default_tab: Whether the standard page is shown beside it; by default True.
         title_override: Heading of the page; by default the environment's name.
-        state_cls: The state model, for the schema.
+        state_cls: The state model, for the schema; by default that of the class.
         mode: `production` serves no reset, step or state; by default the value of OPENENV_MODE.
         reset_observation_cls: Model of what a reset returns, for the schema, if it is not `observation_cls`.
         lifespan: Makes what the environments share. Called with the app, it returns a context that is entered
@@ -407,13 +409,20 @@ def create_app(
             raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
         # By its plain value: folders written for the released package give a member of an enum of strings.
         settings = replace(settings, mode="production" if mode == "production" else "simulation")
-    models = {
+    models = read_models(env)
+    action_cls, observation_cls = action_cls or models.action, observation_cls or models.observation
+    if action_cls is None or observation_cls is None:
+        raise ConfigurationError(
+            f"the models of {name_of(env)} are unknown; name them in its class, as in "
+            "class Dice(Environment[Guess, Face]), or pass them to create_app"
+        )
+    described = {
         "action": action_cls,
         "observation": observation_cls,
-        "state": state_cls or State,
-        "reset_observation": reset_observation_cls or observation_cls,
+        "state": state_cls or models.state,
+        "reset_observation": reset_observation_cls or models.reset_observation or observation_cls,
     }
-    cap = 1 if max_concurrent_envs is None else max_concurrent_envs
+    cap = default_cap(env) if max_concurrent_envs is None else max_concurrent_envs
     page = PageOptions(
         title=title_override,
         builder=gradio_builder,
@@ -422,7 +431,7 @@ def create_app(
         playground=show_default_tab is not False,
     )
     served = AppSettings(
-        factory=env, action=action_cls, models=models, name=env_name, cap=cap, lifespan=lifespan, page=page
+        factory=env, action=action_cls, models=described, name=env_name, cap=cap, lifespan=lifespan, page=page
     )
     return EnvironmentApp(served, settings)
 

@@ -8,7 +8,6 @@ import difflib
 import importlib
 import inspect
 import keyword
-import pkgutil
 import re
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,8 +18,9 @@ from typing import Any, Final
 from openenv_core import compat
 from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST, read_keys
+from openenv_core.one_file import name_class
 from openenv_core.packages import ENVS, add_ours, hidden_by_ours, own_folder
-from openenv_core.targets import TargetKind, folders_of_envs, importable_kind, package_of, split_path
+from openenv_core.targets import FORMS, TargetKind, importable_target, require_package, split_path
 from openenv_core.tracebacks import in_place
 from servers.released import NAMES
 
@@ -36,10 +36,7 @@ _EXTRAS: Final = {
 }
 """Our extra that installs each package."""
 
-FORMS: Final = "Give module:attribute, a folder such as '.', or the name of an environment"
-
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_SUFFIX = "_env"
 
 
 def load_app(target: str) -> Any:
@@ -48,9 +45,9 @@ def load_app(target: str) -> Any:
     Targets, in the order in which they are tried:
 
     - `MODULE:ATTRIBUTE`, importable from the working directory or installed;
-    - a path: a folder (its manifest's `app`, else `server/app.py`), a manifest, or a Python file with an `app`
-      (`FILE:ATTRIBUTE` for another name). A folder with an `__init__.py` is imported as a package, so that its
-      relative imports work; any other is added to `sys.path`;
+    - a path: a folder (its manifest's `app`, else `server/app.py`), a manifest, or a Python file with an environment's
+      class or an `app` (`FILE:ATTRIBUTE` for another name). A folder with an `__init__.py` is imported as a package,
+      so that its relative imports work; any other is added to `sys.path`;
     - the name of an environment, in this tree or installed: `blackjack`, `blackjack_env`.
 
     Returns:
@@ -67,6 +64,13 @@ def load_app(target: str) -> Any:
     if where not in sys.path:
         sys.path.insert(0, where)
     app = _load(target)
+    if isinstance(app, type):
+        from openenv_core.environment import (
+            Environment,
+        )  # not before `compat` has looked whose package that is
+        from servers.app import create_app
+
+        app = create_app(app) if issubclass(app, Environment) else app
     if not is_asgi(app):
         raise ConfigurationError(
             f"expected an ASGI app at {target!r}, as create_app returns it, got {type(app).__name__}"
@@ -88,7 +92,7 @@ def is_asgi(app: object) -> bool:
 
 
 def _load(target: str) -> Any:
-    kind = importable_kind(target)
+    kind = importable_target(target).kind
     if kind is TargetKind.NAME:
         return _load_by_name(target)
     if kind is TargetKind.MODULE:
@@ -98,9 +102,8 @@ def _load(target: str) -> Any:
     if path.is_file() and path.name == MANIFEST:
         path = path.parent
     if path.is_file():
+        _, attribute = split_path(name_class(target))
         return _attribute(_from_file(path.resolve(), target), attribute or "app", target)
-    if not path.is_dir():
-        raise ConfigurationError(f"there is no folder or file at {target}; {FORMS}")
     if (app := _app_of(path.resolve())) is None:
         raise ConfigurationError(
             f"expected an environment in the folder {target}, got neither {MANIFEST} nor server/app.py there; "
@@ -271,16 +274,7 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
 
 def _load_by_name(target: str) -> Any:
     """Import an environment's app by the environment's name, in this tree first."""
-    if (package := package_of(target)) is not None:
-        if own_folder(package) is not None:
-            add_ours(ENVS)
-        return _attribute(_import(f"{package}.server.app", target), "app", target)
-    names = _known_names()
-    near = difflib.get_close_matches(target.removesuffix(_SUFFIX), names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}."
-    raise ConfigurationError(f"expected the name of an environment, got {target!r}; {hint} {FORMS}")
-
-
-def _known_names() -> list[str]:
-    names = {module.name for path in (None, folders_of_envs()) for module in pkgutil.iter_modules(path)}
-    return sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
+    package = require_package(target)
+    if own_folder(package) is not None:
+        add_ours(ENVS)
+    return _attribute(_import(f"{package}.server.app", target), "app", target)

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, get_args
 
-from openenv_core.outcomes import was_truncated
+from openenv_core.outcomes import outcome_of
 from openenv_core.protocol.errors import short
 from openenv_core.tools import (
     CallToolAction,
@@ -141,7 +141,7 @@ async def _step(runner: EnvironmentRunner, action: CallToolAction) -> ToolResult
         error=observation.error,
         reward=observation.reward,
         done=observation.done,
-        truncated=was_truncated(observation),
+        truncated=outcome_of(observation).truncated,
         metadata=dict(observation.metadata or {}),
     )
 

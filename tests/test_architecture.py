@@ -147,7 +147,7 @@ def imported_modules(path: Path, known: Container[str]) -> Iterator[str]:
 def test_no_import_cycles() -> None:
     files = {module_of(p): p for package in ALLOWED for p in (ROOT / package).rglob("*.py")}
     graph = {name: set(imported_modules(path, files)) - {name} for name, path in files.items()}
-    assert graph["openenv_core.client.env_client"] >= {"openenv_core.client.conversation"}
+    assert graph["openenv_core.client.session"] >= {"openenv_core.client.conversation"}
     assert graph["envs.blackjack_env.client"] >= {"envs.blackjack_env.models"}
     try:
         TopologicalSorter(graph).prepare()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from openenv_core.checker.check import import_package
+from openenv_core.one_file import read_header
 
 PROJECT: Final = "pyproject.toml"
 _REQUIREMENTS: Final = ("requirements.txt", "server/requirements.txt")
@@ -89,7 +90,12 @@ def find_imports(source: str) -> list[ModuleImport]:
 
 
 def read_dependencies(folder: Path) -> Dependencies | None:
-    """Return what a folder's pyproject.toml and requirements declare; None if it leaves that to another file."""
+    """Return what a folder's pyproject.toml and requirements declare; None if it leaves that to another file.
+
+    For an environment in one file, return what its header declares, and Ropewalk.
+    """
+    if folder.is_file():
+        return Dependencies(("ropewalk[server]", *read_header(folder).dependencies), ())
     declared: list[str] = []
     project: dict[str, Any] = {}
     places = [folder / name for name in _REQUIREMENTS if (folder / name).is_file()]
@@ -138,8 +144,12 @@ def resolve_installed(requirements: Iterable[str]) -> tuple[set[str], set[str]]:
 def own_sources(folder: Path) -> list[Path]:
     """Return the files of a folder that this process has imported, without installed packages and the folder's tests.
 
+    A file is its only source.
+
     The checks may run among those tests, whose imports no image needs.
     """
+    if folder.is_file():
+        return [folder]
     places = {Path(file).resolve() for module in list(sys.modules.values()) if (file := _file_of(module))}
     folder = folder.resolve()
     return sorted(

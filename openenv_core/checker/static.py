@@ -1,6 +1,5 @@
 """Checks of the manifest, the application and its models, and the image, without playing."""
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, get_args, get_origin
 
@@ -11,8 +10,8 @@ from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableErro
 from openenv_core.checker.drawing import require_own_names, require_schema, sample
 from openenv_core.checker.imports import PROJECT, find_undeclared, read_dependencies
 from openenv_core.checker.subject import Subject
-from openenv_core.manifest import MANIFEST, ManifestError, read_manifest
-from openenv_core.targets import TargetKind, exposed_port
+from openenv_core.manifest import MANIFEST, ManifestError
+from openenv_core.targets import TargetKind, declared_by, exposed_port
 from openenv_core.types import Action, Observation, State
 
 _LARGEST_BYTES: Final = 10 * 1024**3
@@ -81,15 +80,15 @@ def check_manifest_present(subject: Subject) -> None:
 
 @check(CheckLevel.STATIC)
 def check_manifest_valid(subject: Subject) -> None:
-    """The manifest has only known keys, with valid values."""
-    folder = subject.require_folder()
-    if not (folder / MANIFEST).is_file():
+    """The manifest, or what a file declares, has only known keys, with valid values."""
+    if subject.target.file is None and not (subject.require_folder() / MANIFEST).is_file():
         raise NotApplicableError("there is no manifest")
     try:
-        read_manifest(folder)
+        declared_by(subject.target)
     except ManifestError as error:
+        place = MANIFEST if subject.target.file is None else "the table tool.ropewalk"
         raise CheckError(
-            str(error), change=f"correct these keys in {folder / MANIFEST}; docs/validate.md lists them"
+            str(error), change=f"correct these keys in {place}; docs/validate.md lists them"
         ) from error
 
 
@@ -145,58 +144,29 @@ def check_app_importable(subject: Subject) -> None:
 @check(CheckLevel.STATIC)
 def check_imports_declared(subject: Subject) -> str:
     """The dependencies bring every package that the application imports."""
-    folder = subject.require_folder()
-    dependencies = read_dependencies(folder)
+    file = None if subject.target.file is None else subject.target.file[0]
+    place = file or subject.require_folder()
+    dependencies = read_dependencies(place)
     if dependencies is None:
         raise NotApplicableError(f"neither {PROJECT} nor a requirements.txt declares dependencies")
     assert subject.app.models  # imported, and so are the files of the folder that it needs
-    found, missing = find_undeclared(folder, dependencies)
+    found, missing = find_undeclared(place, dependencies)
     if found and missing:
         raise NotApplicableError(
             f"{', '.join(sorted(missing))} not installed here, and may bring {min(found)}"
         )
     if found:
         places = [
-            f"{each.module} ({file.relative_to(folder.resolve())}, line {each.line})"
-            for file, each in found.values()
+            f"{each.module} ({source.relative_to(place.resolve()) if file is None else file.name}, line {each.line})"
+            for source, each in found.values()
         ]
         raise CheckError(
             f"expected every import of an installed package to be among the dependencies, got {', '.join(places)}: "
             "it is there on this machine, but not in an image",
-            change=f"add {', '.join(sorted(found))} to the dependencies in {PROJECT}",
+            change=f"add {', '.join(sorted(found))} to the dependencies in "
+            + (PROJECT if file is None else "the file's block `# /// script`"),
         )
     return f"{len(dependencies.required)} dependencies"
-
-
-@check(CheckLevel.STATIC)
-def check_environment_methods(subject: Subject) -> None:
-    """The environment's class has the methods reset and step and the property state."""
-    factory = subject.app.factory
-    if not isinstance(factory, type):
-        raise NotApplicableError("a factory makes the environment, so its class is not known in advance")
-    for method in ("reset", "step"):
-        function = getattr(factory, f"{method}_async", None) or getattr(factory, method, None)
-        if not callable(function):
-            raise CheckError(
-                f"expected {_name(factory)}.{method} to be a method, got {function!r}",
-                change=f"write {method}() on {_name(factory)}",
-            )
-        if getattr(function, "__isabstractmethod__", False):
-            raise CheckError(
-                f"expected {_name(factory)} to implement {method}, got none",
-                change=f"write {method}() on {_name(factory)}",
-            )
-    state = inspect.getattr_static(factory, "state", None)
-    if inspect.isfunction(state):
-        raise CheckError(
-            f"expected {_name(factory)}.state to be a property, got a method",
-            change="put @property before def state(self)",
-        )
-    if state is None or getattr(state, "__isabstractmethod__", False):
-        raise CheckError(
-            f"expected {_name(factory)}.state to be a property, got none",
-            change=f"write the property `state` on {_name(factory)}, returning a State",
-        )
 
 
 @check(CheckLevel.STATIC)
@@ -297,7 +267,6 @@ def check_action_schema_agrees(subject: Subject) -> str:
 @check(CheckLevel.STATIC)
 def check_example_actions(subject: Subject) -> str:
     """The manifest's example actions are valid."""
-    subject.require_folder()
     examples = subject.manifest.validation.episodes.example_actions
     if not examples:
         raise NotApplicableError("the manifest gives no example_actions")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+from weakref import WeakSet
 
 from openenv_core.checker import drawing
 from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, run_with_timeout
@@ -20,16 +21,17 @@ from openenv_core.errors import (
     OpenEnvError,
     ProviderError,
 )
-from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest, read_manifest
+from openenv_core.manifest import MANIFEST, Manifest, ManifestError, load_manifest
 from openenv_core.providers import LocalDockerProvider, LocalProcessProvider
 from openenv_core.targets import (
     AppDescription,
     Target,
     TargetKind,
+    declared_by,
+    find_module,
     is_environment_folder,
     load_app,
     provider_of,
-    target_exists,
     target_of,
 )
 from openenv_core.types import StepResult
@@ -106,7 +108,7 @@ class FrameClient(GenericEnvClient):
 
     async def send_frame(self, text: bytes) -> dict[str, Any]:
         """Send a frame and return the data of the observation in reply."""
-        return await self._request(text, "observation")
+        return await self._session.request(text, "observation")
 
 
 class Subject:
@@ -131,7 +133,7 @@ class Subject:
         self._start_failure: CheckError | None = None
         self._closed = False
         self._app: AppDescription | CheckError | NotApplicableError | None = None
-        self._clients: list[Client] = []
+        self._clients: WeakSet[Client] = WeakSet()  # a dropped one has closed itself
         self._pool: drawing.ActionPool | None = None
         self._cache: dict[str, Any] = {}
         self.reported: dict[str, str] = {}
@@ -163,8 +165,8 @@ class Subject:
                 f"expected an environment in the folder {text}, got neither {MANIFEST} nor server/app.py there; "
                 "name the folder that holds them"
             )
-        elif not target_exists(self.target):
-            load_app(text)  # raises, with the names that exist
+        elif self.kind is TargetKind.MODULE and find_module(text.partition(":")[0]) is None:
+            load_app(text)  # raises, and says what is missing
 
     @property
     def kind(self) -> TargetKind:
@@ -183,7 +185,7 @@ class Subject:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """The manifest in the folder or in the image.
+        """The manifest in the folder or in the image, or what a file declares.
 
         Raises:
             CheckError: It is missing or invalid.
@@ -192,11 +194,13 @@ class Subject:
         try:
             if self.kind is TargetKind.IMAGE:
                 return self._manifest_in_image()
-            return read_manifest(self.require_folder())
+            if self.target.file is None:
+                self.require_folder()
+            return declared_by(self.target)
         except ManifestError as error:
             raise CheckError(
                 str(error),
-                change="write openenv.yaml as docs/validate.md shows, or create it by `ropewalk init`",
+                change="write openenv.yaml, or the table tool.ropewalk of a file, as docs/validate.md shows",
             ) from error
 
     @property
@@ -337,8 +341,7 @@ class Subject:
         frame_client.reset_options = self.reset_options
         client = frame_client.sync()
         with self._lock:
-            self._clients = [known for known in self._clients if not known._closed]
-            self._clients.append(client)
+            self._clients.add(client)
         return client
 
     @contextmanager
@@ -418,7 +421,7 @@ class Subject:
 
     def close(self) -> None:
         """Stop everything that was started. Idempotent."""
-        clients, self._clients = self._clients, []
+        clients = list(self._clients)
         self._closed = True
         for server in list(self._servers):
             server.stop()

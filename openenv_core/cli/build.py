@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "targets",
         nargs="+",
         metavar="PATH|NAME",
-        help=f"environments, each a folder or a name; `{BASE}` builds only the base images",
+        help=f"environments, each a folder, a file or a name; `{BASE}` builds only the base images",
     )
     add(
         "-t",
@@ -67,11 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
         EngineUnavailableError: The engine does not respond.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends docker too, like Ctrl-C
-    plans = _plans(arguments)
-    from openenv_core.images.engine import engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
     failures: dict[str, OpenEnvError] = {}
-    with engine() as api:
+    with ExitStack() as staged:
+        plans = _plans(arguments, staged)
+        api = DockerEngine.find().client()
         for target, build_plan in plans:
             try:
                 _build(api, target, build_plan, arguments)
@@ -83,8 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     return FAILED if failures else 0
 
 
-def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]":
-    """Plan all builds before the first starts; None stands for the base."""
+def _plans(arguments: argparse.Namespace, staged: ExitStack) -> "list[tuple[str, BuildPlan | None]]":
+    """Plan all builds before the first starts; None stands for the base. Folders of files are `staged` meanwhile."""
     from openenv_core.images.build import plan, read_build_args, refuse_same_tags
 
     build_args = read_build_args(arguments.build_arg)
@@ -106,7 +108,7 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
                 )
             plans.append((target, None))
             continue
-        folder = _folder(target)
+        folder = _folder(target, staged)
         if folder in folders:
             continue  # the same folder in two spellings: `my_env my_env/`
         folders.add(folder)
@@ -124,16 +126,19 @@ def _plans(arguments: argparse.Namespace) -> "list[tuple[str, BuildPlan | None]]
     return plans
 
 
-def _folder(target: str) -> Path:
+def _folder(target: str, staged: ExitStack) -> Path:
+    from openenv_core.images.one_file import staged_folder
     from openenv_core.targets import TargetKind, target_of
 
     path = Path(os.path.expanduser(target))
     if path.is_dir():
         return path.resolve()
     resolved = target_of(target)
+    if resolved.file is not None:
+        return staged.enter_context(staged_folder(*resolved.file))
     if resolved.folder is None or resolved.kind not in (TargetKind.PATH, TargetKind.NAME):
         raise ConfigurationError(
-            f"expected an environment's folder or name, got {target!r}; name the folder that holds its openenv.yaml"
+            f"expected an environment's folder, file or name, got {target!r}; name the folder that has its openenv.yaml"
         )
     return resolved.folder
 

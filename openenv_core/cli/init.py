@@ -3,12 +3,17 @@
 import argparse
 import os
 import shlex
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from openenv_core.cli.command import Command
 from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from openenv_core.scaffold.names import EnvironmentNames
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -18,48 +23,99 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="the environment's name: dice, dice_env and dice-env all make dice_env, with a class DiceEnv",
+        help="the environment's name: dice makes dice.py with a class Dice; with --package dice, dice_env and dice-env "
+        "all make dice_env, with a class DiceEnv",
+    )
+    parser.add_argument(
+        "--package", action="store_true", help="make a folder: a package with a client, an image and a README"
     )
     parser.add_argument(
         "--template",
-        default="game",
         metavar="|".join(TEMPLATES),
-        help="; ".join(f"{name}: {description}" for name, description in TEMPLATES.items())
-        + " (%(default)s)",
+        help="template of a package; "
+        + "; ".join(f"{name}: {description}" for name, description in TEMPLATES.items())
+        + " (game)",
     )
     parser.add_argument(
-        "--dir", type=Path, metavar="PATH", help="parent of the new folder; by default the working directory"
+        "--dir",
+        type=Path,
+        metavar="PATH",
+        help="parent of the new file or folder; by default the working directory",
     )
     parser.add_argument(
         "--task",
         action="store_true",
-        help="also make a task and a run's YAML file, to train a tiny policy on the game; for an existing "
-        "environment, make only these",
+        help="also make a task and a run's YAML file, to train a policy on it; for an existing environment, make only "
+        "these",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make the folder, and print the next steps.
+    """Make the files, and print the next steps.
 
     Raises:
-        ConfigurationError: The name is invalid, or the folder exists.
+        ConfigurationError: The name is invalid, or the file or folder exists.
     """
-    from openenv_core.scaffold.making import TEMPLATES, make, make_task
     from openenv_core.scaffold.names import names_of
 
-    names = names_of(arguments.name)
-    if arguments.task and arguments.template != "game":
+    parent = arguments.dir or Path.cwd()
+    is_package = arguments.package or arguments.template is not None
+    names = names_of(arguments.name, package=is_package)
+    if arguments.task and not is_package:
+        is_package = (parent / names.package / MANIFEST).is_file() and not (
+            parent / f"{names.short}.py"
+        ).is_file()
+    return _make_package(arguments, names, parent) if is_package else _make_file(arguments, names, parent)
+
+
+def _make_file(arguments: argparse.Namespace, names: "EnvironmentNames", parent: Path) -> int:
+    from openenv_core.scaffold.making import make_file, make_file_task
+
+    file = os.path.relpath(parent / f"{names.short}.py")
+    if not (arguments.task and Path(file).is_file()):
+        made = make_file(names, arguments.dir)
+        steps = {
+            f"ropewalk play {file}": "play it in the terminal",
+            f"ropewalk serve {file} --reload": "serve it; restarts after every change",
+            f"pytest {os.path.relpath(made[1])}": "run all checks as tests",
+            f"ropewalk validate {file}": "run the checks; failures say what to change",
+            f"ropewalk train --env {file} model.path=FOLDER": "train a language model on it",
+            f"ropewalk build {file}": f"build the image {names.image}:latest",
+        }
+        print(
+            f"{', '.join(map(os.path.relpath, made))}: an environment, class {names.prefix}, and its test.\n"
+        )
+        _print_steps(steps)
+    if arguments.task:
+        run, task = sorted(make_file_task(names, arguments.dir))
+        print(f"\n{os.path.relpath(task)}, {os.path.relpath(run)}: a task and a run's configuration.\n")
+        if (folder := os.path.relpath(task.parent)) != ".":
+            print(f"  cd {shlex.quote(folder)}")
+        print(f"  ropewalk train --config {run.name} model.path=FOLDER")
+    return 0
+
+
+def _print_steps(steps: Mapping[str, str]) -> None:
+    width = max(map(len, steps)) + 3
+    for command, reason in steps.items():
+        print(f"  {command:<{width}}{reason}".rstrip())
+
+
+def _make_package(arguments: argparse.Namespace, names: "EnvironmentNames", parent: Path) -> int:
+    from openenv_core.scaffold.making import TEMPLATES, make, make_task
+
+    template = arguments.template or "game"
+    if arguments.task and template != "game":
         raise ConfigurationError(
-            f"expected --task with --template game, got {arguments.template}; environments of tools need no task, and "
+            f"expected --task with --template game, got {template}; environments of tools need no task, and "
             "docs/tutorials/train.md shows how another one is written"
         )
-    parent = arguments.dir or Path.cwd()
     if arguments.task and (parent / names.package / MANIFEST).is_file():
         _print_task(make_task(names, parent))
         return 0
-    folder = make(names, arguments.template, arguments.dir)
+    folder = make(names, template, arguments.dir)
     files = sum(path.is_file() for path in folder.rglob("*"))
-    lacks_gymnasium = arguments.template == "gymnasium" and find_spec("gymnasium") is None
+    lacks_gymnasium = template == "gymnasium" and find_spec("gymnasium") is None
     relative = os.path.relpath(folder)
     image = f"{names.image}:latest"
     steps = {
@@ -67,15 +123,13 @@ def run(arguments: argparse.Namespace) -> int:
         **({"pip install gymnasium": "which it wraps"} if lacks_gymnasium else {}),
         "ropewalk play .": "play it in the terminal",
         "ropewalk serve . --reload": "serve it; restarts after every change",
-        "pytest": "run its tests and all checks",
-        "ropewalk validate .": "run only the checks; failures say what to change",
+        "pytest": "run all checks as tests",
+        "ropewalk validate .": "run the checks; failures say what to change",
         "ropewalk build .": f"build the image {image}",
         f"ropewalk validate {image}": "check the image",
     }
-    width = max(map(len, steps)) + 3
-    print(f"{relative}: {TEMPLATES[arguments.template]}; {files} files, class {names.prefix}Env.\n")
-    for command, reason in steps.items():
-        print(f"  {command:<{width}}{reason}".rstrip())
+    print(f"{relative}: {TEMPLATES[template]}; {files} files, class {names.prefix}Env.\n")
+    _print_steps(steps)
     if arguments.task:
         _print_task(make_task(names, parent))
     print(f"\nThe rules are in {Path('server') / 'environment.py'}, the models on the wire in models.py.")
@@ -96,12 +150,13 @@ def _print_task(files: list[Path]) -> None:
 
 COMMAND = Command(
     name="init",
-    help="make a new environment, complete and working",
+    help="make a new environment, complete and working: a file, or a package",
     configure=configure,
     run=run,
     examples=(
         "ropewalk init dice",
         "ropewalk init dice --task",
+        "ropewalk init dice --package",
         "ropewalk init word-search --template tools",
         "ropewalk init cart --template gymnasium --dir games",
     ),

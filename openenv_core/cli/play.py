@@ -132,14 +132,13 @@ def _sample_actions(
     import random
 
     from openenv_core.checker.drawing import pool
-    from openenv_core.manifest import read_manifest
+    from openenv_core.targets import declared_by
 
     if "action" not in schema:
         raise ConfigurationError("the server has no /schema, which --random needs; give --action")
     examples: list[dict[str, Any]] = []
-    if target.folder is not None:
-        with suppress(ConfigurationError):  # `ropewalk validate` reports an invalid manifest
-            examples = read_manifest(target.folder).validation.episodes.example_actions
+    with suppress(ConfigurationError):  # `ropewalk validate` reports an invalid manifest
+        examples = declared_by(target).validation.episodes.example_actions
 
     def tools() -> list[dict[str, Any]]:
         game.reset(_options(arguments))

@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "targets",
         nargs="+",
         metavar="IMAGE|PATH",
-        help="an image, or an environment's folder, which stands for the image that `ropewalk build` makes of it",
+        help="an image, or an environment's folder or file, which stands for the image that `ropewalk build` makes of "
+        "it",
     )
     add(
         "--registry",
@@ -58,34 +60,37 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _push_images(arguments: argparse.Namespace) -> int:
-    from openenv_core.images.engine import engine
     from openenv_core.images.push import push, remote_name
+    from openenv_core.providers.docker.engine import DockerEngine
 
     images = [_image_of(target) for target in dict.fromkeys(arguments.targets)]
     remotes = [(image, remote_name(image, arguments.registry)) for image in images]
     failed = 0
-    with engine() as api:
-        for image, remote in remotes:
-            print(f"{image} -> {remote}", file=sys.stderr)
-            try:
-                digest = push(api, image, remote)
-            except OpenEnvError as error:
-                print(f"ropewalk: {error}", file=sys.stderr)
-                failed += 1
-            else:
-                print(f"{remote}  {digest}")
+    api = DockerEngine.find().client()
+    for image, remote in remotes:
+        print(f"{image} -> {remote}", file=sys.stderr)
+        try:
+            digest = push(api, image, remote)
+        except OpenEnvError as error:
+            print(f"ropewalk: {error}", file=sys.stderr)
+            failed += 1
+        else:
+            print(f"{remote}  {digest}")
     if failed and len(remotes) > 1:
         print(f"ropewalk: {failed} of {len(remotes)} did not arrive", file=sys.stderr)
     return FAILED if failed else 0
 
 
 def _image_of(target: str) -> str:
-    """Return the image of a target; for a folder, the one that `ropewalk build` makes."""
+    """Return the image of a target; for a folder or file, the one that `ropewalk build` makes."""
     from openenv_core.images.build import complete_tags, default_tag, name_of
+    from openenv_core.targets import split_path
 
     path = Path(os.path.expanduser(target))
     if path.is_dir() and (target.startswith((".", "/", "~")) or (path / MANIFEST).is_file()):
         return default_tag(name_of(path.resolve()))
+    if (file := split_path(target)[0]).suffix == ".py" and file.is_file():
+        return default_tag(file.stem)
     return complete_tags([target], "")[0]
 
 
@@ -93,7 +98,9 @@ def _push_space(arguments: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
     from openenv_core.images.errors import PushError
+    from openenv_core.images.one_file import staged_folder
     from openenv_core.images.space import check_name, stage, upload
+    from openenv_core.targets import target_of
 
     if arguments.registry is not None:
         raise ConfigurationError("both --registry and --space are given; push twice")
@@ -101,7 +108,11 @@ def _push_space(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"expected one folder for a Space, got {len(arguments.targets)}")
     check_name(arguments.space)
     folder = Path(os.path.expanduser(arguments.targets[0])).resolve()
-    with TemporaryDirectory(prefix="ropewalk-space-") as temporary:
+    file = None if folder.is_dir() else target_of(arguments.targets[0]).file
+    with ExitStack() as stack:
+        temporary = stack.enter_context(TemporaryDirectory(prefix="ropewalk-space-"))
+        if file is not None:
+            folder = stack.enter_context(staged_folder(*file))
         staged = stage(folder, Path(temporary), base_image=arguments.base_image)
         _print_upload(staged, arguments)
         if arguments.dry_run:

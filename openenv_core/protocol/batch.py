@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from openenv_core.outcomes import was_terminated
+from openenv_core.outcomes import outcome_of
 from openenv_core.protocol.errors import UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_fields, require_observation
@@ -636,5 +636,6 @@ def ends_of(observation: Observation) -> tuple[bool, bool]:
     """Return whether an episode has terminated, and whether it was truncated, by its last observation."""
     if not observation.done:
         return False, False
-    truncated = observation.truncated is True
-    return not truncated or was_terminated(observation), truncated
+    if observation.truncated is not True:
+        return True, False
+    return outcome_of(observation).terminated, True

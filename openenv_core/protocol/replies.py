@@ -17,11 +17,14 @@ from openenv_core.errors import (
     SessionError,
     ValidationFailedError,
 )
+from openenv_core.outcomes import INFRASTRUCTURE_ERROR, TERMINATED, TRUNCATED, UNSCORED
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.jsonio import dumps, to_plain
 from openenv_core.types import Observation
 
 _LIFTED: Final = {"reward", "done"}
+
+_MARKS: Final = (TERMINATED, TRUNCATED, INFRASTRUCTURE_ERROR, UNSCORED)
 
 _ERRORS: Mapping[str, type[ServerError]] = {
     codes.INVALID_JSON: ValidationFailedError,
@@ -92,13 +95,30 @@ def encode_fields(observation: object, exclude: set[str] = _LIFTED) -> tuple[byt
         ValueError: JSON cannot hold it.
     """
     observation = require_observation(observation)
-    metadata = observation.wire_metadata()
+    metadata = metadata_of(observation)
     if metadata is not observation.metadata:
         observation = observation.model_copy(update={"metadata": metadata})
     body = observation.__pydantic_serializer__.to_json(
         observation, exclude=exclude, fallback=to_plain, warnings=False
     )
     return body, metadata
+
+
+def metadata_of(observation: Observation) -> dict[str, Any]:
+    """Return the metadata to send, with the outcome's fields that are set, which released clients know nothing of.
+
+    `terminated` is sent only beside `truncated`: otherwise it follows from `done`.
+    """
+    if not (observation.truncated or observation.infrastructure_error or observation.unscored):
+        return observation.metadata
+    marks = {
+        name: mark
+        for name in _MARKS
+        if (mark := getattr(observation, name)) and type(observation).model_fields[name].exclude is True
+    }
+    if TRUNCATED not in marks or TERMINATED not in observation.model_fields_set:
+        marks.pop(TERMINATED, None)
+    return {**observation.metadata, **marks}
 
 
 def require_observation(value: object) -> Observation:

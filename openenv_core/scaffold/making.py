@@ -1,4 +1,4 @@
-"""Makes an environment's folder from a template, under a new name."""
+"""Makes an environment from a template, under a new name: a file with its test, or a folder; and a task for it."""
 
 import os
 import re
@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Final
 
 from openenv_core.errors import ConfigurationError
+from openenv_core.one_file import name_class
 from openenv_core.scaffold.names import PLACE_HOLDER, EnvironmentNames
+from openenv_core.scaffold.task import task_text
+from openenv_core.targets import split_path
 
 TEMPLATES: Final[Mapping[str, str]] = {
     "game": "a number to guess: rules in one file",
@@ -63,19 +66,43 @@ def make(names: EnvironmentNames, template: str = "game", parent: Path | None = 
     return folder
 
 
+def make_file(names: EnvironmentNames, parent: Path | None = None) -> list[Path]:
+    """Write an environment in one file, and its test; return both."""
+    return _write_new(_rename_texts(_read("file"), names), parent or Path.cwd())
+
+
+def make_file_task(names: EnvironmentNames, parent: Path | None = None) -> list[Path]:
+    """Write a task and a run's configuration for training on the environment in a file next to them.
+
+    Raises:
+        ConfigurationError: The file has no environment, or the files exist.
+        Exception: Raised by the file's own code.
+    """
+    parent = parent or Path.cwd()
+    file = parent / f"{names.short}.py"
+    texts = _rename_texts(_read("file_task"), names)
+    texts[f"{names.short}_task.py"] = task_text(names, *split_path(name_class(str(file))))
+    return _write_new(texts, parent)
+
+
 def make_task(names: EnvironmentNames, parent: Path | None = None) -> list[Path]:
     """Write a task and a run's configuration for training on the game, next to the environment's folder."""
-    parent = parent or Path.cwd()
-    texts = {parent / name: text for name, text in _rename_texts(_read("task"), names).items()}
-    for path in texts:
+    return _write_new(_rename_texts(_read("task"), names), parent or Path.cwd())
+
+
+def _write_new(texts: Mapping[str, str], folder: Path) -> list[Path]:
+    """Write files, none of which may exist; return their paths."""
+    paths = {folder / name: text for name, text in texts.items()}
+    for path in paths:
         if os.path.lexists(path):
             raise ConfigurationError(f"expected no {path} yet, it is there; choose another name or remove it")
     try:
-        for path, text in texts.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in paths.items():
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"expected to write a task into {parent}, got: {error}") from error
-    return list(texts)
+        raise ConfigurationError(f"expected to write into {folder}, got: {error}") from error
+    return list(paths)
 
 
 def _require_absent(folder: Path) -> None:

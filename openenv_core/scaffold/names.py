@@ -63,8 +63,12 @@ PLACE_HOLDER: Final = EnvironmentNames("place_holder")
 """The name in the templates."""
 
 
-def names_of(text: str) -> EnvironmentNames:
+def names_of(text: str, *, package: bool = True) -> EnvironmentNames:
     """Return the spellings of a name; `dice`, `dice_env` and `dice-env` are the same name.
+
+    Args:
+        text: The name.
+        package: Whether a package of that name is to be made; otherwise a module.
 
     Raises:
         ConfigurationError: The name is not allowed.
@@ -83,7 +87,8 @@ def names_of(text: str) -> EnvironmentNames:
     names = EnvironmentNames(short)
     # `ropewalk serve NAME` looks up both.
     bundled = f"{ENVS}.{names.package}"
-    for module, where in ((names.package, _find_installed(names.package)), (bundled, own_folder(bundled))):
+    packages = ((names.package, _find_installed(names.package)), (bundled, own_folder(bundled)))
+    for module, where in packages if package else ((names.short, _find_installed(names.short)),):
         if where is not None:
             raise _refusal(text, f"a name that is free (there is a package {module} at {where})")
     return names

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from openenv_core.errors import ClientClosedError, ConfigurationError
 from openenv_core.loop_thread import LoopThread
-from openenv_core.outcomes import was_truncated
+from openenv_core.outcomes import outcome_of
 from openenv_core.protocol.errors import text_of
 from openenv_core.protocol.jsonio import dumps, from_json
 from openenv_core.tools import (
@@ -292,7 +292,7 @@ def tool_result(observation: Observation) -> ToolResult:
     reward_fields: dict[str, Any] = {
         "reward": None if observation.reward is None else float(observation.reward),
         "done": observation.done,
-        "truncated": was_truncated(observation),
+        "truncated": outcome_of(observation).truncated,
         "metadata": observation.metadata,
     }
     if not isinstance(observation, CallToolObservation):

@@ -19,6 +19,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", metavar="FILE", help="the run's YAML file")
     source.add_argument(
+        "--env",
+        metavar="FILE.py",
+        help="an environment in one file, in place of a YAML file; give the policy by model.path=FOLDER",
+    )
+    source.add_argument(
         "--resume", metavar="FOLDER", help="resume the run in this folder from its newest checkpoint"
     )
     parser.add_argument("--seed", type=int, help="short for seed=N")
@@ -48,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
     from rl_bridge.config import (
         load_config,
+        load_env_config,
         load_saved_config,
         make_folder_exists_error,
         require_name,
@@ -66,7 +72,11 @@ def _prepare(arguments: argparse.Namespace) -> "tuple[Config, Path]":
         require_trainable(config)
         _require_same_run(load_saved_config(folder), config)
         return config, folder
-    config = load_config(arguments.config, overrides)
+    config = (
+        load_config(arguments.config, overrides)
+        if arguments.env is None
+        else load_env_config(arguments.env, overrides)
+    )
     require_trainable(config)
     require_name(arguments.name, kind="runs")
     name = arguments.name or f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -108,11 +118,12 @@ def _require_same_run(saved: "Config", resumed: "Config") -> None:
 
 COMMAND = Command(
     name="train",
-    help="train a policy on an environment, from a YAML file",
+    help="train a policy on an environment, from a YAML file or the environment's own file",
     configure=configure,
     run=run,
     reword=overrides_first_class,
     examples=(
+        "ropewalk train --env dice.py model.path=SmolLM2-135M-Instruct",
         "ropewalk train --config examples/grpo_blackjack/config.yaml",
         "ropewalk train --config examples/grpo_blackjack/config.yaml --seed 7 --name seven",
         "ropewalk train --config examples/grpo_blackjack/config.yaml algorithm.kl_coef=0.01 rollout.group_size=8",

@@ -7,6 +7,7 @@ from rl_bridge.config.loading import CONFIG_FILE as CONFIG_FILE
 from rl_bridge.config.loading import PARTIAL_CONFIG_FILE as PARTIAL_CONFIG_FILE
 from rl_bridge.config.loading import colocate_if_needed as colocate_if_needed
 from rl_bridge.config.loading import load_config as load_config
+from rl_bridge.config.loading import load_env_config as load_env_config
 from rl_bridge.config.loading import load_saved_config as load_saved_config
 from rl_bridge.config.loading import load_section as load_section
 from rl_bridge.config.loading import make_folder_exists_error as make_folder_exists_error
@@ -29,3 +30,4 @@ from rl_bridge.config.sections import MetricsConfig as MetricsConfig
 from rl_bridge.config.sections import RecordsConfig as RecordsConfig
 from rl_bridge.config.sections import RewardConfig as RewardConfig
 from rl_bridge.config.sections import TrainerConfig as TrainerConfig
+from rl_bridge.config.sections import TrainerOptions as TrainerOptions

@@ -60,7 +60,7 @@ EPISODE_KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "rollout": ("num_turns", "episode_timeout_s", "cut_answer"),
         "reward": ("illegal_answer",),
-        "evaluation": ("episodes",),
+        "evaluation": ("episodes", "curve_interval", "curve_tasks", "repetitions", "success"),
     }
 )
 """Keys of each section that only apply to environments: a dataset's prompt has one answer, which no environment can

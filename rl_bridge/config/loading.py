@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from openenv_core.errors import ConfigurationError
+from openenv_core.targets import target_of
 from openenv_core.tracebacks import format_traceback, in_place
 from rl_bridge.config.algorithm import PRESETS, AlgorithmConfig
 from rl_bridge.config.schema import ENV_FORMS, NAME_PATTERN, Config
@@ -64,6 +66,27 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
         ConfigError: The file cannot be read, or a key or a value is wrong. The message lists every fault.
     """
     return load_section(path, overrides, Config)
+
+
+ENV_RUN: Mapping[str, Any] = {
+    "rollout": {"batch_size": 64, "max_new_tokens": 32, "max_length": 1024},
+    "trainer": {"iterations": 20, "learning_rate": 1.0e-6, "warmup_updates": 2},
+    "evaluation": {"episodes": 100},
+}
+"""What a run on an environment's file has unless it is overridden: a short run of a published model."""
+
+
+def load_env_config(path: str, overrides: Iterable[str] = ()) -> Config:
+    """Return the configuration of a run on an environment in one Python file; otherwise like `load_config`."""
+    try:
+        file = target_of(path).file
+    except ConfigurationError as error:
+        raise ConfigError(f"--env: {error}") from error
+    if file is None:
+        raise ConfigError(f"--env: expected a Python file with an environment's class, got {path!r}")
+    data = {key: dict(section) for key, section in ENV_RUN.items()}
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", file[0].stem)
+    return _load({**data, "name": name, "env": {"app": f"{file[0]}:{file[1]}"}}, overrides, Config)
 
 
 def load_section(path: str | Path, overrides: Iterable[str], schema: type[SectionT]) -> SectionT:

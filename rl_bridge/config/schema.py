@@ -25,7 +25,9 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """A run's name: a single folder's, so that it cannot lead elsewhere."""
 EPISODES_ON_GPUS = 500
 """Held-out episodes with GPUs by default: the mean of so many rewards of 0 or 1 is accurate to 0.045."""
-DEFAULT_TASK = "rl_bridge.rollout.tool_task:ToolWorldTask"
+TOOL_WORLD_TASK = "rl_bridge.rollout.tool_task:ToolWorldTask"
+SCHEMA_TASK = "rl_bridge.rollout.schema_task:SchemaTask"
+"""The tasks of runs that name none: of an environment in a Python file, and of any other."""
 
 
 LoraTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -73,7 +75,8 @@ class EnvConfig(Section):
     """`env.*`: the environment's servers. Set exactly one of `app`, `image` and `url`."""
 
     app: str | None = None
-    """An ASGI application to serve from processes of this machine, as `package.module:name`."""
+    """An ASGI application to serve from processes of this machine, as `package.module:name`, or a Python file with an
+    environment's class."""
     image: str | None = None
     """A Docker image to serve from containers of this machine."""
     url: str | tuple[str, ...] | None = None
@@ -171,7 +174,8 @@ class RolloutConfig(Section):
 
     task: str | None = None
     """The class that ties the run to its environment, as `package.module:Class`: a subclass of rl_bridge.rollout.Task.
-    Not needed for a world of tools whose first observation states its task in words."""
+    Not needed for an environment in a Python file, which is shown with the schema of its actions, nor for a world of
+    tools whose first observation states its task in words."""
     agent: AgentConfig | None = None
     """An agent that plays in place of our own dialogue, and calls the policy as its model; None for none."""
     num_workers: Count = 1
@@ -264,6 +268,15 @@ class EvaluationConfig(Section):
     episodes: Annotated[int, Field(ge=0)] = 10_000
     """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses. If generators
     have GPUs, the default is 500."""
+    curve_interval: Annotated[int, Field(ge=0)] = 0
+    """Iterations between evaluations on held-out tasks, whose results are metrics (`held_out/*`), also of the last
+    iteration; 0 makes none. The loop waits for them."""
+    curve_tasks: Count = 64
+    """Held-out tasks of each of these, the same every time: the first of those that are played at the end."""
+    repetitions: Count = 1
+    """How often each of these tasks is played: greedily if once, otherwise sampled at `rollout.temperature`."""
+    success: float | None = None
+    """The least reward of a success, for `held_out/pass@k`; None is any reward above 0."""
 
 
 class Config(Section):
@@ -367,7 +380,9 @@ class Config(Section):
     @model_validator(mode="after")
     def _fill_task(self) -> Self:
         if self.env is not None and self.rollout.task is None:
-            object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": DEFAULT_TASK}))
+            files = [str(env.app).partition(":")[0].endswith(".py") for env in self.environments.values()]
+            task = SCHEMA_TASK if all(files) else TOOL_WORLD_TASK
+            object.__setattr__(self, "rollout", self.rollout.model_copy(update={"task": task}))
         return self
 
     @property

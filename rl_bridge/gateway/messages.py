@@ -23,7 +23,7 @@ class GatewayError(BridgeError):
 
     def __init__(self, message: str, *, status: int = HTTPStatus.BAD_REQUEST, code: str = "invalid_request"):
         super().__init__(message)
-        self.status = int(status)
+        self.status = status
         self.code = code
 
 

@@ -26,7 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "app",
         metavar="NAME|PATH|MODULE:ATTRIBUTE",
-        help="an environment with tools, by its name, its folder or file, or the app that create_app returned",
+        help="an environment by its name, its folder or file, or the app that create_app returned; actions of one "
+        "without tools are offered as tools",
     )
     add("--seed", type=int, help="reset with this seed")
     add(
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until the host closes its end.
 
     Raises:
-        ConfigurationError: The environment does not exist or has no tools, or the MCP SDK is missing.
+        ConfigurationError: The environment does not exist, or the MCP SDK is missing.
     """
     options = _options(arguments)
     settings = ServerSettings.from_environment(os.environ)

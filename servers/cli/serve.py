@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from openenv_core.cli import Command
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
+from openenv_core.one_file import name_class
 from openenv_core.targets import variables_for
 from servers.listening import (
     inherit_socket,
@@ -52,6 +53,7 @@ _SESSION_OPTIONS: Final = {
     **{name: option for option, name, *_ in _LIMITS if name not in _SERVER_SETTINGS},
     "mode": "--mode",
     "web": "--web",
+    "mcp_single_session": "--mcp-single-session",
 }
 """Settings that need an application of create_app, and their options."""
 
@@ -63,7 +65,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "app",
         metavar="NAME|PATH|MODULE:ATTRIBUTE",
-        help="an environment by its name, its folder or file, or the app that create_app returned",
+        help="an environment by its name, its folder or file (FILE.py, or FILE.py:CLASS of several), or the app that "
+        "create_app returned",
     )
     parser.add_argument(
         "argument",
@@ -81,6 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigurationError: The app cannot be imported, the address is unavailable, or it is exposed without a token.
     """
     _check_reload_options(arguments)
+    arguments.app = name_class(arguments.app)
     if arguments.argument is not None:
         os.environ.update(variables_for(arguments.app, arguments.argument))
     settings = _read_settings(arguments, os.environ)
@@ -88,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         listeners = [stack.enter_context(listener) for listener in _listeners(arguments)]
         require_token_if_exposed(listeners[0], settings, insecure=_is_insecure(arguments))
         settings = replace(settings, exposed=is_exposed(listeners[0]))
+        _check_single_session(arguments, settings)
         if arguments.reload:
             return _run_reloading(arguments, settings, listeners[0])
         with installed_with("server", "a server's packages", "fastapi", "starlette", "uvicorn"):
@@ -173,6 +178,15 @@ def _check_reload_options(arguments: argparse.Namespace) -> None:
             )
 
 
+def _check_single_session(arguments: argparse.Namespace, settings: ServerSettings) -> None:
+    if settings.mcp_single_session and (settings.exposed or arguments.workers > 1):
+        raise ConfigurationError(
+            "expected --mcp-single-session on loopback with one worker, got "
+            + ("an address that other machines reach" if settings.exposed else f"{arguments.workers} workers")
+            + ": strangers would share an episode; without it a client uses /mcp/SESSION_ID of a session of its own"
+        )
+
+
 def _plan_options(arguments: argparse.Namespace, settings: ServerSettings) -> dict[str, Any]:
     return {
         "app": arguments.app,
@@ -252,6 +266,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         default=_NOT_GIVEN,
         help="serve a page to play on, at /web (OPENENV_WEB=1)",
     )
+    add(
+        "--mcp-single-session",
+        action="store_const",
+        const=True,
+        default=_NOT_GIVEN,
+        help="one session for all MCP clients at /mcp, for those that neither name one nor begin with initialize; "
+        "on loopback only",
+    )
     add("--log-level", default="info", choices=LEVELS, help="level of log messages (%(default)s)")
 
 
@@ -296,6 +318,7 @@ COMMAND = Command(
     configure=configure,
     run=run,
     examples=(
+        "ropewalk serve dice.py",
         "ropewalk serve blackjack",
         "ropewalk serve blackjack --web",
         "ropewalk serve . --reload",

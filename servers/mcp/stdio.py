@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 from mcp.server.stdio import stdio_server
 
-from openenv_core.errors import ConfigurationError
+from servers.acting import ActionTooling
 from servers.app import EnvironmentApp
 from servers.execution import EnvironmentRunner, cancel_task
 from servers.mcp.context import RequestOrigin
@@ -21,6 +21,7 @@ from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.sessions import EnvironmentSession
 from servers.threads import ThreadPool
+from servers.tooling import Tooling
 
 logger = logging.getLogger("servers")
 
@@ -133,29 +134,29 @@ async def serve_stdio(
         True if the host or a signal ended it; False if the session ended first.
 
     Raises:
-        ConfigurationError: The environment has no tools.
         Exception: Whatever the environment raised in its constructor or reset.
     """
     async with app.running():
-        if not app.tooling.possible:
-            raise _no_tools(name)
         session = await app.sessions.open("")
         session.listeners += 1  # the session never counts as idle
         try:
-            if not app.tooling.has_tools(session.runner):
-                raise _no_tools(name)
+            tooling = app.tooling
+            if not tooling.has_tools(session.runner):
+                tooling = ActionTooling(app.served.factory, app.served.action)
             await session.run(EnvironmentRunner.reset, options)
-            return await _serve(app, name, session, wire)
+            return await _serve(app, tooling, name, session, wire)
         finally:
             if not session.ended:
                 await app.sessions.close(session)
 
 
-async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wire: _StandardStreams) -> bool:
+async def _serve(
+    app: EnvironmentApp, tooling: Tooling, name: str, session: EnvironmentSession, wire: _StandardStreams
+) -> bool:
     hub, peer = Hub(), Peer()
     hub.peers.add(peer)
-    handlers = Handlers(app.sessions, app.tooling, RequestOrigin("", session, hub, peer))
-    server = make_server(name, handlers, app.tooling)
+    handlers = Handlers(app.sessions, tooling, RequestOrigin("", session, hub, peer))
+    server = make_server(name, handlers, tooling)
 
     async def serve() -> None:
         lines, pipe = _Lines(wire.reading, app.settings.max_body_bytes), _Pipe(wire.writing)
@@ -183,10 +184,3 @@ async def _serve(app: EnvironmentApp, name: str, session: EnvironmentSession, wi
         hub.close()
         for task in (*wait_tasks, serve_task):
             await cancel_task(task)
-
-
-def _no_tools(name: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"expected an environment with tools for MCP, got {name}, which offers none; declare some on a "
-        "ToolEnvironment, or serve it with: ropewalk serve"
-    )

@@ -75,7 +75,9 @@ def describe_reset(factory: Any) -> dict[str, Any]:
     schema["additionalProperties"] = False
     for parameter in list(inspect.signature(reset).parameters.values())[1:]:
         if parameter.kind is parameter.VAR_KEYWORD:
-            schema["additionalProperties"] = True
+            schema["additionalProperties"] = not getattr(
+                factory, "KEEPS_EPISODES", False
+            )  # which refuses others
         elif parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             try:
                 property_schema = describe(hints.get(parameter.name, Any))

@@ -27,8 +27,8 @@ def block(language: str) -> str:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "ropewalk init dice --task\n" in block("bash")
-    assert main(["init", "dice", "--task"]) == 0
+    assert "ropewalk init dice --package --task\n" in block("bash")
+    assert main(["init", "dice", "--package", "--task"]) == 0
     yield tmp_path
     for name in [name for name in sys.modules if name.split(".")[0] in ("dice_env", "dice_task")]:
         del sys.modules[name]

@@ -111,10 +111,10 @@ async def test_executed_step_is_answered_after_a_break_and_not_repeated(ends: st
         await client.reset()
         step = asyncio.create_task(client.step(Add(amount=1)))
         await asyncio.to_thread(env.entered.wait, 20)
-        broken = client._conversation.carrier
+        broken = client._session.conversation.carrier
         proxy.cut()
         if ends == "afterwards":  # what the server has taken, and has not answered, is not sent again
-            await eventually(lambda: client._conversation.carrier is not broken)
+            await eventually(lambda: client._session.conversation.carrier is not broken)
         env.release.set()
         await step
         assert env.stepping == 0
@@ -128,17 +128,17 @@ def has_unsent_calls(conversation: Any) -> bool:
 async def test_request_waiting_for_buffer_space_is_sent_over_the_next_connection_unless_cancelled() -> None:
     async with through_proxy(app_of(Tally)) as (proxy, client):
         await client.reset()
-        client._conversation.carrier.write_paused = True
+        client._session.conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
-        await eventually(lambda: has_unsent_calls(client._conversation))
+        await eventually(lambda: has_unsent_calls(client._session.conversation))
         proxy.cut()
         assert (await asyncio.wait_for(step, 20)).observation.extra == 1
-        client._conversation.carrier.write_paused = True
+        client._session.conversation.carrier.write_paused = True
         proxy.cut()
-        while client._conversation._resume_task is None:  # type: ignore[attr-defined] # noqa: ASYNC110 - over in an instant
+        while client._session.conversation._resume_task is None:  # type: ignore[attr-defined] # noqa: ASYNC110 - over in an instant
             await asyncio.sleep(0)
         assert (await asyncio.wait_for(client.step(Add(amount=1)), 20)).observation.extra == 2
-        conversation: Any = client._conversation
+        conversation: Any = client._session.conversation
         conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
         await eventually(lambda: has_unsent_calls(conversation))
@@ -193,7 +193,9 @@ async def test_client_in_the_queue_waits_on_over_another_connection() -> None:
         second = CounterEnv(proxy.url, lease_s=1.0)
         async with CounterEnv(f"http://{address}"):
             waits = asyncio.create_task(second.reset(seed=3))
-            await eventually(lambda: second._conversation and second._conversation._frames_read)
+            await eventually(
+                lambda: second._session.conversation and second._session.conversation._frames_read
+            )
             proxy.cut()
             await eventually(lambda: proxy.connections == 2)
         assert (await waits).observation.total == 3
@@ -507,7 +509,7 @@ async def test_timed_out_request_is_not_executed_and_keeps_the_order() -> None:
                 await client.step(Add(amount=99))
         link = only_link(app)
         await eventually(lambda: len(link.running) == 1)
-        client._conversation._timeout_s = 60  # type: ignore[union-attr]
+        client._session.conversation._timeout_s = 60  # type: ignore[union-attr]
         env.release.set()
         assert (await client.step(Add(amount=2))).observation.total == 2
         assert env.entries == 1
@@ -529,7 +531,8 @@ async def test_late_answer_to_an_open_still_counts(fails: bool) -> None:
         async with CounterEnv(proxy.url, message_timeout_s=0.05) as client:
             with pytest.raises(RequestTimeoutError):
                 await client.reset()
-            client._timeout_s = client._conversation._timeout_s = 20  # type: ignore[union-attr]
+            client._session.settings = replace(client._session.settings, message_timeout_s=20)
+            client._session.conversation._timeout_s = 20  # type: ignore[union-attr]
             release.set()
             if fails:
                 with pytest.raises(FactoryError, match="no table is free") as failed:

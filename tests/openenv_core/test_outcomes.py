@@ -12,15 +12,18 @@ from pydantic_core import from_json
 
 from openenv_core import (
     Observation,
+    Outcome,
     StepResult,
     infrastructure_failure,
     is_infrastructure_failure,
+    outcome_of,
     unscored_reason,
 )
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, SANDBOX_ERROR, SCORES, UNSCORED
 from openenv_core.protocol.batch import ends_of
 from openenv_core.protocol.replies import encode_http_result, encode_observation
 from openenv_core.sandbox import Execution, Status
+from openenv_core.types import ResetResult
 
 
 class Run(Observation):
@@ -203,7 +206,7 @@ def test_outcome_fields_cross_the_wire_in_the_metadata_only(
     assert Observation.model_json_schema()["properties"].keys() == {"done", "reward", "metadata"}
 
 
-def test_outcome_fields_may_be_set_later_and_truncated_requires_done() -> None:
+def test_outcome_fields_may_be_set_later_and_imply_done() -> None:
     late = Observation(done=True)
     late.truncated = True
     assert sent(late)["metadata"] == {"truncated": True}
@@ -212,11 +215,8 @@ def test_outcome_fields_may_be_set_later_and_truncated_requires_done() -> None:
     late.terminated = True
     assert ends_of(late) == (True, True)
     assert StepResult(late, None, True).terminated
-    with pytest.raises(ValueError, match="say done=True too"):
-        Observation(truncated=True)
-    late.done = False
-    with pytest.raises(ValueError, match="say done=True too"):
-        encode_observation(late)
+    assert Observation(truncated=True).done
+    assert Observation(terminated=True) == Observation(done=True)
 
 
 def test_fields_of_the_environment_keep_their_meaning() -> None:
@@ -230,3 +230,17 @@ def test_fields_of_the_environment_keep_their_meaning() -> None:
     assert not StepResult(going, None, False).truncated
     # Gymnasium's word, beside `done`.
     assert StepResult({"truncated": True, "terminated": False}, 0.0, True).truncated
+
+
+def test_results_unpack_as_those_of_gymnasium() -> None:
+    step = StepResult(Observation(truncated=True), 1.0, True, {"truncated": True})
+    observation, reward, terminated, truncated, info = step
+    assert (observation, reward, terminated, truncated, info) == (
+        step.observation,
+        1.0,
+        False,
+        True,
+        {"truncated": True},
+    )
+    assert step.outcome == outcome_of(step.observation) == Outcome(truncated=True)
+    assert tuple(ResetResult(step.observation)) == (step.observation, {})

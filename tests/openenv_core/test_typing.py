@@ -48,12 +48,13 @@ class Awaited(Environment[Roll, Face, State]):
         return State()
 
 
-class WithoutSeed(Environment[Roll, Face, State]):
-    def reset(self, *, sides: int = 6) -> Face:  # override
-        return Face()
+class Kept(Environment[Roll, Face]):
+    def reset(self, *, sides: int = 6) -> Face:
+        self.face = self.rng.randint(1, sides)
+        return Face(face=self.state.seed or self.state.step_count)
 
     def step(self, action: int) -> Face:  # override
-        return Face()
+        return Face(face=self.state.sides)  # attr-defined
 
 
 class OfAnotherType(Environment[Roll, Face, State]):
@@ -65,7 +66,6 @@ class OfAnotherType(Environment[Roll, Face, State]):
 
 
 def play(env: Environment[Roll, Face, State]) -> Face | Awaitable[Face]:
-    env.reset(seed="7")  # arg-type
     env.step(Face())  # arg-type
     return env.step(Roll())
 

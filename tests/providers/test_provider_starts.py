@@ -101,11 +101,18 @@ def test_client_of_a_closed_loop_can_be_closed_on_another() -> None:
     slow = Slow()
     env = GenericEnvClient(provider=slow)
     loop = asyncio.new_event_loop()
-    starting = loop.create_task(env.reset())
+
+    async def start() -> None:
+        await env.reset()
+
+    async def close() -> None:
+        await env.close()
+
+    starting = loop.create_task(start())
     while not slow.begun.is_set():
         loop.run_until_complete(asyncio.sleep(0.001))
     loop.close()
-    asyncio.run(env.close())
+    asyncio.run(close())
     assert slow.calls == ["stopped"]
     slow.go.set()
     starting._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be left

@@ -23,7 +23,7 @@ PARTS = {
     *(".dockerignore", ".gitignore", "README.md", "openenv.yaml", "py.typed", "pyproject.toml"),
     *("__init__.py", "client.py", "models.py"),
     *("server/Dockerfile", "server/__init__.py", "server/app.py", "server/environment.py"),
-    *("tests/__init__.py", "tests/test_checks.py", "tests/test_environment.py"),
+    *("tests/__init__.py", "tests/test_checks.py"),
 }
 
 
@@ -152,12 +152,38 @@ def test_command_says_what_it_made_and_what_to_do_next(
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     assert main(["init", "cart", "--dir", "envs", "--template", "gymnasium"]) == 0
     assert "pip install gymnasium" in capsys.readouterr().out
-    assert main(["init", "cart", "--dir", "envs"]) == 2
+    assert main(["init", "cart", "--dir", "envs", "--package"]) == 2
     assert main(["init", "dice", "--template", "tool"]) == 2
     output = capsys.readouterr().err
     assert "a folder with something in it" in output
     assert "did you mean 'tools'?" in output
     assert entries(tmp_path) == ["envs", "two words"]
+
+
+def test_a_file_its_test_and_a_task_are_written_beside_each_other_and_over_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "rock-paper"]) == 0
+    assert entries(tmp_path) == ["rock_paper.py", "test_rock_paper.py"]
+    assert "class RockPaper(Environment[Guess, Face]):" in (tmp_path / "rock_paper.py").read_text()
+    output = capsys.readouterr().out
+    for word in ("play", "serve", "pytest test_", "validate", "train --env", "build"):
+        assert f"{word}" in output
+    assert main(["init", "rock-paper"]) == 2
+    assert "rock_paper.py yet, it is there" in capsys.readouterr().err
+    # A task is made from the schema of the file as it is now.
+    file = tmp_path / "rock_paper.py"
+    file.write_text(file.read_text().replace("number: int", "number: int\n    loud: bool = False"))
+    assert main(["init", "rock-paper", "--task"]) == 0
+    assert set(entries(tmp_path)) >= {"rock_paper.yaml", "rock_paper_task.py"}
+    text = (tmp_path / "rock_paper_task.py").read_text()
+    assert "from rock_paper import Face, Guess\n" in text
+    assert '{"number": {"type": "integer"}, "loud": {"default": false, "type": "boolean"}}' in text
+    assert 'f"hint: {observation.hint}"' in text
+    assert main(["init", "random"]) == 2
+    assert "Python's own library" in capsys.readouterr().err
+    del sys.modules["rock_paper"]
 
 
 @pytest.mark.soak

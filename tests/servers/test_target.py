@@ -203,7 +203,7 @@ def test_same_folder_loads_twice_but_not_another_of_its_name(tmp_path: Path) -> 
     [
         ("", r"expected the name of an environment, got ''"),
         ("blackjak", r"got 'blackjak'; did you mean 'blackjack'\?"),
-        ("xyzzy", r"there are: .*blackjack.* Give module:attribute, a folder"),
+        ("xyzzy", r"there are: .*blackjack.* Give FILE.py, module:attribute, a folder"),
         ("nowhere:app", r'expected an app at .* Could not import module "nowhere"'),
         ("walking.nowhere:app", r'Could not import module "walking.nowhere"'),
         ("walking:ap", r'Attribute "ap" not found in module "walking"; did you mean .app.\?'),
@@ -223,7 +223,7 @@ def test_same_folder_loads_twice_but_not_another_of_its_name(tmp_path: Path) -> 
         ("./odd", r"expected `app: module:attribute` in .*odd.openenv.yaml, got \[1\]"),
         ("./json", r"expected to import json from .*json.__init__.py; rename the folder"),
         ("text.txt", r"expected a Python file whose name can be imported, got text.txt"),
-        ("a b:app", r"got no module 'a b'"),
+        ("a b:app", r"expected module:attribute, got 'a b:app'"),
     ],
 )
 def test_unusable_target_is_reported(target: str, text: str, tmp_path: Path) -> None:

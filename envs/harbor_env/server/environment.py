@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.errors import ConfigurationError, EpisodeOverError, OpenEnvError
+from openenv_core.protocol.replies import metadata_of
 from openenv_core.tasks import IndexedTasks, InvalidResetOptionError, check_reset, draw_seed
 from openenv_core.tools import (
     CallToolAction,
@@ -357,7 +358,7 @@ def _to_tool_result(observation: HarborObservation) -> ToolResult:
         reward=observation.reward,
         done=observation.done,
         truncated=observation.truncated,
-        metadata=observation.wire_metadata(),
+        metadata=metadata_of(observation),
     )
 
 

@@ -21,7 +21,7 @@ from envs.harbor_env import EditFile, HarborEnv, ReadFile, Run, Submit, WriteFil
 from envs.harbor_env.server import machines
 from envs.harbor_env.tasks import HarborTask, HarborTasks
 from openenv_core.errors import EpisodeOverError
-from openenv_core.outcomes import infrastructure_failure, unscored_reason, was_truncated
+from openenv_core.outcomes import infrastructure_failure, outcome_of, unscored_reason
 from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.tools import CallToolAction
 
@@ -198,12 +198,12 @@ def test_the_time_of_a_task_ends_its_episode_which_is_judged(player: Player, tmp
     tasks = task_of(tmp_path, limits="agent: timeout_sec = 0.5")
     seen = play(player, tasks, "echo 3 > count.txt; sleep 60")
     assert (seen.done, seen.reward, seen.status) == (True, 1.0, "timeout")
-    assert was_truncated(seen)
+    assert outcome_of(seen).truncated
     env = player.environment(tasks)
     player.thread.run(env.reset_async)
     env._deadline = 0.0
     late = player.thread.run(env.step_async, Run(command="echo 3 > count.txt"))
-    assert (late.done, late.reward, late.status, was_truncated(late)) == (True, 0.0, "ok", True)
+    assert (late.done, late.reward, late.status, outcome_of(late).truncated) == (True, 0.0, "ok", True)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_neither_presets_nor_shipped_files_set_a_key_without_effect(name: str) -
 EPISODES: dict[str, dict[str, Any]] = {
     "rollout": {"num_turns": 3, "episode_timeout_s": 5.0, "cut_answer": "illegal"},
     "reward": {"illegal_answer": -2.0},
-    "evaluation": {"episodes": 7},
+    "evaluation": {"episodes": 7, "curve_interval": 5, "curve_tasks": 9, "repetitions": 4, "success": 0.5},
 }
 
 

@@ -18,7 +18,7 @@ from rl_bridge.config import (
     save_config,
 )
 from rl_bridge.config.effects import find_unused_keys
-from rl_bridge.config.schema import DEFAULT_TASK
+from rl_bridge.config.schema import TOOL_WORLD_TASK
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import Task
 
@@ -107,8 +107,8 @@ def test_parts_that_do_not_fit_together_are_refused(file: Path, overrides: list[
 
 def test_an_environment_without_a_task_is_a_world_of_tools(file: Path) -> None:
     config = load_config(file, ["rollout.task=null"])
-    assert config.rollout.task == DEFAULT_TASK
-    assert issubclass(resolve(DEFAULT_TASK, key="rollout.task"), Task)
+    assert config.rollout.task == TOOL_WORLD_TASK
+    assert issubclass(resolve(TOOL_WORLD_TASK, key="rollout.task"), Task)
 
 
 @pytest.mark.parametrize(

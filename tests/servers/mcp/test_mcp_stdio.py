@@ -137,7 +137,6 @@ def test_invalid_and_oversized_lines_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("app", "options", "expected"),
     [
-        ("counter:app", (), "which offers none"),
         ("nothing:app", (), "Could not import"),
         ("toolbox:app", ("--option", "seed"), "expected --option NAME=VALUE"),
     ],

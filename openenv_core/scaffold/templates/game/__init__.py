@@ -1,6 +1,6 @@
 """Place Holder as an environment: the models and the client. The server is in :mod:`.server`."""
 
 from .client import PlaceHolderEnv
-from .models import PlaceHolderAction, PlaceHolderObservation, PlaceHolderState
+from .models import PlaceHolderAction, PlaceHolderObservation
 
-__all__ = ["PlaceHolderAction", "PlaceHolderEnv", "PlaceHolderObservation", "PlaceHolderState"]
+__all__ = ["PlaceHolderAction", "PlaceHolderEnv", "PlaceHolderObservation"]

@@ -4,7 +4,7 @@ from typing import Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from openenv_core import Action, Observation, State
+from openenv_core import Action, Observation
 
 LOWEST: Final = 1
 HIGHEST: Final = 10
@@ -30,10 +30,3 @@ class PlaceHolderObservation(Observation):
     highest: int = Field(description="the greatest number that it can still be")
     guesses_left: int = Field(ge=0, description="how many guesses are left")
     text: str = Field(description="all of this in words, for people and language models")
-
-
-class PlaceHolderState(State):
-    """The state of the episode, for its operator: the seed reveals the number."""
-
-    seed: int | None = Field(default=None, description="what the number was drawn from; null before a reset")
-    done: bool = Field(default=False, description="whether the episode has ended")

@@ -1,13 +1,12 @@
 """The models of Place Holder on the wire.
 
 The action model must match the environment's action space. That of CartPole-v1 is Discrete(2): an integer. For a Box
-use `list[float]` with a length, for a MultiDiscrete `list[int]`. `server/spaces.py` does the rest, and a test compares
-this model with the space.
+use `list[float]` with a length, for a MultiDiscrete `list[int]`. `server/spaces.py` does the rest.
 """
 
 from pydantic import Field, JsonValue
 
-from openenv_core import Action, Observation, State
+from openenv_core import Action, Observation
 
 ACTIONS = 2
 
@@ -23,10 +22,3 @@ class PlaceHolderObservation(Observation):
     """An observation of Gymnasium's environment. The reward is null after a reset."""
 
     values: JsonValue = Field(description="a value of the observation space; arrays are lists")
-
-
-class PlaceHolderState(State):
-    """The state of the episode, for its operator."""
-
-    seed: int | None = Field(default=None, description="what the episode came from; null before a reset")
-    done: bool = Field(default=False, description="whether the episode has ended")

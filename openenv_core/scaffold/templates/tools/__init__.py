@@ -1,6 +1,6 @@
 """Place Holder as an environment: the models and the client. The server is in :mod:`.server`."""
 
 from .client import PlaceHolderEnv
-from .models import PlaceHolderObservation, PlaceHolderState
+from .models import PlaceHolderObservation
 
-__all__ = ["PlaceHolderEnv", "PlaceHolderObservation", "PlaceHolderState"]
+__all__ = ["PlaceHolderEnv", "PlaceHolderObservation"]

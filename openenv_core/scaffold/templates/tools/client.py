@@ -4,7 +4,7 @@ from typing import Any
 
 from openenv_core import MCPToolClient, StepResult
 
-from .models import PlaceHolderObservation, PlaceHolderState
+from .models import PlaceHolderObservation
 
 
 class PlaceHolderEnv(MCPToolClient):
@@ -13,7 +13,6 @@ class PlaceHolderEnv(MCPToolClient):
     `call_tool` returns a tool's result; `step(CallToolAction(...))` also has the reward.
     """
 
-    state_type = PlaceHolderState
     default_app = f"{__package__}.server.app:app"
 
     def _parse_result(self, payload: dict[str, Any]) -> StepResult[Any]:

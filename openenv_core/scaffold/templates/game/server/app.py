@@ -2,17 +2,6 @@
 
 from servers import create_app
 
-from ..models import PlaceHolderAction, PlaceHolderObservation, PlaceHolderState
 from .environment import PlaceHolderEnvironment
 
-# Maximum of concurrent sessions; each has its own environment.
-MAX_CONCURRENT_ENVS = 256
-
-app = create_app(
-    PlaceHolderEnvironment,
-    PlaceHolderAction,
-    PlaceHolderObservation,
-    env_name="place_holder",
-    max_concurrent_envs=MAX_CONCURRENT_ENVS,
-    state_cls=PlaceHolderState,
-)
+app = create_app(PlaceHolderEnvironment, env_name="place_holder")

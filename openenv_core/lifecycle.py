@@ -1,0 +1,407 @@
+"""The episodes that the base class keeps: seed, generator, id, count of steps, end, rubric and transform.
+
+A class that does not write its own `state` leaves its episodes to the base, which wraps its `reset` and `step`. A class
+with a `state` of its own, as released environments have, keeps them by hand, and nothing here applies to it.
+"""
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from random import Random
+from typing import Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
+from uuid import uuid4
+
+from pydantic import ConfigDict, create_model
+
+from openenv_core.errors import ConfigurationError, EpisodeOverError
+from openenv_core.tasks import check_reset, draw_seed, read_reset
+from openenv_core.types import Observation, State
+
+_COMMON: Final = ("seed", "episode_id")
+_KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+_CONCURRENT: Final = "SUPPORTS_CONCURRENT_SESSIONS"
+_IMPLIED: Final = "_concurrency_is_implied"
+"""Attribute of classes whose SUPPORTS_CONCURRENT_SESSIONS no author has set."""
+
+DEFAULT_SESSIONS: Final = 1024
+"""Sessions of a server whose author set no cap, and whose class allows several."""
+
+
+class KeepsEpisodes:
+    """The base of `Environment` alone, by which this module knows it and its subclasses."""
+
+
+class Episode:
+    """One episode of an instance.
+
+    Attributes:
+        state: Its state, which the author may change.
+        over: Whether no step may follow.
+        busy: Whether a call is in progress; calls of `super().reset()` and the like are part of it.
+    """
+
+    __slots__ = ("busy", "over", "state")
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+        self.over = True
+        self.busy = False
+
+
+def episode_of(environment: Any) -> Episode:
+    """Return the current episode of an instance, which need not have called the constructor of its base."""
+    try:
+        return vars(environment)["_episode"]  # type: ignore[no-any-return]
+    except KeyError:
+        episode = environment._episode = Episode(models_of(type(environment)).state())
+        return episode
+
+
+class _Call:
+    """One call of an author's method, and what the base does before and after it.
+
+    A call of `super().reset()`, or of a tool by `step`, is part of the call in progress, and nothing is added to it.
+    """
+
+    def __init__(self, environment: Any) -> None:
+        self.environment = environment
+        self.episode = episode_of(environment)
+        self.nested = self.episode.busy
+        if not self.nested:
+            self.begin()
+            self.episode.busy = True
+
+    def begin(self) -> None:
+        """Do what comes before the author's method. Raises what refuses the call."""
+
+    def fail(self) -> None:
+        """Undo it, since the author's method raised."""
+        if not self.nested:
+            self.episode.busy = False
+
+    def finish(self, result: Any) -> Any:
+        """Return what the author's method returned, as it is sent; the end of the episode is kept."""
+        if self.nested:
+            return result
+        self.episode.busy = False
+        if isinstance(result, Observation):
+            result = self.environment._apply_transform(result)
+        self.episode.over = getattr(result, "done", False)
+        return result
+
+
+class _Reset(_Call):
+    """A call of `reset`: a new episode begins with it."""
+
+    def __init__(
+        self,
+        environment: Any,
+        method: Callable[..., Any],
+        seed: Any,
+        episode_id: Any,
+        options: dict[str, Any],
+    ) -> None:
+        self._method = method
+        self._given = seed, episode_id
+        self.options = options
+        super().__init__(environment)
+
+    def begin(self) -> None:
+        """Validate the options, and make generator and state from the seed."""
+        cls, (seed, episode_id) = type(self.environment), self._given
+        self.options = _read_options(cls, self._method, seed, episode_id, self.options)
+        seed = draw_seed() if seed is None else seed
+        accepted = inspect.signature(self._method).parameters
+        common = zip(_COMMON, (seed, episode_id), strict=True)
+        self.options |= {name: value for name, value in common if name in accepted}
+        self.environment.rng = Random(seed)
+        episode_id = str(uuid4()) if episode_id is None else episode_id
+        self.environment._episode = self.episode = Episode(
+            models_of(cls).state(episode_id=episode_id, seed=seed)
+        )
+
+
+class _Step(_Call):
+    """A call of `step`, or of a tool."""
+
+    def begin(self) -> None:
+        """Refuse the step where no episode runs, and count it."""
+        if self.episode.over:
+            raise EpisodeOverError(
+                None if self.episode.state.episode_id else "no episode has begun; call reset() first"
+            )
+        self.episode.state.step_count += 1
+
+    def fail(self) -> None:
+        """Count the step no longer."""
+        if not self.nested:
+            self.episode.state.step_count -= 1
+        super().fail()
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the rubric computes the reward."""
+        return not self.nested and self.environment.rubric is not None
+
+
+def keep_episodes(cls: type, base: type) -> None:
+    """Wrap `reset` and `step` of a class that leaves its episodes to the base, and unwrap those of any other.
+
+    Args:
+        cls: A subclass of the base.
+        base: The class `Environment`.
+
+    Raises:
+        ConfigurationError: The state's class has a field without a default.
+    """
+    kept = inspect.getattr_static(cls, "state") is vars(base)["state"]
+    cls.KEEPS_EPISODES = kept  # type: ignore[attr-defined]
+    said = [
+        vars(owner)[_CONCURRENT]
+        for owner in cls.__mro__
+        if owner is not base and _CONCURRENT in vars(owner) and not vars(owner).get(_IMPLIED)
+    ]
+    setattr(cls, _CONCURRENT, said[0] if said else kept)
+    setattr(cls, _IMPLIED, not said)
+    for name, wrap in _WRAPPERS.items():
+        method = inspect.getattr_static(cls, name, None)
+        if not inspect.isfunction(method) or method is vars(base).get(name):
+            continue
+        if name.startswith("step") and method.__qualname__ == "ToolEnvironment.step":
+            continue  # it calls `call_tool`, or lists the tools
+        original = getattr(method, "_author_method", None)
+        if kept and original is None:
+            setattr(cls, name, wrap(method))
+        elif not kept and original is not None:
+            setattr(cls, name, original)
+    if kept:
+        state = models_of(cls).state
+        if missing := [name for name, field in state.model_fields.items() if field.is_required()]:
+            raise ConfigurationError(
+                f"a new episode of {cls.__qualname__} cannot make its {state.__name__}: {', '.join(missing)} has no "
+                "default; give it one, and set it in reset: self.state.{0} = ...".format(missing[0])
+            )
+
+
+def _wrap_reset(method: Callable[..., Any]) -> Callable[..., Any]:
+    def reset(self: Any, *, seed: Any = None, episode_id: Any = None, **options: Any) -> Any:
+        call = _Reset(self, method, seed, episode_id, options)
+        with _failing(call):
+            self._reset_rubric()
+            observation = _require_value(method(self, **call.options), method)
+        return call.finish(observation)
+
+    async def reset_async(self: Any, *, seed: Any = None, episode_id: Any = None, **options: Any) -> Any:
+        call = _Reset(self, method, seed, episode_id, options)
+        with _failing(call):
+            await self._reset_rubric_async()
+            observation = await method(self, **call.options)
+        return call.finish(observation)
+
+    return _author(method, reset_async if inspect.iscoroutinefunction(method) else reset)
+
+
+def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self: Any, action: Any, /, *values: Any, **options: Any) -> Any:
+        if _is_list(action):
+            return method(self, action, *values, **options)
+        call = _Step(self)
+        with _failing(call):
+            observation = _require_value(method(self, action, *values, **options), method)
+            if call.is_scored:
+                observation.reward = self._apply_rubric(action, observation)
+        return call.finish(observation)
+
+    async def step_async(self: Any, action: Any, /, *values: Any, **options: Any) -> Any:
+        if _is_list(action):
+            return await method(self, action, *values, **options)
+        call = _Step(self)
+        with _failing(call):
+            observation = await method(self, action, *values, **options)
+            if call.is_scored:
+                observation.reward = await self._apply_rubric_async(action, observation)
+        return call.finish(observation)
+
+    return _author(method, step_async if inspect.iscoroutinefunction(method) else step)
+
+
+def _wrap_tool_call(method: Callable[..., Any]) -> Callable[..., Any]:
+    async def finish_later(call: _Call, pending: Awaitable[Any]) -> Any:
+        with _failing(call):
+            result = await pending
+        return call.finish(result)
+
+    def call_tool(self: Any, *values: Any) -> Any:
+        call = _Step(self)
+        with _failing(call):
+            result = method(self, *values)
+        return finish_later(call, result) if inspect.isawaitable(result) else call.finish(result)
+
+    return _author(method, call_tool)
+
+
+@contextmanager
+def _failing(call: _Call) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        call.fail()
+        raise
+
+
+_WRAPPERS: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
+    "reset": _wrap_reset,
+    "reset_async": _wrap_reset,
+    "step": _wrap_step,
+    "step_async": _wrap_step,
+    "call_tool": _wrap_tool_call,
+}
+
+
+def _is_list(action: Any) -> bool:
+    """Whether an action lists the tools, which is no step."""
+    return getattr(action, "type", None) == "list_tools"
+
+
+def _author(method: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wrapper with the name, docstring and signature of its method, and for `reset` the common options."""
+    wraps(method)(wrapper)
+    wrapper._author_method = method  # type: ignore[attr-defined]
+    if method.__name__.startswith("reset"):
+        signature = inspect.signature(method)
+        kinds = inspect.Parameter
+        added = [
+            kinds(name, kinds.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in zip(_COMMON, (int | None, str | None), strict=True)
+            if name not in signature.parameters
+        ]
+        wrapper.__annotations__ = {**wrapper.__annotations__, "seed": int | None, "episode_id": str | None}
+        given = [each for each in signature.parameters.values() if each.kind is not kinds.VAR_KEYWORD]
+        # Unknown options reach the wrapper, which refuses them.
+        rest = kinds("unknown", kinds.VAR_KEYWORD)
+        wrapper.__signature__ = signature.replace(parameters=[*given, *added, rest])  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _require_value(value: Any, method: Callable[..., Any]) -> Any:
+    """Return what a plain method returned. Raises TypeError for an awaitable."""
+    if isinstance(value, Observation) or not inspect.isawaitable(value):
+        return value
+    if inspect.iscoroutine(value):
+        value.close()
+    raise TypeError(f"{method.__qualname__} returned an awaitable; write it as `async def`")
+
+
+def _read_options(
+    cls: type, method: Callable[..., Any], seed: Any, episode_id: Any, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Validate the options of a reset by the types of the author's parameters; None means the default."""
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        check_reset((), {}, seed, episode_id)
+        return dict(options)
+    names = [each.name for each in parameters if each.kind in _KEYWORDS and each.name not in _COMMON]
+    unknown = {name: None for name in options if name not in names}
+    check_reset((*_COMMON, *names), unknown, seed, episode_id)
+    if not options:
+        return {}
+    try:
+        hints = get_type_hints(method, include_extras=True)
+    except Exception:  # a quoted annotation may fail in any way
+        hints = {}
+    fields: dict[str, Any] = {
+        each.name: (hints.get(each.name, Any), each.default)
+        for each in parameters
+        if each.name in names and each.name in options
+    }
+    model = create_model(
+        f"{cls.__name__}Options",
+        __config__=ConfigDict(arbitrary_types_allowed=True, extra="forbid"),
+        **fields,
+    )
+    given = read_reset(model, options)
+    return {name: getattr(given, name) for name in given.model_fields_set}
+
+
+class Models:
+    """The models of an environment's class.
+
+    Attributes:
+        action: The action model, or a union of models.
+        observation: The observation model, or a union of models.
+        reset_observation: The observation model of a reset, if it is another one.
+        state: The class of its states.
+    """
+
+    __slots__ = ("action", "observation", "reset_observation", "state")
+
+    def __init__(self, action: Any, observation: Any, state: Any, reset_observation: Any = None) -> None:
+        self.action = action
+        self.observation = observation
+        self.reset_observation = reset_observation
+        self.state = state if isinstance(state, type) and issubclass(state, State) else State
+
+
+def models_of(cls: type) -> Models:
+    """Return the models in the type arguments of a class's base: `class Dice(Environment[Guess, Face])`."""
+    known = vars(cls).get("_models")
+    if known is None:
+        action, observation, state = _arguments(cls)
+        reset_observation = None
+        if observation is Any and hasattr(cls, "TOOLSET"):
+            # An environment of tools: its steps return their results, and `reset` what it says.
+            from openenv_core.tools.wire import ToolObservation
+
+            observation, reset_observation = ToolObservation, _returned_by(cls)
+        known = Models(action, observation, state, reset_observation)
+        cls._models = known  # type: ignore[attr-defined]
+    return known
+
+
+def _returned_by(cls: type) -> Any:
+    """Return the model that `reset` is annotated to return; None if it is none."""
+    try:
+        model = get_type_hints(cls.reset).get("return")  # type: ignore[attr-defined]
+    except Exception:  # a quoted annotation may fail in any way
+        return None
+    return model if isinstance(model, type) and issubclass(model, Observation) else None
+
+
+def read_models(factory: Any) -> Models:
+    """Return the models of what makes environments; a function, and a class that is no `Environment`, name none."""
+    is_environment = isinstance(factory, type) and issubclass(factory, KeepsEpisodes)
+    return models_of(factory) if is_environment else Models(None, None, None)
+
+
+def default_cap(factory: Any) -> int:
+    """Return how many sessions a server of these environments has by default."""
+    kept = isinstance(factory, type) and getattr(factory, "KEEPS_EPISODES", False)
+    return DEFAULT_SESSIONS if kept and factory.SUPPORTS_CONCURRENT_SESSIONS else 1
+
+
+def _arguments(cls: type) -> tuple[Any, Any, Any]:
+    """Return the arguments of `Environment[...]`; None for each that the class leaves open."""
+
+    def search(owner: type, values: Mapping[Any, Any]) -> list[Any] | None:
+        for base in getattr(owner, "__orig_bases__", owner.__bases__):
+            origin = get_origin(base) or base
+            if (
+                origin in (Generic, object)
+                or not isinstance(origin, type)
+                or not issubclass(origin, KeepsEpisodes)
+            ):
+                continue
+            arguments = [values.get(each, each) for each in get_args(base)]
+            if KeepsEpisodes in origin.__bases__:
+                return arguments
+            parameters = getattr(origin, "__parameters__", ())
+            if (found := search(origin, dict(zip(parameters, arguments, strict=False)))) is not None:
+                return found
+        return None
+
+    found = [None if isinstance(each, TypeVar) else each for each in search(cls, {}) or []]
+    found += [None] * (3 - len(found))
+    return found[0], found[1], found[2]

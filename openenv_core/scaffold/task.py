@@ -1,0 +1,85 @@
+"""A task for a language model, written from the models of an environment in one file."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from openenv_core.errors import ConfigurationError
+from openenv_core.lifecycle import models_of
+from openenv_core.one_file import import_file, read_file
+from openenv_core.scaffold.names import EnvironmentNames
+from openenv_core.types import Action, Observation
+
+_TASK: Final = '''\
+"""{title} as a task for a language model."""
+
+from {module} import {imported}
+
+from rl_bridge.rollout import SchemaTask
+from rl_bridge.tokens.chat import ChatMessage
+
+RULES = """\\
+{rules}
+"""
+
+
+class {prefix}Task(SchemaTask):
+    """Observations in words, and actions as JSON; change either as you like."""
+
+    def messages(self, observation: {observation}) -> list[ChatMessage]:
+        """Return the policy's prompt for an observation."""
+        shown = {shown}
+        return [{{"role": "system", "content": RULES}}, {{"role": "user", "content": shown}}]
+
+    def parse(self, text: str) -> {action}:
+        """Return the action of an answer; ValueError if it is no action."""
+        return {action}.model_validate_json(text)
+'''
+
+
+def task_text(names: EnvironmentNames, path: Path, name: str) -> str:
+    """Return the text of a task for the environment in a file.
+
+    Args:
+        names: The names of the environment.
+        path: The file.
+        name: The environment's class.
+
+    Raises:
+        ConfigurationError: There is no such environment, or its models are no plain classes.
+        Exception: Raised by the file's own code.
+    """
+    if not path.is_file() or name not in read_file(path).classes:
+        raise ConfigurationError(
+            f"there is no environment in {path}; make one with: ropewalk init {names.short}"
+        )
+    models = models_of(cls := getattr(import_file(path), name))
+    for model, base in ((models.action, Action), (models.observation, Observation)):
+        if not (isinstance(model, type) and issubclass(model, base)):
+            raise ConfigurationError(
+                f"expected one model of each in {name}, got {model!r}; docs/tutorials/train.md shows how a task is "
+                "written"
+            )
+    fields = [field for field in models.observation.model_fields if field not in Observation.model_fields]
+    lines = "\\n".join(f"{field}: {{observation.{field}}}" for field in fields)
+    return _TASK.format(
+        title=names.title,
+        module=path.stem,
+        imported=", ".join(sorted({models.action.__name__, models.observation.__name__})),
+        action=models.action.__name__,
+        observation=models.observation.__name__,
+        prefix=names.prefix,
+        rules=f"{inspect.getdoc(cls) or names.title}\n{describe_answer(models.action)}".replace('"""', "'"),
+        shown=f'f"{lines}"' if fields else '""',
+    )
+
+
+def describe_answer(action: type[Action]) -> str:
+    """Return a sentence that asks for an action as JSON, with its schema."""
+    schema: dict[str, Any] = action.model_json_schema()
+    properties = {name: field for name, field in schema.get("properties", {}).items() if name != "metadata"}
+    for field in properties.values():
+        field.pop("title", None)
+    shown = properties | ({"$defs": schema["$defs"]} if "$defs" in schema else {})
+    return f"Answer with a JSON object and nothing else. Its keys: {json.dumps(shown, ensure_ascii=False)}"
