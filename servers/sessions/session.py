@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from openenv_core.protocol.errors import EXECUTION_ERROR, RefusalError, text_of
 from openenv_core.watchdog import Watchdog
@@ -21,9 +21,6 @@ from servers.sessions.queue import SlotQueue
 from servers.sessions.slots import SessionBusyError, SessionSlots, UnknownSessionError
 from servers.sessions.snapshots import SessionState
 from servers.threads import Outcome
-
-if TYPE_CHECKING:
-    from servers.sessions.table import SessionTable
 
 MAX_WAITING: Final = 32
 """Calls that may wait for one session while another runs."""
@@ -110,7 +107,14 @@ class EnvironmentSession:
     """
 
     def __init__(
-        self, table: "SessionTable", runner: EnvironmentRunner, slot: Slot, owner: str, session_id: str
+        self,
+        runner: EnvironmentRunner,
+        slot: Slot,
+        owner: str,
+        session_id: str,
+        *,
+        step_timeout_s: float | None,
+        expire: "Callable[[EnvironmentSession], RefusalError]",
     ) -> None:
         self.runner = runner
         self.slot = slot
@@ -122,11 +126,11 @@ class EnvironmentSession:
         self.last_used_at: float | None = None
         self.listeners = 0
         self.on_end: Callable[[], None] | None = None
-        self._table = table
+        self._end_expired = expire
         self._call: EnvironmentCall | None = None
         self._waiting: deque[EnvironmentCall] = deque()
         self._idle: asyncio.Future[None] | None = None  # done when no call runs
-        self._watchdog = Watchdog(table.step_timeout_s, self._expire)
+        self._watchdog = Watchdog(step_timeout_s, self._expire)
 
     @property
     def ended(self) -> bool:
@@ -201,7 +205,7 @@ class EnvironmentSession:
     def _expire(self) -> None:
         """End the session, since its call has exceeded its deadline."""
         if self._call is not None:
-            self.abandon_calls(self._table.expire(self))
+            self.abandon_calls(self._end_expired(self))
 
     def abandon_calls(self, refusal: RefusalError) -> None:
         """End the running call, if any, with an error, and refuse those that wait; only when the session has ended."""

@@ -393,7 +393,9 @@ class SessionTable:
         try:
             async with deadline:
                 runner = await self.executor.construct(self.factory)
-                session = EnvironmentSession(self, runner, slot, owner, session_id)
+                session = EnvironmentSession(
+                    runner, slot, owner, session_id, step_timeout_s=self.step_timeout_s, expire=self.expire
+                )
                 if self.slots.cap > 1 and not runner.concurrent:
                     # The factory is a function, so the class is known only now.
                     text = (

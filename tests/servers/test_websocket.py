@@ -55,7 +55,7 @@ async def first_of(ws: Any) -> Any:
 async def test_episode_over_a_socket(env: type[Counter]) -> None:
     async with serving(app_of(env)) as address, socket_to(address) as ws:
         # A session is there from the start: no reset is needed.
-        state = {"episode_id": None, "step_count": 0, "seed": None, "total": 0, "thread": ""}
+        state = {"episode_id": None, "step_count": 0, "total": 0, "thread": ""}
         assert await ask(ws, STATE) == {"type": "state", "data": state}
         reply = await ask(
             ws, {"type": "reset", "data": {"seed": 3, "episode_id": "e", "start": 1, "unknown": 9}}
