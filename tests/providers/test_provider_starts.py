@@ -100,8 +100,12 @@ def test_a_stop_that_was_interrupted_is_done_by_the_next() -> None:
 def test_client_of_a_closed_loop_can_be_closed_on_another() -> None:
     slow = Slow()
     env = GenericEnvClient(provider=slow)
+
+    async def reset() -> None:
+        await env.reset()
+
     loop = asyncio.new_event_loop()
-    starting = loop.create_task(env.__aenter__())
+    starting = loop.create_task(reset())
     while not slow.begun.is_set():
         loop.run_until_complete(asyncio.sleep(0.001))
     loop.close()
