@@ -465,6 +465,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def __aenter__(self) -> Self:
         try:
             return await self.connect()
+        except GeneratorExit:  # its loop has closed, and this is garbage collection, which must not wait
+            raise
         except BaseException:
             await self.close()
             raise
