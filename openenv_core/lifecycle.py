@@ -185,6 +185,8 @@ def keep_episodes(cls: type, base: type) -> None:
 
 def _wrap_reset(method: Callable[..., Any]) -> Callable[..., Any]:
     def reset(self: Any, *, seed: Any = None, episode_id: Any = None, **options: Any) -> Any:
+        if not self.KEEPS_EPISODES:  # called by `super()` of a class that keeps its own
+            return method(self, **_given(seed, episode_id), **options)
         call = _Reset(self, method, seed, episode_id, options)
         with _failing(call):
             self._reset_rubric()
@@ -192,6 +194,8 @@ def _wrap_reset(method: Callable[..., Any]) -> Callable[..., Any]:
         return call.finish(observation)
 
     async def reset_async(self: Any, *, seed: Any = None, episode_id: Any = None, **options: Any) -> Any:
+        if not self.KEEPS_EPISODES:
+            return await method(self, **_given(seed, episode_id), **options)
         call = _Reset(self, method, seed, episode_id, options)
         with _failing(call):
             await self._reset_rubric_async()
@@ -201,9 +205,14 @@ def _wrap_reset(method: Callable[..., Any]) -> Callable[..., Any]:
     return _author(method, reset_async if inspect.iscoroutinefunction(method) else reset)
 
 
+def _given(seed: Any, episode_id: Any) -> dict[str, Any]:
+    pairs = zip(_COMMON, (seed, episode_id), strict=True)
+    return {name: value for name, value in pairs if value is not None}
+
+
 def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, action: Any, /, *values: Any, **options: Any) -> Any:
-        if _is_list(action):
+        if _is_list(action) or not self.KEEPS_EPISODES:
             return method(self, action, *values, **options)
         call = _Step(self)
         with _failing(call):
@@ -213,7 +222,7 @@ def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
         return call.finish(observation)
 
     async def step_async(self: Any, action: Any, /, *values: Any, **options: Any) -> Any:
-        if _is_list(action):
+        if _is_list(action) or not self.KEEPS_EPISODES:
             return await method(self, action, *values, **options)
         call = _Step(self)
         with _failing(call):
@@ -232,6 +241,8 @@ def _wrap_tool_call(method: Callable[..., Any]) -> Callable[..., Any]:
         return call.finish(result)
 
     def call_tool(self: Any, *values: Any) -> Any:
+        if not self.KEEPS_EPISODES:
+            return method(self, *values)
         call = _Step(self)
         with _failing(call):
             result = method(self, *values)
