@@ -130,7 +130,12 @@ class InstantPolicy(ChatPolicy):
         return [1]
 
     async def answer(
-        self, prompt: Sequence[int], *, temperature: float, seed: int | None = None
+        self,
+        prompt: Sequence[int],
+        *,
+        temperature: float,
+        seed: int | None = None,
+        max_new_tokens: int | None = None,
     ) -> tuple[Turn, str]:
         """Return the seed as text."""
         completion = Completion(tokens=[2], logprobs=[0.0], versions=[self.version], stopped=True)

@@ -58,6 +58,7 @@ from openenv_core.types import (
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, MCPToolClient, SyncEnvClient
     from openenv_core.making import make
+    from openenv_core.pictures import Picture
     from openenv_core.providers import ContainerOptions, DockerPool, LocalDockerProvider, LocalProcessProvider
 
 __all__ = [
@@ -94,6 +95,7 @@ __all__ = [
     "OpenEnvError",
     "OptionUnavailableError",
     "Outcome",
+    "Picture",
     "ProtocolError",
     "ProviderError",
     "RequestTimeoutError",
@@ -120,6 +122,7 @@ _LAZY = {
     "MCPToolClient": "openenv_core.client.tools",
     "SyncEnvClient": "openenv_core.client",
     "make": "openenv_core.making",
+    "Picture": "openenv_core.pictures",
     "ContainerOptions": "openenv_core.providers",
     "DockerPool": "openenv_core.providers",
     "LocalDockerProvider": "openenv_core.providers",

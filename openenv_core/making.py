@@ -9,7 +9,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.lifecycle import models_of
 from openenv_core.one_file import import_file, read_file
 from openenv_core.packages import import_ours
-from openenv_core.targets import TargetKind, package_of, split_path, target_of
+from openenv_core.targets import TargetKind, require_package, split_path, target_of
 
 
 def make(
@@ -24,7 +24,8 @@ def make(
 
     Args:
         target: An environment's name, a folder or Python file, `module:attribute`, one or more URLs (see
-            `EnvClient`), or an image of the local Docker engine.
+            `EnvClient`), or `docker://IMAGE`; an image that is on this machine needs no `docker://` if nothing else
+            has its name.
         client: The client's class. Default: the environment's own if `target` is a name, one with the models of the
             class if it is a file with an environment's class, otherwise `GenericEnvClient`, whose actions and
             observations are dicts.
@@ -55,9 +56,7 @@ def client_class(name: str) -> type[EnvClient[Any, Any, Any]]:
     Raises:
         ConfigurationError: There is no environment of that name, or its package has no client class.
     """
-    package = package_of(name)
-    if package is None:
-        raise ConfigurationError(f"expected an environment's name, got {name!r}; `ropewalk list` names them")
+    package = require_package(name)
     module = import_ours(package)
     for value in vars(module).values():
         if isinstance(value, type) and issubclass(value, EnvClient) and value.__module__.startswith(package):

@@ -1,5 +1,6 @@
 """Resolves the target of a command: an environment's name, a folder, a module, a running server or an image."""
 
+import difflib
 import importlib
 import os
 import pkgutil
@@ -30,7 +31,14 @@ _MODULE = re.compile(r"(?P<module>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*):(?P<attribute>[
 _IMAGE = re.compile(
     r"(?:[A-Za-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*(?::[\w][\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
+_BARE_NAME = re.compile(r"[\w-]+")
 _SUFFIX: Final = "_env"
+
+IMAGE_SCHEME: Final = "docker://"
+"""Begins a target that is an image, whatever else has its name."""
+
+FORMS: Final = "Give FILE.py, module:attribute, a folder such as '.', or the name of an environment"
+"""Targets that are imported."""
 
 PORT: Final = 8000
 """Default port of servers in images."""
@@ -83,8 +91,9 @@ class RunningTarget:
 def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
     """Resolve a command's argument to a target.
 
-    The kinds are tried in this order: URL, existing path, importable `module:attribute`, environment's name, image's
-    name. A name with a tag or slash that is none of the others is an image.
+    It is the first of these: `docker://IMAGE`, a URL, an existing path, an importable `module:attribute`, an
+    environment's name, and last an image that the local engine has. A misspelt path or name is an error at once; the
+    engine is not asked.
 
     Args:
         text: The argument as typed.
@@ -93,25 +102,79 @@ def target_of(text: str, *, kind: TargetKind | None = None) -> Target:
     Raises:
         ConfigurationError: The text matches no kind, or not the given one.
     """
-    resolved_kind = kind or _kind_of(text)
-    if resolved_kind is TargetKind.URL and not _URL.match(text):
+    if kind is not None:
+        return _target_as(text, kind)
+    return find_target(text) or _misspelt(text) or _image_or_module(text)
+
+
+def find_target(text: str) -> Target | None:
+    """Return the target that a text names outright or that exists here, if any; no engine is asked."""
+    if text.startswith(IMAGE_SCHEME):
+        return _target_as(text, TargetKind.IMAGE)
+    kind = TargetKind.URL if _URL.match(text) else _kind_of_existing(text)
+    return None if kind is None else _target_as(text, kind)
+
+
+def _target_as(text: str, kind: TargetKind) -> Target:
+    """Return the target of a kind; ConfigurationError if the text cannot be one."""
+    if kind is TargetKind.IMAGE:
+        image = text.removeprefix(IMAGE_SCHEME)
+        if not _IMAGE.fullmatch(image):
+            raise ConfigurationError(f"expected {IMAGE_SCHEME} and the name of an image, got {text!r}")
+        return Target(kind, image)
+    if kind is TargetKind.URL and not _URL.match(text):
         raise ConfigurationError(f"expected a URL, got {text!r}; begin with http:// or https://")
-    if resolved_kind is TargetKind.PATH:
+    if kind is TargetKind.PATH:
         text = name_class(text)
         path, attribute = split_path(text)
         if not path.exists():
-            raise ConfigurationError(f"there is no folder or file at {text}; check the path")
-        rest = f":{attribute}" if attribute else ""
-        return Target(resolved_kind, f"{path.resolve()}{rest}", _enclosing_folder(path))
-    if resolved_kind is TargetKind.MODULE:
+            raise ConfigurationError(
+                f"there is no folder or file at {text}; {_near_path(path) or 'check the path'}"
+            )
+        return Target(kind, f"{path.resolve()}{attribute and f':{attribute}'}", _enclosing_folder(path))
+    if kind is TargetKind.MODULE:
         match = _MODULE.fullmatch(text)
         if match is None:
             raise ConfigurationError(f"expected module:attribute, got {text!r}")
         file = find_module(match["module"])
-        return Target(resolved_kind, text, None if file is None else _enclosing_folder(file))
-    if resolved_kind is TargetKind.NAME:
-        return Target(resolved_kind, text, folder_of_name(text))
-    return Target(resolved_kind, text)
+        return Target(kind, text, None if file is None else _enclosing_folder(file))
+    if kind is TargetKind.NAME:
+        return Target(kind, text, folder_of(require_package(text)))
+    return Target(kind, text)
+
+
+def _misspelt(text: str) -> Target | None:
+    """Return a module that may be importable in the end, or None for a text that may be an image.
+
+    Raises:
+        ConfigurationError: The text can only be a path, or resembles an environment's name.
+    """
+    parent = text.partition("/")[0]
+    is_path = text.startswith((".", "/", "~")) or text.endswith(("/", ".py"))
+    if is_path or (parent != text and Path(parent).is_dir()):
+        return _target_as(text, TargetKind.PATH)
+    if _near_names(text):
+        return _target_as(text, TargetKind.NAME)
+    match = _MODULE.fullmatch(text)
+    is_module = match is not None and ("." in match["module"] or match["attribute"] == "app")
+    return _target_as(text, TargetKind.MODULE) if is_module else None
+
+
+def _image_or_module(text: str) -> Target:
+    """Return the target of a text that names nothing here: an image that the engine has, or else a module.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    missing = _missing_image(text) if _IMAGE.fullmatch(text) else "no image has such a name"
+    if not missing:
+        return Target(TargetKind.IMAGE, text)
+    if _MODULE.fullmatch(text):
+        return _target_as(text, TargetKind.MODULE)
+    raise ConfigurationError(
+        f"expected an environment's name, got {text!r}; {_names_hint(text)} {FORMS}, a URL, or {IMAGE_SCHEME}IMAGE "
+        f"({missing})"
+    )
 
 
 @contextmanager
@@ -175,31 +238,20 @@ def provider_of(
     )
 
 
-def _kind_of(text: str) -> TargetKind:
-    if _URL.match(text):
-        return TargetKind.URL
-    if (kind := _kind_of_existing(text)) is not None:
-        return kind
-    if text.startswith((".", "/", "~")) or text.endswith(".py"):
-        return TargetKind.PATH
-    match = _MODULE.fullmatch(text)
-    if _IMAGE.fullmatch(text) and ("/" in text or ":" in text or _engine_knows(text)):
-        # A dotted module that cannot be found is still taken for a module, unless an image has that name.
-        module = match is not None and "." in match["module"] and not _engine_knows(text)
-        return TargetKind.MODULE if module else TargetKind.IMAGE
-    return TargetKind.MODULE if match is not None else TargetKind.NAME
+def importable_target(text: str) -> Target:
+    """Resolve a target that is imported here: a path, `module:attribute` or an environment's name.
 
-
-def importable_kind(text: str) -> TargetKind:
-    """Return whether a text is a path, module or name: the first that exists, otherwise the one that it looks like.
-
-    Used like `target_of` for targets that can be neither a URL nor an image.
+    Raises:
+        ConfigurationError: The text is another target, or nothing has that path or name.
     """
-    if (kind := _kind_of_existing(text)) is not None:
-        return kind
-    if ":" in text and not split_path(text)[1]:
-        return TargetKind.MODULE
-    return TargetKind.PATH if _is_path(text) or text.endswith(".py") else TargetKind.NAME
+    target = find_target(text)
+    if target is None:
+        is_path = _is_path(text) or text.startswith("~") or text.endswith(".py")
+        kind = TargetKind.PATH if is_path else TargetKind.MODULE if ":" in text else TargetKind.NAME
+        return _target_as(text, kind)
+    if target.kind in (TargetKind.URL, TargetKind.IMAGE):
+        raise ConfigurationError(f"expected something to import, got {text}. {FORMS}")
+    return target
 
 
 def _kind_of_existing(text: str) -> TargetKind | None:
@@ -224,8 +276,10 @@ def declared_by(target: Target) -> Manifest:
     return read_manifest(target.folder)
 
 
-def declared_reward_range(target: Target) -> tuple[float, float] | None:
-    """Return the range of rewards that a target's manifest declares; None without a valid one."""
+def declared_reward_range(target: Target | None) -> tuple[float, float] | None:
+    """Return the range of rewards that a target's manifest declares; None without a target or a valid one."""
+    if target is None:
+        return None
     try:
         reward = declared_by(target).validation.reward
     except ManifestError:
@@ -241,7 +295,7 @@ def variables_for(text: str, argument: str) -> dict[str, str]:
     Raises:
         ConfigurationError: It has no openenv.yaml, or one without variables.
     """
-    folder = target_of(text).folder
+    folder = importable_target(text).folder
     variables = (
         read_keys(folder).get("variables") if folder is not None and (folder / MANIFEST).is_file() else None
     )
@@ -276,13 +330,6 @@ def exposed_port(image: str) -> int:
         if kind == "tcp"
     ]
     return ports[0] if len(ports) == 1 else PORT
-
-
-def target_exists(target: Target) -> bool:
-    """Whether a target exists, without importing it; URLs, paths and images are assumed to exist."""
-    if target.kind is TargetKind.MODULE:
-        return find_module(target.text.partition(":")[0]) is not None
-    return target.kind is not TargetKind.NAME or target.folder is not None
 
 
 def is_environment_folder(folder: Path) -> bool:
@@ -336,6 +383,11 @@ def environment_packages() -> list[str]:
     return sorted({package for name in names if (package := package_of(name)) is not None})
 
 
+def environment_names() -> list[str]:
+    """Return the names of all environments, without importing them."""
+    return [package.rpartition(".")[2].removesuffix(_SUFFIX) for package in environment_packages()]
+
+
 def _find_spec(module: str) -> ModuleSpec | None:
     package, *rest = module.split(".")
     if not all(name_part.isidentifier() for name_part in (package, *rest)):
@@ -365,6 +417,20 @@ def package_of(name: str) -> str | None:
     return None
 
 
+def require_package(name: str) -> str:
+    """Return the package of an environment's name.
+
+    Raises:
+        ConfigurationError: There is no such environment; with the names that are similar.
+    """
+    package = package_of(name)
+    if package is None:
+        raise ConfigurationError(
+            f"expected the name of an environment, got {name!r}; {_names_hint(name)} {FORMS}"
+        )
+    return package
+
+
 def folder_of(package: str) -> Path | None:
     """Return the folder of an environment's package, ours if we have one of its name; None if there is none."""
     return own_folder(package) or find_module(package)
@@ -376,16 +442,37 @@ def folder_of_name(text: str) -> Path | None:
     return None if package is None else folder_of(package)
 
 
-def _engine_knows(image: str) -> bool:
-    """Whether the local Docker engine has an image of that name; False if there is no engine."""
+def _near_names(text: str) -> list[str]:
+    """Return the names of environments that a text resembles; none for a text with a tag, folder or registry."""
+    if not _BARE_NAME.fullmatch(text):
+        return []
+    short = text.lower().replace("-", "_").removesuffix(_SUFFIX)
+    return difflib.get_close_matches(short, environment_names(), n=3, cutoff=0.75)
+
+
+def _near_path(path: Path) -> str | None:
+    """Return a hint with the entries of a path's folder that its name resembles, if any."""
+    siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, siblings, n=3)
+    return f"did you mean {' or '.join(str(path.parent / name) for name in near)}?" if near else None
+
+
+def _names_hint(text: str) -> str:
+    if near := _near_names(text):
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    return f"there are: {', '.join(environment_names()) or 'none'}."
+
+
+def _missing_image(image: str) -> str:
+    """Return why the local engine cannot run an image; "" if it has the image."""
     from openenv_core.providers.docker.engine import DockerEngine
 
     try:
         engine = DockerEngine.find()
         engine.ping()
-        return engine.has_image(image)
-    except OpenEnvError:  # no engine, or no response: unknown
-        return False
+        return "" if engine.has_image(image) else "the Docker engine has no such image"
+    except OpenEnvError:
+        return "no Docker engine answers"
 
 
 APPS: Final = "ropewalk.apps"

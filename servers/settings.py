@@ -42,6 +42,7 @@ class ServerSettings:
         drain_s: Seconds that sessions have to end when the server shuts down.
         mode: `production` serves no reset, step or state.
         web: Whether there is a page to play on at /web.
+        mcp_single_session: Whether all standard MCP clients of a token that name no session share one.
         metrics: Whether the server counts events and serves /metrics.
         exposed: Whether other machines may reach the listening socket; None if unknown. Set by what opens the socket,
             not by a variable.
@@ -62,6 +63,7 @@ class ServerSettings:
     drain_s: float = 8.0
     mode: Mode = "simulation"
     web: bool = False
+    mcp_single_session: bool = False
     metrics: bool = True
     exposed: bool | None = None
 

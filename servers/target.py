@@ -8,7 +8,6 @@ import difflib
 import importlib
 import inspect
 import keyword
-import pkgutil
 import re
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -21,7 +20,7 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.manifest import MANIFEST, read_keys
 from openenv_core.one_file import name_class
 from openenv_core.packages import ENVS, add_ours, hidden_by_ours, own_folder
-from openenv_core.targets import TargetKind, folders_of_envs, importable_kind, package_of, split_path
+from openenv_core.targets import FORMS, TargetKind, importable_target, require_package, split_path
 from openenv_core.tracebacks import in_place
 from servers.released import NAMES
 
@@ -37,10 +36,7 @@ _EXTRAS: Final = {
 }
 """Our extra that installs each package."""
 
-FORMS: Final = "Give FILE.py, module:attribute, a folder such as '.', or the name of an environment"
-
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_SUFFIX = "_env"
 
 
 def load_app(target: str) -> Any:
@@ -96,7 +92,7 @@ def is_asgi(app: object) -> bool:
 
 
 def _load(target: str) -> Any:
-    kind = importable_kind(target)
+    kind = importable_target(target).kind
     if kind is TargetKind.NAME:
         return _load_by_name(target)
     if kind is TargetKind.MODULE:
@@ -108,8 +104,6 @@ def _load(target: str) -> Any:
     if path.is_file():
         _, attribute = split_path(name_class(target))
         return _attribute(_from_file(path.resolve(), target), attribute or "app", target)
-    if not path.is_dir():
-        raise ConfigurationError(f"there is no folder or file at {target}; {FORMS}")
     if (app := _app_of(path.resolve())) is None:
         raise ConfigurationError(
             f"expected an environment in the folder {target}, got neither {MANIFEST} nor server/app.py there; "
@@ -280,16 +274,7 @@ def _attribute(module: ModuleType, name: str, target: str) -> Any:
 
 def _load_by_name(target: str) -> Any:
     """Import an environment's app by the environment's name, in this tree first."""
-    if (package := package_of(target)) is not None:
-        if own_folder(package) is not None:
-            add_ours(ENVS)
-        return _attribute(_import(f"{package}.server.app", target), "app", target)
-    names = _known_names()
-    near = difflib.get_close_matches(target.removesuffix(_SUFFIX), names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names) or 'none'}."
-    raise ConfigurationError(f"expected the name of an environment, got {target!r}; {hint} {FORMS}")
-
-
-def _known_names() -> list[str]:
-    names = {module.name for path in (None, folders_of_envs()) for module in pkgutil.iter_modules(path)}
-    return sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX))
+    package = require_package(target)
+    if own_folder(package) is not None:
+        add_ours(ENVS)
+    return _attribute(_import(f"{package}.server.app", target), "app", target)

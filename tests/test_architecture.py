@@ -96,8 +96,9 @@ def test_files_that_prose_names_exist() -> None:
 
 
 def test_web_framework_and_heavy_stack_are_imported_only_where_allowed() -> None:
-    for package in ("openenv_core", "rl_bridge"):
-        assert offenders(package, WEB) == []
+    assert offenders("openenv_core", WEB) == []
+    found = offenders("rl_bridge", WEB)
+    assert [one for one in found if not one.startswith("rl_bridge/gateway/app.py ")] == []
     for package in ("openenv_core", "servers", "envs"):
         found = offenders(package, HEAVY)
         # The adapter of a trainer subclasses what the trainer has; nothing else imports it.
@@ -146,7 +147,7 @@ def imported_modules(path: Path, known: Container[str]) -> Iterator[str]:
 def test_no_import_cycles() -> None:
     files = {module_of(p): p for package in ALLOWED for p in (ROOT / package).rglob("*.py")}
     graph = {name: set(imported_modules(path, files)) - {name} for name, path in files.items()}
-    assert graph["openenv_core.client.env_client"] >= {"openenv_core.client.conversation"}
+    assert graph["openenv_core.client.session"] >= {"openenv_core.client.conversation"}
     assert graph["envs.blackjack_env.client"] >= {"envs.blackjack_env.models"}
     try:
         TopologicalSorter(graph).prepare()

@@ -174,6 +174,12 @@ def published_model(bootstrap: ModuleType, monkeypatch: pytest.MonkeyPatch) -> M
     return load_script("published_model", monkeypatch)
 
 
+def write_weights(weights: Path, checkpoint: Path) -> None:
+    """Stands in for a conversion, which needs the stack of training."""
+    checkpoint.mkdir()
+    (checkpoint / "model.safetensors").write_bytes(b"weights")
+
+
 def test_model_is_made_once_by_two_commands_at_once(
     published_model: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,7 +193,7 @@ def test_model_is_made_once_by_two_commands_at_once(
         return folder / "weights"
 
     monkeypatch.setattr(published_model, "fetch", fetch)
-    monkeypatch.setattr(published_model, "convert", lambda weights, checkpoint: checkpoint.mkdir())
+    monkeypatch.setattr(published_model, "convert", write_weights)
 
     def prepare() -> Path:
         both_are_here.wait(30)
@@ -231,9 +237,27 @@ def test_interrupted_fetch_leaves_no_folder_and_a_killed_one_is_repeated(
             process.wait(30)
         assert sum(path.is_dir() for path in tmp_path.iterdir()) == left
     monkeypatch.setattr(published_model, "fetch", lambda folder: folder.mkdir())
-    monkeypatch.setattr(published_model, "convert", lambda weights, checkpoint: checkpoint.mkdir())
+    monkeypatch.setattr(published_model, "convert", write_weights)
     made = published_model.prepare_model(tmp_path)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [made]
+
+
+def test_model_that_is_there_is_printed_without_an_environment_and_one_that_changed_is_not(
+    published_model: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "scripts" / "bootstrap.py").write_text(
+        (ROOT / "scripts" / "bootstrap.py").read_text().replace("def prepare(", "def never(")
+    )
+    monkeypatch.setattr(published_model, "fetch", lambda folder: folder.mkdir())
+    monkeypatch.setattr(published_model, "convert", write_weights)
+    made = published_model.prepare_model(tmp_path / "models")
+    done = finished(tmp_path / "scripts" / "published-model", timeout_s=30)
+    assert (done.returncode, done.stdout) == (0, f"{made}\n"), done.stderr
+    (made / "model.safetensors").write_bytes(b"other weights")
+    done = finished(tmp_path / "scripts" / "published-model", timeout_s=30)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "remove the folder to have it made again" in done.stderr
 
 
 def test_published_model_takes_no_argument() -> None:

@@ -25,6 +25,7 @@ from openenv_core.errors import (
     ToolCallError,
     ValidationFailedError,
 )
+from openenv_core.pictures import describe_picture
 from openenv_core.protocol.http import http_url, redact_url
 from openenv_core.protocol.jsonio import from_json
 from openenv_core.protocol.toolcalls import value_of
@@ -314,7 +315,16 @@ def text_of_observation(observation: Observation) -> str:
     """Return an observation as text for a policy: its field `text` if it has one, else its own fields as JSON."""
     fields = observation.model_dump(mode="json", exclude={"done", "reward", "metadata"}, exclude_none=True)
     text = fields.get("text")
-    return text if isinstance(text, str) else _as_text(fields)
+    return text if isinstance(text, str) else _as_text(_without_pictures(fields))
+
+
+def _without_pictures(value: Any) -> Any:
+    """Return JSON with a short line for each picture, whose base64 no model of text can read."""
+    if isinstance(value, dict):
+        return {name: _without_pictures(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_pictures(part) for part in value]
+    return (describe_picture(value) or value) if isinstance(value, str) else value
 
 
 def _as_text(value: Any) -> str:

@@ -26,6 +26,7 @@ from openenv_core.errors import ConfigurationError, EnvironmentFailureError
 from openenv_core.loop_thread import shared_loop
 from openenv_core.making import make
 from openenv_core.outcomes import UNSCORED
+from openenv_core.pictures import PNG, Picture
 from openenv_core.protocol.batch import SPACE, layout_of
 from openenv_core.types import StepResult
 
@@ -62,7 +63,9 @@ class ServedEnv(gymnasium.Env[Any, Any]):
             options["token"] = token
         self._client = make(target, client=GenericEnvClient, **options)
         try:
-            headers = self._client.async_client._options.headers  # which may come from env_vars
+            headers = (
+                self._client.async_client._session.settings.carrier_options.headers
+            )  # which may come from env_vars
             schema = shared_loop().run(fetch_schema, self._client.base_url, headers=headers)
             self._action = Fields(schema["action"])
             self._observation = Fields(schema["observation"])
@@ -160,7 +163,7 @@ class Fields:
         }
         declared = {name: read_space(field[SPACE]) for name, field in properties.items() if SPACE in field}
         self.parts: dict[str, FieldSpace] = (
-            {name: FieldSpace.declared(space) for name, space in declared.items()}
+            {name: FieldSpace.declared(space, properties[name]) for name, space in declared.items()}
             if declared
             else {name: FieldSpace.derived(field) for name, field in properties.items()}
         )
@@ -204,8 +207,11 @@ class FieldSpace:
         self.write = write
 
     @classmethod
-    def declared(cls, space: Space[Any]) -> Self:
-        """Return the field of a declared space."""
+    def declared(cls, space: Space[Any], schema: Mapping[str, Any] | None = None) -> Self:
+        """Return the field of a declared space; its JSON schema tells a picture from plain bytes."""
+        if schema is not None and schema.get("contentMediaType") == PNG and space.shape is not None:
+            picture = Picture(*space.shape)
+            return cls(space, picture.read, picture.write)
         return cls(space, lambda value: read_value(space, value), lambda value: write_value(space, value))
 
     @classmethod

@@ -124,7 +124,9 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             options["token"] = token
         self._server = make(target, client=GenericEnvClient, **options)
         try:
-            headers = self._server.async_client._options.headers  # which may come from env_vars
+            headers = (
+                self._server.async_client._session.settings.carrier_options.headers
+            )  # which may come from env_vars
             schema = shared_loop().run(fetch_schema, self._server.base_url, headers=headers)
             self._actions = Fields(schema["action"])
             self._fields = Fields(schema["observation"])

@@ -72,7 +72,7 @@ async def _disconnect_during_step(subject: Subject, url: str, number: int) -> No
         with suppress(asyncio.CancelledError, ClientError):
             await step
         if number % 2:
-            client._conversation.carrier.abort()  # closes without waiting for the reply
+            client._session.conversation.carrier.abort()  # closes without waiting for the reply
     finally:
         await client.close()
 

@@ -27,10 +27,10 @@ from openenv_core.targets import (
     Target,
     TargetKind,
     declared_by,
+    find_module,
     is_environment_folder,
     load_app,
     provider_of,
-    target_exists,
     target_of,
 )
 from openenv_core.types import StepResult
@@ -107,7 +107,7 @@ class FrameClient(GenericEnvClient):
 
     async def send_frame(self, text: bytes) -> dict[str, Any]:
         """Send a frame and return the data of the observation in reply."""
-        return await self._request(text, "observation")
+        return await self._session.request(text, "observation")
 
 
 class Subject:
@@ -164,8 +164,8 @@ class Subject:
                 f"expected an environment in the folder {text}, got neither {MANIFEST} nor server/app.py there; "
                 "name the folder that holds them"
             )
-        elif not target_exists(self.target):
-            load_app(text)  # raises, with the names that exist
+        elif self.kind is TargetKind.MODULE and find_module(text.partition(":")[0]) is None:
+            load_app(text)  # raises, and says what is missing
 
     @property
     def kind(self) -> TargetKind:
@@ -340,7 +340,7 @@ class Subject:
         frame_client.reset_options = self.reset_options
         client = frame_client.sync()
         with self._lock:
-            self._clients = [known for known in self._clients if not known._closed]
+            self._clients = [known for known in self._clients if not known.async_client.closed]
             self._clients.append(client)
         return client
 

@@ -256,14 +256,14 @@ async def _play_environment(
 def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_json: bool) -> int:
     """Print and save the metrics; return 1 if an environment has no episodes."""
     from openenv_core.evaluation.records import summarize, table_lines, warnings_of
-    from openenv_core.targets import declared_reward_range, target_of
+    from openenv_core.targets import declared_reward_range, find_target
 
     summaries = {
         name: summarize(
             [record for record in folder.records.values() if record.environment == name],
             success=settings.success,
             repetitions=settings.repetitions,
-            reward_range=declared_reward_range(target_of(name)),
+            reward_range=declared_reward_range(find_target(name)),
         )
         for name in settings.environments
     }

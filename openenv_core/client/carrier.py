@@ -13,6 +13,7 @@ from openenv_core.errors import (
     ClientError,
     ConnectionFailedError,
     FactoryError,
+    RequestTimeoutError,
     SessionError,
 )
 from openenv_core.protocol.errors import CAPACITY_REACHED
@@ -20,6 +21,10 @@ from openenv_core.protocol.http import redact_url, retry_after
 
 SESSION_ENDED: Final = (CapacityError, FactoryError, SessionError)
 """Errors that end the session they are sent in."""
+
+
+class StuckError(RequestTimeoutError):
+    """A request was not sent, since none of the last ones was answered before its caller left."""
 
 
 @dataclass(frozen=True, slots=True)

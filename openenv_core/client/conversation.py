@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from openenv_core.backoff import Backoff
-from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions
+from openenv_core.client.carrier import SESSION_ENDED, Carrier, CarrierOptions, StuckError
 from openenv_core.client.socket import open_socket
 from openenv_core.errors import (
     AccessRefusedError,
@@ -166,17 +166,6 @@ class Conversation:
             self._open_call = self.request("open", (), opening.request(), self._handle_open_reply)
         carrier.listen(self)  # last: the connection may be lost already
 
-    @property
-    def stuck(self) -> RequestTimeoutError | None:
-        """The error if no request can be sent since none of the last ones was answered before its caller left."""
-        pending = self._pending
-        if len(pending) < MAX_PENDING or not all(call.future.done() for call in pending.values()):
-            return None
-        return RequestTimeoutError(
-            f"expected a reply to one of the last {MAX_PENDING} requests, got none, so that nothing more was sent; "
-            "wait, or call reset() for a new session"
-        )
-
     async def wait_open(self) -> None:
         """Wait until the sessions are open.
 
@@ -196,7 +185,7 @@ class Conversation:
             expected: The type of the reply.
 
         Raises:
-            RequestTimeoutError: No reply came in time.
+            RequestTimeoutError: No reply came in time; StuckError if the request was not even sent.
             ConnectionLostError: The connection broke.
             ServerError: The reply is an error, or the server ended the session with one.
             ProtocolError: The reply is malformed or of another type.
@@ -252,17 +241,23 @@ class Conversation:
         self._stop_resuming()
         self._abort_with(ConnectionLostError("the connection was broken off by this client"))
 
+    def abort_without_loop(self) -> None:
+        """Abort a conversation whose event loop has closed; `close` then waits for what runs on the current loop."""
+        self.error = self.error or ConnectionLostError("the event loop of the connection has closed")
+        self.carrier.abort_without_loop()
+
     async def close(self, *, end_session: bool) -> None:
-        """End the connection in order.
+        """End the connection in order; after an abort, wait until its cleanup has ended.
 
         Args:
             end_session: Ask the server to end the session first.
         """
-        self._stop_resuming()
         try:
-            if end_session and self.error is None and len(self._pending) < MAX_PENDING:
-                self._send_request(encode_request("close")).future.cancel()
-            self._fail_calls(ClientClosedError("this client is closed; make a new one"))
+            if self.error is None:
+                self._stop_resuming()
+                if end_session and len(self._pending) < MAX_PENDING:
+                    self._send_request(encode_request("close")).future.cancel()
+                self._fail_calls(ClientClosedError("this client is closed; make a new one"))
             await self.carrier.close()
         except BaseException:
             self.carrier.abort()
@@ -346,9 +341,12 @@ class Conversation:
         """
         if self.error is not None:
             raise self.error.with_traceback(None)
-        if (stuck := self.stuck) is not None:
-            raise stuck
         if len(self._pending) >= MAX_PENDING:
+            if all(call.future.done() for call in self._pending.values()):
+                raise StuckError(
+                    f"expected a reply to one of the last {MAX_PENDING} requests, got none, so that nothing more was "
+                    "sent; wait, or call reset() for a new session"
+                )
             raise ConfigurationError(f"{MAX_PENDING} requests wait for answers; wait for some of these first")
         request_id, self._next_id = self._next_id, self._next_id + 1
         deadline = 0.0

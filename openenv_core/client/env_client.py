@@ -6,56 +6,92 @@ import re
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Self, TypeVar, cast
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Self, TypeVar, cast
 
-from openenv_core.client.carrier import SESSION_ENDED, CarrierOptions
-from openenv_core.client.models import ClientModels
-from openenv_core.client.replay import CLOSED, Journal
+from pydantic import ValidationError
+
+from openenv_core.client.servers import Servers
+from openenv_core.client.session import ClientSession, Open
 from openenv_core.client.settings import (
+    ClientSettings,
     named_parameters,
     space_label,
-    validate_headers,
-    validate_mode,
     validate_session_id,
-    validate_transport,
-    validate_url,
     validate_urls,
 )
-from openenv_core.client.waiting import SlotWait, try_servers
-from openenv_core.errors import (
-    CapacityError,
-    ClientClosedError,
-    ClientError,
-    ConfigurationError,
-    ConnectionFailedError,
-    ConnectionLostError,
-    EpisodeLostError,
-    OpenEnvError,
-    ProtocolError,
-    ServerError,
-)
-from openenv_core.loop_thread import LoopThread, shared_loop, start_in_thread
-from openenv_core.protocol.http import http_url, redact_url, websocket_url
+from openenv_core.errors import ConfigurationError, OpenEnvError, ProtocolError
+from openenv_core.loop_thread import LoopThread, shared_loop
+from openenv_core.protocol.http import redact_url
+from openenv_core.protocol.jsonio import reader
 from openenv_core.protocol.requests import encode_request
-from openenv_core.providers.base import adapt_provider, describe_death
-from openenv_core.tracing import EpisodeSpans, tracer
-from openenv_core.types import ActT, ObsT, ResetResult, StateT, StepResult
+from openenv_core.providers.base import adapt_provider
+from openenv_core.types import Action, ActT, ObsT, ResetResult, State, StateT, StepResult
 
 if TYPE_CHECKING:
-    from openenv_core.client.conversation import Conversation
     from openenv_core.client.vector import VectorClient
-    from openenv_core.providers.base import AnyProvider, Provider
-
-_NOT_SHARED = ("self", "__class__", "base_url", "provider", "session_id")  # by clients of the same server
+    from openenv_core.providers.base import AnyProvider
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
-class EnvClient(ClientModels[ActT, ObsT, StateT]):
-    """An asyncio client with one session on an environment server; `sync()` wraps it for code without asyncio.
+class _NotAwaited(Coroutine[Any, Any, T]):
+    """A call of a client's method that is to be awaited; its result's attributes are refused with a hint."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self.__qualname__ = getattr(coroutine, "__qualname__", "")  # for the name of a task
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"expected a result that has .{name}, got a coroutine, since an event loop runs here, as in a notebook; "
+            "`await` the call, or take the client's .sync(), whose calls wait",
+            name=name,
+            obj=self,
+        )
+
+
+def waits_without_loop(method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Have an async method of an `EnvClient` return its result where no event loop runs, as the released client does.
+
+    There the coroutine runs in the shared loop thread, as with `sync()`. The annotation stays that of the coroutine.
+    """
+
+    @wraps(method)
+    def call(*args: P.args, **options: P.kwargs) -> Any:
+        client = cast("EnvClient[Any, Any, Any]", args[0])
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return client._run(method, *args, **options)
+        coroutine = method(*args, **options)
+        return coroutine if client._session.loop is loop else _NotAwaited(coroutine)
+
+    call._waits_without_loop = True  # type: ignore[attr-defined]
+    return call
+
+
+class EnvClient(Generic[ActT, ObsT, StateT]):
+    """A client with one session on an environment server, for asyncio and for code without it.
+
+    Where an event loop runs, its methods are coroutines. Where none runs, they wait and return the result, as those of
+    the released client do: `env.reset()`, `with env:`. `sync()` returns a wrapper whose methods always wait, which type
+    checkers and notebooks need.
 
     A subclass only names its models:
 
@@ -64,6 +100,8 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             observation_type = BlackjackObservation
             state_type = BlackjackState
             default_app = "envs.blackjack_env.server.app:app"
+
+    Released subclasses override `_step_payload`, `_parse_result` and `_parse_state` instead.
 
     Requests of one client are sent one at a time; concurrent callers wait their turn. A request that is cancelled, or
     exceeds `message_timeout_s`, leaves the session usable: its late reply is dropped. If the server dies and the
@@ -94,7 +132,18 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         ConfigurationError: Neither a base_url nor a provider was given, or a setting is invalid.
     """
 
+    action_type: type[ActT]
+    observation_type: type[ObsT]
+    state_type: type[StateT]
     default_app: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have overridden methods, too, wait where no event loop runs."""
+        super().__init_subclass__(**options)
+        for name, value in list(vars(cls).items()):
+            known = getattr(super(cls, cls), name, None)
+            if inspect.iscoroutinefunction(value) and hasattr(known, "_waits_without_loop"):
+                setattr(cls, name, waits_without_loop(value))
 
     def __init__(
         self,
@@ -117,37 +166,32 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """Make a client with the arguments of the class, among them the mode, "simulation" or "production"."""
         if base_url is None and provider is None:
             raise ConfigurationError("neither base_url nor provider is given; pass the server's URL")
-        self._client_settings = {name: value for name, value in locals().items() if name not in _NOT_SHARED}
-        super().__init__()
-        self._urls = validate_urls(base_url)
-        self._base_url = self._urls[0] if self._urls else None
-        self._provider = None if provider is None else adapt_provider(provider, started=base_url is not None)
-        self._mode = validate_mode(mode)
-        self._transport = validate_transport(transport)
-        self._session_id = None if session_id is None else validate_session_id(session_id)
-        self._timeout_s = message_timeout_s
-        self._lease_s = lease_s
-        self._options = CarrierOptions(
+        settings = ClientSettings(
             connect_timeout_s=connect_timeout_s,
-            max_message_bytes=int(max_message_size_mb * 1024 * 1024),
-            ping_interval_s=websocket_ping_interval_s,
-            ping_timeout_s=websocket_ping_timeout_s,
-            headers=validate_headers(headers, token),
+            message_timeout_s=message_timeout_s,
+            max_message_size_mb=max_message_size_mb,
+            websocket_ping_interval_s=websocket_ping_interval_s,
+            websocket_ping_timeout_s=websocket_ping_timeout_s,
+            mode=mode,
+            headers=headers,
+            token=token,
+            lease_s=lease_s,
+            transport=transport,
             queue_timeout_s=queue_timeout_s,
         )
-        self._children: list[EnvClient[ActT, ObsT, StateT]] = []
-        self._snapshot: str | None = None  # id of the snapshot that its first session starts from
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._start_task: asyncio.Future[str] | None = None
-        self._request_lock = asyncio.Lock()
-        self._aborted: Conversation | None = None  # aborted, and perhaps not closed yet
-        self._conversation: Conversation | None = None
-        self._was_answered = False  # a request was answered in this session
-        self._wait: SlotWait | None = None  # for a session
-        self._lost_reason: str | None = None
-        self._journal = Journal(attached=session_id is not None)
-        self._closed = False
-        self._spans = None if tracer() is None else EpisodeSpans()
+        servers = Servers(
+            validate_urls(base_url),
+            None if provider is None else adapt_provider(provider, started=base_url is not None),
+        )
+        session_id = None if session_id is None else validate_session_id(session_id)
+        self._session = ClientSession(settings, servers, session_id)
+        self._parent: EnvClient[ActT, ObsT, StateT] | None = None  # keeps it alive: its end ends this client
+        observation_type = getattr(self, "observation_type", None)
+        self._read_observation = None if observation_type is None else reader(observation_type)
+        self._read_state = reader(getattr(self, "state_type", None) or State)
+        self._thread: LoopThread | None = None  # runs it where no loop runs
+        self._thread_lock = threading.Lock()
+        self._finalizer: weakref.finalize[..., Any] | None = None
 
     @classmethod
     def from_process(
@@ -244,27 +288,40 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         Raises:
             ConfigurationError: The client is already connected on an event loop, which a sync caller does not run.
         """
-        if self._conversation is not None:
+        loop = self._session.loop
+        if self._thread is None and self.connected and loop is not None and not loop.is_closed():
             raise ConfigurationError(
                 "the client is already connected, so sync() comes too late; make a new client"
             )
         return SyncEnvClient(self)
 
     def __repr__(self) -> str:
-        address = "a server that it starts" if self._base_url is None else redact_url(self._base_url)
-        how = "closed" if self._closed else "connected" if self.connected else "not connected"
+        address = "a server that it starts" if self.base_url is None else redact_url(self.base_url)
+        how = "closed" if self.closed else "connected" if self.connected else "not connected"
         return f"<{type(self).__name__} {address}, {how}>"
 
     @property
     def base_url(self) -> str | None:
         """URL of the server, of several the one in use; None until the provider has started it."""
-        return self._base_url
+        return self._session.servers.url
+
+    _base_url = base_url
+
+    @property
+    def _mode(self) -> str | None:
+        return self._session.settings.mode
 
     @property
     def connected(self) -> bool:
         """Whether a session is open. A broken connection shows only at the next request."""
-        return self._conversation is not None
+        return isinstance(self._session.state, Open)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed. It cannot be used again."""
+        return self._session.closed
+
+    @waits_without_loop
     async def connect(self) -> Self:
         """Start the server if this client has a provider, and open a session if none is open.
 
@@ -273,13 +330,10 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
             ConnectionFailedError: The server does not answer, or refuses this client.
             ProviderError: The server could not be started.
         """
-        self._bind_loop()
-        async with self._request_lock:
-            if self._conversation is None:
-                self._wait = None
-                await self._find_session(fresh=self._journal.obstacle is not None)
+        await self._session.connect()
         return self
 
+    @waits_without_loop
     async def new_session(self) -> Self:
         """Return another client of this class, connected to the same server with the same settings.
 
@@ -288,11 +342,10 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         Raises:
             ConnectionFailedError: The server does not answer.
         """
-        self._bind_loop()
-        async with self._request_lock:
-            await self._locate_server()
+        await self._session.locate()
         return await self._connect_another()
 
+    @waits_without_loop
     async def fork(self, count: int) -> list[Self]:
         """Return clients as `new_session` does, whose sessions start in this session's state: all, or none.
 
@@ -302,37 +355,27 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         Raises:
             ServerError: The environment cannot be forked, or the server has no room for all of them.
         """
-        from openenv_core.client.vector import VectorClient
-
-        self._bind_loop()
-        async with self._request_lock:
-            if self._conversation is not None and self._conversation.error is not None:
-                self._abort(str(self._conversation.error))
-            self._wait = None
-            conversation = self._conversation or await self._find_session(fresh=False)
-            if not conversation.v1:
-                raise ConfigurationError(
-                    "expected a server of Ropewalk's over WebSocket, which alone has forks, got the released dialect"
-                )
-            return await VectorClient(conversation).fork_clients(count, self._connect_another)
+        return await self._session.fork(count, self._connect_another)
 
     async def _connect_another(self, snapshot: str | None = None) -> Self:
-        parameters = inspect.signature(type(self)).parameters
-        accepts_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        settings = {k: v for k, v in self._client_settings.items() if accepts_any or k in parameters}
-        child = type(self)(base_url=self._urls if len(self._urls) > 1 else self._base_url, **settings)
-        self._children = [*(known for known in self._children if not known._closed), child]
-        if snapshot is not None:
-            child._snapshot, child._urls, child._base_url = snapshot, self._urls, self._base_url
+        session = self._session
+        urls = session.servers.urls
+        child = type(self)(
+            base_url=urls if len(urls) > 1 else session.servers.url,
+            **session.settings.arguments_of(type(self)),
+        )
+        child._parent = self
+        session.add_child(child._session, snapshot)
+        if self._thread is not None:
+            child._use_thread()
         try:
             return await child.connect()
         except BaseException:
-            self._children = [known for known in self._children if known is not child]
             await child.close()
             raise
 
     async def vector(self, count: int) -> "VectorClient":
-        """Open `count` sessions on the same server over one connection, for batched requests.
+        """Open `count` sessions on the same server over one connection, for batched requests with asyncio.
 
         The caller closes them; if this client runs the server, before closing this client.
 
@@ -345,11 +388,9 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         from openenv_core.client.vector import VectorClient
 
-        self._bind_loop()
-        async with self._request_lock:
-            base_url = await self._locate_server()
-        return await VectorClient.open(base_url, self._options, self._timeout_s, self._lease_s, count)
+        return await VectorClient.open(await self._session.locate(), self._session.settings, count)
 
+    @waits_without_loop
     async def reset(self, **options: Any) -> StepResult[ObsT]:
         """Start an episode; the result also unpacks as `observation, info` (`ResetResult`).
 
@@ -364,6 +405,7 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         return ResetResult(**vars(await self._play("reset", b"", options)))
 
+    @waits_without_loop
     async def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action and return its result.
 
@@ -376,47 +418,49 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         """
         return await self._play("step", encode_request("step", self._step_payload(action)))
 
+    @waits_without_loop
     async def state(self) -> StateT:
         """Return the episode's state.
 
         Raises:
             OpenEnvError: As `step`.
         """
-        return self._parse_state(await self._request(encode_request("state"), "state", read_only=True))
+        frame = encode_request("state")
+        return self._parse_state(await self._session.request(frame, "state", read_only=True))
 
+    @waits_without_loop
     async def disconnect(self) -> None:
         """End the session, aborting a request in progress. A later request opens a new session."""
-        self._bind_loop()
-        self._abort_request()
-        try:
-            async with self._request_lock:
-                await self._close_session()
-                self._lost_reason = None
-        finally:
-            self._journal.clear()
+        await self._session.disconnect()
 
+    @waits_without_loop
     async def close(self) -> None:
-        """End the session, the clients of `new_session` and `fork`, and the provider's server. Idempotent."""
-        self._closed = True
-        try:
-            self._bind_loop()
-            if self._start_task is not None:
-                self._start_task.cancel()
-            self._abort_request()
-            children, self._children = self._children, []
-            await asyncio.gather(*(child.close() for child in children), return_exceptions=True)
-            async with self._request_lock:
-                await self._close_session()
-        finally:
-            await self._stop_provider()
+        """End the session, the clients of `new_session` and `fork`, and the provider's server. Idempotent.
 
-    def __enter__(self) -> NoReturn:
+        In a forked child of the process that used the client without an event loop this does nothing: all of them
+        belong to the parent.
+        """
+        try:
+            await self._session.close()
+        finally:
+            if self._finalizer is not None:
+                self._finalizer.detach()
+
+    def __enter__(self) -> Self:
+        if not _loop_runs():
+            try:
+                self._run(self.connect)
+            except BaseException:
+                self.__exit__()
+                raise
+            return self
         raise TypeError(
-            f"expected `async with`, as {type(self).__name__} is for asyncio, got `with`; without asyncio write "
-            f"`with {type(self).__name__}(...).sync() as env:`"
+            f"expected `async with`, as an event loop runs here, got `with`; to wait without asyncio (in a notebook, "
+            f"too) write `with {type(self).__name__}(...).sync() as env:`"
         )
 
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(self, *_: object) -> None:
+        self._run(self.close)
 
     async def __aenter__(self) -> Self:
         try:
@@ -432,257 +476,103 @@ class EnvClient(ClientModels[ActT, ObsT, StateT]):
         self, kind: str, frame: bytes, reset: Mapping[str, Any] | None = None
     ) -> StepResult[ObsT]:
         """Send a reset or a step and return its result."""
-        request = self._request(frame, "observation", reset=reset)
-        payload = await (request if self._spans is None else self._spans.request(kind, request))
+        request = self._session.request(frame, "observation", reset=reset)
+        spans = self._session.spans
+        payload = await (request if spans is None else spans.request(kind, request))
         result = self._parse_result(payload)
         if isinstance(result, StepResult) and result.metadata is None:
             result.metadata = payload.get("metadata")  # `_parse_result` of released subclasses may omit it
         return result
 
-    async def _request(
-        self, frame: bytes, expected: str, *, reset: Mapping[str, Any] | None = None, read_only: bool = False
-    ) -> dict[str, Any]:
-        """Send a frame, or a reset with these options, and return its reply's data; reads are not replayed."""
-        if self._loop is not asyncio.get_running_loop():
-            self._bind_loop()
-        await (lock := self._request_lock).acquire()
+    # Hooks of released subclasses
+
+    def _step_payload(self, action: ActT) -> Any:
+        """Return the data of a step frame: a model, or a dict of the action's fields."""
+        expected = getattr(self, "action_type", Action)
+        if not isinstance(action, (expected, Mapping)):
+            raise TypeError(
+                f"expected {expected.__name__} or a dict of its fields, got {type(action).__name__}; "
+                f"pass {expected.__name__}(...)"
+            )
+        return action
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[ObsT]:
+        """Decode the data of an observation frame."""
+        fields = payload.get("observation")
+        read = self._read_observation
+        if not isinstance(fields, dict) or read is None:
+            raise self._unreadable("observation", payload, None)
+        reward = fields["reward"] = payload.get("reward")
+        done = fields["done"] = payload.get("done", False)
         try:
-            journal, losses = self._journal, 0
-            self._wait = None if self._was_answered else SlotWait(self._options.queue_timeout_s)
-            while True:
-                conversation = self._conversation or await self._find_session(fresh=reset is not None)
-                if journal.obstacle == CLOSED:  # while this request waited for the lock, or connected
-                    raise ConnectionLostError(CLOSED)
-                if (stuck := conversation.stuck) is not None:
-                    if reset is None:
-                        raise stuck
-                    self._abort(str(stuck))
-                    continue
-                if reset is not None and not losses:
-                    reset = journal.complete(reset, conversation.carrier.deterministic)
-                    frame = encode_request("reset", reset)
-                try:
-                    data = await conversation.ask(frame, expected)
-                except asyncio.CancelledError:  # the server may execute it nevertheless
-                    if not read_only:
-                        journal.record(frame, expected, conversation.last_call)
-                    raise
-                except ClientError as error:
-                    if conversation.error is None and not isinstance(error, (*SESSION_ENDED, ProtocolError)):
-                        if not read_only:
-                            journal.record(frame, expected, conversation.last_call)
-                        if losses and reset is not None and isinstance(error, ServerError):
-                            self._abort(str(error))  # no episode began here; the last one is lost
-                        raise
-                    self._abort(str(error))
-                    if isinstance(error, CapacityError) and self._wait is not None:  # was not executed
-                        self._use_next_server()
-                        await self._wait.pause(error, len(self._urls))
-                        continue
-                    losses += 1
-                    lost = journal.record_loss(error, losses, len(self._urls), fresh=reset is not None)
-                    if lost is not None:
-                        self._lost_reason = str(lost)
-                        raise await self._add_server_output(lost) from None
-                    self._use_next_server()
-                else:
-                    self._was_answered = True
-                    if reset is not None:
-                        journal.record_reset(frame, conversation.last_call)
-                    elif not read_only:
-                        journal.record(frame, expected, conversation.last_call)
-                    return data
-        finally:
-            lock.release()
+            return StepResult(read(fields), reward, done, payload.get("metadata"))
+        except ValidationError as error:
+            raise self._unreadable("observation", payload, error) from error
 
-    async def _find_session(self, *, fresh: bool) -> "Conversation":
-        """Open a session. Unless `fresh` (a reset follows), replay the episode of a lost session in it."""
-        self._wait = wait = self._wait or SlotWait(self._options.queue_timeout_s)
-        if self._snapshot is not None:  # only this server has the snapshot, and a fork does not wait for room
-            return await self._connect()
-        journal, lost, use_next = self._journal, self._lost_reason, self._use_next_server
-        if fresh or lost is None or self._closed:
-            return await try_servers(self._urls, self._connect, use_next, wait)
-        if journal.obstacle is not None:
-            raise (ConnectionLostError if journal.attached else EpisodeLostError)(lost)
-        retry_for_s = self._options.connect_timeout_s if self._provider is None else 0.0
+    def _parse_state(self, payload: dict[str, Any]) -> StateT:
+        """Decode the data of a state frame."""
         try:
-            return await try_servers(self._urls, partial(self._replay, lost), use_next, wait, retry_for_s)
-        except ClientError as error:
-            if journal.obstacle is not None:
-                raise ConnectionLostError(f"{CLOSED}; before, {lost}") from None
-            known = isinstance(error, EpisodeLostError | CapacityError)
-            reason = "" if known else f"no server was found to play it again on, within {retry_for_s:g} s: "
-            journal.clear(f"{reason}{error}")
-            self._lost_reason = f"{lost}. The episode is lost: {journal.obstacle}"
-            raise await self._add_server_output(EpisodeLostError(self._lost_reason)) from error
+            return cast(StateT, self._read_state(payload))
+        except ValidationError as error:
+            raise self._unreadable("state", payload, error) from error
 
-    async def _replay(self, lost: str) -> "Conversation":
-        """Replay the episode on the current server; raises ConnectionFailedError if another attempt may succeed."""
+    def _unreadable(self, kind: str, payload: object, error: ValidationError | None) -> ProtocolError:
+        expected = getattr(self, f"{kind}_type", None)
+        if expected is None:
+            return ProtocolError(
+                f"expected {kind}_type on {type(self).__name__}, got none; set it to the model"
+            )
+        return ProtocolError(
+            f"expected {expected.__name__} from the server, got {str(payload)[:200]}"
+            f"{f': {error}' if error else ''}; check that client and server have the same version"
+        )
+
+    # Without an event loop
+
+    def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
+        """Call a coroutine function in the shared loop thread and wait for its result."""
+        thread = self._thread or self._use_thread()
+        if thread.is_forked and getattr(work, "__name__", "") == "close":
+            return cast(T, None)  # all that it would end belongs to the parent process
         try:
-            conversation = await self._connect()
-            if self._journal.obstacle is None:
-                await self._journal.replay(conversation)
-                return conversation
-            raise ConnectionLostError(CLOSED)
-        except BaseException as error:
-            self._abort(lost)
-            if not isinstance(error, ClientError) or isinstance(error, EpisodeLostError | CapacityError):
-                raise
-            if self._journal.obstacle is not None:
-                raise EpisodeLostError(CLOSED) from None
-            raise ConnectionFailedError(str(error)) from error
+            return thread.run(work, *args, **options)
+        except OpenEnvError as error:
+            # Frames of the loop thread would bury the caller's.
+            raise error.with_traceback(None) from error.__cause__
 
-    def _bind_loop(self) -> None:
-        """Bind the client to the running event loop; a session of an earlier loop, which has closed, is over."""
-        loop = asyncio.get_running_loop()
-        if self._loop is loop:
-            return
-        if self._loop is not None:
-            if not self._loop.is_closed():
-                raise ConfigurationError(
-                    "expected every call of a client on one event loop, got a second loop; "
-                    "make a client for each, or use sync() where there is no loop"
-                )
-            self._request_lock = asyncio.Lock()  # tasks of the old loop may still wait for the old lock
-            self._start_task = None
-            conversation = self._conversation or self._aborted
-            if self._conversation is not None:
-                self._journal.clear()
-                self._drop(
-                    "expected the event loop that the client connected on, but it has closed, and the session "
-                    "with it; keep to one asyncio.run(), or use sync()"
-                )
-            if conversation is not None:
-                conversation.carrier.abort_without_loop()  # or the server would keep the session and its slot
-            self._aborted = conversation
-        self._loop = loop
+    def _use_thread(self) -> LoopThread:
+        with self._thread_lock:
+            if self._thread is None:
+                self._thread = shared_loop()
+                # Release the session of a client that is garbage-collected unclosed. At the interpreter's exit the
+                # connection closes by itself.
+                close = self._session.close
+                self._finalizer = weakref.finalize(self, self._thread.call_detached, close)
+                self._finalizer.atexit = False
+        return self._thread
 
-    async def _connect(self) -> "Conversation":
-        """Open a session on the current server."""
-        from openenv_core.client.conversation import Conversation, Opening, open_conversation
 
-        await self._wait_aborted_closed()  # a server with a single slot has to release it first
-        base_url = await self._locate_server()
-        try:
-            if self._transport == "websocket":
-                url = websocket_url(base_url, self._session_id)
-                snapshot, self._snapshot = self._snapshot, None
-                assert self._wait is not None
-                options = replace(self._options, queue_timeout_s=self._wait.attempt_s(len(self._urls)))
-                notice = self._wait.start_notice
-                opening = Opening(url, options, self._lease_s, notice, 1, snapshot, len(self._urls) != 1)
-                # Wait for the open: the snapshot may be gone by the first request.
-                conversation = await open_conversation(opening, self._timeout_s, wait=snapshot is not None)
-            else:
-                from openenv_core.client.http import open_http  # lazily: it imports httpx
-
-                carrier = await open_http(http_url(base_url), self._session_id, self._options)
-                conversation = Conversation(carrier, self._timeout_s)
-        except ConnectionFailedError as error:
-            raise await self._add_server_output(error) from error.__cause__
-        self._conversation, self._lost_reason = conversation, None
-        return conversation
-
-    def _use_next_server(self) -> None:
-        if self._urls:
-            self._urls = [*self._urls[1:], self._urls[0]]
-            self._base_url = self._urls[0]
-
-    async def _locate_server(self) -> str:
-        """Return the URL of the server, which the provider starts first if need be."""
-        if self._closed:
-            raise ClientClosedError("this client is closed; make a new one")
-        if self._base_url is None:
-            self._base_url = validate_url(await self._start(cast("Provider", self._provider)))
-        return self._base_url
-
-    async def _start(self, provider: "Provider") -> str:
-        """Start the server in a thread. `close` cancels the wait; the provider's `stop` then ends the start."""
-        self._start_task = starting = start_in_thread(provider.start)
-        try:
-            return await starting
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if not self._closed or task is None or task.cancelling():
-                raise
-            raise ClientClosedError(
-                "expected a server to start, but the client was closed meanwhile; make a new client"
-            ) from None
-        finally:
-            if self._start_task is starting:  # a later loop may have started another
-                self._start_task = None
-
-    async def _stop_provider(self) -> None:
-        if self._provider is None:
-            return
-        try:
-            stopping = asyncio.get_running_loop().run_in_executor(None, self._provider.stop)
-        except RuntimeError:  # the interpreter is exiting, and starts no more threads
-            self._provider.stop()
-        else:
-            await stopping
-
-    async def _add_server_output(self, error: ClientError) -> ClientError:
-        """Add the last output of the server's process, if the provider has it."""
-        if self._provider is None or not isinstance(error, ConnectionFailedError | ConnectionLostError):
-            return error
-        output = await asyncio.to_thread(describe_death, self._provider)
-        return type(error)(f"{error}{output}") if output else error
-
-    def _drop(self, reason: str) -> "Conversation | None":
-        """Detach the session's conversation and return it, so that the caller ends it."""
-        self._was_answered = False
-        conversation, self._conversation = self._conversation, None
-        self._lost_reason = reason
-        return conversation
-
-    def _abort(self, reason: str) -> None:
-        """End the session without waiting."""
-        self._aborted = self._drop(reason)
-        if self._aborted is not None:
-            self._aborted.abort()
-
-    def _abort_request(self) -> None:
-        """Fail a request in progress: with ConnectionLostError, or CapacityError while it waits for a session."""
-        if self._wait is not None:
-            self._wait.stop()
-        self._journal.clear(CLOSED)
-        if self._request_lock.locked() and self._conversation is not None:
-            self._conversation.abort()
-
-    async def _wait_aborted_closed(self) -> None:
-        aborted, self._aborted = self._aborted, None
-        if aborted is not None:
-            await aborted.carrier.close()
-
-    async def _close_session(self) -> None:
-        """Close the connection in order, if any; a session that this client owns is ended first."""
-        await self._wait_aborted_closed()
-        if self._spans is not None:
-            self._spans.end()
-        if (conversation := self._drop("the session was closed")) is not None:
-            await conversation.close(end_session=self._session_id is None)
+def _loop_runs() -> bool:
+    """Whether an event loop runs in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class SyncEnvClient(Generic[ActT, ObsT, StateT]):
-    """An `EnvClient` for code without asyncio.
+    """An `EnvClient` whose methods wait, also where an event loop runs.
 
-    Methods run those of the async client and wait for them; other attributes, such as methods that a subclass adds,
-    are forwarded likewise. Awaiting an unused sync client, or entering it by `async with`, gives the connected async
-    client.
+    Other attributes, such as methods that a subclass adds, are forwarded; coroutine functions wait too. Awaiting an
+    unused sync client, or entering it by `async with`, gives the connected async client.
 
     Args:
-        client: The async client, which this object owns from now on.
+        client: The client, which this object owns from now on.
     """
 
     def __init__(self, client: EnvClient[ActT, ObsT, StateT]) -> None:
         self._client = client
-        self._thread: LoopThread | None = None
-        self._finalizer: weakref.finalize[..., Any] | None = None
-        self._closed = False
-        self._thread_lock = threading.Lock()
-        self._parent: SyncEnvClient[ActT, ObsT, StateT] | None = None  # keeps it alive: its end ends this
 
     def __repr__(self) -> str:
         return f"{self._client!r}.sync()"
@@ -698,56 +588,41 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
 
     @property
     def async_client(self) -> EnvClient[ActT, ObsT, StateT]:
-        """The async client; it runs in the shared loop thread."""
+        """The client; it runs in the shared loop thread."""
         return self._client
 
     def connect(self) -> Self:
         """Start the server if this client has a provider, and open a session; see `EnvClient.connect`."""
-        self._run(self._client.connect)
+        self._client._run(self._client.connect)
         return self
 
     def reset(self, **options: Any) -> StepResult[ObsT]:
         """Start an episode; see `EnvClient.reset`."""
-        return self._run(self._client.reset, **options)
+        return self._client._run(self._client.reset, **options)
 
     def step(self, action: ActT) -> StepResult[ObsT]:
         """Apply an action; see `EnvClient.step`."""
-        return self._run(self._client.step, action)
+        return self._client._run(self._client.step, action)
 
     def state(self) -> StateT:
         """Return the episode's state; see `EnvClient.state`."""
-        return self._run(self._client.state)
+        return self._client._run(self._client.state)
 
     def disconnect(self) -> None:
         """End the session; see `EnvClient.disconnect`."""
-        self._run(self._client.disconnect)
+        self._client._run(self._client.disconnect)
 
     def close(self) -> None:
-        """End the session and the provider's server; see `EnvClient.close`. Idempotent.
-
-        In a forked child of the process that used the client this does nothing: both belong to the parent.
-        """
-        if self._closed:
-            return
-        self._closed = True
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        if self._thread is None or not self._thread.is_forked:
-            self._run(self._client.close)
+        """End the session and the provider's server; see `EnvClient.close`. Idempotent."""
+        self._client._run(self._client.close)
 
     def new_session(self) -> "SyncEnvClient[ActT, ObsT, StateT]":
         """Return another client on the same server; see `EnvClient.new_session`."""
-        return self._make_child(self._run(self._client.new_session))
+        return self._client._run(self._client.new_session).sync()
 
     def fork(self, count: int) -> "list[SyncEnvClient[ActT, ObsT, StateT]]":
         """Return other clients that start in this session's state; see `EnvClient.fork`."""
-        return [self._make_child(child) for child in self._run(self._client.fork, count)]
-
-    def _make_child(self, client: EnvClient[ActT, ObsT, StateT]) -> "SyncEnvClient[ActT, ObsT, StateT]":
-        child = SyncEnvClient(client)
-        child._parent = self
-        child._start_thread()
-        return child
+        return [child.sync() for child in self._client._run(self._client.fork, count)]
 
     def sync(self) -> Self:
         """Return this client."""
@@ -770,7 +645,7 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         await self._client.close()
 
     def __await__(self) -> Generator[Any, None, EnvClient[ActT, ObsT, StateT]]:
-        if self._thread is not None:
+        if self._client._thread is not None:
             raise ConfigurationError("the client is already in use, so await comes too late; make a new one")
         return self._client.__aenter__().__await__()
 
@@ -778,23 +653,6 @@ class SyncEnvClient(Generic[ActT, ObsT, StateT]):
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         value = getattr(self._client, name)
-        if not inspect.iscoroutinefunction(value):
-            return value
-        return partial(self._run, value)
-
-    def _run(self, work: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **options: P.kwargs) -> T:
-        try:
-            return (self._thread or self._start_thread()).run(work, *args, **options)
-        except OpenEnvError as error:
-            # Frames of the loop thread would bury the caller's.
-            raise error.with_traceback(None) from error.__cause__
-
-    def _start_thread(self) -> LoopThread:
-        with self._thread_lock:
-            if self._thread is None:
-                self._thread = shared_loop()
-                # Release the session of a client that is garbage-collected unclosed. At the interpreter's exit the
-                # connection closes by itself.
-                self._finalizer = weakref.finalize(self, self._thread.call_detached, self._client.close)
-                self._finalizer.atexit = False
-        return self._thread
+        if inspect.iscoroutinefunction(value) or hasattr(value, "_waits_without_loop"):
+            return partial(self._client._run, value)
+        return value

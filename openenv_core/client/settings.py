@@ -1,12 +1,14 @@
-"""Validation of a client's constructor arguments."""
+"""The settings of a client: its constructor's arguments, validated."""
 
 import os
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from inspect import Parameter, signature
-from typing import Final
+from typing import Any, Final
 
+from openenv_core.client.carrier import CarrierOptions
 from openenv_core.errors import ConfigurationError
 from openenv_core.protocol.http import SESSION_ID, is_bearer_token, websocket_url
 
@@ -14,7 +16,55 @@ _FIELD_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FIELD_VALUE: Final = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
 
-def validate_mode(mode: str | None) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientSettings:
+    """What clients of the same servers share: arguments of `EnvClient`, which documents them.
+
+    Raises:
+        ConfigurationError: A value is invalid.
+    """
+
+    connect_timeout_s: float
+    message_timeout_s: float | None
+    max_message_size_mb: float
+    websocket_ping_interval_s: float | None
+    websocket_ping_timeout_s: float | None
+    mode: str | None
+    headers: Mapping[str, str] | None = field(repr=False)  # may hold a token
+    token: str | None = field(repr=False)
+    lease_s: float
+    transport: str
+    queue_timeout_s: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", _read_mode(self.mode))
+        if self.transport not in ("websocket", "http"):
+            raise ConfigurationError(
+                f"expected transport to be 'websocket' or 'http', got {self.transport!r}"
+            )
+        validate_headers(self.headers, self.token)
+
+    @property
+    def carrier_options(self) -> CarrierOptions:
+        """Options of a connection."""
+        return CarrierOptions(
+            connect_timeout_s=self.connect_timeout_s,
+            max_message_bytes=int(self.max_message_size_mb * 1024 * 1024),
+            ping_interval_s=self.websocket_ping_interval_s,
+            ping_timeout_s=self.websocket_ping_timeout_s,
+            headers=validate_headers(self.headers, self.token),
+            queue_timeout_s=self.queue_timeout_s,
+        )
+
+    def arguments_of(self, function: Callable[..., object]) -> dict[str, Any]:
+        """Return the settings that a function takes as arguments, by name."""
+        parameters = signature(function).parameters
+        accepts_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+        names = (each.name for each in fields(self))
+        return {name: getattr(self, name) for name in names if accepts_any or name in parameters}
+
+
+def _read_mode(mode: str | None) -> str:
     """Return the mode; None takes it from OPENENV_CLIENT_MODE, else "simulation". ConfigurationError if unknown."""
     name = os.environ.get("OPENENV_CLIENT_MODE", "simulation") if mode is None else mode
     if (lower := name.lower()) not in ("simulation", "production"):
@@ -23,13 +73,6 @@ def validate_mode(mode: str | None) -> str:
             f"change the argument, or the environment variable OPENENV_CLIENT_MODE"
         )
     return lower
-
-
-def validate_transport(transport: str) -> str:
-    """Return the transport. ConfigurationError if unknown."""
-    if transport not in ("websocket", "http"):
-        raise ConfigurationError(f"expected transport to be 'websocket' or 'http', got {transport!r}")
-    return transport
 
 
 def validate_headers(headers: Mapping[str, str] | None, token: str | None) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from openenv_core.client.env_client import EnvClient
+from openenv_core.client.env_client import EnvClient, waits_without_loop
 from openenv_core.errors import ServerError, ValidationFailedError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.protocol.toolcalls import (
@@ -48,6 +48,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
         self._tools_cache = None
         return await super().reset(**options)
 
+    @waits_without_loop
     async def list_tools(self, use_cache: bool = True) -> list[Tool]:
         """Return the environment's tools. Listing them is not a step of the episode.
 
@@ -62,6 +63,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
             self._tools_cache = await self._fetch_tools()
         return list(self._tools_cache)
 
+    @waits_without_loop
     async def call_tool(self, tool: str | None = None, /, **arguments: Any) -> Any:
         """Call a tool and return its value.
 
@@ -94,14 +96,17 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
         self._refuses_steps = True
         return value_of_rpc(name, result)
 
+    @waits_without_loop
     async def get_tool(self, name: str) -> Tool | None:
         """Return a tool by its name; None if there is none."""
         return next((tool for tool in await self.list_tools() if tool.name == name), None)
 
+    @waits_without_loop
     async def has_tool(self, name: str) -> bool:
         """Whether there is a tool of this name."""
         return await self.get_tool(name) is not None
 
+    @waits_without_loop
     async def openai_tools(self, use_cache: bool = True) -> list[dict[str, Any]]:
         """Return the tools as function schemas for chat templates; see `openenv_core.tools.specs.openai_tools`."""
         return openai_tools(await self.list_tools(use_cache))
@@ -128,7 +133,7 @@ class MCPToolClient(EnvClient[AnyAction, Observation, State]):
     async def _call_rpc(self, method: str, params: Mapping[str, Any]) -> Any:
         self._last_request_id = request_id = self._last_request_id + 1
         frame = encode_rpc(request_id, method, params)
-        response = await self._request(frame, "mcp", read_only=method == LIST_TOOLS)
+        response = await self._session.request(frame, "mcp", read_only=method == LIST_TOOLS)
         return read_rpc(response, request_id)
 
     def _step_payload(self, action: AnyAction) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from openenv_core.client.carrier import CarrierOptions
 from openenv_core.client.conversation import BatchReply, Conversation, Opening, error_of, open_conversation
-from openenv_core.client.waiting import SlotWait, try_servers
+from openenv_core.client.servers import Servers
+from openenv_core.client.settings import ClientSettings
+from openenv_core.client.waiting import SlotWait
 from openenv_core.errors import ClientError, ConfigurationError
 from openenv_core.protocol.batch import Array
 from openenv_core.protocol.http import websocket_url
@@ -32,16 +33,12 @@ class VectorClient:
         self._reply_ready = asyncio.Event()
 
     @classmethod
-    async def open(
-        cls, base_url: str, options: CarrierOptions, timeout_s: float | None, lease_s: float, count: int
-    ) -> "VectorClient":
+    async def open(cls, base_url: str, settings: ClientSettings, count: int) -> "VectorClient":
         """Connect and open sessions, all or none; wait for them if the server is full.
 
         Args:
             base_url: URL of the server.
-            options: Options of the connection.
-            timeout_s: Reply timeout in seconds; None waits for ever.
-            lease_s: Seconds for which the sessions outlive a broken connection.
+            settings: Settings of the client.
             count: Number of sessions, numbered from 0.
 
         Raises:
@@ -49,14 +46,14 @@ class VectorClient:
             CapacityError: The server had no room for all of them in time.
             FactoryError: The server could not create their environments.
         """
-        wait = SlotWait(options.queue_timeout_s)
+        wait = SlotWait(settings.queue_timeout_s)
 
         async def attempt() -> VectorClient:
-            attempt_options = replace(options, queue_timeout_s=wait.attempt_s(1))
-            opening = Opening(websocket_url(base_url), attempt_options, lease_s, wait.start_notice, count)
-            return cls(await open_conversation(opening, timeout_s, wait=True))
+            options = replace(settings.carrier_options, queue_timeout_s=wait.attempt_s(1))
+            opening = Opening(websocket_url(base_url), options, settings.lease_s, wait.start_notice, count)
+            return cls(await open_conversation(opening, settings.message_timeout_s, wait=True))
 
-        return await try_servers((base_url,), attempt, lambda: None, wait)
+        return await Servers([base_url]).attempt(attempt, wait)
 
     async def ask(self, operation: str, arrays: Sequence[Array] = (), **fields: Any) -> list[BatchReply]:
         """Send a request and return its replies.

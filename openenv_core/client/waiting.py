@@ -1,15 +1,12 @@
-"""Waiting for a session of a full server: back-off, deadline, several servers."""
+"""Waiting for a session of a full server: back-off and deadline."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Final
 
 from openenv_core.backoff import Backoff
-from openenv_core.errors import CapacityError, ConnectionFailedError
-
-T = TypeVar("T")
+from openenv_core.errors import CapacityError
 
 MIN_BACKOFF_S: Final = 0.1
 MAX_BACKOFF_S: Final = 5.0
@@ -17,9 +14,6 @@ MAX_BACKOFF_S: Final = 5.0
 
 SEVERAL_QUEUE_S: Final = 2.0
 """Seconds in the queue of one server of several before the next is tried."""
-
-_MIN_RETRY_S: Final = 0.05
-_MAX_RETRY_S: Final = 1.0
 
 _NOTICE_AFTER_S: Final = 10.0
 
@@ -96,46 +90,3 @@ class SlotWait:
     def stop(self) -> None:
         """End the pause, because the client is being closed."""
         self._stopped.set()
-
-
-async def try_servers(
-    urls: Sequence[str],
-    attempt: Callable[[], Awaitable[T]],
-    use_next: Callable[[], None],
-    wait: SlotWait,
-    retry_for_s: float = 0.0,
-) -> T:
-    """Return the result of an attempt at the first server that accepts it; retry all while some are full.
-
-    Args:
-        urls: URLs of the servers; may be empty for a single one.
-        attempt: Coroutine function that tries the current server.
-        use_next: Function that makes the next server the current one.
-        wait: The caller's wait for a session.
-        retry_for_s: Seconds for which all servers are retried if none answers.
-
-    Raises:
-        CapacityError: A server was full until the wait's deadline, and no other accepted.
-        ConnectionFailedError: No server answered.
-    """
-    clock = asyncio.get_running_loop().time
-    retry_until, backoff = clock() + retry_for_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
-    while True:
-        capacity_error: CapacityError | None = None
-        failed: ConnectionFailedError | None = None
-        for _ in urls or ("",):
-            try:
-                return await attempt()
-            except CapacityError as error:
-                capacity_error = error
-            except ConnectionFailedError as error:
-                failed = error
-            use_next()
-        if capacity_error is not None:
-            await wait.pause(capacity_error)
-            retry_until = clock() + retry_for_s
-            backoff.reset()
-        elif failed is not None:
-            if clock() + (pause_s := backoff.next_s()) > retry_until:
-                raise failed
-            await asyncio.sleep(pause_s)

@@ -1,19 +1,18 @@
 """The released factories that find a client or an action class by an environment's name; they install nothing."""
 
-import asyncio
 import re
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import packages_distributions, version
 from typing import Any
 
-from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, SyncEnvClient
+from openenv_core.client import EnvClient, GenericAction, GenericEnvClient
 from openenv_core.client.settings import space_label
 from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import ConfigurationError
 from openenv_core.making import client_class, make
 from openenv_core.manifest import ManifestError, read_keys
-from openenv_core.targets import environment_packages, folder_of, package_of
+from openenv_core.targets import environment_packages, folder_of, require_package
 from openenv_core.tools import CallToolAction
 from openenv_core.types import Action
 
@@ -27,9 +26,7 @@ def _describe(name: str, distributions: Mapping[str, list[str]]) -> dict[str, An
         name: The environment's name.
         distributions: Names of distributions by the packages that they bring.
     """
-    package = package_of(name)
-    if package is None:
-        raise ConfigurationError(f"expected an environment's name, got {name!r}; `ropewalk list` names them")
+    package = require_package(name)
     folder = folder_of(package)
     assert folder is not None
     try:
@@ -97,8 +94,8 @@ class AutoEnv:
         trust_remote_code: bool = False,
         skip_install: bool = False,
         **options: Any,
-    ) -> EnvClient[Any, Any, Any] | SyncEnvClient[Any, Any, Any]:
-        """Return a client: of the environment's class where an event loop runs, a sync one elsewhere.
+    ) -> EnvClient[Any, Any, Any]:
+        """Return a client of the environment's class, whose methods wait where no event loop runs.
 
         Args:
             name: An installed environment, or the `owner/name` or URL of a Space.
@@ -127,10 +124,6 @@ class AutoEnv:
             made = make(base_url, client=client, **options)
         else:
             made = make(name, client=client, env_vars=env_vars, start_timeout_s=wait_timeout, **options)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return made
         return made.async_client
 
     from_hub = from_env

@@ -14,7 +14,6 @@ import httpx
 
 from openenv_core.compat.containers import ContainerProvider
 from openenv_core.errors import ConfigurationError
-from openenv_core.images.dockerfile import Dockerfile
 from openenv_core.manifest import MANIFEST, ManifestError, load_keys
 from openenv_core.providers.base import REMOTE_POLL_FACTOR, wait_healthy
 from openenv_core.proxies import client_for
@@ -28,7 +27,13 @@ HEALTH_TIMEOUT_S: Final = 5.0
 AUTO_STOP_MIN: Final = 15
 """Daytona's own default."""
 
+_CONTINUATION: Final = re.compile(r"\\[ \t]*\n(?:[ \t]*(?:#.*)?\n)*")
 _MOUNTS: Final = re.compile(r"(?im)^(\s*RUN\s+)(?:--mount=\S+[ \t]*(?:\\\n(?:[ \t]*(?=--mount=))?)?)+")
+
+
+def _arguments_of(keyword: str, dockerfile: str) -> list[str]:
+    """Return the arguments of each instruction of a kind, with continued lines joined."""
+    return re.findall(rf"(?im)^[ \t]*{keyword}[ \t]+(\S.*?)[ \t]*$", _CONTINUATION.sub(" ", dockerfile))
 
 
 class DaytonaProvider(ContainerProvider):
@@ -93,13 +98,13 @@ class DaytonaProvider(ContainerProvider):
         context = path.parent.parent if context_dir is None else Path(context_dir)
         if not context.is_dir():
             raise ConfigurationError(f"expected a folder as context_dir, got {context_dir!r}")
-        for instruction in Dockerfile.parse(text).all:
-            copied = instruction.arguments.split()[:1] if instruction.keyword == "COPY" else []
-            if not copied or copied[0].startswith(("/", "--from=")) or (context / copied[0]).exists():
+        for arguments in _arguments_of("COPY", text):
+            copied = arguments.split()[0]
+            if copied.startswith(("/", "--from=")) or (context / copied).exists():
                 continue
-            if not any(context.glob(copied[0])):
+            if not any(context.glob(copied)):
                 raise ConfigurationError(
-                    f"the COPY source {copied[0]!r} was not found in {context}; name the folder that the Dockerfile "
+                    f"the COPY source {copied!r} was not found in {context}; name the folder that the Dockerfile "
                     "copies from as context_dir"
                 )
         cls._dockerfile_registry[str(path)] = {
@@ -116,13 +121,13 @@ class DaytonaProvider(ContainerProvider):
 
     @staticmethod
     def _parse_dockerfile_cmd(dockerfile_content: str) -> str | None:
-        cmd = Dockerfile.parse(dockerfile_content).find_last("CMD")
-        if cmd is None or not cmd.arguments:
+        commands = _arguments_of("CMD", dockerfile_content)
+        if not commands:
             return None
         try:
-            return shlex.join(json.loads(cmd.arguments))
+            return shlex.join(json.loads(commands[-1]))
         except (ValueError, TypeError):  # in shell form
-            return cmd.arguments
+            return commands[-1]
 
     @staticmethod
     def _parse_app_field(yaml_content: str) -> str | None:

@@ -183,7 +183,7 @@ MODULES: Final[Mapping[str, Module]] = {
     "openenv.core.rubrics.containers": Module(
         _names_in("openenv_core.rubrics", "Gate RubricDict RubricList Sequential WeightedSum")
     ),
-    "openenv.core.rubrics.llm_judge": Module(_names_in("openenv_core.rubrics", "LLMJudge")),
+    "openenv.core.rubrics.llm_judge": Module(_names_in("openenv_core.compat.judge", "LLMJudge")),
     "openenv.core.rubrics.trajectory": Module(
         _names_in("openenv_core.rubrics", "ExponentialDiscountingTrajectoryRubric TrajectoryRubric")
     ),

@@ -3,37 +3,32 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
-from importlib.metadata import Distribution, PackageNotFoundError, PathDistribution, distribution
+from importlib.metadata import Distribution, distributions
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import openenv_core
 from openenv_core.errors import ConfigurationError
-from openenv_core.images.dockerfile import OUR_BASE
-from openenv_core.images.engine import BuildRequest, build_image, find_image, labels_of, replace_tags
+from openenv_core.images.engine import BuildRequest, build_image, find_image
 
 if TYPE_CHECKING:
     import docker
+
+OUR_BASE: Final = "ropewalk-base"
+"""The name of our base image; the runtime variant has a user, a health check and a port."""
 
 DISTRIBUTION: Final = "ropewalk"
 EXTRA: Final = "server"
 """The extra of Ropewalk that an environment's container needs."""
 
-_EXTRA_MARKER = re.compile(
-    r"""^(?P<requirement>[^;]+?)\s*(?:;\s*extra\s*==\s*['"](?P<extra>[^'"]+)['"])?\s*$"""
-)
 WHEEL_TIMEOUT_S: Final = 300
 """Seconds for pip to build the wheel."""
 
@@ -41,57 +36,24 @@ _EPOCH_S: Final = "315532800"
 """Modification time of every file in the wheel, so that equal files give equal bytes and the engine's cache hits."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedPackage:
-    """Ropewalk in a folder that an image copies.
+def copy_package(folder: Path) -> str:
+    """Put the installed Ropewalk into an empty folder; return the requirement for pip to install there.
 
-    Attributes:
-        requirement: The requirement for pip to install; a path is relative to the folder.
-        dependencies: Its dependencies, including those of EXTRA.
-    """
-
-    requirement: str
-    dependencies: tuple[str, ...]
-
-
-def version() -> str:
-    """Return the version of the installed Ropewalk; ConfigurationError if it is not installed."""
-    tree = source_tree()
-    return str(_project(tree)["version"]) if tree is not None else _distribution().version
-
-
-def source_tree() -> Path | None:
-    """Return the project's folder if Ropewalk runs from its source, as in an editable installation; otherwise None."""
-    root = Path(openenv_core.__file__).resolve().parents[1]
-    try:
-        return root if _project(root)["name"] == DISTRIBUTION else None
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
-        return None
-
-
-def copy_package(folder: Path) -> PlacedPackage:
-    """Put the installed Ropewalk into an empty folder.
-
-    An installation from an index becomes a requirement with its version; any other source becomes a wheel.
+    An installation from an index becomes a requirement with its version; any other source, such as the folder of an
+    editable installation, becomes a wheel.
 
     Raises:
         ConfigurationError: Ropewalk is not installed, or no wheel can be built from its source.
     """
-    tree = source_tree()
-    if tree is not None:
-        source = str(tree)
-    else:
-        dist = _distribution()
-        origin = dist.read_text("direct_url.json")
-        if origin is None:
-            return PlacedPackage(f"{DISTRIBUTION}=={dist.version}", tuple(_dependencies(dist)))
-        source = str(json.loads(origin)["url"])
-    wheel = _make_wheel(source, folder)
-    with zipfile.ZipFile(wheel) as archive:
-        (metadata,) = (
-            entry for entry in zipfile.Path(archive).iterdir() if entry.name.endswith(".dist-info")
-        )
-        return PlacedPackage(f"./{wheel.name}", tuple(_dependencies(PathDistribution(metadata))))
+    dist = _distribution()
+    text = dist.read_text("direct_url.json")
+    if text is None:
+        return f"{DISTRIBUTION}[{EXTRA}]=={dist.version}"
+    origin = json.loads(text)
+    source = str(origin["url"])
+    if repository := origin.get("vcs_info"):
+        source = f"{repository['vcs']}+{source}@{repository['commit_id']}"
+    return f"./{_make_wheel(source, folder).name}[{EXTRA}]"
 
 
 def _make_wheel(source: str, folder: Path) -> Path:
@@ -119,33 +81,18 @@ def _make_wheel(source: str, folder: Path) -> Path:
     return wheels[0]
 
 
-def _project(root: Path) -> dict[str, Any]:
-    with (root / "pyproject.toml").open("rb") as file:
-        return dict(tomllib.load(file)["project"])
-
-
 def _distribution() -> Distribution:
-    try:
-        return distribution(DISTRIBUTION)
-    except PackageNotFoundError:
+    """Return the installed Ropewalk; a build's egg-info in a checkout, which is found first there, has no origin."""
+    found = list(distributions(name=DISTRIBUTION))
+    if not found:
         raise ConfigurationError(
             f"{DISTRIBUTION} is not installed, so no image can have the same version; pip install 'ropewalk[author]'"
-        ) from None
-
-
-def _dependencies(dist: Distribution) -> Iterator[str]:
-    for line in dist.requires or ():
-        match = _EXTRA_MARKER.match(line)
-        if match is None:
-            yield line  # it has another kind of marker, which pip evaluates
-        elif match["extra"] in (None, EXTRA):
-            yield match["requirement"]
+        )
+    return next((each for each in found if each.read_text("direct_url.json") is not None), found[0])
 
 
 FINGERPRINT: Final = "ropewalk.base"
 """The label with the digest of the files that a base was built from."""
-
-VERSION: Final = "ropewalk.version"
 
 _SHIPPED: Final = "dockerfiles.base"
 
@@ -162,7 +109,7 @@ class Variant(StrEnum):
 
 def tags(variant: Variant) -> tuple[str, ...]:
     """Return the tags of the installed Ropewalk's base, the one with its version first."""
-    tag = version().replace("+", "-")
+    tag = _distribution().version.replace("+", "-")
     if variant is Variant.BUILD:
         return f"{OUR_BASE}:{tag}-build", f"{OUR_BASE}:build"
     return f"{OUR_BASE}:{tag}", f"{OUR_BASE}:latest"
@@ -172,10 +119,9 @@ def ensure(
     api: "docker.APIClient",
     variant: Variant,
     *,
-    build_args: Mapping[str, str] | None = None,
+    build_args: Mapping[str, str | None] | None = None,
     no_cache: bool = False,
     pull: bool = False,
-    always: bool = False,
 ) -> str:
     """Build the base if it is missing or was built from another Ropewalk; return its tag.
 
@@ -184,11 +130,9 @@ def ensure(
     """
     image_tags = tags(variant)
     with context() as request:
-        fingerprint = request.labels[FINGERPRINT]
-        if (
-            not (always or no_cache or pull or build_args)
-            and _read_fingerprint(api, image_tags[0]) == fingerprint
-        ):
+        image = find_image(api, image_tags[0]) or {}
+        fingerprint = ((image.get("Config") or {}).get("Labels") or {}).get(FINGERPRINT)
+        if not (no_cache or pull or build_args) and fingerprint == request.labels[FINGERPRINT]:
             return image_tags[0]
         sys.stderr.write(f"making the base image {image_tags[0]}: it is missing, or of another Ropewalk\n")
         base_request = replace(
@@ -199,14 +143,8 @@ def ensure(
             no_cache=no_cache,
             pull=pull,
         )
-        with replace_tags(api, image_tags):
-            build_image(base_request)
+        build_image(base_request)
     return image_tags[0]
-
-
-def _read_fingerprint(api: "docker.APIClient", tag: str) -> str | None:
-    image = find_image(api, tag)
-    return None if image is None else labels_of(image).get(FINGERPRINT)
 
 
 @contextmanager
@@ -224,14 +162,13 @@ def context() -> Iterator[BuildRequest]:
         for name in ("Dockerfile", "healthcheck.py"):
             shutil.copyfile(source / name, folder / name)
         (folder / "ropewalk").mkdir()
-        package = copy_package(folder / "ropewalk")
-        (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in package.dependencies))
+        requirement = copy_package(folder / "ropewalk")
         yield BuildRequest(
             context=folder,
             dockerfile="Dockerfile",
             tags=(OUR_BASE,),
-            build_args={"ROPEWALK": package.requirement},
-            labels={FINGERPRINT: _fingerprint(folder), VERSION: version()},
+            build_args={"ROPEWALK": requirement},
+            labels={FINGERPRINT: _fingerprint(folder)},
         )
 
 

@@ -1,7 +1,5 @@
 """Builds the image of an environment: finds its Dockerfile, its base image and its tags."""
 
-import difflib
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,27 +10,24 @@ from typing import TYPE_CHECKING, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
-from openenv_core.images.dockerfile import (
-    BASE_ARG,
-    OUR_BASE,
-    OUR_BASE_BUILDS,
-    PLACES,
-    RELEASED_BASE,
-    Dockerfile,
-)
-from openenv_core.images.engine import BuildRequest, build_image, replace_tags
+from openenv_core.images.engine import BuildRequest, build_image
 from openenv_core.images.ignore_rules import find_context_secrets
 from openenv_core.manifest import MANIFEST, ManifestError, read_keys
 
 if TYPE_CHECKING:
     import docker
 
-PREDEFINED_ARGS: Final = frozenset(
-    name
-    for upper in ("HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY")
-    for name in (upper, upper.lower())
-)
-"""Build arguments that every Dockerfile accepts without an ARG."""
+PLACES: Final = ("server/Dockerfile", "Dockerfile")
+"""Paths of a folder's Dockerfile; the first that exists is used."""
+
+BASE_ARG: Final = "BASE_IMAGE"
+"""The ARG with the base image."""
+
+RELEASED_BASE: Final = "openenv-base"
+"""The name of the base image of folders made by the released `openenv init`."""
+
+_BASE_DEFAULT = re.compile(rf"(?im)^\s*ARG\s+{BASE_ARG}(?:=(?P<default>\S+))?\s*$")
+_BASE_USE = re.compile(rf"(?im)^\s*FROM\s+(?:--\S+\s+)*\$\{{?{BASE_ARG}\b")
 
 ENVIRONMENT: Final = "ropewalk.environment"
 """The label with the environment's name."""
@@ -51,13 +46,11 @@ class BuildPlan:
     """The plan of one environment's build.
 
     Attributes:
-        name: The environment's name.
         request: The image to build; its arguments already name the base, even if that must be built first.
         variant: The variant of our base that it uses; None: another base.
         notes: Notes for the user, shown before the build.
     """
 
-    name: str
     request: BuildRequest
     variant: base.Variant | None
     notes: tuple[str, ...]
@@ -67,7 +60,7 @@ def plan(
     folder: Path,
     *,
     tags: Sequence[str] = (),
-    build_args: Mapping[str, str] | None = None,
+    build_args: Mapping[str, str | None] | None = None,
     base_image: str | None = None,
     file: str | None = None,
     no_cache: bool = False,
@@ -93,7 +86,7 @@ def plan(
             f"expected an environment's folder, got {folder}, a part of one: COPY would not see the rest; "
             f"build {folder.parent}"
         )
-    dockerfile = Dockerfile.read(folder / path)
+    default = read_base(read_dockerfile(folder / path))
     if secrets := find_context_secrets(folder):
         raise ConfigurationError(
             f"expected files without secrets, got what may hold one in {', '.join(secrets)}; take it out, or name the "
@@ -107,19 +100,16 @@ def plan(
     if base_image is not None:
         if BASE_ARG in arguments:
             raise ConfigurationError(f"both --base and --build-arg {BASE_ARG}=... are given; leave one out")
-        if not dockerfile.takes_base:
+        if default is None:
             raise ConfigurationError(
-                f"expected a Dockerfile that stands on its ARG {BASE_ARG}, which --base gives a value, got "
-                f"FROM {dockerfile.base} in {folder / path}; begin it with `ARG {BASE_ARG}=...` and "
-                f"`FROM ${{{BASE_ARG}}}`"
+                f"{folder / path} is not based on an ARG {BASE_ARG}, which --base gives a value; begin it with "
+                f"`ARG {BASE_ARG}=...` and `FROM ${{{BASE_ARG}}}`"
             )
         arguments[BASE_ARG] = base_image
-    _refuse_unknown(arguments, dockerfile, folder / path)
-    variant = None if BASE_ARG in arguments else variant_for(dockerfile)
+    variant = None if BASE_ARG in arguments else variant_for(default)
     if variant is not None:
         arguments[BASE_ARG] = base.tags(variant)[0]
     return BuildPlan(
-        name=name,
         request=BuildRequest(
             context=folder,
             dockerfile=path,
@@ -171,37 +161,33 @@ def complete_tags(tags: Sequence[str], name: str) -> list[str]:
     return completed
 
 
-def variant_for(dockerfile: Dockerfile) -> base.Variant | None:
-    """Return the variant of our base that is the default of a Dockerfile's ARG BASE_IMAGE; None if it is none."""
-    if not dockerfile.takes_base:
-        return None
-    default = dockerfile.args[BASE_ARG] or ""
-    if _RELEASED.search(default):
+def read_dockerfile(path: Path) -> str:
+    """Return the text of a Dockerfile; ConfigurationError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"expected a readable Dockerfile at {path}, got: {error}") from error
+
+
+def read_base(dockerfile: str) -> str | None:
+    """Return the default of a Dockerfile's ARG BASE_IMAGE, "" if it has none; None if no stage is based on that ARG."""
+    match = _BASE_DEFAULT.search(dockerfile)
+    return (match["default"] or "").strip("\"'") if match and _BASE_USE.search(dockerfile) else None
+
+
+def variant_for(default: str | None) -> base.Variant | None:
+    """Return the variant of our base that an ARG BASE_IMAGE has as its default; None if it is none."""
+    if default and _RELEASED.search(default):
         return base.Variant.BUILD
-    if default.partition(":")[0] == OUR_BASE:
-        return base.Variant.BUILD if default.endswith(OUR_BASE_BUILDS) else base.Variant.RUNTIME
+    if default and default.partition(":")[0] == base.OUR_BASE:
+        return base.Variant.BUILD if default.endswith((":build", "-build")) else base.Variant.RUNTIME
     return None
 
 
-def read_build_args(arguments: Sequence[str]) -> dict[str, str]:
-    """Parse arguments `NAME=VALUE`, or `NAME` for the value of this process's environment variable.
-
-    Raises:
-        ConfigurationError: An argument is neither.
-    """
-    values: dict[str, str] = {}
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise ConfigurationError(f"expected --build-arg NAME=VALUE, got {argument!r}")
-        if not equals:
-            if name not in os.environ:
-                raise ConfigurationError(
-                    f"expected --build-arg {name}=VALUE, or a variable {name} in this shell, got neither"
-                )
-            value = os.environ[name]
-        values[name] = value
-    return values
+def read_build_args(arguments: Sequence[str]) -> dict[str, str | None]:
+    """Parse arguments `NAME=VALUE`, or `NAME` for the value of this process's environment variable."""
+    parts = (argument.partition("=") for argument in arguments)
+    return {name: value if equals else None for name, equals, value in parts}
 
 
 def _dockerfile_of(folder: Path, file: str | None) -> str:
@@ -226,18 +212,6 @@ def _dockerfile_of(folder: Path, file: str | None) -> str:
     )
 
 
-def _refuse_unknown(build_args: Mapping[str, str], dockerfile: Dockerfile, path: Path) -> None:
-    known = {*dockerfile.args, *PREDEFINED_ARGS}
-    for name in build_args:
-        if name not in known:
-            near = difflib.get_close_matches(name, dockerfile.args, n=1)
-            declared = ", ".join(dockerfile.args) or "none"
-            hint = f"did you mean {near[0]}?" if near else f"it has: {declared}"
-            raise ConfigurationError(
-                f"expected a build argument that {path} has an ARG for, got {name}; {hint}"
-            )
-
-
 def build(api: "docker.APIClient", build_plan: BuildPlan) -> str:
     """Build an environment's image and return its id; docker's output goes to standard error.
 
@@ -249,8 +223,7 @@ def build(api: "docker.APIClient", build_plan: BuildPlan) -> str:
         sys.stderr.write(f"note: {note}\n")
     if build_plan.variant is not None:
         base.ensure(api, build_plan.variant)
-    with replace_tags(api, build_plan.request.tags):
-        return build_image(build_plan.request)
+    return build_image(build_plan.request)
 
 
 def refuse_same_tags(plans: Sequence[tuple[str, BuildPlan | None]]) -> None:

@@ -1,6 +1,5 @@
-"""Work with the container engine: `docker build`, and the removal of images that a build supersedes."""
+"""The command `docker`, which builds and pushes images, and images of the engine."""
 
-import contextlib
 import os
 import re
 import shutil
@@ -9,60 +8,29 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.errors import ConfigurationError, EngineUnavailableError, installed_with
+from openenv_core.errors import ConfigurationError
 from openenv_core.images.errors import BuildError, remedy_for
 
 if TYPE_CHECKING:
     import docker
 
-RESPONSE_TIMEOUT_S: Final = 120
-"""Seconds that the engine may take to reply."""
 
+def _engine_variables() -> dict[str, str]:
+    """Return the environment variables that name the engine to the command `docker`."""
+    from openenv_core.providers.docker.engine import find_engine
 
-@contextmanager
-def engine() -> Iterator["docker.APIClient"]:
-    """Open a connection to the engine, and close it after the block.
-
-    Raises:
-        ConfigurationError: The Docker SDK is not installed, or the engine's address is invalid.
-        EngineUnavailableError: The engine does not reply, or this user has no access.
-    """
-    with installed_with("docker", "the Docker SDK"):
-        import docker
-        from docker.errors import DockerException
-        from docker.tls import TLSConfig
-    from openenv_core.providers.docker.engine import DockerEngine
-
-    docker_engine = DockerEngine.find()
-    docker_engine.ping()
-    address = docker_engine.address
-    tls: TLSConfig | bool = False
+    address = find_engine()
+    variables = {"DOCKER_HOST": address.url}
     if address.certificates is not None:
-        folder = Path(address.certificates)
-        tls = TLSConfig(
-            client_cert=(str(folder / "cert.pem"), str(folder / "key.pem")),
-            ca_cert=str(folder / "ca.pem"),
-            verify=address.verify,
-        )
-    try:
-        client = docker.APIClient(base_url=address.url, tls=tls, timeout=RESPONSE_TIMEOUT_S, version="auto")
-    except DockerException as error:
-        raise EngineUnavailableError(
-            f"expected the Docker engine at {address.url} to speak with the Docker SDK, got: {error}; "
-            "pip install -U docker"
-        ) from error
-    try:
-        yield client
-    finally:
-        client.close()
+        variables["DOCKER_CERT_PATH"] = address.certificates
+        variables["DOCKER_TLS_VERIFY"] = "1" if address.verify else ""
+    return variables
 
 
 CANCEL_TIMEOUT_S: Final = 15.0
@@ -80,7 +48,7 @@ class BuildRequest:
         context: The folder of the build context.
         dockerfile: Path of the Dockerfile, relative to the context.
         tags: The image's tags; at least one.
-        build_args: Values of its ARGs.
+        build_args: Values of its ARGs; None: the value of this process's environment variable.
         labels: Labels of the image.
         target: The stage to build; None: the last.
         no_cache: Whether to build without the engine's cache.
@@ -91,7 +59,7 @@ class BuildRequest:
     context: Path
     dockerfile: str
     tags: tuple[str, ...]
-    build_args: Mapping[str, str] = field(default_factory=dict)
+    build_args: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     target: str | None = None
     no_cache: bool = False
@@ -117,7 +85,10 @@ def build_image(request: BuildRequest) -> str:
         ]
         for option, values in (
             ("--tag", request.tags),
-            ("--build-arg", [f"{name}={value}" for name, value in request.build_args.items()]),
+            (
+                "--build-arg",
+                [name if value is None else f"{name}={value}" for name, value in request.build_args.items()],
+            ),
             ("--label", [f"{name}={value}" for name, value in request.labels.items()]),
             ("--target", [request.target] if request.target else []),
         ):
@@ -147,21 +118,14 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
     Raises:
         ConfigurationError: The command is not installed.
     """
-    from openenv_core.providers.docker.engine import find_engine
-
     command = shutil.which("docker")
     if command is None:
         raise ConfigurationError(
             "there is no command `docker` on the path, which builds images; install docker-cli (docker.com/get-docker)"
         )
-    address = find_engine()
-    environ = {**os.environ, "DOCKER_HOST": address.url, "BUILDKIT_PROGRESS": "plain"}
-    if address.certificates is not None:
-        environ["DOCKER_CERT_PATH"] = address.certificates
-        environ["DOCKER_TLS_VERIFY"] = "1" if address.verify else ""
     process = subprocess.Popen(
         [command, *arguments],
-        env=environ,
+        env={**os.environ, **_engine_variables(), "BUILDKIT_PROGRESS": "plain"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -205,62 +169,3 @@ def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
     except ImageNotFound:
         return None
     return details
-
-
-def labels_of(image: Mapping[str, Any]) -> dict[str, str]:
-    """Return the labels in an image's details."""
-    return (image.get("Config") or {}).get("Labels") or {}
-
-
-PARTS: Final = "ropewalk.parts"
-"""The label of the base's first stage, which remains untagged as the engine's cache."""
-
-RECENT_STAGE_AGE_S: Final = 600
-"""Seconds during which another build on this engine may still need a first stage."""
-
-_OURS: Final = "ropewalk."
-
-
-@contextlib.contextmanager
-def replace_tags(api: "docker.APIClient", tags: Sequence[str]) -> Iterator[None]:
-    """Remove the images that had these tags before the block, if the block succeeds and nothing else needs them.
-
-    Only images built by `ropewalk build` are removed. One with another tag, a container, or an image based on it stays;
-    it is removed when the last of those is rebuilt.
-    """
-    old_ids = {image_id for tag in tags if (image_id := _find_own_image(api, tag)) is not None}
-    yield
-    for image in old_ids:
-        _remove(api, image)
-    _remove_old_parts(api)
-
-
-def _find_own_image(api: "docker.APIClient", tag: str) -> str | None:
-    image = find_image(api, tag)
-    if image is None or not any(name.startswith(_OURS) for name in labels_of(image)):
-        return None
-    return str(image["Id"])
-
-
-def _remove(api: "docker.APIClient", image: str) -> None:
-    """Remove an untagged image, and the layers that only it uses."""
-    from docker.errors import APIError
-
-    # Failures are ignored: the build itself has succeeded.
-    with contextlib.suppress(APIError, OSError):
-        details = find_image(api, image)
-        if details is not None and not details.get("RepoTags") and not details.get("RepoDigests"):
-            api.remove_image(image)
-
-
-def _remove_old_parts(api: "docker.APIClient") -> None:
-    """Remove all first stages but the newest, on which the next base is built, and recent ones, possibly in use."""
-    from docker.errors import APIError
-
-    stages: list[dict[str, Any]] = []
-    with contextlib.suppress(APIError, OSError):
-        stages = api.images(filters={"dangling": True, "label": PARTS})
-    stages.sort(key=lambda stage: stage["Created"], reverse=True)
-    for stage in stages[1:]:
-        if stage["Created"] < time.time() - RECENT_STAGE_AGE_S:
-            _remove(api, stage["Id"])

@@ -48,19 +48,6 @@ _REMEDIES: Final = (
         "(`ropewalk build base --build-arg PYTHON_IMAGE=...`)",
     ),
     (
-        r"No matching distribution found|Could not find a version that satisfies|No solution found when resolving",
-        "the index does not have a requirement of pyproject.toml: check its name and version",
-    ),
-    (
-        r"does not appear to be a Python project|neither 'setup.py' nor 'pyproject.toml'",
-        "the image has no pyproject.toml: check that the folder has one and that .dockerignore does not exclude it",
-    ),
-    (
-        r"(gcc|cc|g\+\+|cmake|cargo|rustc)['\"]?:? .*(not found|No such file)|command '[^']*gcc' failed|"
-        r"Unable to find a compiler|error: linker",
-        "the base has no compiler: use a dependency that comes as a wheel, or install one in a stage of its own",
-    ),
-    (
         r"COPY failed|failed to compute cache key|failed to calculate checksum|no such file or directory",
         "a path to copy does not exist, or .dockerignore excludes it; COPY sees only the environment's folder",
     ),
@@ -68,20 +55,8 @@ _REMEDIES: Final = (
         r"Permission denied|EACCES|Read-only file system",
         "the base's user is `env`: put USER root before what writes, and USER env after it",
     ),
-    (
-        r"No space left on device|disk quota",
-        "the disk is full: `docker system df`, then `docker system prune`",
-    ),
-    (
-        r"temporary failure in name resolution|Could not resolve|NewConnectionError|Network is unreachable|"
-        r"dns error|Connection refused",
-        "the build has no network: check the engine's, or pass its proxy (--build-arg HTTPS_PROXY=...)",
-    ),
-    (
-        r"returned a non-zero code: 137|exit code: 137|OOMKilled",
-        "the step was killed, most often for memory: give the engine more",
-    ),
 )
+"""Patterns in a build's output, and what to do about failures that concern our base and context."""
 
 
 def remedy_for(output: str) -> str:

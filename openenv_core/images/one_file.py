@@ -11,7 +11,8 @@ import yaml
 
 from openenv_core.checker.imports import find_imports
 from openenv_core.errors import ConfigurationError
-from openenv_core.images.dockerfile import BASE_ARG, OUR_BASE
+from openenv_core.images.base import OUR_BASE
+from openenv_core.images.build import BASE_ARG
 from openenv_core.manifest import MANIFEST
 from openenv_core.one_file import read_file_manifest, read_header
 

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from openenv_core.errors import ConfigurationError, installed_with
 from openenv_core.images import base
-from openenv_core.images.build import name_of, variant_for
-from openenv_core.images.dockerfile import BASE_ARG, PLACES, Dockerfile
+from openenv_core.images.build import BASE_ARG, PLACES, name_of, read_base, read_dockerfile, variant_for
 from openenv_core.images.errors import NotAllowedError, NotReachedError, PushError
 from openenv_core.images.ignore_rules import secret_in, walk
 from openenv_core.manifest import MANIFEST, read_keys
@@ -61,8 +60,8 @@ def stage(folder: Path, destination: Path, *, base_image: str | None = None) -> 
     if path is None or not (folder / MANIFEST).is_file():
         missing = MANIFEST if path is not None else " or ".join(PLACES)
         raise ConfigurationError(f"expected an environment's folder with {missing}, got {folder}")
-    dockerfile = Dockerfile.read(folder / path)
-    text = (folder / path).read_text(encoding="utf-8")
+    text = read_dockerfile(folder / path)
+    default = read_base(text)
     try:
         left_out = _copy(folder, destination, {path, "README.md", MANIFEST})
     except PermissionError as error:
@@ -72,13 +71,12 @@ def stage(folder: Path, destination: Path, *, base_image: str | None = None) -> 
     port = _port(folder)
     notes: list[str] = []
     if base_image is not None:
-        if not dockerfile.takes_base:
+        if default is None:
             raise ConfigurationError(
-                f"expected a Dockerfile that stands on its ARG {BASE_ARG}, which --base-image gives a value, got "
-                f"FROM {dockerfile.base}"
+                f"{folder / path} is not based on an ARG {BASE_ARG}, which --base-image gives a value"
             )
         text = with_default(text, BASE_ARG, base_image)
-    elif (variant := variant_for(dockerfile)) is not None:
+    elif (variant := variant_for(default)) is not None:
         text = _with_base(text, variant, destination)
         notes.append(
             f"the Space builds the base itself, from {PARTS}/; --base-image names a public one instead"
@@ -140,7 +138,7 @@ def _with_base(text: str, variant: base.Variant, destination: Path) -> str:
         raise ConfigurationError(f"expected a folder without {PARTS}, from which a Space builds its base")
     with base.context() as request:
         shutil.copytree(request.context, parts)
-        requirement = request.build_args["ROPEWALK"]
+        requirement = str(request.build_args["ROPEWALK"])
     base_text = (parts / "Dockerfile").read_text(encoding="utf-8")
     (parts / "Dockerfile").unlink()
     if variant is base.Variant.RUNTIME:

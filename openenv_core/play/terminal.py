@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from openenv_core.cli.command import sanitize
+from openenv_core.pictures import describe_picture
 
 LONGEST: Final = 2_000
 """Characters shown of one field; of the rest only the count is shown."""
@@ -28,7 +29,8 @@ def observation_lines(observation: Mapping[str, Any], *, colours: bool = False) 
     for name, value in observation.items():
         if name == "metadata" or (name == "text" and isinstance(value, str)):
             continue
-        cleaned = sanitize(value if isinstance(value, str) else _plain(value), colours=colours)
+        shown = (describe_picture(value) or value) if isinstance(value, str) else _plain(value)
+        cleaned = sanitize(shown, colours=colours)
         lines = _shorten(cleaned).splitlines() or [""]
         if len(lines) == 1:
             yield f"  {sanitize(name)}: {lines[0]}"

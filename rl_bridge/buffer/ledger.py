@@ -88,7 +88,8 @@ class Ledger:
         self._waiting: deque[_WaitingGroup] = deque()
         self._leases: dict[int, GroupLease] = {}
         self._finished: set[int] = set()
-        self._next_lease = 0
+        self.next_lease = 0
+        """The id of the next lease."""
         self._served: PolicyVersion | None = None
         self._first_group = 0
         self.admitted = 0
@@ -145,7 +146,7 @@ class Ledger:
         else:
             return None
         lease = GroupLease(
-            id=self._next_lease,
+            id=self.next_lease,
             group=waiting_group.group,
             attempt=waiting_group.attempts + 1,
             floor=served if waiting_group.floor is None else min(served, waiting_group.floor),
@@ -153,7 +154,7 @@ class Ledger:
             first=self._first_group,
             losses=waiting_group.losses,
         )
-        self._next_lease += 1
+        self.next_lease += 1
         self._leases[lease.id] = lease
         return lease
 
@@ -257,7 +258,7 @@ class Ledger:
             "lost": self.lost,
             "waiting": waiting,
             "finished": sorted(self._finished),
-            "next_lease": self._next_lease,
+            "next_lease": self.next_lease,
             "served": self._served,
             "first": self._first_group,
         }
@@ -270,7 +271,7 @@ class Ledger:
             for group, attempts, losses in state["waiting"]
         )
         self._finished = set(state["finished"])
-        self._next_lease = max(self._next_lease, state["next_lease"])
+        self.next_lease = max(self.next_lease, state["next_lease"])
         self.admitted = state["admitted"]
         self._served, self._first_group = state["served"], state["first"]
         self.trained = state["trained"]

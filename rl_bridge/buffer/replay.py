@@ -96,7 +96,7 @@ class ReplayBuffer:
         self._straggler_timeout_s = straggler_timeout_s
         self._groups: dict[int, Group] = {}
         self._group_versions: dict[int, PolicyVersion] = {}
-        """Each group's version, cached because computing it reads every token of the group, possibly millions."""
+        """Each group's version, which is computed once."""
         self._stragglers_cut = 0
         self._progressed_at = 0.0
         self._cancelled_leases: set[int] = set()
@@ -106,6 +106,11 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    @property
+    def groups(self) -> list[Group]:
+        """The finished groups, by id."""
+        return [group for _, group in sorted(self._groups.items())]
 
     def record_served(self, version: PolicyVersion) -> None:
         """Record that every serving generator has these weights or newer ones, so that more groups may start."""
@@ -221,7 +226,7 @@ class ReplayBuffer:
 
         It is a snapshot of this moment: finished groups are never modified.
         """
-        return self.ledger.state(), [group for _, group in sorted(self._groups.items())]
+        return self.ledger.state(), self.groups
 
     def restore(self, ledger: dict[str, Any], groups: Sequence[Group], *, served: PolicyVersion) -> None:
         """Go back to a state; leases made since then are void.
@@ -233,7 +238,7 @@ class ReplayBuffer:
         if sorted(finished) != sorted(ledger["finished"]):
             raise RolloutError(
                 f"expected the checkpoint to hold the finished groups {sorted(ledger['finished'])}, "
-                f"got {sorted(finished)}; it is damaged: resume from an older one"
+                f"got {sorted(finished)}; it is damaged, or of an earlier version: resume from an older one"
             )
         if isinstance(self._failure, ReplicaLostError | TrainerWentBackError | WeightsError):
             self._failure = None  # going back has repaired what failed

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from rl_bridge.config.agent import AgentConfig
 from rl_bridge.config.algorithm import AlgorithmConfig
 from rl_bridge.config.monarch import Dtype, MonarchConfig, derive_monarch, resolve_dtype
 from rl_bridge.config.sections import (
@@ -175,6 +176,8 @@ class RolloutConfig(Section):
     """The class that ties the run to its environment, as `package.module:Class`: a subclass of rl_bridge.rollout.Task.
     Not needed for an environment in a Python file, which is shown with the schema of its actions, nor for a world of
     tools whose first observation states its task in words."""
+    agent: AgentConfig | None = None
+    """An agent that plays in place of our own dialogue, and calls the policy as its model; None for none."""
     num_workers: Count = 1
     """Processes that play episodes; each has an equal share of `env.sessions`. If generators have GPUs, the default is
     one per generator."""
@@ -265,6 +268,15 @@ class EvaluationConfig(Section):
     episodes: Annotated[int, Field(ge=0)] = 10_000
     """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses. If generators
     have GPUs, the default is 500."""
+    curve_interval: Annotated[int, Field(ge=0)] = 0
+    """Iterations between evaluations on held-out tasks, whose results are metrics (`held_out/*`), also of the last
+    iteration; 0 makes none. The loop waits for them."""
+    curve_tasks: Count = 64
+    """Held-out tasks of each of these, the same every time: the first of those that are played at the end."""
+    repetitions: Count = 1
+    """How often each of these tasks is played: greedily if once, otherwise sampled at `rollout.temperature`."""
+    success: float | None = None
+    """The least reward of a success, for `held_out/pass@k`; None is any reward above 0."""
 
 
 class Config(Section):
@@ -359,6 +371,10 @@ class Config(Section):
             )
         if self.data is not None and not (self.reward.function or self.reward.model):
             raise ValueError("expected reward.function or reward.model with data, got neither")
+        if self.data is not None and self.rollout.agent is not None:
+            raise ValueError(
+                "expected no rollout.agent with data: an agent plays an environment of tools (env.*)"
+            )
         return self
 
     @model_validator(mode="after")

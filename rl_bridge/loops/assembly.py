@@ -41,14 +41,14 @@ from rl_bridge.metrics.spans import span
 from rl_bridge.metrics.status import StatusServer, choose_status_host
 from rl_bridge.records import RolloutRecords
 from rl_bridge.rewards.actor import RewardActor, RewardModelActor
-from rl_bridge.rollout.actor import RolloutActor
+from rl_bridge.rollout.actor import USED_SERVICES, RolloutActor
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.rollout.single_turn import DatasetReport, SingleTurn
+from rl_bridge.rollout.single_turn import DatasetReport
 from rl_bridge.rollout.task import Task, load_tasks
 from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.fleet import Fleet
-from rl_bridge.services.handle import LocalService
+from rl_bridge.services.handle import Roster
 from rl_bridge.services.hosts import Hosts
 from rl_bridge.services.options import options_of, order_for_placement
 from rl_bridge.services.service import Service, report_errors
@@ -65,16 +65,16 @@ LOGS = "logs"
 TRANSFER_SHARE = 0.25
 """Share of a synchronisation's deadline for one transfer. The whole deadline covers a push's wait for readers, its
 transfer and the fetch, and a generator whose link hangs is noticed and dropped before it ends."""
-WORKER_UPDATE_TIMEOUT_S = 60.0
-"""Deadline in seconds for one update to reach all workers, before the next is sent."""
+UPDATE_TIMEOUT_S = 60.0
+"""Deadline in seconds for one update to reach all replicas, before the next is sent."""
 START_REPORT_INTERVAL_S = 20.0
 """Seconds between messages about the services that are still starting."""
 
 
-class WorkerUpdates:
-    """Sends the newest update for each endpoint to all rollout workers; superseded ones are dropped.
+class ServiceUpdates:
+    """Sends the newest update for each endpoint to all replicas of a service; superseded ones are dropped.
 
-    A worker that starts later gets them from its service, which replays the endpoints. `on_error` is called with an
+    A replica that starts later gets them from its service, which replays the endpoints. `on_error` is called with an
     error, if any.
     """
 
@@ -85,17 +85,17 @@ class WorkerUpdates:
         self._task: asyncio.Task[None] | None = None
 
     def tell(self, endpoint: str, update: Any) -> None:
-        """Send an update to the workers' endpoint soon."""
+        """Send an update to the replicas' endpoint soon."""
         self._pending[endpoint] = update
         self._wake.set()
 
-    async def begin(self, rollout: Service) -> None:
-        """Send all updates now, and later ones in the background; BridgeError if no worker can be reached.
+    async def begin(self, service: Service) -> None:
+        """Send all updates now, and later ones in the background; BridgeError if no replica can be reached.
 
-        A worker that does not take an update in time causes only a warning.
+        A replica that does not take an update in time causes only a warning.
         """
-        await self._send_pending(rollout)
-        self._task = asyncio.create_task(self._send_loop(rollout))
+        await self._send_pending(service)
+        self._task = asyncio.create_task(self._send_loop(service))
         report_errors(self._task, self._on_error)
 
     async def close(self) -> None:
@@ -104,24 +104,24 @@ class WorkerUpdates:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _send_loop(self, rollout: Service) -> None:
+    async def _send_loop(self, service: Service) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             try:
-                await self._send_pending(rollout)
+                await self._send_pending(service)
             except (NoReplicaError, ReplicaLostError):
-                continue  # restarted workers get the updates before they serve
+                continue  # restarted replicas get the updates before they serve
 
-    async def _send_pending(self, rollout: Service) -> None:
+    async def _send_pending(self, service: Service) -> None:
         while self._pending:
             endpoint, update = self._pending.popitem()
             try:
-                async with asyncio.timeout(WORKER_UPDATE_TIMEOUT_S):
-                    await getattr(rollout, endpoint).fanout(update)
+                async with asyncio.timeout(UPDATE_TIMEOUT_S):
+                    await getattr(service, endpoint).fanout(update)
             except TimeoutError:
                 # The others have it; this one gets it before it serves again, or counts as lost when given work.
-                logger.warning("a rollout worker did not take an update in time (%s)", endpoint)
+                logger.warning("a replica of %s did not take an update in time (%s)", service.name, endpoint)
 
 
 async def start_roles(
@@ -135,8 +135,8 @@ async def start_roles(
 
     `report` gets messages about the services that are still starting, and at last how long each took.
 
-    The store holds the trainer's weights for the generators; without one there is no trainer. A run on a dataset has
-    no rollout workers, a run on an environment no dataset.
+    The store holds the trainer's weights for the generators; without one there is no trainer. A run on an environment
+    has no dataset.
     """
     coders = {} if config.monarch.roles.coder is None else {CODER_URLS_VARIABLE: str(coder_urls_file(folder))}
     role_table, role_timeout_s = config.monarch.roles, start_timeout_s(config)
@@ -162,10 +162,9 @@ async def start_roles(
         add("trainer", TrainerActor, role_table.trainer, environment, trainer, store)
         if config.has_reference:
             add("reference", ReferenceActor, role_table.reference, ONE_THREAD, trainer)
-    if config.env is not None:
-        workers = RoleConfig(replicas=config.rollout.num_workers)
-        add("rollout", RolloutActor, workers, ONE_THREAD | coders, config, folder, model_path)
-    else:
+    workers = RoleConfig(replicas=config.rollout.num_workers)
+    add("rollout", RolloutActor, workers, ONE_THREAD | coders, config, folder, model_path)
+    if config.data is not None:
         add("dataset", DatasetActor, RoleConfig(), ONE_THREAD, config.data, config.seed)
     if config.reward.function:
         add("reward", RewardActor, role_table.reward, coders, config.reward)
@@ -271,8 +270,9 @@ async def open_players(
 
     async with AsyncExitStack() as stack:
         began = time.perf_counter()
-        worker_updates = WorkerUpdates(on_error=on_failure)
-        stack.push_async_callback(worker_updates.close)
+        worker_updates, trainer_updates = (ServiceUpdates(on_error=on_failure) for _ in range(2))
+        for updates in (worker_updates, trainer_updates):
+            stack.push_async_callback(updates.close)
         dispatcher: Dispatcher | None = None
 
         def on_environment_lost(name: str, error: BaseException) -> None:
@@ -318,21 +318,14 @@ async def open_players(
             max_new_tokens=config.rollout.max_new_tokens,
             max_length=config.rollout.max_length,
         )
-        rollout: Any
-        examples: int | None = None
-        if config.env is not None:
-            rollout = roles["rollout"]
-            await fleet.guard(_send_initial_updates(worker_updates, roles, servers))
-        else:
-            dataset, attempts = roles["dataset"], config.rollout.max_attempts
-            examples = (await dataset.identity.route())["examples"]
-            rollout = LocalService(SingleTurn(dataset, chat, roles["reward"], max_attempts=attempts))
+        await fleet.guard(_send_initial_updates(worker_updates, trainer_updates, roles, servers))
+        dataset = roles.get("dataset")
         print_line(f"everything has started, after {time.perf_counter() - began:.0f} s")
         dispatcher = Dispatcher(
-            rollout,
+            roles["rollout"],
             buffer,
             config,
-            examples=examples,
+            examples=None if dataset is None else (await dataset.identity.route())["examples"],
             collect=collect,
             explain=(lambda name: servers[name].traceback()) if servers else None,
         )
@@ -393,7 +386,6 @@ async def open_run(
             chat=players.chat,
             policy=policy,
             trainer=trainer,
-            reference=roles.get("reference"),
             dataset=None if dataset is None else await dataset.identity.route(),
             buffer=buffer,
             dispatcher=dispatcher,
@@ -439,18 +431,31 @@ def _watch(servers: EnvironmentServers, on_failure: Callable[[BaseException], No
 
 
 async def _send_initial_updates(
-    worker_updates: WorkerUpdates, roles: Mapping[str, Service], servers: Mapping[str, EnvironmentServers]
+    worker_updates: ServiceUpdates,
+    trainer_updates: ServiceUpdates,
+    roles: Mapping[str, Service],
+    servers: Mapping[str, EnvironmentServers],
 ) -> None:
-    """Send the rollout workers the servers and services that they use, now and whenever these change."""
+    """Send workers and trainer the servers and services that they use, now and whenever these change."""
+
+    def send(updates: ServiceUpdates, name: str, roster: Roster) -> None:
+        # Tokens are kept by the trainer's first rank alone.
+        updates.tell(f"take_{name}", roster.of_first_ranks() if name == "trainer" else roster)
+
     worker_updates.tell("take_servers", {name: server.urls for name, server in servers.items()})
-    for name in ("policy", "reward"):
+    used = [(worker_updates, name) for name in USED_SERVICES] + [(trainer_updates, "reference")]
+    for updates, name in used:
         if (role := roles.get(name)) is not None:
-            role.on_roster(partial(worker_updates.tell, f"take_{name}"))
-            worker_updates.tell(f"take_{name}", role.roster)
+            role.on_roster(partial(send, updates, name))
+            send(updates, name, role.roster)
     await worker_updates.begin(roles["rollout"])
+    if "trainer" in roles:
+        await trainer_updates.begin(roles["trainer"])
 
 
-def _make_servers(config: Config, worker_updates: WorkerUpdates, logs: Path) -> dict[str, EnvironmentServers]:
+def _make_servers(
+    config: Config, worker_updates: ServiceUpdates, logs: Path
+) -> dict[str, EnvironmentServers]:
     async def on_change(_: tuple[str, ...]) -> None:
         worker_updates.tell("take_servers", {name: server.urls for name, server in servers.items()})
 

@@ -4,17 +4,12 @@ With `rollout.max_staleness` of 0 it is synchronous: no episode begins before th
 0 the dispatcher keeps playing episodes while the trainer works, as far ahead as the bound allows.
 """
 
-import asyncio
-from collections.abc import Sequence
-
-from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import GroupLease
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.weight_sync import sync_metrics
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.rollout.groups import overlong_handling, training_samples
-from rl_bridge.trainer.passes import reference_logprobs
-from rl_bridge.types import Group, PolicyVersion, TrainSample
+from rl_bridge.rollout.groups import overlong_handling, trained_trajectories
+from rl_bridge.types import PolicyVersion
 
 
 async def train(run: Run) -> None:
@@ -25,7 +20,7 @@ async def train(run: Run) -> None:
         rl_bridge.errors.TrainerWentBackError: Likewise, and the trainer has been restarted already.
         rl_bridge.errors.BridgeError: An error that a retry would not mend.
     """
-    policy, trainer, reference, replay_buffer = run.policy, run.trainer, run.reference, run.replay_buffer
+    policy, trainer, replay_buffer = run.policy, run.trainer, run.replay_buffer
 
     async def synchronize(version: PolicyVersion) -> dict[str, float]:
         push_s = await trainer.push_weights.route(version)
@@ -41,18 +36,19 @@ async def train(run: Run) -> None:
         with iteration.part("rollout", waits_for="rollout"):
             groups = await replay_buffer.sample.route(run.version, run.groups_per_step)
 
-        # 2. Compute advantages over siblings, and take one optimizer step or a few.
-        with iteration.part("batch"):  # in a thread, so that the event loop serves rollouts
-            samples, batch = await asyncio.to_thread(_make_batch, run, groups)
+        # 2. Compute advantages over siblings, and take one optimizer step or a few on their tokens, which it has.
+        with iteration.part("batch"):
+            trained = trained_trajectories(
+                groups,
+                normalize_std=run.config.algorithm.normalize_std,
+                overlong=overlong_handling(run.config),
+                advantage_function=run.advantage,
+            )
         with iteration.part("train", waits_for="trainer"):
             async with run.deadline("a step of the optimizer"):
                 await run.give_gpus_to_trainer()  # colocated, the generators leave the GPUs to it
-                if reference is not None:
-                    logprobs = await reference_logprobs(reference, batch, run.trainer_settings)
-                    batch = batch.with_reference(logprobs)
-                shares = await asyncio.to_thread(run.split_by_rank, batch)
                 run.require_trainer()  # a restarted one may be at this version too
-                metrics = await trainer.train_step.route(shares, run.version)
+                metrics = await trainer.train_step.route(run.batch_of(trained), run.version)
             run.version += 1
 
         # 3. Send the new weights from the trainer to the generators; above a staleness of 0 in the background.
@@ -60,18 +56,8 @@ async def train(run: Run) -> None:
             await run.sync.begin(synchronize(run.version))
 
         # 4. Log before the checkpoint: a resumed run drops what was logged after its checkpoint.
-        await run.log(iteration, groups, samples, metrics)
+        await run.log(iteration, groups, trained, metrics)
         await run.checkpoint()
-
-
-def _make_batch(run: Run, groups: Sequence[Group]) -> tuple[list[TrainSample], TrainBatch]:
-    samples = training_samples(
-        groups,
-        normalize_std=run.config.algorithm.normalize_std,
-        overlong=overlong_handling(run.config),
-        advantage_function=run.advantage,
-    )
-    return samples, TrainBatch.from_samples(samples)
 
 
 async def collect(dispatcher: Dispatcher) -> None:

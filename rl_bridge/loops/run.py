@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from rl_bridge.algorithms.functions import AdvantageFunction
-from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.buffer.ledger import Fate, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
+from rl_bridge.buffer.stored import StoredBatch, token_key
 from rl_bridge.config import Config
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
+from rl_bridge.loops.evaluation import measure_held_out
 from rl_bridge.loops.observation import RunObserver, server_row, service_rows
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, format_iteration, rewind
@@ -32,22 +34,26 @@ from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.groups import (
     EpisodeCounts,
     Tally,
+    TrainedTrajectory,
     max_trajectory_length,
     rollout_metrics,
+    stored_batch,
 )
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport
 from rl_bridge.rollout.task import Task, to_floats
-from rl_bridge.services.handle import LocalService
-from rl_bridge.services.options import ByRank
-from rl_bridge.trainer.passes import rank_batches
+from rl_bridge.services.handle import EndpointOwner, LocalService
 from rl_bridge.trainer.settings import TrainerSettings
-from rl_bridge.types import Group, PolicyVersion, TrainSample
+from rl_bridge.types import Group, PolicyVersion
 
 if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
 
 HISTORY_FILE = "groups.jsonl"
+POLICIES_FOLDER = "policies"
+"""Folder, in a run's folder, of a policy for each `trainer.export_interval` iterations."""
+WEIGHT_FILES = (".safetensors", ".bin", ".pt")
+"""Substrings in the names of weight files, in all usual checkpoint layouts."""
 
 
 class GroupHistory:
@@ -138,7 +144,6 @@ class Run:
     Attributes:
         tasks: The `Task` of each environment, which reports on it; for a dataset a `DatasetReport` under "".
         policy: The service of `PolicyActor`; `trainer` is that of `TrainerActor`.
-        reference: The service of `ReferenceActor`; None with LoRA, or a KL coefficient of 0.
         dataset: The `Dataset.identity` of the run's dataset; None for a run on an environment.
         version: Iterations trained so far.
         seconds_before: Training time, in seconds, up to the checkpoint that a resumed run started from.
@@ -153,9 +158,8 @@ class Run:
     model_path: Path
     tasks: Mapping[str, Task] | Mapping[str, DatasetReport]
     chat: ChatPolicy
-    policy: Any
-    trainer: Any
-    reference: Any | None
+    policy: EndpointOwner
+    trainer: EndpointOwner
     dataset: Mapping[str, Any] | None
     buffer: ReplayBuffer
     dispatcher: Dispatcher
@@ -168,7 +172,7 @@ class Run:
     advantage: AdvantageFunction
     version: PolicyVersion = 0
     seconds_before: float = 0.0
-    replay_buffer: Any = field(init=False)
+    replay_buffer: EndpointOwner = field(init=False)
     latest_metrics: Mapping[str, float] = field(default_factory=dict, init=False)
     preempted: bool = field(default=False, init=False)
     checkpoint_begun: PolicyVersion = field(default=0, init=False)
@@ -234,7 +238,7 @@ class Run:
         self,
         iteration: Iteration,
         groups: Sequence[Group],
-        samples: Sequence[TrainSample],
+        trained: Sequence[TrainedTrajectory],
         metrics: Mapping[str, float],
     ) -> None:
         """Write the metrics of the iteration just trained, with a probe of the policy if one is due."""
@@ -257,18 +261,30 @@ class Run:
         if self.version == iterations or (interval and self.version % interval == 0):
             with span("probe", waits_for="policy"):
                 all_metrics.update(await self.probe())
+        if (curve := self.config.evaluation.curve_interval) and (
+            self.version == iterations or self.version % curve == 0
+        ):
+            with span("held-out episodes", waits_for="rollout"):
+                await self.sync.finish()  # they are of the newest weights
+                all_metrics.update(await measure_held_out(self))
         with span("ask for spans", waits_for="processes"):
             all_metrics.update(await self.observer.metrics())
         all_metrics[ELAPSED] = self.train_seconds
+        recorded = self.records.choose(self.version, groups)
+        with span("fetch rollouts", waits_for="trainer"):
+            keys = [token_key(one) for group in recorded.values() for one in group.trajectories]
+            async with self.deadline("the tokens of a few rollouts"):
+                tokens = await self.trainer.get_tokens.route(keys) if keys else []
         with span("log"):
             self.latest_metrics = all_metrics
             with convert_write_errors(self.folder, f"the metrics of iteration {self.version}"):
                 self.metrics.write(self.version, all_metrics)
                 self.history.write(self.version)
                 with span("keep rollouts"):
-                    self.records.write(self.version, groups, samples)
-            trained = self.version - self._first_version
-            remaining = (time.perf_counter() - self._began) / trained * (iterations - self.version)
+                    advantages = {item.index: item.advantage for item in trained}
+                    self.records.write(self.version, recorded, tokens, advantages)
+            done = self.version - self._first_version
+            remaining = (time.perf_counter() - self._began) / done * (iterations - self.version)
             self.console.print(
                 format_iteration(self.version, iterations, all_metrics, remaining_s=remaining),
                 highlight=False,
@@ -304,17 +320,9 @@ class Run:
             "rollout/results_late": float(ledger.late),
         }
 
-    @property
-    def trainer_settings(self) -> TrainerSettings:
-        """The settings of the trainer and the reference."""
-        return trainer_settings(self.config, self.folder, self.model_path)
-
-    def split_by_rank(self, batch: TrainBatch) -> ByRank:
-        """Return each trainer rank's part of a batch."""
-        role = self.config.monarch.roles.trainer
-        return ByRank(
-            rank_batches(batch, self.trainer_settings, version=self.version, ranks=role.procs * role.hosts)
-        )
+    def batch_of(self, trained: Sequence[TrainedTrajectory]) -> StoredBatch:
+        """Return what the trainer is sent of a step's trajectories, whose tokens it has."""
+        return stored_batch(trained, in_use=self.dispatcher.leases_in_use())
 
     async def probe(self) -> dict[str, float]:
         """Return the tasks' probes of the greedy policy."""
@@ -325,18 +333,32 @@ class Run:
             for metric, value in to_floats(await task.probe(self.chat), "probe").items()
         }
 
+    async def export(self, name: str) -> None:
+        """Write the policy to a folder of the run's, in the Hugging Face layout, with the model's other files."""
+        policy = self.folder.absolute() / name
+        with convert_write_errors(self.folder, "the trained policy"):
+            policy.mkdir(parents=True, exist_ok=True)
+            for file in self.model_path.iterdir():
+                if file.is_file() and not any(suffix in file.name for suffix in WEIGHT_FILES):
+                    shutil.copy2(file, policy)
+        async with self.deadline("the export of the trained policy"), self.lend_gpus_to_trainer():
+            await self.trainer.export.route(str(policy), self.version)
+
     async def checkpoint(self, *, now: bool = False) -> None:
         """Write a checkpoint if one is due: every `trainer.checkpoint_interval` iterations, and at the end.
 
         It is written in the background, unless it is the last one or the run is colocated. With `now` it is due at
-        once, and waited for. With an interval of 0 none is ever written.
+        once, and waited for. With an interval of 0 none is ever written. The policy is exported first if that is due.
         """
+        if not now and (exports := self.config.trainer.export_interval) and self.version % exports == 0:
+            await self.export(f"{POLICIES_FOLDER}/{self.version}")
         interval = self.config.trainer.checkpoint_interval
         is_last = self.version == self.config.trainer.iterations
         if not interval or not (now or is_last or self.version % interval == 0):
             return
         # One consistent snapshot: rollouts continue while it is written, and are not in it.
-        state, attachments = self.dispatcher.state()
+        state, groups = self.dispatcher.state()
+        tokens = [token_key(one) for group in groups for one in group.trajectories]
         state = {
             **state,
             "fates": self.history.state(),
@@ -344,12 +366,11 @@ class Run:
             "dataset": self.dataset,
         }
         with span("checkpoint", waits_for="trainer"):
-            attachment_files = await asyncio.to_thread(attachments)
             # Colocated, wait: its tensors leave the GPU afterwards.
             wait = now or is_last or bool(self.config.monarch.colocate)
             self.checkpoint_begun = self.version
             async with self.deadline("a checkpoint"), self.lend_gpus_to_trainer():
-                await self.trainer.save_checkpoint.route(self.version, state, attachment_files, wait)
+                await self.trainer.save_checkpoint.route(self.version, state, tokens, wait)
 
     async def wait_for_checkpoint(self) -> None:
         """Wait until the trainer, if it still lives, has written the checkpoint in progress or failed to."""

@@ -6,23 +6,29 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from monarch.actor import concurrent_endpoint
 
 from openenv_core import EnvClient, tracing
 from rl_bridge.config import Config
+from rl_bridge.data.examples import Example
 from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.environments.servers import read_token
 from rl_bridge.generator.client import ABORT_REPLY_TIMEOUT_S, GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.single_turn import SingleTurn
 from rl_bridge.rollout.task import Task, load_tasks
 from rl_bridge.rollout.worker import RolloutWorker, on_termination
 from rl_bridge.services.actor import ServiceActor
 from rl_bridge.services.handle import Roster, ServiceHandle, StickySession
+from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
+
+if TYPE_CHECKING:
+    from rl_bridge.agents.player import AgentPlayer
 
 GRACE_PERIOD_S = 10.0
 """The longest that a preempted worker takes to hand back its assignments."""
@@ -45,24 +51,30 @@ def _make_sessions(config: Config, task: Task) -> SessionLeases:
     return SessionLeases(connect, sessions=sessions, deadlines=deadlines)
 
 
-def _update_handle(handle: ServiceHandle | None, roster: Roster) -> ServiceHandle:
-    if handle is None:
-        return ServiceHandle(roster)
-    handle.update(roster)
-    return handle
+def _make_agents(config: Config, tasks: Mapping[str, Task]) -> "dict[str, AgentPlayer]":
+    """Make the player of each environment's agent. Starlette and uvicorn are imported only for these."""
+    from rl_bridge.agents.player import AgentPlayer
+
+    return {name: AgentPlayer(config.of(name), task, name=str(os.getpid())) for name, task in tasks.items()}
+
+
+USED_SERVICES = ("policy", "reward", "dataset", "trainer")
+"""The services that workers call, as far as a run has them."""
 
 
 class RolloutActor(ServiceActor):
-    """A thin shell around `RolloutWorker`; it calls the policy's replicas directly, wherever they run."""
+    """A thin shell around `RolloutWorker` or, with a dataset, `SingleTurn`.
 
-    REPLAYED: ClassVar[tuple[str, ...]] = ("take_policy", "take_servers", "take_reward")
+    It calls the replicas of other services directly, wherever they run, and hands tokens to the trainer.
+    """
+
+    REPLAYED: ClassVar[tuple[str, ...]] = ("take_servers", *(f"take_{name}" for name in USED_SERVICES))
 
     def __init__(self, config: Config, folder: Path, model_path: Path) -> None:
         self._config = config
         self._folder = folder.absolute()
         self._model_path = model_path
-        self._policy: ServiceHandle | None = None
-        self._reward: ServiceHandle | None = None
+        self._services: dict[str, ServiceHandle] = {}
         self._client: GeneratorClient | None = None
 
     @concurrent_endpoint
@@ -72,7 +84,7 @@ class RolloutActor(ServiceActor):
         self._client = GeneratorClient(
             self._generate,
             max_batch=config.rollout.max_num_seqs,
-            replicas=lambda: 1 if self._policy is None else self._policy.serving,
+            replicas=lambda: self._services["policy"].serving if "policy" in self._services else 1,
             timeout_s=config.call_timeout_s,
             open_session=self._open_session,
             abort=self._abort,
@@ -85,50 +97,81 @@ class RolloutActor(ServiceActor):
         )
         tasks = load_tasks(config, self._folder)
         self._sessions = {name: _make_sessions(config.of(name), task) for name, task in tasks.items()}
-        self._workers = {
+        self._agents = {} if config.rollout.agent is None else _make_agents(config, tasks)
+        attempts = config.rollout.max_attempts
+        self._workers: dict[str, RolloutWorker | SingleTurn] = {
             name: RolloutWorker(
                 self._sessions[name],
                 task=task,
                 policy=policy,
-                max_attempts=config.rollout.max_attempts,
+                max_attempts=attempts,
                 judge=self._evaluate if config.reward.function or config.reward.model else None,
+                agents=self._agents.get(name),
+                keep_tokens=self._keep_tokens,
             )
             for name, task in tasks.items()
         }
+        if config.data is not None:
+            self._workers[""] = SingleTurn(
+                self._get_example,
+                policy,
+                self._evaluate,
+                max_attempts=attempts,
+                keep_tokens=self._keep_tokens,
+            )
         PROCESS_SPANS.rest("assignments")
         if config.rollout.checkpoint_on_preemption:
             await on_termination(self._preempt)
 
-    # `take_policy` and `take_reward` are called before the first assignment.
+    # The handles are there before the first assignment.
 
     async def _generate(self, *args: Any) -> Any:
-        assert self._policy is not None
-        return await self._policy.generate_many.route(*args)
+        return await self._services["policy"].generate_many.route(*args)
 
     async def _abort(self, ids: Sequence[str]) -> None:
-        assert self._policy is not None
-        await self._policy.query_replicas("abort", ids, timeout_s=ABORT_REPLY_TIMEOUT_S)
+        await self._services["policy"].query_replicas("abort", ids, timeout_s=ABORT_REPLY_TIMEOUT_S)
 
     def _open_session(self, near: StickySession | None) -> StickySession:
-        assert self._policy is not None
-        return self._policy.session(near=near, max_sessions=self._config.rollout.max_num_seqs)
+        return self._services["policy"].session(near=near, max_sessions=self._config.rollout.max_num_seqs)
 
     async def _evaluate(self, prompt: Sequence[ChatMessage], response: str, target: Any) -> float | None:
-        assert self._reward is not None
-        reward: float | None = await self._reward.evaluate_response.route(
+        reward: float | None = await self._services["reward"].evaluate_response.route(
             prompt=prompt, response=response, target=target
         )
         return reward
 
-    @concurrent_endpoint
-    async def take_reward(self, roster: Roster) -> None:
-        """Use these replicas of the reward service from now on."""
-        self._reward = _update_handle(self._reward, roster)
+    async def _get_example(self, index: int) -> Example:
+        example: Example = await self._services["dataset"].get_example.route(index)
+        return example
+
+    async def _keep_tokens(self, tokens: dict[TokenKey, TrajectoryTokens]) -> None:
+        await self._services["trainer"].put_tokens.route(tokens)
+
+    def _use(self, name: str, roster: Roster) -> None:
+        if name in self._services:
+            self._services[name].update(roster)
+        else:
+            self._services[name] = ServiceHandle(roster)
 
     @concurrent_endpoint
     async def take_policy(self, roster: Roster) -> None:
         """Use these replicas of the policy from now on."""
-        self._policy = _update_handle(self._policy, roster)
+        self._use("policy", roster)
+
+    @concurrent_endpoint
+    async def take_reward(self, roster: Roster) -> None:
+        """Use these replicas of the reward service from now on."""
+        self._use("reward", roster)
+
+    @concurrent_endpoint
+    async def take_dataset(self, roster: Roster) -> None:
+        """Use this replica of the dataset from now on."""
+        self._use("dataset", roster)
+
+    @concurrent_endpoint
+    async def take_trainer(self, roster: Roster) -> None:
+        """Hand tokens to this start of the trainer's first rank from now on."""
+        self._use("trainer", roster)
 
     @concurrent_endpoint
     async def take_servers(self, urls: Mapping[str, Sequence[str]]) -> None:
@@ -159,7 +202,8 @@ class RolloutActor(ServiceActor):
 
     @concurrent_endpoint
     async def close(self) -> None:
-        """Close the sessions and the generator's client, and flush traces."""
+        """Close the gateways of agents, the sessions and the generator's client, and flush traces."""
+        await asyncio.gather(*(agents.close() for agents in self._agents.values()))
         await asyncio.gather(*(sessions.close() for sessions in self._sessions.values()))
         if self._client is not None:
             await self._client.close()

@@ -10,11 +10,12 @@ from typing import Any, Self
 
 from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
-from rl_bridge.buffer.stored import dump_groups, load_groups
+from rl_bridge.buffer.stored import LeasesInUse, dump_groups, load_groups, token_leases
 from rl_bridge.config import Config
 from rl_bridge.data.sampling import TaskSampler
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
+    TRAINING_SEEDS,
     Absence,
     Assignment,
     AssignmentResult,
@@ -35,6 +36,7 @@ from rl_bridge.rollout.groups import (
     playable_environments,
     summarize_outcomes,
 )
+from rl_bridge.services.handle import BalancedEndpoints, LocalService
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        rollout: Any,
+        rollout: BalancedEndpoints | LocalService,
         buffer: ReplayBuffer,
         config: Config,
         *,
@@ -147,7 +149,7 @@ class Dispatcher:
         self._leases_by_task: dict[asyncio.Task[None], GroupLease] = {}
         self._cancellations: set[asyncio.Task[None]] = set()
         self._partial_groups: dict[int, tuple[str, dict[int, Outcome]]] = {}
-        """For groups that wait for another worker: their environment and the outcomes of finished siblings."""
+        """For groups that wait for another worker or have it: their environment and outcomes of finished siblings."""
         self._held_out_leases = itertools.count(-1, -1)
         self._explain = explain
         self._collect = collect
@@ -218,21 +220,38 @@ class Dispatcher:
             error,
         )
 
-    def state(self) -> tuple[dict[str, Any], Callable[[], dict[str, bytes]]]:
-        """Return the state for a checkpoint: a JSON part and a function that serializes the attachments.
+    def state(self) -> tuple[dict[str, Any], list[Group]]:
+        """Return the state for a checkpoint as a JSON object, and its finished groups, whose tokens belong to it.
 
-        Groups in flight are not part of it; they are played again. The attachments hold the state as of this call; with
-        many tokens serializing takes long, so it happens when the function is called, in any thread.
+        Groups in flight are not part of it; they are played again.
         """
         ledger, groups = self._buffer.state()
-        episodes = {name: health.counts.state() for name, health in self.health.items()}
-        tasks = {name: sampler.state() for name, sampler in self.samplers.items()}
-        state = {"ledger": ledger, "episodes": episodes, "tasks": tasks}
-        return state, lambda: {"groups": dump_groups(groups)}
+        state = {
+            "ledger": ledger,
+            "groups": dump_groups(groups),
+            "episodes": {name: health.counts.state() for name, health in self.health.items()},
+            "tasks": {name: sampler.state() for name, sampler in self.samplers.items()},
+        }
+        return state, groups
 
-    async def rewind(
-        self, version: PolicyVersion, state: Mapping[str, Any] | None, attachments: Mapping[str, bytes]
-    ) -> None:
+    def leases_in_use(self) -> LeasesInUse:
+        """Return the leases under which groups are being played or whose outcomes are kept."""
+        ledger, partial = self._buffer.ledger, self._partial_groups.values()
+        kept = Group(
+            seed=0,
+            trajectories=[
+                outcome
+                for _, outcomes in partial
+                for outcome in outcomes.values()
+                if isinstance(outcome, Trajectory)
+            ],
+        )
+        in_progress = frozenset(lease.id for lease in ledger.leases)
+        return LeasesInUse(
+            leases=in_progress | token_leases([kept, *self._buffer.groups]), next_lease=ledger.next_lease
+        )
+
+    async def rewind(self, version: PolicyVersion, state: Mapping[str, Any] | None) -> None:
         """Go back to a checkpoint; groups in flight are recalled, and results that still arrive of them are stale.
 
         Every generator must hold the checkpoint's version again. A `state` of None means the beginning of the run; a
@@ -255,7 +274,7 @@ class Dispatcher:
         if state is None:
             self._buffer.restore(Ledger(max_losses=None).state(), [], served=version)
         else:
-            self._buffer.restore(state["ledger"], load_groups(attachments["groups"]), served=version)
+            self._buffer.restore(state["ledger"], load_groups(state.get("groups", ())), served=version)
         if self._collector is not None:
             self._start_collecting()
 
@@ -265,14 +284,16 @@ class Dispatcher:
         on_outcome: Callable[[int, Outcome], None],
         *,
         environment: str = "",
+        temperature: float = 0.0,
         understood: bool = False,
     ) -> None:
-        """Play one episode per seed, greedily, for evaluation.
+        """Play one episode per seed, for evaluation.
 
         Args:
             seeds: The episodes' seeds.
             on_outcome: Called for each finished episode with the index of its seed and its outcome.
             environment: The environment's name.
+            temperature: The sampling temperature; 0 plays greedily.
             understood: Whether the environment is known to accept the task's actions.
 
         Raises:
@@ -290,7 +311,7 @@ class Dispatcher:
             async with slots:
                 if health.is_gone():
                     raise RolloutError(f"the environment is gone: {health.error}") from health.error
-                outcomes = await self._play_until_final(chunk, environment)
+                outcomes = await self._play_until_final(first, chunk, environment, temperature)
             counts.add_outcomes(outcomes)
             for index, outcome in enumerate(outcomes, first):
                 on_outcome(index, outcome)
@@ -326,9 +347,14 @@ class Dispatcher:
             self._held_out_deadline = None
         counts.require_understood(max(len(seeds), 1))
 
-    async def _play_until_final(self, seeds: tuple[int, ...], environment: str) -> list[Outcome]:
-        """Send episodes to workers until each has an outcome; the caller sets the deadline."""
-        episode = EpisodeSettings.of(self._config, environment, temperature=0.0)
+    async def _play_until_final(
+        self, first: int, seeds: tuple[int, ...], environment: str, temperature: float
+    ) -> list[Outcome]:
+        """Send episodes, numbered from `first`, to workers until each has an outcome; the caller sets the deadline."""
+        config = self._config
+        episode = EpisodeSettings.of(config, environment, temperature=temperature)
+        # Beyond the numbers of training groups, so that the seeds of no completion are those of another.
+        sampling_key = (config.seed, TRAINING_SEEDS + first) if config.deterministic and temperature else None
         outcomes: dict[int, Outcome] = {}
         silences = 0
         while missing := [index for index in range(len(seeds)) if index not in outcomes]:
@@ -338,6 +364,7 @@ class Dispatcher:
                 siblings=tuple(missing),
                 settings=episode,
                 environment=environment,
+                sampling_key=sampling_key,
             )
             try:
                 result = await self._call_worker(assignment)
@@ -373,10 +400,8 @@ class Dispatcher:
     async def play(self, lease: GroupLease) -> "PlayedGroup | None":
         """Have a worker play the unfinished rest of a group; None if the work was lost and the group awaits another."""
         config, rollouts = self._config, self._config.rollout
-        if lease.group in self._partial_groups:
-            environment, finished = self._partial_groups.pop(lease.group)
-        else:
-            environment, finished = self._draw_environment(lease.group), {}
+        partial = self._partial_groups.get(lease.group)
+        environment, finished = partial or (self._draw_environment(lease.group), {})
         sampler = self.samplers.get(environment)
         # Which groups of the same weights are back by now depends on timing; that those of older weights are does not.
         known_below = lease.first if config.deterministic else lease.group
@@ -398,9 +423,8 @@ class Dispatcher:
         except (ReplicaLostError, NoReplicaError, TimeoutError) as error:
             self._losses.add(lease.group, str(error))
             if not self._buffer.lose(lease, floor=lease.floor if finished else None):
+                self._partial_groups.pop(lease.group, None)
                 self._end_task(lease.group)
-            elif finished:
-                self._partial_groups[lease.group] = environment, finished
             if isinstance(error, TimeoutError):
                 try:
                     self.health[environment].add_silent_group(config.call_timeout_s)
@@ -461,6 +485,7 @@ class Dispatcher:
         """
         outcomes, result, health = played.outcomes, played.result, self.health[played.environment]
         finished = final_outcomes(outcomes.items())
+        self._partial_groups.pop(lease.group, None)
         if result.preempted and len(finished) < len(outcomes):
             if self._buffer.return_unfinished(lease, floor=lease.floor if finished else None):
                 health.counts.count_attempts(result)

@@ -107,7 +107,7 @@ async def play_episode(
     if result.done:
         return None
     first_observation, began = result.observation, time.monotonic()
-    with span("begin", waits_for="environment"), _convert_task_errors():
+    with span("begin", waits_for="environment"), convert_task_errors():
         dialogue = await task.begin(client, policy, first_observation)
     answers = [] if answers is None else answers
     episode = _Episode(
@@ -132,7 +132,7 @@ async def play_episode(
     if judge is not None:
         with span("judge", waits_for="reward"):
             episode.add_reward(
-                await _judge_episode(judge, task, first_observation, [text for _, text in used_answers])
+                await judge_episode(judge, task, first_observation, [text for _, text in used_answers])
             )
     return Trajectory(
         seed=seed,
@@ -181,7 +181,7 @@ class _Episode:
     async def run(self) -> Ending:
         """Play the episode; returns how it ended."""
         while (ending := self._check_limits()) is None:
-            with span("prompt"), _convert_task_errors():
+            with span("prompt"), convert_task_errors():
                 prompt = self.dialogue.prompt()
             if prompt is None:
                 return Ending.TRUNCATED_LENGTH
@@ -201,7 +201,7 @@ class _Episode:
         turn, text = await self._get_answer(prompt)
         self.exchanges += 1
         try:
-            with _convert_task_errors():
+            with convert_task_errors():
                 action = self.dialogue.read(turn.completion, text)
         except (ValueError, LookupError) as error:  # raised when parsing odd text, pydantic's errors included
             action = self._record_refusal(error)
@@ -248,7 +248,7 @@ class _Episode:
             require_scored(result)
             self.add_reward(result.reward)
             self.add_scores(result.metadata)
-            with _convert_task_errors():
+            with convert_task_errors():
                 self.dialogue.add_observation(result.observation)
             if result.done:  # further actions are dropped
                 return Ending.TRUNCATED_ENVIRONMENT if result.truncated else Ending.COMPLETED
@@ -261,7 +261,7 @@ class _Episode:
 
 
 @contextmanager
-def _convert_task_errors() -> Iterator[None]:
+def convert_task_errors() -> Iterator[None]:
     """Turn what the task raises into a RolloutError, except errors that mean an answer is no action."""
     try:
         yield
@@ -271,9 +271,10 @@ def _convert_task_errors() -> Iterator[None]:
         raise RolloutError(f"the task raised\n{format_traceback(error)}") from error
 
 
-async def _judge_episode(judge: Judge, task: Task, first_observation: Any, texts: Sequence[str]) -> float:
+async def judge_episode(judge: Judge, task: Task, first_observation: Any, texts: Sequence[str]) -> float:
+    """Return the judge's reward for an episode; EpisodeUnscoredError if it gives none."""
     try:
-        with _convert_task_errors():
+        with convert_task_errors():
             messages, target = task.messages(first_observation), task.target(first_observation)
         reward = await judge(messages, "\n".join(texts), target)
     except (ReplicaLostError, NoReplicaError) as error:

@@ -6,7 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
+import numpy as np
+
 from rl_bridge.algorithms.advantages import NO_VARIANCE, group_advantages, has_variance, overlong_penalty
+from rl_bridge.buffer.stored import LeasesInUse, StoredBatch, token_key
 from rl_bridge.config import Config
 from rl_bridge.config.algorithm import WITHOUT_VARIANCE
 from rl_bridge.errors import RolloutError
@@ -119,7 +122,7 @@ def _took_an_action(trajectory: Trajectory) -> bool:
         Ending.TRUNCATED_TURNS,
         Ending.TRUNCATED_ENVIRONMENT,
     )
-    return ended_by_it or len(trajectory.turns) > 1 or trajectory.tool_calls > 0
+    return ended_by_it or trajectory.summarize().turns > 1 or trajectory.tool_calls > 0
 
 
 def final_outcomes(outcomes: Iterable[tuple[int, Outcome]]) -> dict[int, Outcome]:
@@ -212,7 +215,7 @@ class OverlongHandling:
         """
         if self.handling != "penalty":
             return trajectory.reward
-        length = sum(len(turn.completion.tokens) for turn in trajectory.turns)
+        length = trajectory.summarize().tokens
         return trajectory.reward + overlong_penalty(length, max_length=self.max_length, buffer=self.buffer)
 
 
@@ -300,25 +303,67 @@ def make_group_filter(config: Config) -> GroupFilter:
     )
 
 
-def training_samples(
+@dataclass(kw_only=True, slots=True, frozen=True)
+class TrainedTrajectory:
+    """A trajectory of a step, with what its tokens are trained with.
+
+    Attributes:
+        index: Its number among all trajectories of the step.
+        group: The index of its group in the step.
+        advantage: Its advantage.
+        reward: The reward that it is trained with, credited to its last token.
+    """
+
+    trajectory: Trajectory
+    index: int
+    group: int
+    advantage: float
+    reward: float
+
+
+def trained_trajectories(
     groups: Sequence[Group],
     *,
     normalize_std: bool,
     overlong: OverlongHandling = TRAIN_ALL,
     advantage_function: "AdvantageFunction" = group_advantages,
-) -> list[TrainSample]:
-    """Turn a step's groups into training rows, with advantages that `advantage_function` computes within each group."""
-    samples: list[TrainSample] = []
+) -> list[TrainedTrajectory]:
+    """Return the trajectories of a step's groups that the loss sees; advantages are computed within each group."""
+    trained: list[TrainedTrajectory] = []
     index = 0
     for number, group in enumerate(groups):
         rewards = [overlong.shaped_reward(trajectory) for trajectory in group.trajectories]
         advantages = advantage_function(rewards, normalize_std=normalize_std)
         for trajectory, advantage, reward in zip(group.trajectories, advantages, rewards, strict=True):
             if not overlong.masks(trajectory):
-                rows = training_rows(trajectory, advantage=advantage, index=index)
-                samples.extend(replace(row, group=number, reward=reward) for row in rows)
+                trained.append(
+                    TrainedTrajectory(
+                        trajectory=trajectory, index=index, group=number, advantage=advantage, reward=reward
+                    )
+                )
             index += 1
-    return samples
+    return trained
+
+
+def stored_batch(trained: Sequence[TrainedTrajectory], *, in_use: LeasesInUse) -> StoredBatch:
+    """Return what the trainer is sent of a step's trajectories, whose tokens it has."""
+    return StoredBatch(
+        keys=np.asarray([token_key(item.trajectory) for item in trained], dtype=np.int64).reshape(-1, 2),
+        advantages=np.asarray([item.advantage for item in trained], dtype=np.float64),
+        trajectories=np.asarray([item.index for item in trained], dtype=np.int64),
+        groups=np.asarray([item.group for item in trained], dtype=np.int64),
+        rewards=np.asarray([item.reward for item in trained], dtype=np.float64),
+        in_use=in_use,
+    )
+
+
+def training_samples(groups: Sequence[Group], **options: Any) -> list[TrainSample]:
+    """Turn groups whose turns are at hand into training rows; for the options see `trained_trajectories`."""
+    return [
+        replace(row, group=item.group, reward=item.reward)
+        for item in trained_trajectories(groups, **options)
+        for row in training_rows(item.trajectory, advantage=item.advantage, index=item.index)
+    ]
 
 
 def rollout_metrics(
@@ -354,16 +399,16 @@ def rollout_metrics(
     without_variance = sum(not has_variance(group.rewards) for group in groups)
     refused, without_variance_refused = tally.filtered, tally.refused[NO_VARIANCE]
     reward_sum = sum(t.reward for t in trajectories)
-    answers = [turn.completion.tokens for t in trajectories for turn in t.turns]
+    summaries = [trajectory.summarize() for trajectory in trajectories]
     scores: defaultdict[str, list[float]] = defaultdict(list)
     for path, score in (item for trajectory in trajectories for item in trajectory.scores.items()):
         scores[path].append(score)
     shares: dict[str, tuple[float, int]] = {
         "reward/mean": (reward_sum, count),
         "rollout/reward_mean": (reward_sum + sum(tally.rewards), count + len(tally.rewards)),
-        "rollout/turns_mean": (len(answers), count),
+        "rollout/turns_mean": (sum(summary.turns for summary in summaries), count),
         "rollout/tool_calls_mean": (sum(t.tool_calls for t in trajectories), count),
-        "rollout/tokens_mean": (sum(map(len, answers)), count),
+        "rollout/tokens_mean": (sum(summary.tokens for summary in summaries), count),
         **{f"rollout/rubric/{path}_mean": (math.fsum(item), len(item)) for path, item in scores.items()},
         "rollout/zero_variance_share": (without_variance + without_variance_refused, len(groups) + refused),
         "rollout/truncated_share": (truncated, finished),

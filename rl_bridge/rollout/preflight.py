@@ -17,7 +17,7 @@ from rl_bridge.config import Config, EnvConfig
 from rl_bridge.config.schema import env_key
 from rl_bridge.environments.servers import read_token
 from rl_bridge.errors import BridgeError, ConfigError
-from rl_bridge.rollout.task import Task, load_task
+from rl_bridge.rollout.task import Task, load_task, task_type
 from rl_bridge.rollout.tool_task import ToolTask
 
 TRIAL_ANSWERS: Final = ("", "1", "yes", "{}", "a word, and more")
@@ -25,7 +25,7 @@ TRIAL_ANSWERS: Final = ("", "1", "yes", "{}", "a word, and more")
 
 
 def run_preflight(config: Config) -> None:
-    """Check that the model exists, and try each task on an episode's first observation and a few answers.
+    """Check that there is a model, and try each task on an episode's first observation and a few answers.
 
     Leaves nothing behind. Environments in containers are not started.
 
@@ -33,7 +33,10 @@ def run_preflight(config: Config) -> None:
         ConfigError: The model is missing, the environment's server does not start, or the task cannot be made or
             raises.
     """
-    _require_model(config.model.path)
+    if config.model.path is None:
+        _require_policy_maker(config)
+    else:
+        _require_model(config.model.path)
     for name in config.environments:
         _check_environment(config.of(name), env_key(name, "app"))
 
@@ -45,6 +48,10 @@ def _check_environment(config: Config, app_key: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with _convert_task_errors(reference, "making the task"):
             task = load_task(reference, config, Path(folder))
+        if config.rollout.agent is not None:
+            from rl_bridge.agents.player import AgentPlayer
+
+            AgentPlayer(config, task)
         if env.app is not None:
             try:
                 with LocalProcessProvider(env.app) as server:
@@ -57,10 +64,25 @@ def _check_environment(config: Config, app_key: str) -> None:
                 asyncio.run(_try_task(config, env, task, env.urls[0]))
 
 
-def _require_model(model_path: str | None) -> None:
-    if model_path is None or (Path(os.path.expanduser(model_path)) / "config.json").is_file():
+def _require_policy_maker(config: Config) -> None:
+    """Check that a task overrides `Task.make_policy`. It is not called: that needs torch, and leaves a checkpoint."""
+    views = [config.of(name) for name in config.environments] or [config]
+    references = dict.fromkeys(view.rollout.task for view in views if view.rollout.task is not None)
+    if any(task_type(reference).make_policy is not Task.make_policy for reference in references):
         return
+    makers = (
+        f"{' and '.join(references)} makes none" if references else "without rollout.task nothing makes one"
+    )
+    raise ConfigError(
+        f"model.path: expected a folder with a checkpoint in the Hugging Face layout, got none, and {makers}; "
+        "set model.path=FOLDER"
+    )
+
+
+def _require_model(model_path: str) -> None:
     folder = Path(os.path.expanduser(model_path))
+    if (folder / "config.json").is_file():
+        return
     remedy = ""
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model_path) and not folder.exists():
         remedy = f"; for a model of that name: hf download {model_path} --local-dir {folder.name}"

@@ -1,7 +1,7 @@
 """Single-turn rollouts on a dataset: sample a prompt, generate answers, evaluate, report."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -9,27 +9,36 @@ from typing import Any
 from rl_bridge.data.examples import Example
 from rl_bridge.metrics.sinks import last_row
 from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome, sampling_seed
+from rl_bridge.rollout.episode import Judge
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import REPORT_FILE, EvaluationResult, Policy
-from rl_bridge.rollout.worker import ActiveAssignment, Player
+from rl_bridge.rollout.worker import ActiveAssignment, KeepTokens, Player
 from rl_bridge.types import Ending, Trajectory, Turn
 
 
 class SingleTurn(Player[Example]):
     """Answers the prompts of a dataset; a group's task is the index of its example.
 
-    `dataloader` is the service of `DatasetActor`, `reward` that of `RewardActor` or `RewardModelActor`.
+    `get_example` returns the example of an index; the judge rewards answers.
     """
 
-    def __init__(self, dataloader: Any, policy: ChatPolicy, reward: Any, *, max_attempts: int) -> None:
-        super().__init__(policy, max_attempts=max_attempts)
-        self._dataloader = dataloader
-        self._reward = reward
+    def __init__(
+        self,
+        get_example: Callable[[int], Awaitable[Example]],
+        policy: ChatPolicy,
+        judge: Judge,
+        *,
+        max_attempts: int,
+        keep_tokens: KeepTokens | None = None,
+    ) -> None:
+        super().__init__(policy, max_attempts=max_attempts, keep_tokens=keep_tokens)
+        self._get_example = get_example
+        self._judge = judge
 
     async def begin(self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack) -> Example:
         """Fetch the group's example; it is the same when the group is played again."""
-        example: Example = await self._dataloader.get_example.route(active.assignment.task)
-        return example
+        assert active.assignment.task is not None  # no prompts are held out
+        return await self._get_example(active.assignment.task)
 
     async def attempt(
         self, index: int, active: ActiveAssignment, policy: ChatPolicy, example: Example
@@ -58,9 +67,7 @@ class SingleTurn(Player[Example]):
             return result
         turn, response = result
         # A missing reward is not 0: the answer stays out of its group's baseline.
-        reward = await self._reward.evaluate_response.route(
-            prompt=example.prompt, response=response, target=example.target
-        )
+        reward = await self._judge(example.prompt, response, example.target)
         if reward is None:
             return NoTrajectory(
                 absence=Absence.UNSCORED,

@@ -1,15 +1,13 @@
 """Rollout workers: they play the episodes of assignments concurrently, one session each, and return the outcomes."""
 
 import asyncio
-import gc
 import signal
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from openenv_core.errors import AccessRefusedError, AuthenticationError, ClientError, ValidationFailedError
 from openenv_core.tracing import traced
@@ -35,10 +33,17 @@ from rl_bridge.rollout.assignment import (
 from rl_bridge.rollout.episode import Judge, back_off, play_episode, shorten_reason
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Session, Task
-from rl_bridge.types import Ending, Turn
+from rl_bridge.services import main_loop
+from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens
+from rl_bridge.types import Ending, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from rl_bridge.agents.player import AgentPlayer
 
 T = TypeVar("T")
 StartT = TypeVar("StartT")
+KeepTokens = Callable[[dict[TokenKey, TrajectoryTokens]], Awaitable[None]]
+"""Hands the tokens of trajectories to who keeps them until they are trained."""
 
 
 @dataclass(slots=True)
@@ -59,11 +64,18 @@ class ActiveAssignment:
 
 
 class Player(ABC, Generic[StartT]):
-    """Plays the episodes of an assignment concurrently; each is tried up to `max_attempts` times, then dropped."""
+    """Plays the episodes of an assignment concurrently; each is tried up to `max_attempts` times, then dropped.
 
-    def __init__(self, policy: ChatPolicy, *, max_attempts: int) -> None:
+    With `keep_tokens` it hands their tokens over, and returns summaries in their place; tokens of held-out episodes are
+    dropped.
+    """
+
+    def __init__(
+        self, policy: ChatPolicy, *, max_attempts: int, keep_tokens: KeepTokens | None = None
+    ) -> None:
         self.policy = policy
         self._max_attempts = max_attempts
+        self._keep_tokens = keep_tokens
         self._active: dict[int, ActiveAssignment] = {}
         self._progressed_at = 0.0
         self._preempted = asyncio.Event()
@@ -89,6 +101,7 @@ class Player(ABC, Generic[StartT]):
         Raises:
             RolloutError: The environment refuses the requests, so that retrying cannot help.
             PromptRefusedError: The engine refuses the prompt.
+            ReplicaLostError: Who keeps the tokens is gone.
         """
         if self._preempted.is_set():
             await asyncio.get_running_loop().create_future()
@@ -104,6 +117,8 @@ class Player(ABC, Generic[StartT]):
                     indices = range(len(outcomes))
                     attempts = [self.attempt(index, active, policy, start) for index in indices]
                     outcomes = await run_until_stopped(attempts, active.stop)
+            if self._keep_tokens is not None:
+                outcomes = await self._hand_over(assignment, outcomes, self._keep_tokens)
         finally:
             del self._active[assignment.lease]
             if not self._active:
@@ -116,6 +131,23 @@ class Player(ABC, Generic[StartT]):
             last_failure=active.last_failure,
             preempted=self._preempted.is_set(),
         )
+
+    @staticmethod
+    async def _hand_over(
+        assignment: Assignment, outcomes: Sequence[Outcome | None], keep_tokens: KeepTokens
+    ) -> list[Outcome | None]:
+        lease = None if assignment.task is None else assignment.lease  # held-out episodes are not trained
+        without_tokens: list[Outcome | None] = []
+        tokens: dict[TokenKey, TrajectoryTokens] = {}
+        for sibling, outcome in zip(assignment.siblings, outcomes, strict=True):
+            if isinstance(outcome, Trajectory):
+                if lease is not None:
+                    tokens[lease, sibling] = TrajectoryTokens.of(outcome.turns)
+                outcome = outcome.without_tokens(lease=lease, sibling=sibling)
+            without_tokens.append(outcome)
+        if tokens:
+            await keep_tokens(tokens)
+        return without_tokens
 
     def playing(self) -> dict[int, float]:
         """Return, by lease, for how many seconds each assignment in progress has made no progress.
@@ -189,6 +221,7 @@ class RolloutWorker(Player[EpisodeSettings]):
     failures are never scored as play. An episode that the environment cannot score is left out and counted separately.
 
     The sessions bound the episodes in flight. The judge, if any, returns a reward that is added to the environment's.
+    With `agents`, an agent plays in place of our own dialogue, and a retried episode is sampled anew.
     """
 
     def __init__(
@@ -199,8 +232,11 @@ class RolloutWorker(Player[EpisodeSettings]):
         policy: ChatPolicy,
         max_attempts: int,
         judge: Judge | None = None,
+        agents: "AgentPlayer | None" = None,
+        keep_tokens: KeepTokens | None = None,
     ) -> None:
-        super().__init__(policy, max_attempts=max_attempts)
+        super().__init__(policy, max_attempts=max_attempts, keep_tokens=keep_tokens)
+        self._agents = agents
         self._sessions = sessions
         self._task = task
         self._judge = judge
@@ -243,16 +279,19 @@ class RolloutWorker(Player[EpisodeSettings]):
         answers: list[tuple[Turn, str]],
     ) -> Outcome:
         assignment, key = active.assignment, active.assignment.sampling_key
+        play = (
+            partial(play_episode, task=self._task, answers=answers)
+            if self._agents is None
+            else self._agents.play
+        )
         try:
-            outcome = await play_episode(
+            outcome = await play(
                 session,
                 policy,
-                self._task,
                 seed=assignment.seeds[index],
                 settings=settings,
                 sampling_key=None if key is None else (*key, assignment.siblings[index]),
                 judge=self._judge,
-                answers=answers,
                 on_progress=partial(self.record_progress, active),
                 wait_for_turn=partial(self.wait_for_turn, active),
             )
@@ -268,9 +307,6 @@ class RolloutWorker(Player[EpisodeSettings]):
         )
 
 
-INSTALL_TIMEOUT_S = 5.0
-
-
 class NoMainLoopError(RuntimeError):
     """The main thread of this process runs no event loop that a signal could wake."""
 
@@ -282,39 +318,22 @@ async def on_termination(notify: Callable[[], None]) -> None:
     on another thread's; so the handler is installed on the main thread's loop and calls back to this one.
 
     Raises:
-        NoMainLoopError: The main thread runs no event loop.
+        NoMainLoopError: The loop of the main thread is not known.
     """
-    main_loop = asyncio.get_running_loop()
-    installed: asyncio.Future[None] = main_loop.create_future()
-
-    def on_signal() -> None:
-        main_loop.call_soon_threadsafe(notify)
-
-    def install(loop: asyncio.AbstractEventLoop) -> None:
-        if threading.current_thread() is threading.main_thread():
-            loop.add_signal_handler(signal.SIGTERM, on_signal)
-            main_loop.call_soon_threadsafe(installed.set_result, None)
-
-    for loop in _find_running_loops():
-        loop.call_soon_threadsafe(install, loop)
-    try:
-        async with asyncio.timeout(INSTALL_TIMEOUT_S):
-            await installed
-    except TimeoutError:
+    loop = asyncio.get_running_loop()
+    if (main := main_loop.find()) is None:
         raise NoMainLoopError(
             "expected an event loop in the main thread to take SIGTERM, found none; "
             "set rollout.checkpoint_on_preemption=false"
-        ) from None
+        )
+    installed: asyncio.Future[None] = loop.create_future()
 
+    def install() -> None:
+        main.add_signal_handler(signal.SIGTERM, loop.call_soon_threadsafe, notify)
+        loop.call_soon_threadsafe(installed.set_result, None)
 
-def _find_running_loops() -> list[asyncio.AbstractEventLoop]:
-    # asyncio keeps no list of loops, and a loop can be found only from its own thread. `type` instead of isinstance:
-    # objects of other libraries may run code when their `__class__` is read.
-    return [
-        loop
-        for loop in gc.get_objects()
-        if issubclass(type(loop), asyncio.AbstractEventLoop) and loop.is_running()
-    ]
+    main.call_soon_threadsafe(install)
+    await installed
 
 
 async def run_until_stopped(works: Sequence[Coroutine[Any, Any, T]], stop: asyncio.Event) -> list[T | None]:

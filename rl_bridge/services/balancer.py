@@ -42,6 +42,9 @@ class ReplicaTarget(Protocol):
     async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call an endpoint on all ranks, return the first rank's value; TargetGoneError if a process is gone."""
 
+    def first_rank(self) -> "ReplicaTarget":
+        """Return a target whose calls go to the first rank alone."""
+
 
 def key_of(target: ReplicaTarget) -> Key:
     """Return the key that identifies this start of this replica."""

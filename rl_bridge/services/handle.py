@@ -5,7 +5,7 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rl_bridge.services.balancer import Balancer, Key, ReplicaTarget, key_of
@@ -98,6 +98,10 @@ class Roster:
     targets: tuple[ReplicaTarget, ...]
     lost: tuple[Key, ...] = ()
 
+    def of_first_ranks(self) -> "Roster":
+        """Return the roster with the first rank of each replica alone, for calls that concern no other."""
+        return replace(self, targets=tuple(target.first_rank() for target in self.targets))
+
 
 class StickySession(EndpointOwner):
     """A session whose calls all go to one replica until that is lost or suspended; then to another.
@@ -167,6 +171,11 @@ class BalancedEndpoints(EndpointOwner):
         self.endpoints = endpoints
         self._balancer = balancer
 
+    @property
+    def serving(self) -> int:
+        """The number of replicas that calls can go to now."""
+        return len(self._balancer.targets)
+
     def session(self, *, near: StickySession | None = None, max_sessions: int = sys.maxsize) -> StickySession:
         """Open a session whose calls stay with one replica as long as it lives; see `StickySession`."""
         return StickySession(self._balancer, self.endpoints, near=near, max_sessions=max_sessions)
@@ -206,11 +215,6 @@ class ServiceHandle(BalancedEndpoints):
         super().__init__(balancer, roster.endpoints)
         self._epoch = roster.epoch
         balancer.replace(roster.targets)
-
-    @property
-    def serving(self) -> int:
-        """The number of replicas that calls can go to now."""
-        return len(self._balancer.targets)
 
     def update(self, roster: Roster) -> None:
         """Use a roster, unless it is older than the current one."""

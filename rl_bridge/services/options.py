@@ -102,15 +102,6 @@ def options_of(role: RoleConfig) -> dict[str, Any]:
     }
 
 
-class ByRank(list[Any]):
-    """An argument with one value for each rank of a replica, in the order of ranks."""
-
-
-def argument_of_rank(argument: object, rank: int) -> object:
-    """Return a rank's value of an argument."""
-    return argument[rank] if isinstance(argument, ByRank) else argument
-
-
 HOST_AVOIDANCE_S = 60.0
 """How long a host is the last choice after a process on it fell silent."""
 

@@ -11,14 +11,15 @@ import secrets
 import shutil
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from openenv_core.providers.process import LOG_BYTES
 from rl_bridge.errors import BridgeError, MissingDependencyError, RemoteError
+from rl_bridge.services import main_loop
 from rl_bridge.services.balancer import TargetGoneError
-from rl_bridge.services.options import ServiceOptions, argument_of_rank
+from rl_bridge.services.options import ServiceOptions
 
 try:
     import monarch.actor
@@ -47,18 +48,19 @@ class MeshTarget:
         An exception other than a BridgeError is raised as RemoteError; TargetGoneError means that a process is gone. A
         failing rank ends the call at once, because the others may be waiting for it.
         """
+        if len(self.ranks) == 1:
+            return await _await_reply(getattr(self.ranks[0], name).choose(*args, **kwargs))
         return (await self.call_all(name, args, kwargs))[0]
+
+    def first_rank(self) -> "MeshTarget":
+        """See `ReplicaTarget.first_rank`."""
+        return replace(self, ranks=self.ranks[:1])
 
     async def call_all(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Call an endpoint on all ranks and return every rank's value. Raises as `call` does."""
         # All are sent before the first await, so that every rank gets concurrent calls in the same order. Each is one
         # actor, so `choose` has no choice; with torchmonarch 0.7 `call_one` would leak a kilobyte here with every call.
-        futures = [
-            getattr(actor, name).choose(*(argument_of_rank(argument, rank) for argument in args), **kwargs)
-            for rank, actor in enumerate(self.ranks)
-        ]
-        if len(futures) == 1:
-            return [await _await_reply(futures[0])]
+        futures = [getattr(actor, name).choose(*args, **kwargs) for actor in self.ranks]
         replies = [asyncio.ensure_future(_await_reply(future)) for future in futures]
         try:
             return list(await asyncio.gather(*replies))
@@ -261,7 +263,7 @@ def rotate_logs(logs: Path) -> None:
 
 def _make_bootstrap_command(environment: dict[str, str]) -> Any:
     command = default_bootstrap_cmd().with_env(environment)
-    command.args = ["-c", _SHELL, command.program, *command.args]
+    command.args = ["-c", _SHELL, command.program, "-c", main_loop.PROGRAM, *command.args]
     command.program = "/bin/sh"
     return command
 

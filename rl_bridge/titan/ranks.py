@@ -1,18 +1,20 @@
 """The ranks that train one model together: how they meet, and how the death of one ends the waits of others."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rl_bridge.errors import RankLostError
+from rl_bridge.errors import BridgeError, RankLostError
 from rl_bridge.weights.snapshot import Box, LazySum, State
+
+T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 600.0
 # gloo and the rendezvous file raise plain RuntimeErrors with these texts.
@@ -97,6 +99,49 @@ def agree(failure: str | None, group: dist.ProcessGroup | None = None) -> str | 
     failures: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(failures, failure, group=group)
     return next((value for value in failures if value is not None), None)
+
+
+class PartScatter:
+    """Sends parts from rank 0 to the ranks that share the data; ranks of one tensor-parallel group get the same part.
+
+    All ranks make one, and call it together.
+    """
+
+    def __init__(self, tensor_parallel: int, *, timeout_s: float) -> None:
+        ranks, timeout = dist.get_world_size(), timedelta(seconds=timeout_s)
+        firsts = range(0, ranks, tensor_parallel)
+        self._own_first = dist.get_rank() // tensor_parallel * tensor_parallel
+        self._firsts = dist.new_group(list(firsts), timeout=timeout, backend="gloo")
+        self._siblings = None
+        if tensor_parallel > 1:
+            groups = {
+                first: dist.new_group(
+                    list(range(first, first + tensor_parallel)), timeout=timeout, backend="gloo"
+                )
+                for first in firsts
+            }
+            self._siblings = groups[self._own_first]
+
+    def __call__(self, parts: Sequence[T] | BridgeError | None) -> T:
+        """Return this rank's part.
+
+        Args:
+            parts: On rank 0 one part for each rank that shares the data, or the error that every rank raises instead;
+                None on others.
+        """
+        count = dist.get_world_size(self._firsts)
+        to_send: list[Any] | None = None
+        if parts is not None:
+            to_send = [parts] * count if isinstance(parts, BridgeError) else list(parts)
+        part: list[Any] = [to_send[0] if to_send else None]
+        if dist.get_rank() == self._own_first and count > 1:
+            dist.scatter_object_list(part, to_send, src=0, group=self._firsts)
+        if self._siblings is not None:
+            dist.broadcast_object_list(part, src=self._own_first, group=self._siblings)
+        if isinstance(part[0], BridgeError):
+            raise part[0]
+        received: T = part[0]
+        return received
 
 
 def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None = None) -> dict[str, Tensor]:

@@ -28,6 +28,8 @@ class ChatMessage(TypedDict):
     content: str
     name: NotRequired[str]
     """The tool that a message of the role `tool` is from; some templates write it."""
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    """The calls in a message of the assistant that the policy did not write."""
 
 
 class ChatTokenizer:

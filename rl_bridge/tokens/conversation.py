@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any, SupportsIndex, overload
 
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
-from rl_bridge.types import NO_VERSION, Completion, PolicyVersion, TrainSample, Trajectory
+from rl_bridge.types import NO_VERSION, PolicyVersion, TrainSample, Trajectory, Turn
 
 
 class Prefix(Sequence[int]):
@@ -94,59 +94,74 @@ class Conversation:
 
 
 @dataclass(slots=True)
-class _Row:
+class Row:
+    """The tokens of turns in which each prompt continues the tokens before it.
+
+    Attributes:
+        tokens: Token ids, shape [L].
+        logprobs: Behaviour log-probabilities, 0 for a prompt's tokens, shape [L].
+        versions: The weights that sampled each token, `NO_VERSION` for a prompt's tokens, shape [L].
+        answers: The bounds of each turn's answer in `tokens`.
+        prompt: The last turn's prompt, which the row begins with.
+    """
+
     tokens: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[PolicyVersion] = field(default_factory=list)
+    answers: list[tuple[int, int]] = field(default_factory=list)
     prompt: Sequence[int] = ()
-    """The last turn's prompt, which the row begins with."""
 
     def continues_to(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt begins with this row's tokens."""
         # A known prefix is not compared again: otherwise the cost would be quadratic in the number of turns.
         known = len(self.prompt) if isinstance(prompt, Prefix) and prompt.continues(self.prompt) else 0
         end = len(self.tokens)
         return len(prompt) >= end and list(prompt[known:end]) == self.tokens[known:]
 
-    def add_prompt(self, prompt: Sequence[int]) -> None:
-        tokens = prompt[len(self.tokens) :]
-        self.prompt = prompt
-        self.tokens.extend(tokens)
-        self.mask.extend([False] * len(tokens))
-        self.logprobs.extend([0.0] * len(tokens))
-        self.versions.extend([NO_VERSION] * len(tokens))
+    def append(self, turn: Turn) -> None:
+        """Append the rest of a turn's prompt, which the row continues to, and its answer."""
+        rest, answer = turn.prompt[len(self.tokens) :], turn.completion
+        self.prompt = turn.prompt
+        self.tokens.extend(rest)
+        self.logprobs.extend([0.0] * len(rest))
+        self.versions.extend([NO_VERSION] * len(rest))
+        self.answers.append((len(self.tokens), len(self.tokens) + len(answer.tokens)))
+        self.tokens.extend(answer.tokens)
+        self.logprobs.extend(answer.logprobs)
+        self.versions.extend(answer.versions)
 
-    def add_completion(self, completion: Completion) -> None:
-        self.tokens.extend(completion.tokens)
-        self.mask.extend([True] * len(completion.tokens))
-        self.logprobs.extend(completion.logprobs)
-        self.versions.extend(completion.versions)
+
+def join_turns(turns: Sequence[Turn]) -> list[Row]:
+    """Join turns into rows: one for each run of turns in which each prompt continues the tokens before it."""
+    rows: list[Row] = []
+    for turn in turns:
+        if not rows or not rows[-1].continues_to(turn.prompt):
+            rows.append(Row())
+        rows[-1].append(turn)
+    return rows
 
 
 def training_rows(trajectory: Trajectory, *, advantage: float, index: int) -> list[TrainSample]:
     """Turn one trajectory into rows whose masks select exactly the tokens that the policy produced.
 
-    There is one row per run of turns in which each prompt continues the tokens before it.
-
     Args:
-        trajectory: The trajectory.
-        advantage: Its advantage, copied to every row.
+        trajectory: The trajectory, with its turns.
+        advantage: Its advantage, copied to every row of `join_turns`.
         index: Its index in the batch, copied to every row.
     """
-    rows: list[_Row] = []
-    for turn in trajectory.turns:
-        if not rows or not rows[-1].continues_to(turn.prompt):
-            rows.append(_Row())
-        rows[-1].add_prompt(turn.prompt)
-        rows[-1].add_completion(turn.completion)
-    return [
-        TrainSample(
-            tokens=row.tokens,
-            loss_mask=row.mask,
-            logprobs=row.logprobs,
-            versions=row.versions,
-            advantage=advantage,
-            trajectory=index,
+    samples = []
+    for row in join_turns(trajectory.turns):
+        mask = [False] * len(row.tokens)
+        for begin, end in row.answers:
+            mask[begin:end] = [True] * (end - begin)
+        samples.append(
+            TrainSample(
+                tokens=row.tokens,
+                loss_mask=mask,
+                logprobs=row.logprobs,
+                versions=row.versions,
+                advantage=advantage,
+                trajectory=index,
+            )
         )
-        for row in rows
-    ]
+    return samples

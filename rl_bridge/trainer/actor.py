@@ -5,9 +5,10 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -19,12 +20,15 @@ from monarch.actor import concurrent_endpoint, context
 from numpy.typing import NDArray
 
 from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.buffer.stored import StoredBatch, TokenStore, make_samples
 from rl_bridge.errors import BridgeError, MissingDependencyError, RankLostError, TrainingError
 from rl_bridge.metrics.spans import PROCESS_SPANS, log_phase, span
 from rl_bridge.services.actor import ServiceActor
+from rl_bridge.services.handle import Roster, ServiceHandle
 from rl_bridge.services.options import GpuLock
 from rl_bridge.titan.ranks import SINGLE_RANK, Rank
-from rl_bridge.trainer.passes import RankBatch
+from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens, dump_tokens
+from rl_bridge.trainer.passes import RankBatch, reference_logprobs
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights import WeightStore
@@ -37,6 +41,8 @@ T = TypeVar("T")
 
 EXIT_OUT_OF_SYNC = 3
 """Exit status of a rank that can no longer work with its siblings."""
+TOKENS = "tokens"
+"""The attachment of a checkpoint with the tokens of finished groups."""
 _RENDEZVOUS_PREFIX = ".meeting-"
 
 
@@ -50,6 +56,8 @@ async def _import(module: str) -> None:
 class TrainerActor(ServiceActor):
     """A thin shell around `Trainer`: one replica, with one rank per process.
 
+    The first rank keeps the tokens of played groups, makes a step's batch of them, and sends each rank its part.
+
     A thread does the work, one call at a time, in the order of the calls. Only a push runs concurrently: the next
     step's forward and backward passes do not wait for it, but its update does.
 
@@ -58,9 +66,13 @@ class TrainerActor(ServiceActor):
     of a single rank, is raised to the caller.
     """
 
+    REPLAYED = ("take_reference",)
+
     def __init__(self, settings: TrainerSettings, store: WeightStore | None = None) -> None:
         self._settings = settings
         self._store = store
+        self._tokens = TokenStore()
+        self._reference: ServiceHandle | None = None
         self._rank = SINGLE_RANK
         self._thread = ThreadPoolExecutor(1, "trainer")
         self._saving = asyncio.Lock()
@@ -91,8 +103,29 @@ class TrainerActor(ServiceActor):
 
     @concurrent_endpoint
     async def get_resume_state(self) -> ResumeState:
-        """Return the state of the checkpoint that this start of the trainer resumed from."""
-        return self._resume_state
+        """Return the state of the checkpoint that this start of the trainer resumed from, and keep its tokens alone."""
+        resumed = self._resume_state
+        if self._rank.index == 0 and (tokens := resumed.attachments.get(TOKENS)) is not None:
+            self._tokens.load(tokens)
+        return replace(resumed, attachments={})
+
+    @concurrent_endpoint
+    async def take_reference(self, roster: Roster) -> None:
+        """Use these replicas of the reference from now on."""
+        if self._reference is None:
+            self._reference = ServiceHandle(roster)
+        else:
+            self._reference.update(roster)
+
+    @concurrent_endpoint
+    async def put_tokens(self, tokens: Mapping[TokenKey, TrajectoryTokens]) -> None:
+        """Keep the tokens of trajectories; workers call it on the first rank alone."""
+        self._tokens.put(tokens)
+
+    @concurrent_endpoint
+    async def get_tokens(self, keys: Sequence[TokenKey]) -> list[TrajectoryTokens]:
+        """Return the tokens of trajectories that are not trained yet, or were in the last step."""
+        return self._tokens.get(keys) if self._rank.index == 0 else []
 
     @concurrent_endpoint
     async def checkpointing(self) -> str:
@@ -101,13 +134,36 @@ class TrainerActor(ServiceActor):
 
     @concurrent_endpoint
     async def train_step(
-        self, batch: TrainBatch | RankBatch, version: PolicyVersion | None = None
+        self, batch: TrainBatch | StoredBatch, version: PolicyVersion | None = None
     ) -> dict[str, float]:
         """Train one iteration from a version; returns its metrics and measurements. See `Trainer.step`."""
+        # Before the GPU's turn, in which a colocated reference could not compute.
+        part = await self._receive_part(batch) if isinstance(batch, StoredBatch) else batch
         await self._acquire_gpu()
         return await self._run_on_thread(
-            "train", lambda: self._trainer.step(batch, version) | self._trainer.measured
+            "train", lambda: self._trainer.step(part, version) | self._trainer.measured
         )
+
+    async def _receive_part(self, batch: StoredBatch) -> RankBatch:
+        """Return this rank's part of a batch, which the first rank makes."""
+        parts: list[RankBatch] | BridgeError | None = None
+        if self._rank.index == 0:
+            try:
+                parts = await self._make_parts(batch)
+            except BridgeError as error:
+                parts = error  # for all ranks
+        return await self._run_on_thread("receive", self._trainer.receive, parts)
+
+    async def _make_parts(self, batch: StoredBatch) -> list[RankBatch]:
+        tokens = self._tokens.take(batch)
+        whole = await self._run_on_thread(
+            "batch", lambda: TrainBatch.from_samples(make_samples(batch, tokens))
+        )
+        if self._reference is not None:
+            with PROCESS_SPANS.call(), span("reference", waits_for="reference"):
+                logprobs = await reference_logprobs(self._reference, whole, self._settings)
+            whole = whole.with_reference(logprobs)
+        return await self._run_on_thread("batch", self._trainer.divide, whole)
 
     @concurrent_endpoint
     async def push_weights(self, version: PolicyVersion) -> float:
@@ -139,10 +195,14 @@ class TrainerActor(ServiceActor):
         self,
         version: PolicyVersion,
         run_state: Mapping[str, Any],
-        attachments: Mapping[str, bytes] | None = None,
+        tokens: Sequence[TokenKey] = (),
         wait: bool = True,
     ) -> None:
-        """Write a checkpoint. See `Trainer.save`."""
+        """Write a checkpoint, with the tokens of the trajectories with these keys. See `Trainer.save`."""
+        attachments: dict[str, bytes] = {}
+        if self._rank.index == 0:
+            kept = dict(zip(tokens, self._tokens.get(tokens), strict=True))
+            attachments[TOKENS] = await asyncio.to_thread(dump_tokens, kept)
         async with self._saving:
             await self._acquire_gpu()
             save = partial(self._trainer.save, wait=wait)

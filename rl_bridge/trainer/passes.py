@@ -248,8 +248,7 @@ async def reference_logprobs(
 
     The contexts are divided over the serving replicas such that each gets about as much work.
     """
-    roster = getattr(reference, "roster", None)  # a local object is its own only replica
-    replicas = 1 if roster is None else max(1, len(roster.targets))
+    replicas = max(1, getattr(reference, "serving", 1))  # a local object is its own only replica
     architecture = architecture_at(Path(settings.model_path))
     shares = divide_contexts(
         with_shared_prefixes(batch, architecture) if settings.config.shares_prefixes else batch,

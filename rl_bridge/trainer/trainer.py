@@ -1,7 +1,7 @@
 """One rank of the trainer: a TorchTitan model with its optimizer, schedule, clipping and checkpoints."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.errors import (
+    BridgeError,
     ModelError,
     NonFiniteLossError,
     TrainerWentBackError,
@@ -23,7 +24,14 @@ from rl_bridge.errors import (
 )
 from rl_bridge.titan.lora import checkpoint_identity
 from rl_bridge.titan.model import TitanModel
-from rl_bridge.titan.ranks import SINGLE_RANK, Rank, convert_rank_errors, join_process_group, limit_waits
+from rl_bridge.titan.ranks import (
+    SINGLE_RANK,
+    PartScatter,
+    Rank,
+    convert_rank_errors,
+    join_process_group,
+    limit_waits,
+)
 from rl_bridge.trainer.checkpoints import SHARD_BYTES, Checkpoints, export_adapter, export_weights
 from rl_bridge.trainer.critic import Critic
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter
@@ -79,12 +87,14 @@ class Trainer:
                 compile=config.compile,
                 lora=settings.config.model.lora,
                 seed=settings.config.seed,
+                options=config.options,
             )
             self._critic = Critic(settings) if settings.config.algorithm.advantage == "gae" else None
         limit_waits(rank.timeout_s)
         self._optimizer = Optimization(self._model, config, learning_rate=config.learning_rate)
         self.version: PolicyVersion = 0
         self._checkpoints = Checkpoints(settings.folder, timeout_s=config.timeout_s)
+        self._parts = PartScatter(config.tensor_parallel, timeout_s=config.timeout_s)
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
         self._offload = Offload()
@@ -166,6 +176,16 @@ class Trainer:
                     f"{self.checkpointing}; resume with full, or with a smaller trainer.tokens_per_pass: {error}"
                 ) from error
 
+    def divide(self, batch: TrainBatch) -> list[RankBatch]:
+        """Divide an iteration's loss tokens, on the first rank alone: a part for each rank that shares the data."""
+        parts = rank_batches(batch, self._settings, version=self.version, ranks=self._rank.count)
+        return parts[:: self._settings.config.trainer.tensor_parallel]
+
+    def receive(self, parts: Sequence[RankBatch] | BridgeError | None) -> RankBatch:
+        """Return this rank's part of what the first rank has divided; see `PartScatter`."""
+        with convert_rank_errors(f"for the batch of iteration {self.version}"):
+            return self._parts(parts)
+
     def _take_own_part(self, batch: TrainBatch | RankBatch) -> RankBatch:
         if isinstance(batch, RankBatch):
             return batch
@@ -184,7 +204,7 @@ class Trainer:
         norms: list[float] = []
         blocked_s = 0.0
         learning_rate = self._optimizer.learning_rate
-        rank_batch = self._prepare(rank_batch)
+        rank_batch, rejection = self._policy.reject_sequences(self._prepare(rank_batch))
         for update in range(len(rank_batch.updates)):
             # Tokens sampled by the current weights; after the first update there are none.
             fresh = None if update else self.version
@@ -205,6 +225,7 @@ class Trainer:
             "train/learning_rate": learning_rate,
             "train/entropy_coef": loss.entropy_coef,
             "time/push_blocked_s": blocked_s,
+            **rejection,
             **metrics.reduce(self._model.sum_over_data, self._model.max_over_data),
             **({} if self._critic is None else self._critic.metrics(rank_batch.batch)),
         }

@@ -53,6 +53,7 @@ _SESSION_OPTIONS: Final = {
     **{name: option for option, name, *_ in _LIMITS if name not in _SERVER_SETTINGS},
     "mode": "--mode",
     "web": "--web",
+    "mcp_single_session": "--mcp-single-session",
 }
 """Settings that need an application of create_app, and their options."""
 
@@ -91,6 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         listeners = [stack.enter_context(listener) for listener in _listeners(arguments)]
         require_token_if_exposed(listeners[0], settings, insecure=_is_insecure(arguments))
         settings = replace(settings, exposed=is_exposed(listeners[0]))
+        _check_single_session(arguments, settings)
         if arguments.reload:
             return _run_reloading(arguments, settings, listeners[0])
         with installed_with("server", "a server's packages", "fastapi", "starlette", "uvicorn"):
@@ -176,6 +178,15 @@ def _check_reload_options(arguments: argparse.Namespace) -> None:
             )
 
 
+def _check_single_session(arguments: argparse.Namespace, settings: ServerSettings) -> None:
+    if settings.mcp_single_session and (settings.exposed or arguments.workers > 1):
+        raise ConfigurationError(
+            "expected --mcp-single-session on loopback with one worker, got "
+            + ("an address that other machines reach" if settings.exposed else f"{arguments.workers} workers")
+            + ": strangers would share an episode; without it a client uses /mcp/SESSION_ID of a session of its own"
+        )
+
+
 def _plan_options(arguments: argparse.Namespace, settings: ServerSettings) -> dict[str, Any]:
     return {
         "app": arguments.app,
@@ -254,6 +265,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         const=True,
         default=_NOT_GIVEN,
         help="serve a page to play on, at /web (OPENENV_WEB=1)",
+    )
+    add(
+        "--mcp-single-session",
+        action="store_const",
+        const=True,
+        default=_NOT_GIVEN,
+        help="one session for all MCP clients at /mcp, for those that neither name one nor begin with initialize; "
+        "on loopback only",
     )
     add("--log-level", default="info", choices=LEVELS, help="level of log messages (%(default)s)")
 

@@ -29,6 +29,7 @@ from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
 from servers.mcp.replies import Replies
 from servers.mcp.requests import (
+    DISCOVER,
     INITIALIZE,
     SHARED_ID_SEPARATOR,
     Exchange,
@@ -118,6 +119,9 @@ class McpEngine:
         self._hubs: dict[EnvironmentSession, Hub] = {}
         self._connections: dict[EnvironmentSession, dict[str, _Connection]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._has_single_session = settings.mcp_single_session
+        self._single_sessions: dict[str, EnvironmentSession] = {}  # by owner
+        self._opening_single = asyncio.Lock()
 
     async def start(self) -> None:
         """Start the SDK's session manager; returns when it accepts requests."""
@@ -178,14 +182,13 @@ class McpEngine:
     async def _answer_stateless(self, exchange: Exchange) -> None:
         request, owner = exchange.request, exchange.owner
         session = None
-        if (
-            request.http == "POST"
-            and request.version in MODERN_PROTOCOL_VERSIONS
-            and request.in_path is not None
-        ):
-            session = self._find_session(owner, request.in_path)
+        if request.http == "POST" and request.version in MODERN_PROTOCOL_VERSIONS:
+            if request.in_path is not None:
+                session = self._find_session(owner, request.in_path)
+            elif self._has_single_session and request.method != DISCOVER:
+                session = await self._find_or_open_single_session(owner)
         if session is None:
-            origin = RequestOrigin(owner, named=request.in_path is not None)
+            origin = RequestOrigin(owner, named=request.in_path is not None or self._has_single_session)
             await self._stateless.handle_request(
                 _with_origin(exchange, origin), exchange.replay_body, exchange.send
             )
@@ -293,6 +296,20 @@ class McpEngine:
         """Return the session of an id or, without one, a new session; and whether it is new."""
         if session_id is not None:
             return self._find_session(owner, session_id), False
+        if self._has_single_session:
+            return await self._find_or_open_single_session(owner), False
+        return await self._open_session(owner), True
+
+    async def _find_or_open_single_session(self, owner: str) -> EnvironmentSession:
+        """Return the session that all requests without one share; a new one at the first, and after its end."""
+        async with self._opening_single:
+            session = self._single_sessions.get(owner)
+            if session is None or session.ended:
+                self._single_sessions[owner] = session = await self._open_session(owner)
+            return session
+
+    async def _open_session(self, owner: str) -> EnvironmentSession:
+        """Open a session and reset it."""
         try:
             session = await self._sessions.open(owner)
         except RefusalError as refusal:
@@ -302,7 +319,7 @@ class McpEngine:
         except BaseException:
             await self._sessions.close(session)
             raise
-        return session, True
+        return session
 
     async def _reset(self, session: EnvironmentSession) -> None:
         if not self._tooling.has_tools(session.runner):
@@ -445,4 +462,4 @@ def _hold_session(session: EnvironmentSession) -> Iterator[None]:
         yield
     finally:
         session.listeners -= 1
-        session.last_used_at = asyncio.get_running_loop().time()
+        session.mark_used()

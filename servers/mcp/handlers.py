@@ -31,7 +31,7 @@ from openenv_core.tools import (
 )
 from servers.execution import FATAL, EnvironmentRunner
 from servers.mcp.context import CallContext, CallEndedError, RequestOrigin, origin_of, replace_surrogates
-from servers.mcp.requests import DISCOVER, HANDLES, INITIALIZE
+from servers.mcp.requests import DISCOVER, INITIALIZE
 from servers.metrics import TOOL
 from servers.routes.http import report_error
 from servers.sessions import SessionTable, UnknownSessionError
@@ -85,11 +85,13 @@ def _translate(ctx: Ctx, error: BaseException) -> MCPError:
     return MCPError(types.INTERNAL_ERROR, report_error(error))
 
 
-def _no_handle() -> MCPError:
+def _no_handle(ctx: Ctx) -> MCPError:
     """Return the error for a request of the stateless wire that names no session."""
+    url = "/mcp" if ctx.request is None else str(ctx.request.url)
     text = (
-        f"the request names no session, and no other client's session is used; {HANDLES}; a client "
-        "that begins with initialize has its own session"
+        f"{url} names no session, and no other client's session is used; POST openenv/session/create to {url} for "
+        f"one, then use {url}/SESSION_ID; or begin with initialize, which opens one; a server on loopback has one "
+        "session for this URL with ropewalk serve --mcp-single-session"
     )
     return MCPError(types.INVALID_PARAMS, text)
 
@@ -220,7 +222,7 @@ class Handlers:
         """Answer subscriptions/listen until the client ends the stream."""
         hub = self.origin(ctx).hub
         if hub is None:
-            raise _no_handle()
+            raise _no_handle(ctx)
         _check_subscriptions(params.notifications.resource_subscriptions or ())
         return await hub.listen(ctx, params)
 
@@ -242,9 +244,9 @@ class Handlers:
         origin = self.origin(ctx)
         try:
             if origin.session is not None:
-                return await origin.session.run_waiting(work)
+                return await origin.session.run(work)
             async with self._sessions.session(origin.owner) as session:
-                return await session.run_waiting(work)
+                return await session.run(work)
         except FATAL as error:
             raise _to_mcp_error(ctx, error) from None
 
@@ -258,7 +260,7 @@ class Handlers:
         origin = self.origin(ctx)
         session = origin.session
         if session is None:
-            raise _no_handle()
+            raise _no_handle(ctx)
         context = CallContext(ctx, origin, self._answer_s)
 
         async def work(runner: EnvironmentRunner) -> Any:
@@ -272,7 +274,7 @@ class Handlers:
                 context.spent_s += perf_counter() - resumed_at
 
         try:
-            value = await session.run_waiting(work)
+            value = await session.run(work)
         except asyncio.CancelledError:
             context.cancel()
             raise

@@ -23,9 +23,6 @@ DISCOVER: Final = "server/discover"
 SHARED_ID_SEPARATOR: Final = ":"
 """Follows the session's id, which never contains it, in the id of a connection that shares a session."""
 
-HANDLES: Final = "POST openenv/session/create to /mcp for one, then use /mcp/{session_id}"
-"""How a client of the stateless wire obtains a session; part of error messages."""
-
 
 @dataclass(frozen=True, slots=True)
 class McpRequest:

@@ -207,11 +207,10 @@ def test_every_fault_of_a_manifest_is_told_at_once() -> None:
     ("text", "kind"),
     [
         ("https://a.org/x", TargetKind.URL),
-        ("nosuch", TargetKind.NAME),
         ("nosuch.module:app", TargetKind.MODULE),
-        ("blackjack-env:latest", TargetKind.IMAGE),
-        ("registry.example.org:5000/team/blackjack-env:1", TargetKind.IMAGE),
-        ("openenv_core", TargetKind.NAME),
+        ("docker://blackjack-env", TargetKind.IMAGE),
+        ("docker://registry.example.org:5000/team/blackjack-env:1", TargetKind.IMAGE),
+        ("blackjack-env", TargetKind.NAME),
     ],
 )
 def test_target_of_a_text(text: str, kind: TargetKind, tmp_path: Path, monkeypatch: Any) -> None:

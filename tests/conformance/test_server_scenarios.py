@@ -1,5 +1,6 @@
 """Every server scenario of the official conformance suites, at each protocol version it covers."""
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -18,16 +19,19 @@ SKILLS = [f"sep-2640-skills-{part}" for part in ("directory", "enumeration", "ma
 RunPart: TypeAlias = Callable[[str], Outcomes]
 
 
-def run_part(server: ServeProcess, folder: Path, part: str) -> Outcomes:
+def run_part(server: ServeProcess, folder: Path, part: str, *, single_session: bool = False) -> Outcomes:
     address = f"http://127.0.0.1:{server.port}/mcp"
 
     def stateless_address() -> str:
+        if single_session:
+            return address
         call = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create"}
         status, reply = server.request("POST", "/mcp", call, content_type="application/json")
         assert status == 200
         return f"{address}/{reply['result']['session_id']}"
 
     def run_suite(package: str, url: str, *arguments: str) -> Outcomes:
+        sys.stdout.write(f"{package} {' '.join(arguments)} at {url}\n")
         return run(package, folder / part, "server", "--url", url, *arguments)
 
     match part:
@@ -60,6 +64,12 @@ def assert_as_expected(part: str, outcomes: Outcomes) -> None:
 @pytest.mark.parametrize("part", SERVER)
 def test_server_passes(outcomes_of: RunPart, part: str) -> None:
     assert_as_expected(part, outcomes_of(part))
+
+
+def test_bare_url_of_a_single_session_passes_too(tmp_path: Path) -> None:
+    """The URL that a user types, for clients that neither name a session nor begin with initialize."""
+    with serve("--mcp-single-session", app="conformance_app:app", PYTHONPATH=str(HERE)) as server:
+        assert_as_expected("2026-07-28", run_part(server, tmp_path, "2026-07-28", single_session=True))
 
 
 @pytest.mark.soak

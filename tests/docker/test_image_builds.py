@@ -41,7 +41,7 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPat
     kept = tmp_path_factory.mktemp("kept")
     placed = base.copy_package(kept)
 
-    def place(folder: Path) -> base.PlacedPackage:
+    def place(folder: Path) -> str:
         shutil.copytree(kept, folder, dirs_exist_ok=True)
         return placed
 
@@ -78,7 +78,7 @@ def test_base_is_built_once_and_again_when_its_parts_change(
     assert capsys.readouterr().err == ""
     place = base.copy_package
 
-    def with_more(folder: Path) -> base.PlacedPackage:
+    def with_more(folder: Path) -> str:
         placed = place(folder)
         (folder / "more").write_text("x")
         return placed
@@ -212,50 +212,6 @@ def test_image_gets_its_name_tags_and_arguments(make: Make, api: docker.APIClien
     assert "COLOUR=blue" in image["Config"]["Env"]
     assert image["Config"]["Labels"]["ropewalk.environment"] == folder.name
     assert containers(api, folder.name) == []
-
-
-def built(folder: Path, api: docker.APIClient, *words: object) -> str:
-    """Build a folder, and return the image's identity."""
-    done = build(folder, *words)
-    assert done.returncode == 0, done.stderr
-    return str(api.inspect_image(tag_of(folder))["Id"])
-
-
-@pytest.mark.parametrize("mount", ["", *["--mount=type=cache,target=/c "] * HAS_BUILDKIT])
-def test_old_image_is_removed_when_another_takes_its_name(
-    make: Make, api: docker.APIClient, mount: str
-) -> None:
-    def anew() -> str:
-        return built(make(f"{PLAIN}RUN {mount}echo {uuid.uuid4().hex} > /kept\n"), api)
-
-    first = anew()
-    second = anew()
-    with pytest.raises(docker.errors.ImageNotFound):
-        api.inspect_image(first)
-    # A second name, and a container, are reasons to stay.
-    folder = make("")
-    api.tag(second, folder.name, "kept")
-    third = anew()
-    assert api.inspect_image(second)["RepoTags"] == [f"{folder.name}:kept"]
-    container = api.create_container(third)
-    try:
-        anew()
-        assert api.inspect_image(third)["Id"] == third
-    finally:
-        api.remove_container(container)
-    # What another command made is not ours to remove, even where its name is taken.
-    other = subprocess.run(
-        ["docker", "build", "-q", "-t", tag_of(folder), "-"],
-        input=f"{PLAIN}LABEL t={folder.name}\n",
-        env={**os.environ, "DOCKER_BUILDKIT": "0"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout.strip()
-    anew()
-    assert api.inspect_image(other)["Id"] == other
-    api.remove_image(other)
 
 
 def test_failing_step_shows_its_output_and_the_others_build(

@@ -67,8 +67,8 @@ class OneWordTask(Task):
     def metrics(self, trajectories: Sequence[Trajectory]) -> Mapping[str, float]:
         """Return the shares of answers that were cut, also of those that meant nothing, and what nothing earned."""
         nothing = [one for one in trajectories if one.ending != Ending.COMPLETED]
-        cut = [not one.turns[-1].completion.stopped for one in trajectories]
-        cut_for_nothing = [not one.turns[-1].completion.stopped for one in nothing]
+        cut = [not one.summarize().stopped for one in trajectories]
+        cut_for_nothing = [not one.summarize().stopped for one in nothing]
         return {
             "world/cut": sum(cut) / len(trajectories),
             "world/cut_for_nothing": sum(cut_for_nothing) / len(trajectories),

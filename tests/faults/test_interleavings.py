@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 import pytest
@@ -59,7 +60,7 @@ async def play(tasks: list[Asking], timeout_s: float, end: str) -> None:
         CounterEnv(proxy.url, lease_s=LEASE_S) as client,
     ):
         vector = await client.vector(2)
-        client._timeout_s = timeout_s
+        client._session.settings = replace(client._session.settings, message_timeout_s=timeout_s)
 
         async def step(task: int, amount: int) -> int:
             if task < 2:  # these share one session, the others have one each

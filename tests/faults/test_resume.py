@@ -111,10 +111,10 @@ async def test_executed_step_is_answered_after_a_break_and_not_repeated(ends: st
         await client.reset()
         step = asyncio.create_task(client.step(Add(amount=1)))
         await asyncio.to_thread(env.entered.wait, 20)
-        broken = client._conversation.carrier
+        broken = client._session.conversation.carrier
         proxy.cut()
         if ends == "afterwards":  # what the server has taken, and has not answered, is not sent again
-            await eventually(lambda: client._conversation.carrier is not broken)
+            await eventually(lambda: client._session.conversation.carrier is not broken)
         env.release.set()
         await step
         assert env.stepping == 0
@@ -128,17 +128,17 @@ def has_unsent_calls(conversation: Any) -> bool:
 async def test_request_waiting_for_buffer_space_is_sent_over_the_next_connection_unless_cancelled() -> None:
     async with through_proxy(app_of(Tally)) as (proxy, client):
         await client.reset()
-        client._conversation.carrier.write_paused = True
+        client._session.conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
-        await eventually(lambda: has_unsent_calls(client._conversation))
+        await eventually(lambda: has_unsent_calls(client._session.conversation))
         proxy.cut()
         assert (await asyncio.wait_for(step, 20)).observation.extra == 1
-        client._conversation.carrier.write_paused = True
+        client._session.conversation.carrier.write_paused = True
         proxy.cut()
-        while client._conversation._resume_task is None:  # type: ignore[attr-defined] # noqa: ASYNC110 - over in an instant
+        while client._session.conversation._resume_task is None:  # type: ignore[attr-defined] # noqa: ASYNC110 - over in an instant
             await asyncio.sleep(0)
         assert (await asyncio.wait_for(client.step(Add(amount=1)), 20)).observation.extra == 2
-        conversation: Any = client._conversation
+        conversation: Any = client._session.conversation
         conversation.carrier.write_paused = True
         step = asyncio.create_task(client.step(Add(amount=1)))
         await eventually(lambda: has_unsent_calls(conversation))
@@ -193,7 +193,9 @@ async def test_client_in_the_queue_waits_on_over_another_connection() -> None:
         second = CounterEnv(proxy.url, lease_s=1.0)
         async with CounterEnv(f"http://{address}"):
             waits = asyncio.create_task(second.reset(seed=3))
-            await eventually(lambda: second._conversation and second._conversation._frames_read)
+            await eventually(
+                lambda: second._session.conversation and second._session.conversation._frames_read
+            )
             proxy.cut()
             await eventually(lambda: proxy.connections == 2)
         assert (await waits).observation.total == 3
@@ -356,15 +358,18 @@ async def test_queued_request_is_answered_over_the_next_connection() -> None:
         standing = await app.sessions.open("", "own")
         async with v1_socket(address, "?session_id=own") as first:
             opened_reply = await ask(first, id=1, op="open", lease_s=20)
-            await standing._acquire()  # as a caller over HTTP
+            release = asyncio.Event()
+            holding = asyncio.create_task(standing.run(lambda _: release.wait()))  # as a caller over HTTP
+            await eventually(lambda: standing.busy)
             await first.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             link = only_link(app)
             await eventually(lambda: link.last_id == 2)
             known = {"session": opened_reply["session"], "secret": opened_reply["secret"], "read": 1}
             async with v1_socket(address) as second:
                 assert (await ask(second, id=0, op="resume", **known))["taken"] == 2
-                standing._release_lock()
+                release.set()
                 assert json.loads(await asyncio.wait_for(second.recv(), 20))["type"] == "observation"
+            await holding
 
 
 async def test_close_that_is_under_way_when_the_connection_breaks_ends_the_session() -> None:
@@ -374,15 +379,18 @@ async def test_close_that_is_under_way_when_the_connection_breaks_ends_the_sessi
         async with v1_socket(address, "?session_id=own") as connection:
             await ask(connection, id=1, op="open", lease_s=600)
             link = only_link(app)
-            await standing._acquire()  # as a caller over HTTP
+            release = asyncio.Event()
+            holding = asyncio.create_task(standing.run(lambda _: release.wait()))  # as a caller over HTTP
+            await eventually(lambda: standing.busy)
             await connection.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             await connection.send(json.dumps({"id": 3, "type": "close"}))
             await eventually(lambda: link.last_id == 3)
             connection.transport.abort()
             await eventually(lambda: link.conversation is None)
-            assert standing.attached
-            standing._release_lock()
-            await eventually(lambda: not standing.attached)
+            assert standing.attachment
+            release.set()
+            await eventually(lambda: not standing.attachment)
+            await holding
 
 
 class Long(Tally):
@@ -401,9 +409,9 @@ async def test_close_before_a_break_ends_the_session_although_a_reply_is_unread(
             link = only_link(app)
             for number in (2, 3):
                 await connection.send(json.dumps({"id": number, "type": "step", "data": {"amount": 1}}))
-            await eventually(lambda: link.conversation and link.conversation.sending)
+            await eventually(lambda: link.conversation and not link.running)
             await connection.send(json.dumps({"id": 4, "type": "close"}))
-            await eventually(lambda: link.conversation and not link.conversation.broken)
+            await eventually(lambda: link.conversation and not link.conversation.connection.broken)
             connection.transport.abort()
         await eventually(lambda: app.sessions.active == 0)
 
@@ -418,7 +426,7 @@ async def test_close_that_the_server_has_not_read_when_it_writes_to_a_reset_conn
             await ask(connection, id=1, op="open", lease_s=600)
             link = only_link(app)
             conversation: Any = link.conversation
-            conversation.fast_path.transport.pause_reading()
+            conversation.connection._protocol.transport.pause_reading()
             if closes:
                 connection.protocol.send_close(1000)
                 connection.transport.write(b"".join(connection.protocol.data_to_send()))
@@ -457,7 +465,7 @@ async def test_dead_client_does_not_block_its_standing_session(subprotocol: Any)
                 "observation"
             ]
             assert observation["total"] == 2
-            assert session.attached
+            assert session.attachment
             async with v1_socket(address) as third:
                 resume_fields = {"session": known["session"], "secret": known["secret"], "read": 1}
                 assert "error" in await ask(third, id=0, op="resume", **resume_fields)
@@ -507,7 +515,7 @@ async def test_timed_out_request_is_not_executed_and_keeps_the_order() -> None:
                 await client.step(Add(amount=99))
         link = only_link(app)
         await eventually(lambda: len(link.running) == 1)
-        client._conversation._timeout_s = 60  # type: ignore[union-attr]
+        client._session.conversation._timeout_s = 60  # type: ignore[union-attr]
         env.release.set()
         assert (await client.step(Add(amount=2))).observation.total == 2
         assert env.entries == 1
@@ -529,7 +537,8 @@ async def test_late_answer_to_an_open_still_counts(fails: bool) -> None:
         async with CounterEnv(proxy.url, message_timeout_s=0.05) as client:
             with pytest.raises(RequestTimeoutError):
                 await client.reset()
-            client._timeout_s = client._conversation._timeout_s = 20  # type: ignore[union-attr]
+            client._session.settings = replace(client._session.settings, message_timeout_s=20)
+            client._session.conversation._timeout_s = 20  # type: ignore[union-attr]
             release.set()
             if fails:
                 with pytest.raises(FactoryError, match="no table is free") as failed:

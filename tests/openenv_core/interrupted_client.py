@@ -29,7 +29,7 @@ def waiting(env: SyncEnvClient) -> str:
         await asyncio.sleep(3600)
 
     try:
-        env._run(forever)
+        env._client._run(forever)
     except KeyboardInterrupt:
         return f"interrupted, then {env.reset(seed=3).observation['total']}"
     return "not interrupted"

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -41,6 +42,7 @@ from openenv_core import (
     ToolCallError,
 )
 from openenv_core.client.conversation import MAX_PENDING
+from openenv_core.client.session import Closed
 from openenv_core.compat import NotProvidedError
 from openenv_core.protocol.http import redact_url, websocket_url
 from openenv_core.watchdog import Watchdog
@@ -97,7 +99,7 @@ async def test_released_subclass_keeps_its_hooks_and_constructor() -> None:
         assert await env.state() == "e"
         assert isinstance(child, Released)
         assert child.log is not env.log
-        assert child._timeout_s == 7.0
+        assert child._session.settings.message_timeout_s == 7.0
 
 
 # What callers of the released client do
@@ -133,7 +135,7 @@ async def test_timeout_keeps_the_session_and_shifts_no_reply() -> None:
 
     async with scripted(handler) as url, CounterEnv(url, message_timeout_s=None) as env:
         await env.reset()
-        conversation: Any = env._conversation
+        conversation: Any = env._session.conversation
         conversation._timeout_s = 0.2  # only of those that are not answered
         with pytest.raises(RequestTimeoutError, match=r"within 0.2 s.*lives on"):
             await env.step(Add(amount=1))
@@ -168,7 +170,7 @@ async def test_reset_leaves_a_server_that_answers_nothing_for_a_new_session(dial
                 await env.step(Add(amount=1))
         with pytest.raises(RequestTimeoutError, match=r"call reset\(\) for a new session"):
             await env.state()
-        env._timeout_s = 20  # the second session answers, be the machine as busy as it may
+        env._session.settings = replace(env._session.settings, message_timeout_s=20)  # of the next
         assert (await env.reset()).observation.total == (await env.step(Add(amount=1))).observation.total == 7
         assert sessions == 2
 
@@ -184,7 +186,7 @@ async def test_reason_of_a_session_end_is_reported_after_a_timeout() -> None:
     async with scripted(handler) as url, CounterEnv(url, message_timeout_s=0.2) as env:
         with pytest.raises(RequestTimeoutError):
             await env.reset()
-        env._conversation._timeout_s = 60  # type: ignore[union-attr]
+        env._session.conversation._timeout_s = 60  # type: ignore[union-attr]
         proceed.set()
         with pytest.raises(SessionError, match="took too long"):
             await env.step(Add(amount=1))
@@ -237,13 +239,13 @@ async def test_request_granted_its_turn_as_the_session_ends_is_not_sent() -> Non
     async with serving(create_app(Counter, Add, Count)) as address:
         env = CounterEnv(f"http://{address}")
         await env.reset(seed=0)
-        release = env._request_lock.release
+        release = env._session._lock.release
 
         def release_and_end() -> None:
             release()
-            env._abort_request()  # as a task that closes the client does, before the next one runs
+            env._session._leave(Closed(for_good=False))  # as a task that closes it, before the next
 
-        env._request_lock.release = release_and_end  # type: ignore[method-assign]
+        env._session._lock.release = release_and_end  # type: ignore[method-assign]
         steps = [asyncio.create_task(env.step(Add(amount=1))) for _ in range(2)]
         assert (await steps[0]).observation.total == 1
         with pytest.raises(ConnectionLostError, match="has closed the session"):
@@ -297,12 +299,12 @@ async def test_closing_ends_a_request_whose_connection_is_being_made(how: str) -
 async def test_disconnect_that_is_cancelled_closes_no_later_session() -> None:
     async with serving(create_app(Counter, Add, Count)) as address, CounterEnv(f"http://{address}") as env:
         await env.reset(seed=1)
-        await env._request_lock.acquire()
+        await env._session._lock.acquire()
         leaving = asyncio.create_task(env.disconnect())
         await asyncio.sleep(0)
         leaving.cancel()
         await asyncio.wait([leaving])
-        env._request_lock.release()
+        env._session._lock.release()
         with suppress(ConnectionLostError):  # the session was ended nevertheless
             await env.reset(seed=2)
         assert (await env.reset(seed=2)).observation.total == 2
@@ -350,14 +352,18 @@ def test_second_event_loop_is_refused_while_the_first_runs(counter_url: str) -> 
 @pytest.mark.parametrize("transport", ["websocket", "http"])
 def test_closed_loop_leaves_no_session_at_the_server(solo_url: str, transport: str) -> None:
     gc.disable()  # it would close the connection in the end
+
+    async def step() -> None:
+        await env.step(Add(amount=1))
+
     try:
         env = CounterEnv(solo_url, transport=transport)
         assert asyncio.run(reset_when_there_is_room(env, seed=1)) == 1
         with pytest.raises(ConnectionLostError, match="event loop"):
-            asyncio.run(env.step(Add(amount=1)))
+            asyncio.run(step())
         assert asyncio.run(reset_when_there_is_room(env, seed=2)) == 2
         assert asyncio.run(reset_when_there_is_room(env, seed=2)) == 2
-        asyncio.run(env.close())
+        asyncio.run(env.__aexit__())
     finally:
         gc.enable()
         gc.collect()  # while the warnings of the sockets are ignored
@@ -435,7 +441,7 @@ async def test_client_closed_while_it_opens_a_session() -> None:
     async with silent_server(shakes_hands=False) as url:
         env = CounterEnv(url, connect_timeout_s=0.3)
         making = asyncio.create_task(env.new_session())
-        await eventually(lambda: env._children)
+        await eventually(lambda: env._session.children)
         await env.close()
         with pytest.raises(ConnectionFailedError, match="no answer within"):
             await making

@@ -21,6 +21,7 @@ import openenv_core
 from openenv_core import ConfigurationError, compat
 from openenv_core.compat.containers import ContainerProvider, LocalDockerProvider
 from openenv_core.compat.hook import AliasModule, Hook, resolve
+from openenv_core.compat.judge import LLMJudge as ReleasedJudge
 from openenv_core.compat.mcp_client import MCPToolClient as ReleasedToolClient
 from openenv_core.compat.names import FORMER_ROOTS, MODULES, module_for
 from openenv_core.compat.types import (
@@ -30,6 +31,7 @@ from openenv_core.compat.types import (
     WSErrorResponse,
     serialize_observation,
 )
+from openenv_core.llm_client import LLMClient
 from openenv_core.protocol import errors as codes
 from openenv_core.protocol.replies import encode_observation
 from servers.released import NAMES as SERVER_NAMES
@@ -129,6 +131,17 @@ def test_released_tool_client_has_one_mode(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(ValueError, match=r"production.*for MCPToolClient"):
             ReleasedToolClient("http://localhost:1", mode=mode)
     assert issubclass(ReleasedToolClient, openenv_core.MCPToolClient)
+
+
+async def test_released_judge_takes_the_first_number() -> None:
+    class Model(LLMClient):
+        async def complete(self, prompt: str, **options: object) -> str:
+            return prompt  # sent as it is: no format is asked for
+
+    model = Model("http://localhost", 1)
+    for prompt, score in (("0.7 of 1", 0.7), ("8 of 10", 1.0), ("none", 0.0)):
+        assert await ReleasedJudge(prompt, model)(0, 0) == score  # type: ignore[misc]
+    assert await ReleasedJudge("none", model, default_score=0.5)(0, 0) == 0.5  # type: ignore[misc]
 
 
 def test_constructor_documents_the_mode() -> None:

@@ -105,12 +105,12 @@ async def test_timeout_over_http_keeps_the_order() -> None:
 
     async with answering(handler) as url, CounterEnv(url, transport="http", message_timeout_s=None) as env:
         await env.reset()
-        env._conversation._timeout_s = 0.2  # type: ignore[union-attr]
+        env._session.conversation._timeout_s = 0.2  # type: ignore[union-attr]
         with pytest.raises(RequestTimeoutError):
             await env.step(Add(amount=1))
         with pytest.raises(RequestTimeoutError):
             await env.step(Add(amount=1))
-        env._conversation._timeout_s = 60  # type: ignore[union-attr]
+        env._session.conversation._timeout_s = 60  # type: ignore[union-attr]
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 3
 
@@ -121,7 +121,7 @@ async def test_failed_session_is_closed_before_the_next_opens() -> None:
         url = f"http://{address}"
         async with CounterEnv(url, transport="http", max_message_size_mb=0.01) as env:
             await env.reset()
-            carrier: Any = env._conversation.carrier  # type: ignore[union-attr]  # it is connected
+            carrier: Any = env._session.conversation.carrier  # type: ignore[union-attr]  # it is connected
             carrier._options = replace(carrier._options, max_message_bytes=10)
             with pytest.raises(ProtocolError, match="max_message_size_mb"):
                 await env.state()

@@ -200,7 +200,7 @@ async def test_refused_reset_keeps_the_episode_replayable(servers: Servers) -> N
         await servers.end(env.base_url)
         assert (await env.step(Add(amount=1))).observation.total == 3
         await servers.end_all()
-        env._options = replace(env._options, connect_timeout_s=0.1)
+        env._session.settings = replace(env._session.settings, connect_timeout_s=0.1)
         with pytest.raises(EpisodeLostError, match=r"no server was found .* within 0.1 s"):
             await env.step(Add(amount=1))
         with pytest.raises(ConnectionFailedError):
@@ -214,9 +214,9 @@ async def test_full_surviving_server_is_waited_for(
     monkeypatch.setattr(waiting, "SEVERAL_QUEUE_S", 0.05)
     urls = [await servers.start(), await servers.start(sessions=1)]
     async with CounterEnv(urls[1]) as holder, CounterEnv(urls) as env:
-        env._options = replace(env._options, connect_timeout_s=0.8)
+        env._session.settings = replace(env._session.settings, connect_timeout_s=0.8)
         while env.base_url != urls[0]:
-            env._use_next_server()
+            env._session.servers.use_next()
         await env.disconnect()
         await env.reset(seed=1)
         await holder.reset()
@@ -407,7 +407,7 @@ async def test_long_episode_is_compared_by_digests_and_a_too_long_one_is_not_kep
         await env.reset(seed=1)
         for _ in range(9):
             await env.step(Add(amount=0))
-        assert env._journal._bytes <= 1500
+        assert env._session.journal._bytes <= 1500
         await servers.end(env.base_url)
         assert (await env.step(Add(amount=0))).observation.total == 1
         await env.step(Add(amount=4))
@@ -426,7 +426,7 @@ async def test_long_episode_is_compared_by_digests_and_a_too_long_one_is_not_kep
         await env.reset(seed=1)
         for obstacle in (None, None, None, replaying._TOO_LONG):
             await env.step(Add(amount=0))
-            assert env._journal.obstacle == obstacle
+            assert env._session.journal.obstacle == obstacle
 
 
 @pytest.mark.parametrize("first", ["a little", "much"])
@@ -451,7 +451,7 @@ async def test_replies_that_nobody_waited_for_count_too(first: str, monkeypatch:
 
     async with telling(handler) as url, CounterEnv(url, message_timeout_s=None) as env:
         await env.reset()
-        conversation: Any = env._conversation
+        conversation: Any = env._session.conversation
         conversation._timeout_s = 0.02
         for amount in range(3):
             with pytest.raises(RequestTimeoutError):
@@ -459,9 +459,13 @@ async def test_replies_that_nobody_waited_for_count_too(first: str, monkeypatch:
         conversation._timeout_s = 60
         proceed.set()
         assert (await env.step(Add(amount=1))).observation.total == 5
-        held = [outcome for _, _, outcome in env._journal._entries if isinstance(outcome, bytes | bytearray)]
+        held = [
+            outcome
+            for _, _, outcome in env._session.journal._entries
+            if isinstance(outcome, bytes | bytearray)
+        ]
         assert sum(map(len, held)) < 3000
-        assert not any(isinstance(outcome, PendingCall) for _, _, outcome in env._journal._entries)
+        assert not any(isinstance(outcome, PendingCall) for _, _, outcome in env._session.journal._entries)
         # The replies are those of the episode, so it can be played again elsewhere.
         assert (await env.step(Add(amount=1))).observation.total == 6
         assert lives == 2

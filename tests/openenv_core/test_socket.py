@@ -127,7 +127,7 @@ async def test_unread_pong_of_a_busy_thread_counts(counter_url: str) -> None:
     options = {"websocket_ping_interval_s": 600.0, "websocket_ping_timeout_s": 600.0}
     async with GenericEnvClient(counter_url, **options) as env:
         await env.reset()
-        carrier: Any = env._conversation.carrier  # type: ignore[union-attr]  # it is connected
+        carrier: Any = env._session.conversation.carrier  # type: ignore[union-attr]  # it is connected
         carrier._watch_silence()
         carrier._timer.cancel()
         carrier._ping_if_silent()
@@ -137,7 +137,7 @@ async def test_unread_pong_of_a_busy_thread_counts(counter_url: str) -> None:
         assert select.select([raw.fileno()], [], [], 30)[0]
         carrier._check_answered()  # as a loop does it that looks at its timers first
         assert (await env.reset(seed=1)).observation["total"] == 1
-        assert env._conversation.carrier is carrier  # type: ignore[union-attr]  # it was not lost and resumed
+        assert env._session.conversation.carrier is carrier  # type: ignore[union-attr]  # it was not lost and resumed
 
 
 # Who does not read, who says too much, who does not end
@@ -149,7 +149,7 @@ async def test_unread_requests_pause_the_writer() -> None:
         for _ in range(6):
             with pytest.raises(RequestTimeoutError):
                 await env.step({"text": "z" * 8_000_000})
-        carrier = env._conversation.carrier
+        carrier = env._session.conversation.carrier
         assert carrier.write_paused
         # One frame is taken in beyond what the system's buffers hold, and no more.
         assert carrier._transport.underlying_transport.get_write_buffer_size() < 17_000_000  # type: ignore[attr-defined]
@@ -167,7 +167,7 @@ async def test_unsolicited_message_is_a_protocol_error() -> None:
 
     async with scripted(handler) as url, GenericEnvClient(url) as env:
         assert (await env.reset()).observation["total"] == 1
-        conversation: Any = env._conversation
+        conversation: Any = env._session.conversation
         await eventually(lambda: conversation.error)
         with pytest.raises(ProtocolError, match=r"666.* unasked"):
             await env.step({})
@@ -187,7 +187,7 @@ async def test_aborted_session_is_closed_despite_an_unread_reply() -> None:
         ws.transport.pause_reading()
         reply = Frame(Opcode.TEXT, frame(2).encode()).serialize(mask=False)
         ws.transport.write(reply)
-        env._conversation.carrier.abort()  # type: ignore[union-attr] # it is connected
+        env._session.conversation.carrier.abort()  # type: ignore[union-attr] # it is connected
         await asyncio.sleep(0.05)
         ws.transport.write(reply)
         ws.transport.resume_reading()
@@ -230,7 +230,7 @@ def test_connection_that_is_broken_off_as_its_loop_ends_is_closed(counter_url: s
     async def main() -> None:
         env = GenericEnvClient(counter_url)
         await env.reset()
-        carrier: Any = env._conversation.carrier  # type: ignore[union-attr] # it is connected
+        carrier: Any = env._session.conversation.carrier  # type: ignore[union-attr] # it is connected
         carrier._transport.underlying_transport.pause_reading()  # as if the server did not confirm
         carrier.abort()
 

@@ -108,7 +108,7 @@ async def test_secrets_of_a_url_stay_out_of_errors() -> None:
                 await env.close()
                 assert "hush" not in str(failed.value)
                 assert address in str(failed.value) or status is None
-    assert "hush" not in repr(GenericEnvClient("http://h:1", token="hush")._options)
+    assert "hush" not in repr(GenericEnvClient("http://h:1", token="hush")._session.settings)
 
 
 async def test_redirects_stay_on_the_host() -> None:

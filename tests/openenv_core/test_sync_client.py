@@ -27,6 +27,7 @@ from openenv_core import (
     SyncEnvClient,
     ValidationFailedError,
 )
+from openenv_core.client.session import Closed
 
 HERE = Path(__file__).parent
 
@@ -126,12 +127,12 @@ def test_sessions_outlive_a_dropped_parent_but_not_its_close(counter_url: str) -
     child = CounterEnv(counter_url).sync().new_session()
     gc.collect()
     assert child.reset(seed=1).observation.total == 1
-    other = child._parent.new_session()  # type: ignore[union-attr]
+    other = child._client._parent.sync().new_session()  # type: ignore[union-attr]
     other.reset(seed=4)
     other.close()
     other.close()
     assert child.state().total == 1
-    child._parent.close()
+    child._client._parent.sync().close()
     child.close()
     with pytest.raises(ClientClosedError):
         child.reset()
@@ -204,16 +205,16 @@ def test_end_of_the_background_thread_is_detected(counter_url: str, monkeypatch:
     monkeypatch.setattr(loop_thread, "_shared", None)  # not that of other tests
     env = CounterEnv(counter_url).sync()
     env.reset()
-    thread = env._thread
+    thread = env._client._thread
 
     async def end_the_loop() -> None:
-        env._client._conversation.carrier.abort()
+        env._client._session.conversation.carrier.abort()
         await asyncio.sleep(0.05)
         thread._end.set()
         await asyncio.sleep(3600)
 
     with pytest.raises(ClientClosedError, match="before the reply came"):
-        env._run(end_the_loop)
+        env._client._run(end_the_loop)
     with pytest.raises(ClientClosedError, match="background thread has ended"):
         env.reset()
     with CounterEnv(counter_url).sync() as another:
@@ -280,7 +281,7 @@ def test_sync_call_inside_the_client_loop_is_refused(counter_url: str) -> None:
             env.reset()
 
         with pytest.raises(ConfigurationError, match="await the method"):
-            env._run(inside)
+            env._client._run(inside)
         assert env.reset(seed=2).observation.total == 2
 
 
@@ -309,16 +310,16 @@ def test_exit_while_parsing_a_reply_ends_no_other_client(counter_url: str) -> No
     with CounterEnv(counter_url).sync() as other, Exits(counter_url).sync() as env:
         with pytest.raises(SystemExit):
             env.reset()
-        assert env._thread is not None
-        assert env._thread is other._thread  # one for all clients of a process
+        assert env._client._thread is not None
+        assert env._client._thread is other._client._thread  # one for all clients of a process
         assert other.reset(seed=1).observation.total == 1
 
 
 def test_dropped_session_is_closed_while_its_parent_lives(counter_url: str) -> None:
     with CounterEnv(counter_url).sync() as parent:
-        client = parent.new_session()._client
+        session = parent.new_session()._client._session
         gc.collect()
-        eventually(lambda: not client.connected)
+        eventually(lambda: isinstance(session.state, Closed))
         assert parent.reset(seed=2).observation.total == 2
 
 

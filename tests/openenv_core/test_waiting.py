@@ -20,6 +20,7 @@ from openenv_core import (
     StepResult,
 )
 from openenv_core.client import waiting
+from openenv_core.client.servers import Servers
 from servers import create_app
 from servers.app import EnvironmentApp
 
@@ -131,7 +132,7 @@ async def test_every_server_is_tried_before_capacity_error() -> None:
         await first.reset()
         urls = [f"http://{one}", f"http://{two}"]
         second = CounterEnv(urls, queue_timeout_s=0)
-        second._urls, second._base_url = urls, urls[0]  # which is drawn
+        second._session.servers = Servers(urls)  # in this order, not one that is drawn
         async with second:
             assert (await second.reset(seed=3)).observation.total == 3
             async with CounterEnv(urls, queue_timeout_s=0) as third:
@@ -154,7 +155,7 @@ async def test_waiting_for_a_slot_does_not_count_against_the_request_timeout() -
         await eventually(lambda: app.sessions.queue.capacity()["waiting"] == 1)
         with pytest.raises(CapacityError):
             await third.reset()
-        second._conversation._timeout_s = 60  # type: ignore[union-attr]  # of what comes now
+        second._session.conversation._timeout_s = 60  # type: ignore[union-attr]  # of what comes now
         await first.disconnect()
         assert (await waits).observation.total == 3
 
@@ -188,7 +189,7 @@ async def test_client_closed_between_two_attempts(monkeypatch: pytest.MonkeyPatc
     async with scripted(handler) as url:
         env = CounterEnv(url)
         waits = asyncio.create_task(env.reset())
-        await eventually(lambda: env._aborted is not None)
+        await eventually(lambda: env._session._ending is not None)
         await asyncio.wait([waits], timeout=0.2)
         assert len(attempts) == 1  # the next is ten minutes away
         await env.close()

@@ -209,6 +209,18 @@ def test_observation_contents_are_shown_and_never_executed(browser: Browser, gal
         ]
 
 
+def test_declared_picture_is_shown(browser: Browser) -> None:
+    with (
+        serve(app="picture_world:app", OPENENV_WEB="1") as server,
+        visit(browser, server.address) as tab,
+    ):
+        start_episode(tab)
+        tab.wait_for("document.querySelector('#observation img').naturalWidth === 24")
+        tab.press("2")
+        steps(tab, 1)
+        tab.wait_for("document.querySelector('#observation img').naturalHeight === 24")
+
+
 def test_visitors_have_separate_sessions_and_wait_in_the_queue(
     browser: Browser, gallery: ServeProcess
 ) -> None:

@@ -105,6 +105,11 @@ def test_public_addresses_require_a_token(capsys: pytest.CaptureFixture[str]) ->
         (("--reload", "--host", "0.0.0.0"), "expected a token"),
         (("--reload", "--reload-dir", "/no/such/folder"), "expected --reload-dir to name a folder"),
         (("--reload-dir", "."), "--reload-dir is given without --reload"),
+        (("--mcp-single-session", "--workers", "2"), "on loopback with one worker, got 2 workers"),
+        (
+            ("--mcp-single-session", "--host", "0.0.0.0", "--insecure"),
+            "got an address that other machines reach",
+        ),
     ],
 )
 def test_invalid_options_are_refused(

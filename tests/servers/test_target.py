@@ -223,7 +223,7 @@ def test_same_folder_loads_twice_but_not_another_of_its_name(tmp_path: Path) -> 
         ("./odd", r"expected `app: module:attribute` in .*odd.openenv.yaml, got \[1\]"),
         ("./json", r"expected to import json from .*json.__init__.py; rename the folder"),
         ("text.txt", r"expected a Python file whose name can be imported, got text.txt"),
-        ("a b:app", r"got no module 'a b'"),
+        ("a b:app", r"expected module:attribute, got 'a b:app'"),
     ],
 )
 def test_unusable_target_is_reported(target: str, text: str, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Gallery(Environment[Show, Shown, State]):
         values: dict[str, Any] = {
             "hostile": {HOSTILE: [HOSTILE, {"html": HOSTILE, "svg": "data:image/svg+xml;base64,PHN2Zz4="}]},
             "table": [{"name": "a", "size": 1}, {"name": HOSTILE, "size": 2}],
-            "picture": {"text/plain": "no", "image/png": png(40, 20)},
+            "picture": {"text/plain": "no", "image/png": png(40, 20).replace("+", "-").replace("/", "_")},
             "numbers": [*range(200_000)],
             "pixels": [[[x, y, 9] for x in range(16)] for y in range(12)],
         }

@@ -2,7 +2,7 @@
 
 const MOST_ROWS = 100, MOST_COLUMNS = 32, MOST_DEPTH = 8, LONG_LIST = 32, SHORT_TEXT = 100;
 const PICTURES = { iVBORw0KGgo: "png", "/9j/": "jpeg", R0lGOD: "gif", UklGR: "webp" };
-const PICTURE = /^(?:data:image\/[a-z]+;base64,)?((iVBORw0KGgo|\/9j\/|R0lGOD|UklGR)[A-Za-z0-9+/]{32,}={0,2})$/;
+const PICTURE = /^(?:data:image\/[a-z]+;base64,)?((iVBORw0KGgo|\/9j\/|R0lGOD|UklGR)[\w+/-]{32,}={0,2})$/;
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 const isScalar = (value) => typeof value !== "object" || value === null;
@@ -34,7 +34,8 @@ function pictureOf(text) {
   if (!found) return null;
   const picture = make("img", { className: "picture", alt: "picture from the environment" });
   picture.onerror = () => picture.replaceWith(make("span", { className: "none", textContent: "a picture that cannot be shown" }));
-  picture.src = `data:image/${PICTURES[found[2]]};base64,${found[1]}`;
+  // Models' bytes have the alphabet of URLs, which a data URL does not take.
+  picture.src = `data:image/${PICTURES[found[2]]};base64,${found[1].replaceAll("-", "+").replaceAll("_", "/")}`;
   return picture;
 }
 

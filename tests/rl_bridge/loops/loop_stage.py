@@ -6,15 +6,15 @@ import io
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from rl_bridge.algorithms.functions import load_advantage
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
+from rl_bridge.buffer.stored import StoredBatch, TokenStore
 from rl_bridge.config import Config
 from rl_bridge.errors import TrainerWentBackError
 from rl_bridge.loops.grpo import collect
@@ -27,6 +27,7 @@ from rl_bridge.records import RolloutRecords
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.services.handle import LocalService
+from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens, dump_tokens
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import Completion, Ending, Trajectory, Turn
 from tests.rl_bridge.planning.published_models import QWEN3_8B
@@ -51,7 +52,7 @@ GPU_CALLS = frozenset({"train_step", "push_weights", "save_checkpoint", "export"
 
 
 class Roles:
-    """Trainer, generators and reference, in this process.
+    """Trainer and generators, in this process.
 
     `calls` is what they were asked for; `failing` is what one of them does instead.
     """
@@ -62,6 +63,8 @@ class Roles:
         self.trained = 0
         self.served = 0
         self.saved = ResumeState()
+        self.tokens = TokenStore()
+        self.exported: list[str] = []
         self.colocated = colocated
         self.awake = True
         """Whether the generators have the turn."""
@@ -78,9 +81,10 @@ class Roles:
         if version != self.trained:
             raise TrainerWentBackError(f"expected {self.trained}, got {version}")
 
-    async def train_step(self, batch: Any, version: int) -> dict[str, float]:
+    async def train_step(self, batch: StoredBatch, version: int) -> dict[str, float]:
         await self._note("train_step")
         self._require(version)
+        assert self.tokens.take(batch)
         self.trained += 1
         return {"loss/total": 0.0}
 
@@ -90,12 +94,16 @@ class Roles:
         return 0.25
 
     async def save_checkpoint(
-        self, version: int, run_state: dict[str, Any], attachments: dict[str, bytes], wait: bool
+        self, version: int, run_state: dict[str, Any], tokens: list[TokenKey], wait: bool
     ) -> None:
+        attachments = {"tokens": dump_tokens(dict(zip(tokens, self.tokens.get(tokens), strict=True)))}
         await self._note("save_checkpoint")
         self.waited.append(wait)
         state = json.loads(json.dumps(run_state))
         self.saved = ResumeState(version=version, run_state=state, attachments=attachments)
+
+    async def get_tokens(self, keys: list[TokenKey]) -> list[TrajectoryTokens]:
+        return self.tokens.get(keys)
 
     async def wait_for_checkpoint(self) -> None:
         await self._note("wait_for_checkpoint")
@@ -106,9 +114,12 @@ class Roles:
     async def get_resume_state(self) -> ResumeState:
         await self._note("get_resume_state")
         self.trained = self.saved.version
+        if "tokens" in self.saved.attachments:
+            self.tokens.load(self.saved.attachments["tokens"])
         return self.saved
 
     async def export(self, folder: str, version: int) -> None:
+        self.exported.append(folder)
         await self._note("export")
         self._require(version)
 
@@ -120,10 +131,6 @@ class Roles:
     async def sleep(self) -> None:
         await self._note("sleep")
         self.awake = False
-
-    async def logprobs(self, batch: Any) -> Any:
-        await self._note("logprobs")
-        return np.zeros(len(batch), dtype=np.float32)
 
 
 class Rollout:
@@ -142,14 +149,17 @@ class Rollout:
             outcomes = (gone,) * len(assignment.seeds)
             return AssignmentResult(lease=assignment.lease, outcomes=outcomes, last_failure=reason)
         episodes = zip(assignment.seeds, assignment.siblings, strict=True)
-        return AssignmentResult(lease=assignment.lease, outcomes=tuple(self._one(*one) for one in episodes))
+        lease = assignment.lease
+        return AssignmentResult(lease=lease, outcomes=tuple(self._one(lease, *one) for one in episodes))
 
-    def _one(self, seed: int, sibling: int) -> Trajectory:
+    def _one(self, lease: int, seed: int, sibling: int) -> Trajectory:
         answer = Completion(
             tokens=[sibling % 2], logprobs=[-0.5], versions=[self._roles.served], stopped=True
         )
         turn = Turn(prompt=[1, 2], completion=answer)
-        return Trajectory(seed=seed, turns=[turn], ending=Ending.COMPLETED, reward=float(sibling % 2))
+        one = Trajectory(seed=seed, turns=[turn], ending=Ending.COMPLETED, reward=float(sibling % 2))
+        self._roles.tokens.put({(lease, sibling): TrajectoryTokens.of([turn])})
+        return one.without_tokens(lease=lease, sibling=sibling)
 
     async def cancel(self, leases: tuple[int, ...]) -> None:
         pass
@@ -173,6 +183,7 @@ class Stage:
         sessions: int = 8,
         dataset: Mapping[str, Any] | None = None,
         colocate: bool = False,
+        evaluation: Mapping[str, Any] = MappingProxyType({}),
         **trainer: Any,
     ) -> None:
         self.folder = folder
@@ -196,6 +207,7 @@ class Stage:
                     "timeout_s": 60.0,
                 },
                 "monarch": {"heartbeat_interval": 0.05, "colocate": colocate},
+                "evaluation": evaluation,
                 "trainer": {"iterations": 2, "timeout_s": 20.0, "checkpoint_interval": 1, **trainer},
             }
         )
@@ -212,9 +224,7 @@ class Stage:
 
         self.roles.failing[name] = called
 
-    async def train(
-        self, work: Callable[[Run], Awaitable[object]] = train_with_recovery, *, reference: bool = False
-    ) -> Run:
+    async def train(self, work: Callable[[Run], Awaitable[object]] = train_with_recovery) -> Run:
         """Train to the end, or do what `work` says."""
         config = self.config
         rollout = config.rollout
@@ -245,7 +255,6 @@ class Stage:
                     chat=None,  # type: ignore[arg-type]
                     policy=LocalService(self.roles),
                     trainer=LocalService(self.roles),
-                    reference=LocalService(self.roles) if reference else None,
                     dataset=self.dataset,
                     buffer=buffer,
                     dispatcher=dispatcher,

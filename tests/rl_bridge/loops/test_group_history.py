@@ -2,24 +2,21 @@
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.buffer.stored import dump_groups, load_groups
+from rl_bridge.buffer.stored import load_groups
 from rl_bridge.config import Config
 from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.run import HISTORY_FILE, GroupHistory, Run
-from rl_bridge.rollout import dispatcher as dispatching
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
+from rl_bridge.tokens.arrays import TokenKey
+from rl_bridge.types import Ending, Group, Trajectory, TurnSummary
 
 
 def drop(ledger: Ledger, count: int) -> None:
@@ -61,35 +58,33 @@ def buffer_of_two() -> ReplayBuffer:
 
 
 def group(number: int) -> Group:
-    completion = Completion(tokens=[number], logprobs=[-0.5], versions=[0], stopped=True)
-    turns = [Turn(prompt=[1, 2], completion=completion)]
-    return Group(
-        id=number,
-        seed=number,
-        trajectories=[Trajectory(seed=number, turns=turns, ending=Ending.COMPLETED, reward=1.0)] * 2,
-    )
+    siblings = [
+        Trajectory(
+            seed=number,
+            ending=Ending.COMPLETED,
+            reward=1.0,
+            summary=TurnSummary(turns=1, tokens=1, version=0, stopped=True, lease=number, sibling=sibling),
+        )
+        for sibling in range(2)
+    ]
+    return Group(id=number, seed=number, trajectories=siblings)
 
 
-async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    buffer, saved = buffer_of_two(), list[tuple[dict[str, Any], dict[str, bytes]]]()
+async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it() -> None:
+    buffer, saved = buffer_of_two(), list[tuple[dict[str, Any], list[TokenKey]]]()
     dispatcher = Dispatcher(
         cast(Any, None),
         buffer,
         Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "c:D"}}),
         collect=collect,
     )
-    dumping, may_go_on = threading.Event(), threading.Event()
+    saving, may_go_on = asyncio.Event(), asyncio.Event()
     fates = ["of then"]
 
-    def slowly(groups: Sequence[Group]) -> bytes:
-        dumping.set()
-        assert may_go_on.wait(HANG_S), "nothing went on meanwhile"
-        return dump_groups(groups)
-
-    async def save(version: int, state: dict[str, Any], attachments: dict[str, bytes], wait: bool) -> None:
-        saved.append((state, attachments))
+    async def save(version: int, state: dict[str, Any], tokens: list[TokenKey], wait: bool) -> None:
+        saving.set()
+        await may_go_on.wait()
+        saved.append((state, tokens))
 
     @asynccontextmanager
     async def deadline(what: str) -> AsyncIterator[None]:
@@ -97,7 +92,7 @@ async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it
 
     run = SimpleNamespace(
         config=SimpleNamespace(
-            trainer=SimpleNamespace(checkpoint_interval=1, iterations=9),
+            trainer=SimpleNamespace(checkpoint_interval=1, export_interval=0, iterations=9),
             monarch=SimpleNamespace(colocate=None),
         ),
         version=1,
@@ -109,12 +104,11 @@ async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it
         lend_gpus_to_trainer=nullcontext,
         trainer=SimpleNamespace(save_checkpoint=SimpleNamespace(route=save)),
     )
-    monkeypatch.setattr(dispatching, "dump_groups", slowly)
     for number in range(3):
         await buffer.add(group(number))
     async with asyncio.timeout(2 * HANG_S):
         write_task = asyncio.create_task(Run.checkpoint(cast(Run, run)))
-        await asyncio.to_thread(dumping.wait, HANG_S)
+        await saving.wait()
         await buffer.add(group(3))  # one comes, two go, and the run goes on with its books
         await buffer.sample(0, 2)
         fates.append("of now")
@@ -122,12 +116,13 @@ async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it
         run.train_seconds = 99.0
         may_go_on.set()
         await write_task
-    ((state, attachments),) = saved
+    ((state, tokens),) = saved
+    assert tokens == [(number, sibling) for number in range(3) for sibling in range(2)]
     assert state["fates"] == ["of then"]
     assert state["seconds"] == 1.5
     assert state["episodes"][""]["played"] == 0
     assert state["ledger"]["finished"] == [0, 1, 2]
     again = buffer_of_two()
-    again.restore(state["ledger"], load_groups(attachments["groups"]), served=0)
+    again.restore(state["ledger"], load_groups(state["groups"]), served=0)
     assert await again.sample(0, 2) == [group(0), group(1)]
     assert again.ledger.trained == 2

@@ -1,7 +1,6 @@
 """The loop with roles in this process: order of calls, deadlines, and errors that end a run."""
 
 import asyncio
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,28 +12,15 @@ from rl_bridge.errors import BridgeError, RoleError, RolloutError
 from rl_bridge.loops.recovery import train_with_recovery
 from rl_bridge.loops.run import Run
 from rl_bridge.loops.weight_sync import sync_metrics
-from rl_bridge.rollout.groups import training_samples
 
 
-async def test_every_iteration_collects_trains_synchronises_logs_and_saves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_iteration_collects_trains_synchronises_logs_and_saves(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     logged_at_save: list[int] = []
-    batched_in: list[threading.Thread] = []
-
-    def noted(*arguments: Any, **settings: Any) -> Any:
-        assert settings["advantage_function"] is stage.run.advantage
-        batched_in.append(threading.current_thread())
-        return training_samples(*arguments, **settings)
-
-    monkeypatch.setattr("rl_bridge.loops.grpo.training_samples", noted)
     stage.on("save_checkpoint", lambda: logged_at_save.append(len(stage.rows())))
-    await stage.train(reference=True)
-    iteration = ["logprobs", "train_step", "push_weights", "update_weights", "save_checkpoint"]
+    await stage.train()
+    iteration = ["train_step", "push_weights", "update_weights", "save_checkpoint"]
     assert stage.roles.calls == [*iteration, *iteration, "export"]
-    assert len(batched_in) == 2
-    assert threading.current_thread() not in batched_in, "the event loop serves rollouts meanwhile"
     # A checkpoint never knows of an iteration that was not logged: resumed, the log would have a gap.
     assert logged_at_save == [1, 2]
     assert stage.roles.waited == [False, True], "the loop goes on beside each but the last"
@@ -63,8 +49,8 @@ async def test_share_of_stragglers_cut_is_logged(tmp_path: Path) -> None:
 
 async def test_colocated_generators_sleep_while_the_trainer_works(tmp_path: Path) -> None:
     stage = Stage(tmp_path, colocate=True)
-    await stage.train(reference=True)
-    step = ["sleep", "logprobs", "train_step", "push_weights", "release_gpu", "update_weights"]
+    await stage.train()
+    step = ["sleep", "train_step", "push_weights", "release_gpu", "update_weights"]
     checkpoint, export = (
         ["sleep", name, "release_gpu", "update_weights"] for name in ("save_checkpoint", "export")
     )
@@ -94,7 +80,7 @@ async def test_role_that_hangs_ends_the_run_by_its_deadline(
     stage = Stage(tmp_path, max_staleness=max_staleness, iterations=4, timeout_s=3.0)
     stage.on(name, hang_until_the_deadline)
     with pytest.raises(RoleError, match=rf"expected {told} within 3 s.*trainer\.timeout_s"):
-        await stage.train(reference=True)
+        await stage.train()
 
 
 async def test_timeout_error_of_a_role_is_not_taken_for_the_deadline(tmp_path: Path) -> None:
@@ -141,3 +127,33 @@ async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_pa
     (tmp_path / "groups.jsonl").symlink_to("/dev/full")
     with pytest.raises(BridgeError, match=r"No space left on device; .*--resume"):
         await Stage(tmp_path).train()
+
+
+async def test_held_out_episodes_are_on_the_learning_curve_also_of_the_last_iteration(tmp_path: Path) -> None:
+    """Siblings of the stage earn 0 and 1 in turn, so every task is solved in half of its four repetitions."""
+    keys = {"curve_interval": 2, "curve_tasks": 3, "repetitions": 4, "success": 0.5}
+    stage = Stage(tmp_path, iterations=3, evaluation=keys)
+    await stage.train()
+    curve = [
+        {name: value for name, value in row.items() if name.startswith("held_out/")} for row in stage.rows()
+    ]
+    assert curve[0] == {}
+    for row in curve[1:]:
+        assert row["held_out/mean@4"] == row["held_out/pass@1"] == 0.5
+        assert row["held_out/pass@2"] == pytest.approx(
+            1 - 1 / 6
+        )  # but for two failures, of the six pairs of attempts
+        assert row["held_out/pass@4"] == 1.0
+        assert row["held_out/pass@1_low"] < 0.5 < row["held_out/pass@1_high"]
+        assert row["held_out/lost"] == 0.0
+
+
+async def test_policy_is_exported_as_often_as_was_asked_for(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, iterations=5, export_interval=2)
+    await stage.train()
+    assert [Path(folder).relative_to(tmp_path) for folder in stage.roles.exported] == [
+        Path("policies/2"),
+        Path("policies/4"),
+        Path("policy"),
+    ]
+    assert (tmp_path / "policies" / "4" / "config.json").exists()

@@ -214,6 +214,7 @@ class Deaf:
     """A service of which the first fan-out never returns: one of its workers stands still."""
 
     def __init__(self) -> None:
+        self.name = "rollout"
         self.told: list[Any] = []
         self.take_servers = self
 
@@ -228,9 +229,9 @@ async def test_unresponsive_worker_delays_no_announcement_to_the_others(
 ) -> None:
     from rl_bridge.loops import assembly
 
-    monkeypatch.setattr(assembly, "WORKER_UPDATE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(assembly, "UPDATE_TIMEOUT_S", 0.05)
     failures: list[BaseException] = []
-    worker_updates, service = assembly.WorkerUpdates(on_error=failures.append), Deaf()
+    worker_updates, service = assembly.ServiceUpdates(on_error=failures.append), Deaf()
     await worker_updates.begin(service)  # type: ignore[arg-type]
     worker_updates.tell("take_servers", "old")
     await asyncio.sleep(0.02)

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from rl_bridge.tokens.conversation import training_rows
-from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
+from rl_bridge.records import RolloutRecords
+from rl_bridge.tokens.arrays import TrajectoryTokens
+from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 
 
 def decode(tokens: Sequence[int]) -> str:
@@ -28,11 +29,9 @@ def group(number: int, *rewards: float, text: str = "hit") -> Group:
     return Group(id=number, seed=number, trajectories=siblings)
 
 
-def rows_of(groups: Sequence[Group]) -> list[TrainSample]:
-    """Every trajectory as rows, with its reward as its advantage."""
+def write(records: RolloutRecords, iteration: int, groups: Sequence[Group]) -> None:
+    """Record what is chosen of an iteration; every trajectory's advantage is its reward."""
+    chosen = records.choose(iteration, groups)
+    tokens = [TrajectoryTokens.of(one.turns) for group in chosen.values() for one in group.trajectories]
     trajectories = [one for group in groups for one in group.trajectories]
-    return [
-        row
-        for index, one in enumerate(trajectories)
-        for row in training_rows(one, advantage=one.reward, index=index)
-    ]
+    records.write(iteration, chosen, tokens, {index: one.reward for index, one in enumerate(trajectories)})

@@ -1,11 +1,11 @@
 """Trajectories and the rows made of them, as records."""
 
 import random
-from dataclasses import replace
 
 from rl_bridge.records import LeftOut, TokenDecoder, TrajectoryRecord, make_group_records, shorten_text
+from rl_bridge.tokens.arrays import TrajectoryTokens
 from rl_bridge.tokens.conversation import training_rows
-from rl_bridge.types import Completion, Ending, Group, TrainSample, Trajectory, Turn
+from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
 from tests.rl_bridge.records.records_fixtures import decode, trajectory, turn
 
 
@@ -13,9 +13,9 @@ def spread(values: tuple[tuple[int, int], ...]) -> list[int]:
     return [value for value, number in values for _ in range(number)]
 
 
-def record(one: Trajectory, rows: list[TrainSample]) -> TrajectoryRecord:
-    group = Group(id=4, seed=7, trajectories=[one])
-    (made,) = make_group_records(group, [rows], iteration=9, text=TokenDecoder(decode))
+def record(one: Trajectory, advantage: float | None) -> TrajectoryRecord:
+    group, tokens = Group(id=4, seed=7, trajectories=[one]), TrajectoryTokens.of(one.turns)
+    (made,) = make_group_records(group, [tokens], [advantage], iteration=9, text=TokenDecoder(decode))
     return made
 
 
@@ -28,7 +28,7 @@ def test_conversation_that_goes_on_and_one_that_begins_anew() -> None:
         ending=Ending.TRUNCATED_TURNS,
     )
     one.scores = {"legal": 0.75}
-    made = record(one, training_rows(one, advantage=1.5, index=0))
+    made = record(one, 1.5)
     assert made.scores == {"legal": 0.75}
     assert (made.iteration, made.group, made.sibling, made.seed) == (9, 4, 0, 7)
     assert (made.ending, made.reward, made.advantage, made.version) == ("truncated_turns", 0.25, 1.5, 3)
@@ -60,11 +60,9 @@ def test_random_episodes_show_what_the_trainer_gets() -> None:
             turns.append(Turn(prompt=tuple(chat), completion=answer))
             chat = [*chat, *answer.tokens]
         one = trajectory(*turns)
-        rows = [
-            replace(row, loss_mask=[on and draw.random() < 0.8 for on in row.loss_mask])
-            for row in training_rows(one, advantage=1.0, index=0)
-        ]
-        made = record(one, rows)
+        rows = training_rows(one, advantage=1.0, index=0)
+        made = record(one, 1.0)
+        assert not any(trained for turn in record(one, None).turns for trained in spread(turn.trained))
         shown = [
             (token, round(logprob, 4), version)
             for part in made.turns

@@ -10,7 +10,7 @@ import pytest
 from rl_bridge.config.sections import RecordsConfig
 from rl_bridge.records import SEGMENTS, RolloutRecords, TrajectoryRecord, list_segment_files, read_lines
 from rl_bridge.types import Group
-from tests.rl_bridge.records.records_fixtures import decode, group, rows_of
+from tests.rl_bridge.records.records_fixtures import decode, group, write
 
 
 def read_records(folder: Path) -> list[TrajectoryRecord]:
@@ -27,13 +27,13 @@ def batch(*, first: int = 0, groups: int = 8) -> list[Group]:
 
 def test_groups_are_kept_whole_with_their_own_rows(tmp_path: Path) -> None:
     groups = batch()
-    writer(tmp_path).write(1, groups, rows_of(groups))
+    write(writer(tmp_path), 1, groups)
     records = read_records(tmp_path)
     assert len(records) == 6
     assert list(Counter(r.group for r in records).values()) == [3, 3]
     assert [r.sibling for r in records] == [0, 1, 2] * 2
     for record in records:
-        # rows_of gives every trajectory its own reward as its advantage.
+        # `write` gives every trajectory its own reward as its advantage.
         assert record.advantage == record.reward == (1.0, -1.0, 0.5)[record.sibling]
         assert record.turns[0].context == f"deal {record.group}?"
         assert record.iteration == 1
@@ -41,16 +41,16 @@ def test_groups_are_kept_whole_with_their_own_rows(tmp_path: Path) -> None:
 
 def test_small_iteration_is_kept_whole_and_none_if_disabled(tmp_path: Path) -> None:
     groups = batch(groups=1)
-    writer(tmp_path, groups=0).write(1, groups, rows_of(groups))
+    write(writer(tmp_path, groups=0), 1, groups)
     assert not (tmp_path / "rollouts").exists()
-    writer(tmp_path, groups=5).write(1, groups, rows_of(groups))
+    write(writer(tmp_path, groups=5), 1, groups)
     assert len(read_records(tmp_path)) == 3
 
 
 def fill(record: RolloutRecords, iterations: range, *, size: int = 20_000) -> None:
     for iteration in iterations:
         groups = [group(iteration, 1.0, 0.0, text="x" * (size // 40))]
-        record.write(iteration, groups, rows_of(groups))
+        write(record, iteration, groups)
 
 
 def test_first_and_newest_stay_within_the_bound(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_rewound_run_keeps_what_its_history_has(tmp_path: Path) -> None:
 def test_line_that_was_cut_off_within_a_character_goes(tmp_path: Path) -> None:
     record = writer(tmp_path)
     groups = [group(1, 1.0, text="plain"), group(2, 1.0, text="€")]
-    record.write(1, groups, rows_of(groups))
+    write(record, 1, groups)
     (file,) = list_segment_files(tmp_path)
     written = file.read_bytes()
     file.write_bytes(written[: written.index("€".encode()) + 1])

@@ -6,7 +6,6 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ class Fake:
     """Replicas that answer with the loss tokens themselves."""
 
     def __init__(self, replicas: int) -> None:
-        self.roster = SimpleNamespace(targets=[None] * replicas)
+        self.serving = replicas
         self.logprobs = self
         self.asked: list[TrainBatch] = []
 

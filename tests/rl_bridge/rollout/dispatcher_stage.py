@@ -11,7 +11,7 @@ from rl_bridge.config import Config
 from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory, Outcome
 from rl_bridge.rollout.dispatcher import Dispatcher
-from rl_bridge.types import Completion, Ending, Group, Trajectory, Turn
+from rl_bridge.types import Ending, Group, Trajectory, TurnSummary
 
 SIBLINGS = 4
 LOST = NoTrajectory(absence=Absence.DROPPED, reason="ConnectionLostError: the server is gone")
@@ -20,19 +20,14 @@ UNFINISHED = NoTrajectory(absence=Absence.UNFINISHED, reason="stopped")
 Play = Callable[["Workers", Assignment], Awaitable[AssignmentResult]]
 
 
-def episode(seed: int, sibling: int, version: int = 0) -> Trajectory:
-    completion = Completion(tokens=[sibling], logprobs=[-0.5], versions=[version], stopped=True)
-    return Trajectory(
-        seed=seed,
-        turns=[Turn(prompt=[0], completion=completion)],
-        ending=Ending.COMPLETED,
-        reward=float(sibling),
-    )
+def episode(seed: int, sibling: int, version: int = 0, lease: int | None = None) -> Trajectory:
+    summary = TurnSummary(turns=1, tokens=1, version=version, stopped=True, lease=lease, sibling=sibling)
+    return Trajectory(seed=seed, ending=Ending.COMPLETED, reward=float(sibling), summary=summary)
 
 
 def answer(assignment: Assignment, *, version: int = 0, **others: Any) -> AssignmentResult:
     outcomes = tuple(
-        episode(seed, sibling, version)
+        episode(seed, sibling, version, assignment.lease)
         for seed, sibling in zip(assignment.seeds, assignment.siblings, strict=True)
     )
     return AssignmentResult(lease=assignment.lease, **{"outcomes": outcomes, **others})

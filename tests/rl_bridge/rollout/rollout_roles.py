@@ -1,11 +1,13 @@
 """A policy without a model, for rollout workers in processes of their own. Its process imports it by this name."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from monarch.actor import concurrent_endpoint
 
+from rl_bridge.buffer.stored import TokenStore
 from rl_bridge.services.actor import ServiceActor
+from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens
 from rl_bridge.types import Completion, SamplingSettings
 
 
@@ -52,3 +54,18 @@ class SlowPolicy(ServiceActor):
             Completion(tokens=[3 + seed % 8], logprobs=[-0.5], versions=[version], stopped=True)
             for seed in seeds or [0] * len(prompts)
         ]
+
+
+class TokenKeeper(ServiceActor):
+    """Keeps tokens as the trainer does."""
+
+    def __init__(self) -> None:
+        self._tokens = TokenStore()
+
+    @concurrent_endpoint
+    async def put_tokens(self, tokens: Mapping[TokenKey, TrajectoryTokens]) -> None:
+        self._tokens.put(tokens)
+
+    @concurrent_endpoint
+    async def get_tokens(self, keys: Sequence[TokenKey]) -> list[TrajectoryTokens]:
+        return self._tokens.get(keys)

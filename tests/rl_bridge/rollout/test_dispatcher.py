@@ -25,8 +25,18 @@ from simulated_time import simulated
 
 from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.buffer.replay import STALE, STRAGGLER
+from rl_bridge.buffer.stored import TokenStore, token_key
 from rl_bridge.errors import ReplicaLostError
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, task_seed
+from rl_bridge.rollout.assignment import (
+    TRAINING_SEEDS,
+    Assignment,
+    AssignmentResult,
+    EpisodeSettings,
+    Outcome,
+    task_seed,
+)
+from rl_bridge.rollout.groups import stored_batch, trained_trajectories
+from rl_bridge.tokens.arrays import TrajectoryTokens, dump_tokens
 from rl_bridge.types import Group, Trajectory
 
 
@@ -133,7 +143,7 @@ async def test_rewind_recalls_what_is_under_way_and_repeats_what_came_after() ->
         first = await bridge.sample(0)
         bridge.serve(1)
         await asyncio.sleep(10.0)
-        run_state, attachments = bridge.dispatcher.state()
+        run_state, _ = bridge.dispatcher.state()
         run_state = json.loads(json.dumps(run_state))
         second = await bridge.sample(1)
         bridge.serve(2)
@@ -141,7 +151,7 @@ async def test_rewind_recalls_what_is_under_way_and_repeats_what_came_after() ->
         under_way = [lease.id for lease in bridge.buffer.ledger.leases]
         assert under_way
 
-        await bridge.dispatcher.rewind(1, run_state, attachments())
+        await bridge.dispatcher.rewind(1, run_state)
         bridge.workers.version = 1
         assert await bridge.sample(1) == second
         await asyncio.sleep(0.1)
@@ -152,7 +162,7 @@ async def test_rewind_recalls_what_is_under_way_and_repeats_what_came_after() ->
         assert trained == sorted(set(trained)) == list(range(6))
         assert bridge.dispatcher.counts.played == bridge.buffer.ledger.live * SIBLINGS
 
-        await bridge.dispatcher.rewind(0, None, {})
+        await bridge.dispatcher.rewind(0, None)
         assert [group.id for group in await bridge.sample(0)] == [0, 1]
 
 
@@ -190,6 +200,18 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
     assert max(one.lease for one in bridge.workers.assignments) < 0
 
 
+@simulated
+async def test_held_out_episodes_that_are_sampled_have_seeds_of_their_own_in_a_deterministic_run() -> None:
+    bridge = Bridge(play_at_once, iterations=0, deterministic=True)
+    async with bridge.dispatcher as dispatcher:
+        await dispatcher.play_held_out(range(8), lambda *_: None, temperature=0.7)
+        await dispatcher.play_held_out(range(4), lambda *_: None)
+    *sampled, greedy = bridge.workers.assignments
+    assert {one.settings.temperature for one in sampled} == {0.7}
+    assert {one.sampling_key for one in sampled} == {(7, TRAINING_SEEDS), (7, TRAINING_SEEDS + 4)}
+    assert (greedy.settings.temperature, greedy.sampling_key) == (0.0, None)
+
+
 @pytest.mark.parametrize(
     ("max_staleness", "refused", "steps", "rewinds"),
     [(0, 0.0, 60, 5), (2, 0.4, 60, 5), pytest.param(4, 0.2, 1000, 10, marks=pytest.mark.slow)],
@@ -199,7 +221,7 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
     max_staleness: int, refused: float, steps: int, rewinds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random losses, preemptions, drops, hangs, stragglers, refusals and rewinds; then everything is accounted for."""
-    chance = random.Random(max_staleness)
+    chance, store = random.Random(max_staleness), TokenStore()
 
     def refuse(group: Group, rewards: Sequence[float]) -> str | None:
         return NO_VARIANCE if chance.random() < refused else None
@@ -219,14 +241,16 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
             if luck < 0.03 and chance.random() < 0.5:
                 await asyncio.sleep(1e9)  # it does not listen
             outcomes = [one if chance.random() < 0.5 else UNFINISHED for one in outcomes]
-        if luck < 0.15:
-            raise ReplicaLostError("killed")
         if luck < 0.3:
             outcomes = [one if chance.random() < 0.5 else UNFINISHED for one in outcomes]
-            return answer(assignment, outcomes=tuple(outcomes), preempted=UNFINISHED in outcomes)
-        if luck < 0.5:
+        elif luck < 0.5:
             outcomes = [one if chance.random() < 0.5 else LOST for one in outcomes]
-        return answer(assignment, outcomes=tuple(outcomes))
+        finished = [one for one in outcomes if isinstance(one, Trajectory)]
+        store.put({token_key(one): TrajectoryTokens.of([]) for one in finished})
+        if luck < 0.15:
+            raise ReplicaLostError("killed")
+        preempted = 0.15 <= luck < 0.3 and UNFINISHED in outcomes
+        return answer(assignment, outcomes=tuple(outcomes), preempted=preempted)
 
     bridge = Bridge(
         how,
@@ -238,11 +262,11 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
         algorithm={"dynamic_sampling": True, "max_refills": 1000},
         tasks=16,
     )
-    version, rewound = 0, 0
+    version, rewound, most_kept = 0, 0, 0
     trained: list[int] = []
     staleness = Counter[int]()
     async with bridge.dispatcher as dispatcher:
-        saved = 0, 0, dispatcher.state()
+        saved = 0, 0, dispatcher.state(), dump_tokens({})
         while version < steps:
             groups = await bridge.sample(version)
             assert [group.id for group in groups] == sorted(group.id for group in groups)
@@ -254,16 +278,30 @@ async def test_random_failures_train_every_group_once_and_return_every_slot(
             await asyncio.sleep(chance.uniform(0.1, 5.0))
             if version % 20 == 15 and rewound < rewinds and chance.random() < 0.5:
                 rewound += 1
-                version, known, (state, attachments) = saved
+                version, known, (state, _), kept = saved
+                store.load(kept)
                 del trained[known:]
                 bridge.workers.version = version
-                await dispatcher.rewind(version, json.loads(json.dumps(state)), attachments())
+                await dispatcher.rewind(version, json.loads(json.dumps(state)))
                 continue
+            # The trainer has the tokens of every trajectory that it is to train, and of the rest only what is in use.
+            trained_now = trained_trajectories(groups, normalize_std=False)
+            step = stored_batch(trained_now, in_use=dispatcher.leases_in_use())
+            assert len(store.take(step)) == len(trained_now)
+            most_kept = max(most_kept, len(store))
             version += 1
             bridge.serve(version)
             if version % 10 == 0:
-                saved = version, len(trained), dispatcher.state()
+                state = dispatcher.state()
+                keys = [token_key(one) for group in state[1] for one in group.trajectories]
+                kept = dump_tokens(dict(zip(keys, store.get(keys), strict=True)))
+                saved = version, len(trained), state, kept
         await asyncio.sleep(2000.0)
+        store.drop_unused(dispatcher.leases_in_use())
+        assert len(store) == 0
+        assert (
+            most_kept <= (max_staleness + 2) * 4 * SIBLINGS
+        )  # of groups in the buffer, under way and in the step
         ledger = bridge.buffer.ledger
         assert len(trained) == len(set(trained)) == ledger.trained == ledger.live == steps * 4
         assert (min(staleness), max(staleness)) == (0, max_staleness)  # the bound is used, and kept

@@ -37,13 +37,13 @@ async def test_groups_without_variance_are_trained_once_refills_are_used_up() ->
         assert [group.id for group in await steps(bridge, 0, 2)] == [4, 5, 10, 11]
         assert [group.id for group in await bridge.sample(2)] == [16, 17]
         assert bridge.dispatcher.take_tallies()[""].refused == {NO_VARIANCE: 12}
-        state, attachments = bridge.dispatcher.state()
+        state, _ = bridge.dispatcher.state()
 
     # A resumed run may have another number of groups a step.
     for groups, expected in ((1, [20]), (2, [22, 23]), (3, [24, 25, 26])):
         resumed = Bridge(agreeing, groups=groups, algorithm=DYNAMIC)
         resumed.workers.version = 3
-        await resumed.dispatcher.rewind(3, state, attachments())
+        await resumed.dispatcher.rewind(3, state)
         async with resumed.dispatcher:
             assert [group.id for group in await resumed.sample(3)] == expected
             assert resumed.dispatcher.take_tallies()[""].refused == {NO_VARIANCE: 2 * groups}
@@ -144,7 +144,7 @@ async def test_task_whose_actions_are_all_refused_ends_the_run_within_a_step() -
         old = bridge.dispatcher.state()[0]
         await bridge.sample(1)
         assert await held_out(bridge.dispatcher, 4) == 4
-        await bridge.dispatcher.rewind(1, old, {"groups": b"[]"})
+        await bridge.dispatcher.rewind(1, old)
         assert bridge.dispatcher.counts.understood
 
 

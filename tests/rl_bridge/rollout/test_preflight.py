@@ -57,6 +57,15 @@ def test_misspelled_names_are_reported(folder: Path, override: str, message: str
     assert message in preflight_error(override)
 
 
+def test_run_without_a_model_needs_a_task_that_makes_one() -> None:
+    with pytest.raises(ConfigError) as refused:
+        run_preflight(load_config(ROOT / "examples" / "grpo_reasoning" / "config.yaml"))
+    assert str(refused.value) == (
+        "model.path: expected a folder with a checkpoint in the Hugging Face layout, got none, and "
+        "examples.grpo_reasoning.task:ReversalTask makes none; set model.path=FOLDER"
+    )
+
+
 @pytest.mark.parametrize(
     ("module", "right", "wrong", "message"),
     [

@@ -12,6 +12,7 @@ from worker_fixtures import HERE, until_no_session_is_left
 from openenv_core import LocalProcessProvider
 from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
+from rl_bridge.buffer.stored import token_key
 from rl_bridge.config import Config
 from rl_bridge.loops.grpo import collect
 from rl_bridge.rollout.assignment import AssignmentResult, sampling_seed
@@ -56,9 +57,9 @@ async def test_terminated_worker_hands_on_its_finished_episodes_and_is_replaced(
     tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And what a killed worker was playing is played again."""
-    from rollout_roles import SlowPolicy
+    from rollout_roles import SlowPolicy, TokenKeeper
 
-    from rl_bridge.loops.assembly import WorkerUpdates
+    from rl_bridge.loops.assembly import ServiceUpdates
     from rl_bridge.rollout.actor import RolloutActor
     from rl_bridge.services.fleet import Fleet
     from rl_bridge.services.options import RestartPolicy
@@ -89,7 +90,9 @@ async def test_terminated_worker_hands_on_its_finished_episodes_and_is_replaced(
                 config_of(url, sessions=2), tmp_path, tiny_policy
             )
             dispatcher = Noting(rollout, buffer, config_of(url, sessions=4 * SIBLINGS), collect=collect)
-            worker_updates = WorkerUpdates(on_error=buffer.fail)
+            worker_updates = ServiceUpdates(on_error=buffer.fail)
+            keeper = await TokenKeeper.as_service()
+            worker_updates.tell("take_trainer", keeper.roster.of_first_ranks())
             worker_updates.tell("take_policy", policy.roster)
             worker_updates.tell("take_servers", {"": (url,)})
             policy.on_roster(lambda roster: worker_updates.tell("take_policy", roster))
@@ -99,6 +102,13 @@ async def test_terminated_worker_hands_on_its_finished_episodes_and_is_replaced(
                 """An iteration of the loop, with a trainer that has nothing to do."""
                 groups: list[Group] = await buffer.sample(version, GROUPS)
                 assert all(len(group.trajectories) == SIBLINGS for group in groups)
+                # Whoever played them and has been killed since: the tokens are where the trainer is.
+                trajectories = [one for group in groups for one in group.trajectories]
+                tokens = await keeper.get_tokens.route([token_key(one) for one in trajectories])
+                assert all(not one.turns for one in trajectories)
+                assert [len(one.logprobs) for one in tokens] == [
+                    one.summarize().tokens for one in trajectories
+                ]
                 await policy.update_weights.fanout(version + 1)
                 dispatcher.record_served(version + 1)
                 return [group.id for group in groups]

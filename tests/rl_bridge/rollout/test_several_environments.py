@@ -118,9 +118,9 @@ async def test_groups_of_a_run_and_of_its_resumption_are_those_of_a_run_in_one_g
         groups = await steps(first, 0, 25)
         await eventually(lambda: len(first.buffer))  # some groups of the next step are back, others are not
         assert first.buffer.ledger.leases
-        state, attachments = first.dispatcher.state()
+        state, _ = first.dispatcher.state()
     resumed.workers.version = 25
-    await resumed.dispatcher.rewind(25, json.loads(json.dumps(state)), attachments())
+    await resumed.dispatcher.rewind(25, json.loads(json.dumps(state)))
     assert resumed.dispatcher.health["shop"].counts == first.dispatcher.health["shop"].counts
     async with resumed.dispatcher:
         groups += await steps(resumed, 25, 60)
@@ -132,7 +132,7 @@ async def test_groups_of_a_run_and_of_its_resumption_are_those_of_a_run_in_one_g
     for name, sampler in resumed.dispatcher.samplers.items():
         late = [group.seed % 2 for group in expected[160:] if group.environment == name]
         assert sum(late) / len(late) > 0.75  # with all tasks alike it were a half
-        await resumed.dispatcher.rewind(0, None, {})
+        await resumed.dispatcher.rewind(0, None)
         assert sampler.metrics()["tasks/draws_max"] == 0
 
 
@@ -239,7 +239,7 @@ async def test_servers_that_are_gone_for_good_are_neither_tried_again_nor_evalua
         await asyncio.sleep(1e5)
         bridge.serve(1)
         assert {group.environment for group in await steps(bridge, 1, 20)} == {"blackjack"}
-        await dispatcher.rewind(20, None, {})
+        await dispatcher.rewind(20, None)
         assert {group.environment for group in await steps(bridge, 20, 40)} == {"blackjack"}
         results = await evaluate(run, tmp_path / "half")
         lost = result_of(results["shop"], train_seconds=3.0)

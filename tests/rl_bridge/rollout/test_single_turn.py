@@ -9,7 +9,6 @@ from rl_bridge.data.examples import Example
 from rl_bridge.errors import GeneratorError
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, EpisodeSettings, NoTrajectory
 from rl_bridge.rollout.single_turn import SingleTurn
-from rl_bridge.services.handle import LocalService
 from rl_bridge.types import Completion, Ending, Trajectory, Turn
 
 SIBLINGS = 3
@@ -23,7 +22,7 @@ class Parts:
         self.rewards: dict[str, float | None] = {}
         self.asked = 0
 
-    def get_example(self, place: int) -> Example:
+    async def get_example(self, place: int) -> Example:
         return Example(id=str(place), prompt=({"role": "user", "content": str(place)},), target=place)
 
     def prompt(self, messages: Any) -> list[int] | None:
@@ -37,14 +36,13 @@ class Parts:
         completion = Completion(tokens=[number], logprobs=[-0.5], versions=[0], stopped=number != 2)
         return Turn(prompt=prompt, completion=completion), f"answer {number}"
 
-    async def evaluate_response(self, *, prompt: Any, response: str, target: int) -> float | None:
+    async def judge(self, prompt: Any, response: str, target: int) -> float | None:
         return self.rewards.get(response, float(target))
 
     async def play(self, group: int, *, max_attempts: int = 1) -> AssignmentResult:
-        service: Any = LocalService(self)
         policy: Any = SimpleNamespace(prompt=self.prompt, answer=self.answer)
         policy.pin_replica = lambda: nullcontext(policy)
-        loop = SingleTurn(service, policy, service, max_attempts=max_attempts)
+        loop = SingleTurn(self.get_example, policy, self.judge, max_attempts=max_attempts)
         settings = EpisodeSettings(temperature=1.0, num_turns=1, illegal_reward=0.0)
         siblings = tuple(range(SIBLINGS))
         return await loop.play(

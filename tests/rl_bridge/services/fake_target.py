@@ -28,6 +28,9 @@ class FakeTarget:
             raise self.error
         return self.replica
 
+    def first_rank(self) -> "FakeTarget":
+        return self
+
     def hold(self) -> None:
         self.released.clear()
 

@@ -21,6 +21,8 @@ from trainer_ranks import (
 )
 
 from rl_bridge.errors import ConfigError, NonFiniteLossError, RankLostError
+from rl_bridge.trainer.passes import rank_batches
+from rl_bridge.trainer.settings import TrainerSettings
 from tests.rl_bridge.titan.tiny_checkpoints import make_checkpoint
 
 pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
@@ -92,6 +94,18 @@ def test_two_ranks_with_shared_prefixes_learn_what_one_learns_without(
         assert_close(state, one.hf_state_dict(), atol=5e-5)
 
 
+def _require_own_parts(four: Ranks, options: TrainerSettings) -> None:
+    """The first rank alone divides a batch, and all ranks raise its error; siblings in a layer have one part."""
+    parts = four.call("receive", batch(0))
+    assert sum(len(part.batch) for part in parts[::2]) == len(batch(0))
+    for part, expected in zip(parts, rank_batches(batch(0), options, version=0, ranks=4), strict=True):
+        assert part.sizes == expected.sizes
+        assert part.batch.tokens.tolist() == expected.batch.tokens.tolist()
+        assert part.batch.index.tolist() == expected.batch.index.tolist()
+    four.ask("receive", ConfigError("a row is too long"))
+    assert [str(answer) for answer in four.answers()] == ["a row is too long"] * 4
+
+
 @pytest.mark.parametrize("name", ["qwen3-tied", pytest.param("qwen3", marks=pytest.mark.soak)])
 def test_four_ranks_share_a_vocabulary_that_they_do_not_divide(tmp_path: Path, name: str) -> None:
     """33 words over two tensor-parallel ranks are 17 and 16, of which FSDP gives each rank 9, 8, 8 and 8."""
@@ -103,6 +117,7 @@ def test_four_ranks_share_a_vocabulary_that_they_do_not_divide(tmp_path: Path, n
     with ranks(tmp_path, 4) as four:
         options = settings(policy, folder=tmp_path / "four", tensor_parallel=2, **critic)
         four.build(options)
+        _require_own_parts(four, options)
         for number in range(3):
             expected, told = one.step(batch(number)), four.call("step", batch(number))[0]
             expected.pop("train/valid_token_share"), told.pop("train/valid_token_share")
@@ -173,11 +188,12 @@ def test_a_rank_that_dies_ends_the_others_waits(policy: Path, tmp_path: Path) ->
 
 def test_no_group_of_ranks_waits_longer_than_configured(pair: Ranks, policy: Path, tmp_path: Path) -> None:
     pair.build(settings(policy, folder=tmp_path, tensor_parallel=2, timeout_s=1234.0))
-    # That of all ranks, those of each mesh; and the one that waits for what is written, as long as that may take.
-    *waits, longest = pair.call("waits")[1]
+    # That of all ranks, those of each mesh; and those that wait for what is written and for the reference, as long as
+    # that may take.
+    *waits, written, received = pair.call("waits")[1]
     assert len(waits) > 1
     assert set(waits) == {timedelta(seconds=WAIT_S)}
-    assert longest == timedelta(seconds=1234.0)
+    assert written == received == timedelta(seconds=1234.0)
 
 
 @pytest.mark.soak

@@ -10,14 +10,46 @@ import pytest
 import torch
 from trainer_ranks import alone, assert_close, batch, copied, settings
 
-from rl_bridge.errors import NonFiniteLossError, ReplicaLostError, TrainingError
+from rl_bridge.buffer.batch import TrainBatch
+from rl_bridge.buffer.stored import LeasesInUse, StoredBatch, make_samples
+from rl_bridge.errors import NonFiniteLossError, ReplicaLostError, TrainerWentBackError, TrainingError
+from rl_bridge.services.handle import ServiceHandle
+from rl_bridge.tokens.arrays import TrajectoryTokens
 from rl_bridge.trainer.settings import ResumeState
+from rl_bridge.types import Completion, Turn
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(1000)]
 
 WAIT_S = 300.0
 """A bound for what would hang otherwise; none is meant to come near it."""
 RUN_STATE = {"ledger": [1, 2]}
+Tokens = dict[tuple[int, int], TrajectoryTokens]
+
+
+def played(number: int, *, in_use: frozenset[int] = frozenset()) -> tuple[Tokens, StoredBatch]:
+    """Trajectories of one turn, as workers hand them over under a lease, and a step on them."""
+    random, tokens = np.random.default_rng(number), Tokens()
+    for sibling in range(24):
+        length = int(random.integers(4, 9))
+        drawn, known = random.integers(3, 30, size=length).tolist(), length - 2
+        answer = Completion(tokens=drawn[2:], logprobs=[-3.5] * known, versions=[0] * known, stopped=True)
+        tokens[number, sibling] = TrajectoryTokens.of([Turn(prompt=drawn[:2], completion=answer)])
+    advantages = random.normal(size=24)
+    return tokens, StoredBatch(
+        keys=np.array(list(tokens)),
+        advantages=advantages,
+        trajectories=np.arange(24),
+        groups=np.arange(24) // 4,
+        rewards=advantages,
+        in_use=LeasesInUse(leases=in_use, next_lease=number + 1),
+    )
+
+
+def whole(number: int) -> TrainBatch:
+    tokens, step = played(number)
+    return TrainBatch.from_samples(make_samples(step, list(tokens.values())))
+
+
 MEASURED = {"train/tokens_per_s", "train/tokens_per_s_per_rank", "train/flops_per_token"}
 
 
@@ -34,25 +66,38 @@ async def test_a_killed_rank_makes_the_trainer_go_on_from_its_checkpoint(
     from rl_bridge.weights import WeightStore
 
     one = alone(policy, tmp_path / "alone", deterministic=True)
-    expected = [one.step(batch(number)) for number in range(5)]
+    expected = [one.step(whole(number)) for number in range(5)]
     options = settings(policy, folder=tmp_path / "run", deterministic=True)
     async with asyncio.timeout(3 * WAIT_S), Fleet(tmp_path / "logs"):
         store = WeightStore.create()
         trainer = await TrainerActor.options(procs=2, name="trainer").as_service(options, store)
         assert await trainer.get_resume_state.route() == ResumeState()
-        metrics = [await trainer.train_step.route(batch(number)) for number in range(3)]
-        await trainer.save_checkpoint.route(3, RUN_STATE, {"groups": b"abc"})
-        await trainer.train_step.route(batch(3))
+        keeper = ServiceHandle(trainer.roster.of_first_ranks())
+        metrics = list[dict[str, float]]()
+        for number in range(3):
+            tokens, step = played(number)
+            await keeper.put_tokens.route(tokens)
+            metrics.append(await trainer.train_step.route(step, number))
+        await keeper.put_tokens.route(played(3)[0])
+        await trainer.save_checkpoint.route(3, RUN_STATE, list(played(3)[0]))
+        await trainer.train_step.route(played(3)[1], 3)
+        with pytest.raises(TrainerWentBackError, match="which the trainer no longer has"):
+            await trainer.train_step.route(played(2)[1], 4)  # no rank waits for the others
         for victim in range(2):
             doomed = asyncio.create_task(trainer.train_step.route(batch(4, rows=20_000)))
             await asyncio.sleep(0.3)
             os.kill(trainer.replicas[0].pids[victim], signal.SIGKILL)
             with pytest.raises(ReplicaLostError):
                 await doomed
-            resumed = await trainer.get_resume_state.route()
-            assert resumed == ResumeState(version=3, run_state=RUN_STATE, attachments={"groups": b"abc"})
+            assert await trainer.get_resume_state.route() == ResumeState(version=3, run_state=RUN_STATE)
         assert [place.restarts for place in trainer.replicas] == [2]
-        metrics += [await trainer.train_step.route(batch(number)) for number in (3, 4)]
+        # The tokens of the next step were in the checkpoint; those of the one after it are played again.
+        keeper.update(trainer.roster.of_first_ranks())
+        await keeper.put_tokens.route(played(4)[0])
+        metrics += [
+            await trainer.train_step.route(played(number, in_use=frozenset({4}))[1], number)
+            for number in (3, 4)
+        ]
         await trainer.push_weights.route(5)
         pushed = await store.get(5)
         await store.close()
@@ -90,7 +135,7 @@ async def test_training_errors_are_reported_and_the_trainer_survives(policy: Pat
         assert not torch.equal(new["lm_head.weight"], old["lm_head.weight"])
         await trainer.export.route(str(tmp_path), 1)
         assert (tmp_path / "model.safetensors").exists()
-        await trainer.save_checkpoint.route(1, RUN_STATE, {}, False)
+        await trainer.save_checkpoint.route(1, RUN_STATE, [], False)
         await trainer.wait_for_checkpoint.route()
         assert newest_checkpoint(tmp_path / "run") == 1
         assert trainer.replicas[0].restarts == 0

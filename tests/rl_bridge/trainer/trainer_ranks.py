@@ -20,6 +20,7 @@ from train_samples import train_sample
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import Config, LoraConfig
+from rl_bridge.errors import BridgeError
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import TrainSample
 
@@ -271,11 +272,19 @@ def _published(trainer: Any, version: int) -> list[tuple[Any, ...]]:
         return [(name, one.full_shape, one.box, one.values()) for name, one in shards.items()]
 
 
+def _receive(trainer: Any, batch: TrainBatch | BridgeError) -> Any:
+    """What a rank gets of what the first one divides."""
+    if dist.get_rank():
+        return trainer.receive(None)
+    return trainer.receive(batch if isinstance(batch, BridgeError) else trainer.divide(batch))
+
+
 _BY_NAME: dict[str, Callable[..., Any]] = {
     "finish": lambda trainer: trainer._checkpoints.finish(),
     "draw": lambda _: torch.rand(4).tolist(),
     "write slowly": _write_slowly,
     "waits": _waits,
     "published": _published,
+    "receive": _receive,
 }
 """What tests ask of a rank that is no method of its trainer."""

@@ -102,9 +102,39 @@ async def test_stateless_client_without_a_session_can_only_list() -> None:
             client.read_resource("notes:all"),
             client.get_prompt("sum_up"),
         ):
-            with pytest.raises(MCPError, match="openenv/session/create"):
+            with pytest.raises(MCPError, match="openenv/session/create") as refused:
                 await call
+            assert f"then use http://{address}/mcp/SESSION_ID" in str(refused.value)
+            assert "--mcp-single-session" in str(refused.value)
         assert app.sessions.active == 0
+
+
+async def test_clients_that_name_no_session_share_one_where_the_server_says_so() -> None:
+    app = toolbox_app(mcp_single_session=True)
+    async with serving(app) as address:
+        async with (
+            host(address, mode=STATELESS) as one,
+            host(address, mode="auto") as two,  # asks server/discover which protocol there is
+            host(address) as three,
+        ):
+            assert two.protocol_version == STATELESS
+            assert "bump" in [tool.name for tool in (await one.list_tools()).tools]
+            bumps = await asyncio.gather(*(client.call_tool("bump") for client in (one, two, three)))
+            assert sorted(text_of(result) for result in bumps) == ["1", "2", "3"]
+            (session,) = app.sessions.standing
+        async with host(address, mode=STATELESS) as later:
+            assert text_of(await later.call_tool("bump")) == "4"
+            await app.sessions.close(session)
+            assert text_of(await later.call_tool("bump")) == "1"
+            assert app.sessions.active == 1
+
+
+async def test_single_session_is_one_of_each_token() -> None:
+    app = toolbox_app(mcp_single_session=True, tokens=(ALICE, BOB))
+    async with serving(app) as address:
+        for token in (ALICE, BOB):
+            async with host(address, mode=STATELESS, headers=bearer(token)) as client:
+                assert text_of(await client.call_tool("bump")) == "1"
 
 
 async def test_connection_id_is_not_accepted_for_another_session() -> None:

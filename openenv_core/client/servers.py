@@ -1,0 +1,139 @@
+"""The servers that a client may use: equal ones at several URLs, or the one that a provider starts."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar, cast
+
+from openenv_core.backoff import Backoff
+from openenv_core.client.settings import validate_url
+from openenv_core.client.waiting import SlotWait
+from openenv_core.errors import (
+    CapacityError,
+    ClientClosedError,
+    ClientError,
+    ConnectionFailedError,
+    ConnectionLostError,
+)
+from openenv_core.loop_thread import start_in_thread
+from openenv_core.providers.base import describe_death
+
+if TYPE_CHECKING:
+    from openenv_core.providers.base import Provider
+
+T = TypeVar("T")
+
+_MIN_RETRY_S: Final = 0.05
+_MAX_RETRY_S: Final = 1.0
+
+
+class Servers:
+    """The servers of a client, one of which is the current one.
+
+    Args:
+        urls: Their URLs, the current one first; none if the provider starts the server.
+        provider: Starts the server, or has started it.
+
+    Attributes:
+        urls: Their URLs, the current one first; none of a server that the provider starts.
+        url: URL of the current one; None until the provider has started it.
+        provider: Starts the server, or has started it.
+    """
+
+    def __init__(self, urls: Sequence[str], provider: "Provider | None" = None) -> None:
+        self.urls = list(urls)
+        self.url = self.urls[0] if self.urls else None
+        self.provider = provider
+        self._start: asyncio.Future[str] | None = None
+        self._aborted = False
+
+    def use_next(self) -> None:
+        """Make the next server the current one."""
+        if self.urls:
+            self.urls = [*self.urls[1:], self.urls[0]]
+            self.url = self.urls[0]
+
+    async def locate(self) -> str:
+        """Return the URL of the current server, which the provider starts first if need be."""
+        if self.url is None:
+            self.url = validate_url(await self._start_provider(cast("Provider", self.provider)))
+        return self.url
+
+    async def attempt(
+        self, connect: Callable[[], Awaitable[T]], wait: SlotWait, retry_for_s: float = 0.0
+    ) -> T:
+        """Return the result of an attempt at the first server that accepts it; retry all while some are full.
+
+        Args:
+            connect: Coroutine function that tries the current server.
+            wait: The caller's wait for a session.
+            retry_for_s: Seconds for which all servers are retried if none answers.
+
+        Raises:
+            CapacityError: A server was full until the wait's deadline, and no other accepted.
+            ConnectionFailedError: No server answered.
+        """
+        clock = asyncio.get_running_loop().time
+        retry_until, backoff = clock() + retry_for_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
+        while True:
+            capacity_error: CapacityError | None = None
+            failed: ConnectionFailedError | None = None
+            for _ in self.urls or ("",):
+                try:
+                    return await connect()
+                except CapacityError as error:
+                    capacity_error = error
+                except ConnectionFailedError as error:
+                    failed = error
+                self.use_next()
+            if capacity_error is not None:
+                await wait.pause(capacity_error)
+                retry_until = clock() + retry_for_s
+                backoff.reset()
+            elif failed is not None:
+                if clock() + (pause_s := backoff.next_s()) > retry_until:
+                    raise failed
+                await asyncio.sleep(pause_s)
+
+    async def explain(self, error: ClientError) -> ClientError:
+        """Return the error with the last output of the server's process, if the provider has it."""
+        if self.provider is None or not isinstance(error, ConnectionFailedError | ConnectionLostError):
+            return error
+        output = await asyncio.to_thread(describe_death, self.provider)
+        return type(error)(f"{error}{output}") if output else error
+
+    def abort_start(self) -> None:
+        """Stop waiting for a start in progress; `stop` then ends the start."""
+        self._aborted = True
+        if self._start is not None:
+            self._start.cancel()
+
+    def forget_start(self) -> None:
+        """Forget a start in progress, whose event loop has closed."""
+        self._start = None
+
+    async def stop(self) -> None:
+        """Stop the provider's server, if there is one."""
+        if self.provider is None:
+            return
+        try:
+            stopping = asyncio.get_running_loop().run_in_executor(None, self.provider.stop)
+        except RuntimeError:  # the interpreter is exiting, and starts no more threads
+            self.provider.stop()
+        else:
+            await stopping
+
+    async def _start_provider(self, provider: "Provider") -> str:
+        """Start the server in a thread, and return its URL."""
+        self._start = starting = start_in_thread(provider.start)
+        try:
+            return await starting
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._aborted or task is None or task.cancelling():
+                raise
+            raise ClientClosedError(
+                "expected a server to start, but the client was closed meanwhile; make a new client"
+            ) from None
+        finally:
+            if self._start is starting:  # a later loop may have started another
+                self._start = None

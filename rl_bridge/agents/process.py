@@ -1,0 +1,84 @@
+"""Runs an agent's program in a folder of its own, and ends it with everything that it has started."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from openenv_core.guard import guard_command
+from openenv_core.signals import signal_name
+from rl_bridge.agents.programs import AgentProgram
+from rl_bridge.errors import ConfigError
+
+GRACE_S: Final = 1.0
+"""How long a program may take to end after SIGTERM."""
+OUTPUT_FILE: Final = "output.log"
+TAIL_BYTES: Final = 2000
+"""How much of a program's output is shown where it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramExit:
+    """How a program ended: its exit code, negative for the signal that killed it, and the end of its output."""
+
+    code: int
+    output: str
+
+    def describe(self) -> str:
+        """Return it in words."""
+        how = f"by {signal_name(-self.code)}" if self.code < 0 else f"with the exit code {self.code}"
+        return f"the agent ended {how}; its output ends with:\n{self.output}"
+
+
+def require_program(program: AgentProgram) -> None:
+    """Raise ConfigError if a program is not installed."""
+    if shutil.which(program.command[0]) is None:
+        how = f"; {program.install}" if program.install else ""
+        raise ConfigError(
+            f"expected the agent's program {program.command[0]!r} in PATH, found none{how}, or name its path in "
+            "rollout.agent.command"
+        )
+
+
+async def run_program(program: AgentProgram, folder: Path) -> ProgramExit:
+    """Run a program, whose values are filled in, to its end; if cancelled, it and its descendants are killed."""
+    for name, text in program.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    output_path = folder / OUTPUT_FILE
+    with output_path.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *guard_command(program.command, grace_s=GRACE_S, everything=True),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            cwd=folder,
+            env=_make_environment(program.env, folder),
+        )
+    try:
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+            await process.wait()
+    return ProgramExit(128 - code if code > 128 else code, read_tail(output_path))
+
+
+def read_tail(path: Path) -> str:
+    """Return the end of a file as text."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return file.read().decode(errors="replace").strip()
+
+
+def _make_environment(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return a program's variables: nothing of this process's own that could be a secret."""
+    passed = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+    return {**passed, "HOME": str(folder), "TMPDIR": str(folder), **variables}

@@ -1,0 +1,160 @@
+"""The calls of an episode as a tree: each call's context is its parent's, the parent's answer, and some new tokens."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_bridge.gateway.messages import Message, ModelRequest, Reply, extend_key
+from rl_bridge.tokens.chat import ChatTokenizer
+from rl_bridge.types import Completion
+
+Tokens: TypeAlias = npt.NDArray[np.int32]
+
+NO_TOKENS: Tokens = np.zeros(0, np.int32)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class CallNode:
+    """One call of the policy. It is begun before it is sampled, and ended before its reply leaves.
+
+    Attributes:
+        parent: The call whose answer this call's chat continues; None if it continues none.
+        added: The tokens of the prompt after the parent's answer, or all of them, shape [P].
+        tokens: The answer's tokens, shape [T]; empty until it is ended.
+        logprobs: Their log-probabilities, shape [T].
+        versions: The versions of the weights that they were sampled from, shape [T].
+        begun: When it was begun, in the order of all beginnings and ends.
+        ended: When it was ended; None while it is sampled, and if it never was.
+        delivered: Whether the reply was sent to the end, as far as can be seen here.
+        unclear: Whether a chat continues this answer or another one that is written in the same words.
+        excluded: Whether a rule of the user's leaves it out of training.
+    """
+
+    parent: "CallNode | None"
+    added: Tokens
+    request_key: bytes
+    excluded: bool
+    begun: int = 0
+    tokens: Tokens = field(default_factory=lambda: NO_TOKENS)
+    logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    versions: Tokens = field(default_factory=lambda: NO_TOKENS)
+    stopped: bool = True
+    reply: Reply | None = None
+    ended: int | None = None
+    delivered: bool = False
+    unclear: bool = False
+    children: "list[CallNode]" = field(default_factory=list)
+
+    def prompt(self) -> list[int]:
+        """Return all tokens before the answer."""
+        parts = [self.added]
+        node = self.parent
+        while node is not None:
+            parts += [node.tokens, node.added]
+            node = node.parent
+        tokens: list[int] = np.concatenate(parts[::-1]).tolist()
+        return tokens
+
+
+class CallTree:
+    """The calls of one episode.
+
+    A call continues the one whose answer its chat has, with the same tools and the same messages before it. Of several
+    such answers it is the latest in the chat. A call that continues none is a root. So compactions, subagents and other
+    side calls are roots or branches, and every token is sampled in exactly one place.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer, *, is_excluded: Callable[[ModelRequest], bool]) -> None:
+        self._tokenizer = tokenizer
+        self._is_excluded = is_excluded
+        self._clock = 0
+        self._by_chat: defaultdict[bytes, list[CallNode]] = defaultdict(list)
+        """Ended calls, by the key of their chat with the answer."""
+        self._last_begun: dict[bytes, int] = {}
+        """When the latest call of a chat was begun, by the chat's key."""
+        self.roots: list[CallNode] = []
+        self.nodes: list[CallNode] = []
+        """All calls that were begun, in order."""
+
+    def prepare(self, request: ModelRequest) -> "tuple[CallNode, Sequence[CallNode]]":
+        """Find what a request continues, and tokenize the rest; nothing is recorded.
+
+        Returns:
+            A call that is not in the tree yet, and answers of which it is unknown which one it continues.
+
+        Raises:
+            rl_bridge.errors.ModelError: The checkpoint's chat template refuses the chat.
+        """
+        keys = request.keys()
+        parent, rest, unclear = self._find_parent(request.messages, keys)
+        node = CallNode(
+            parent=parent,
+            added=np.asarray(self._tokenize(request, parent, rest), np.int32),
+            request_key=keys[-1],
+            excluded=self._is_excluded(request),
+        )
+        return node, unclear
+
+    def begin(self, node: CallNode, unclear: Sequence[CallNode]) -> None:
+        """Record the beginning of a call that `prepare` has made."""
+        for other in unclear:
+            other.unclear = True
+        node.begun = self._tick()
+        self.nodes.append(node)
+        self._last_begun[node.request_key] = node.begun
+        if node.parent is None:
+            self.roots.append(node)
+        else:
+            node.parent.children.append(node)
+            node.parent.delivered = True  # its client has the answer
+
+    def end(self, node: CallNode, completion: Completion, reply: Reply) -> None:
+        """Record a call's answer."""
+        node.tokens = np.asarray(completion.tokens, np.int32)
+        node.logprobs = np.asarray(completion.logprobs, np.float32)
+        node.versions = np.asarray(completion.versions, np.int32)
+        node.stopped, node.reply, node.ended = completion.stopped, reply, self._tick()
+        self._by_chat[extend_key(node.request_key, reply.as_message())].append(node)
+
+    def is_trained(self, node: CallNode) -> bool:
+        """Whether a call's answer is to be learned from.
+
+        An answer is left out if it is unknown whether the agent went on from it: nobody took it, or the same request
+        was made once more after it, or its words are those of another answer that a chat may continue.
+        """
+        if node.ended is None or node.unclear or node.excluded:
+            return False
+        return bool(node.children) or (node.delivered and self._last_begun[node.request_key] < node.ended)
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _find_parent(
+        self, messages: Sequence[Message], keys: Sequence[bytes]
+    ) -> tuple[CallNode | None, Sequence[Message], Sequence[CallNode]]:
+        """Return the call that a chat continues, the messages after its answer, and the calls that it may be."""
+        for index in range(len(messages) - 1, -1, -1):
+            message = messages[index]
+            if message.role != "assistant" or not (found := self._by_chat.get(keys[index + 1])):
+                continue
+            ids = [call.id for call in message.calls]
+            same_ids = [node for node in found if node.reply and [c.id for c in node.reply.calls] == ids]
+            found = same_ids or found
+            same_tokens = all(np.array_equal(node.tokens, found[-1].tokens) for node in found)
+            return found[-1], messages[index + 1 :], () if same_tokens else found
+        return None, messages, ()
+
+    def _tokenize(
+        self, request: ModelRequest, parent: CallNode | None, rest: Sequence[Message]
+    ) -> Sequence[int]:
+        messages = [message.for_template() for message in rest]
+        if parent is None:
+            return self._tokenizer.render_opening(messages, request.functions)
+        # An answer that was cut lacks the token that ends it.
+        end = () if parent.stopped else self._tokenizer.stop_token_ids[:1]
+        return (*end, *self._tokenizer.continuation(messages, request.functions))
