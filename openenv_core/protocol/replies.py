@@ -91,14 +91,15 @@ def encode_fields(observation: object, exclude: set[str] = _LIFTED) -> tuple[byt
         TypeError: It is not an Observation.
         ValueError: JSON cannot hold it.
     """
-    if not isinstance(observation, Observation):
-        observation = require_observation(observation)  # raises
-    metadata = observation.wire_metadata()
-    if metadata is not observation.metadata:
-        observation = observation.model_copy(update={"metadata": metadata})
-    body = observation.__pydantic_serializer__.to_json(
-        observation, exclude=exclude, fallback=to_plain, warnings=False
-    )
+    try:
+        metadata: dict[str, Any] = observation.wire_metadata()  # type: ignore[attr-defined]
+    except AttributeError:
+        require_observation(observation)
+        raise
+    model: Any = observation
+    if metadata is not model.metadata:
+        model = model.model_copy(update={"metadata": metadata})
+    body = model.__pydantic_serializer__.to_json(model, exclude=exclude, fallback=to_plain, warnings=False)
     return body, metadata
 
 

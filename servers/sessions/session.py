@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
 from openenv_core.protocol.errors import EXECUTION_ERROR, RefusalError, text_of
 from openenv_core.watchdog import Watchdog
@@ -14,16 +14,15 @@ from servers.execution import (
     AwaitedCall,
     EnvironmentCall,
     EnvironmentRunner,
+    Pending,
     ResultCall,
     keep,
+    pending_or_plain,
 )
 from servers.sessions.queue import SlotQueue
 from servers.sessions.slots import SessionBusyError, SessionSlots, UnknownSessionError
 from servers.sessions.snapshots import SessionState
 from servers.threads import Outcome
-
-if TYPE_CHECKING:
-    from servers.sessions.table import SessionTable
 
 MAX_WAITING: Final = 32
 """Calls that may wait for one session while another runs."""
@@ -91,6 +90,15 @@ class Attachment(Protocol):
         """Leave the session if the WebSocket is broken, since another client wants it."""
 
 
+class _Table(Protocol):
+    """The part of `SessionTable` that a session uses."""
+
+    step_timeout_s: float | None
+
+    def expire(self, session: "EnvironmentSession") -> RefusalError:
+        """End a session whose call exceeded its deadline; return the error for the call's caller."""
+
+
 class EnvironmentSession:
     """One environment with an id and an owner, independent of the connection that it is used over.
 
@@ -110,7 +118,7 @@ class EnvironmentSession:
     """
 
     def __init__(
-        self, table: "SessionTable", runner: EnvironmentRunner, slot: Slot, owner: str, session_id: str
+        self, table: _Table, runner: EnvironmentRunner, slot: Slot, owner: str, session_id: str
     ) -> None:
         self.runner = runner
         self.slot = slot
@@ -137,11 +145,6 @@ class EnvironmentSession:
     def busy(self) -> bool:
         """Whether a call is running."""
         return self._call is not None
-
-    @property
-    def call(self) -> EnvironmentCall | None:
-        """The call that is running."""
-        return self._call
 
     @property
     def waiting_calls(self) -> int:
@@ -244,7 +247,8 @@ class EnvironmentSession:
             RefusalError: As the outcomes of `submit`.
             Exception: Whatever the environment raised.
         """
-        return await self.perform(AwaitedCall(lambda: work(self.runner, *args, **options), on_loop=True))  # type: ignore[no-any-return]
+        call = AwaitedCall(lambda: Pending(work(self.runner, *args, **options)), on_loop=True)
+        return await self.perform(call)  # type: ignore[no-any-return]
 
     async def perform(self, call: ResultCall) -> Any:
         """Submit a call and return its result, or raise as `run`.
@@ -282,7 +286,9 @@ class EnvironmentSession:
 
         snapshot: Callable[[], Any] = runner.environment.snapshot
         try:
-            state = await self.perform(AwaitedCall(snapshot, runner.is_on_loop(snapshot), drop))
+            state = await self.perform(
+                AwaitedCall(lambda: pending_or_plain(snapshot()), runner.is_on_loop(snapshot), drop)
+            )
         except FATAL as error:
             if isinstance(error, RefusalError):
                 raise
