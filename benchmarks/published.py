@@ -3,7 +3,7 @@
 Model, prompts, sampling, log-probabilities, threads and dtype (float32) are equal. Each side has a process of its own;
 rounds alternate. The plain sides choose their batch size before. The trainer's rate counts prompts and answers of all
 samples, the engine's sampled tokens. ./scripts/published-model makes the model. Needs the training stack:
-  python -m benchmarks.published             an hour on two cores
+  python -m benchmarks.published             at most 20 minutes on two cores
   python -m benchmarks.published --quick     does it run?
 """
 
@@ -37,7 +37,7 @@ TOKENS: Final = range(1000, 40_000)
 SHARED_TOKENS, OWN_TOKENS = 41, 16
 """Of each prompt: as in a chat with worked examples, most of which all prompts share."""
 PROMPT_TOKENS: Final = SHARED_TOKENS + OWN_TOKENS
-SIZES: Final = (8, 32, 64, 256)  # of batches, from which each plain side takes its best one
+SIZES: Final = (8, 32, 128)  # of batches, from which each plain side takes its best one
 WARM_UP: Final = -1  # number of the round with whose rows the plain sides choose their batch size
 KV_CACHE_MB: Final = 1024
 ROUND_TIMEOUT_S: Final = 1800.0
@@ -48,9 +48,9 @@ class Plan:
     """What is measured: prompts a round, samples of each, tokens of an answer, threads of a process."""
 
     model: str = setting(MODEL, option=f"folder of the model ({MODEL})", read=str)
-    rounds: int = setting(5, quick=1, option="rounds, after one that warms up (5)")
+    rounds: int = setting(3, quick=1, option="rounds, after one that warms up (3)")
     threads: int = setting(os.cpu_count() or 1, option="threads of a process (one per core)")
-    prompts: int = setting(32, quick=4)
+    prompts: int = setting(16, quick=4)
     samples: int = setting(8, quick=4)
     tokens: int = setting(16, quick=8)
 

@@ -5,7 +5,7 @@ Authors subclass `Action`, `Observation` and `State`; the other classes are used
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Generic, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Self
 
 from pydantic import (
     BaseModel,
@@ -137,14 +137,26 @@ class State(BaseModel):
     Attributes:
         episode_id: The caller's name of the episode, or a drawn one.
         step_count: Number of steps taken.
-        seed: The seed of the episode, given or drawn.
+        seed: The seed of the episode, given or drawn; None if the environment does not say.
     """
 
     model_config = ConfigDict(**_WIRE, extra="allow")
 
     episode_id: str | None = None
     step_count: NonNegativeInt = 0
-    seed: int | None = None
+
+    # Sent only where it is set: the states of released environments have no such key.
+    if TYPE_CHECKING:
+        seed: int | None = None
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name == "seed":
+                    return None
+                raise
 
 
 for _base in (Action, Observation, State):

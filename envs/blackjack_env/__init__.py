@@ -3,14 +3,11 @@
 Exact returns and the optimal policy are in :mod:`.oracle`, baseline policies in :mod:`.baselines`.
 """
 
-from openenv_core.tasks import InvalidResetOptionError
-
 from .client import BlackjackEnv
 from .models import (
     BlackjackAction,
     BlackjackObservation,
     BlackjackState,
-    StepBeforeResetError,
 )
 
 __all__ = [
@@ -18,6 +15,4 @@ __all__ = [
     "BlackjackEnv",
     "BlackjackObservation",
     "BlackjackState",
-    "InvalidResetOptionError",
-    "StepBeforeResetError",
 ]

@@ -1,16 +1,10 @@
-"""Actions, observations and errors of BlackJack."""
+"""Actions, observations and states of BlackJack."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
 from openenv_core import Action, Observation, State
-from openenv_core.errors import EnvironmentFailureError
-
-
-class StepBeforeResetError(EnvironmentFailureError):
-    """`step` was called before the first `reset`, so no hand has been dealt."""
-
 
 Move: TypeAlias = Literal["hit", "stand"]
 Outcome: TypeAlias = Literal["win", "push", "loss"]

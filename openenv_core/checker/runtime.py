@@ -18,19 +18,17 @@ from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import (
     ClientError,
     ExecutionError,
-    RequestTimeoutError,
     ServerError,
     ValidationFailedError,
 )
 from openenv_core.protocol.replies import encode_model, encode_observation
-from openenv_core.protocol.requests import encode_request
 from openenv_core.tools.specs import is_of_tools
 from openenv_core.types import EnvironmentMetadata, Observation
 
 _PLAY_BUDGET_S: Final = 60.0
 """Seconds to play an episode whose end does not come."""
 
-_IDS: Final = ("ropewalk-validate-1", "ropewalk-validate-2")
+_EPISODE_ID: Final = "ropewalk-validate"
 
 _COMPARED: Final = 3
 """Number of episodes played with and without reading the state."""
@@ -252,109 +250,11 @@ def check_episode_ends(subject: Subject) -> str:
     return f"ends after {min(lengths)} to {max(lengths)} steps"
 
 
-@check(CheckLevel.RUNTIME)
-def check_step_after_done(subject: Subject) -> str:
-    """A step after the end is refused or returns done again; it does not begin a new episode."""
-    change = (
-        "begin step() with: if self._done: raise EpisodeOverError (from openenv_core); the session continues, and the "
-        "client knows that it has to reset"
-    )
-    with subject.client() as client:
-        if subject.manifest_or_defaults.validation.episodes.endless:
-            raise NotApplicableError("its episodes are declared endless")
-        if not _play_to_end(subject, client, 0).done:
-            raise NotApplicableError("no episode ended; see episode_ends")
-        before = client.state()
-        outcome = _step_after_the_end(subject, client, change)
-        if (now := client.state()).get("episode_id") != before.get("episode_id"):
-            raise CheckError(
-                f"expected the episode to stay {before.get('episode_id')!r} after the end, "
-                f"got {now.get('episode_id')!r}",
-                change=change,
-            )
-        if client.reset(seed=1).done and not _is_done_at_once(subject):
-            raise CheckError(
-                "expected reset after the end to begin an episode, got one that is done",
-                change="let reset restore everything that step changes, including the flag that the episode is over",
-            )
-    return " ".join(outcome.split())[:120]
-
-
-def _step_after_the_end(subject: Subject, client: Client, change: str) -> str:
-    try:
-        after = client.step(next(subject.actions(0)))
-    except (ExecutionError, ValidationFailedError) as error:
-        return f"refused: {error}"
-    except RequestTimeoutError as error:
-        raise CheckError(f"expected an answer to a step after the end, got {error}", change=change) from error
-    except ClientError as error:
-        raise CheckError(
-            f"expected the session to survive a step after the end, got {type(error).__name__}: {error}",
-            change=change,
-        ) from error
-    if not after.done:
-        raise CheckError(
-            "expected a step after the end to be refused or to be done again, got an observation with "
-            "done=False: a new episode without a reset",
-            change=change,
-        )
-    if after.reward:
-        raise CheckError(f"expected no further reward after the end, got {after.reward}", change=change)
-    return "answered with the end again"
-
-
-def _is_done_at_once(subject: Subject) -> bool:
-    """Return whether an episode can be done after its reset, as a card game won on the deal."""
-    with subject.client() as client:
-        return bool(client.reset(seed=1).done)
-
-
 def _play_to_end(subject: Subject, client: Client, seed: int) -> Turn:
     """Play until the episode is done, or the declared steps or the time have run out; return the last turn."""
     steps = subject.manifest_or_defaults.validation.episodes.max_steps
     *_, last = play_episode(subject, client, seed, steps=steps, seconds=_PLAY_BUDGET_S)
     return last
-
-
-@check(CheckLevel.RUNTIME)
-def check_state_counts_steps(subject: Subject) -> str:
-    """The state's step_count is 0 after a reset and grows by one with each step."""
-    states = 0
-    with subject.client() as client:
-        for turn in play_episodes(subject, client):
-            states += 1
-            count = client.state().get("step_count")
-            # The environment may count failed steps or not.
-            if not isinstance(count, int) or not turn.step <= count <= turn.step + turn.refused:
-                raise CheckError(
-                    f"expected step_count {turn.step} in the state {turn.position_text} got {count!r}",
-                    change="set step_count to 0 in reset, and add 1 in each step that is taken: "
-                    "self._state = State(episode_id=...), self._state.step_count += 1",
-                )
-    return f"{states} states"
-
-
-@check(CheckLevel.RUNTIME)
-def check_episode_id(subject: Subject) -> None:
-    """The state has the episode_id passed to reset, or a new one for each reset without."""
-    with subject.client() as client:
-        for episode_id in _IDS:
-            client.reset(episode_id=episode_id)
-            if (got := client.state().get("episode_id")) != episode_id:
-                raise CheckError(
-                    f"expected episode_id {episode_id!r} in the state after reset(episode_id={episode_id!r}), "
-                    f"got {got!r}",
-                    change="let reset take episode_id, and put it into the state",
-                )
-        drawn = []
-        for _ in range(2):
-            client.send_frame(encode_request("reset", subject.reset_options))
-            drawn.append(client.state().get("episode_id"))
-    if None in drawn or drawn[0] == drawn[1] or {*_IDS} & {*drawn}:
-        raise CheckError(
-            f"expected a new episode_id after each reset without one, got {drawn[0]!r} and {drawn[1]!r}",
-            change="generate one in reset: str(uuid4()) if episode_id is None else episode_id",
-        )
 
 
 @check(CheckLevel.RUNTIME)
@@ -387,7 +287,7 @@ def _play_answers(subject: Subject, *, read: bool) -> list[Any]:
     answers = []
     with subject.client() as client:
         for seed in range(_COMPARED):
-            for turn in play_episode(subject, client, seed, episode_id=_IDS[0]):
+            for turn in play_episode(subject, client, seed, episode_id=_EPISODE_ID):
                 if read:
                     client.state()
                 observation = {

@@ -1,6 +1,5 @@
 """Checks of the manifest, the application and its models, and the image, without playing."""
 
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Final, get_args, get_origin
 
@@ -168,37 +167,6 @@ def check_imports_declared(subject: Subject) -> str:
             + (PROJECT if file is None else "the file's block `# /// script`"),
         )
     return f"{len(dependencies.required)} dependencies"
-
-
-@check(CheckLevel.STATIC)
-def check_environment_methods(subject: Subject) -> None:
-    """The environment's class has the methods reset and step and the property state."""
-    factory = subject.app.factory
-    if not isinstance(factory, type):
-        raise NotApplicableError("a factory makes the environment, so its class is not known in advance")
-    for method in ("reset", "step"):
-        function = getattr(factory, f"{method}_async", None) or getattr(factory, method, None)
-        if not callable(function):
-            raise CheckError(
-                f"expected {_name(factory)}.{method} to be a method, got {function!r}",
-                change=f"write {method}() on {_name(factory)}",
-            )
-        if getattr(function, "__isabstractmethod__", False):
-            raise CheckError(
-                f"expected {_name(factory)} to implement {method}, got none",
-                change=f"write {method}() on {_name(factory)}",
-            )
-    state = inspect.getattr_static(factory, "state", None)
-    if inspect.isfunction(state):
-        raise CheckError(
-            f"expected {_name(factory)}.state to be a property, got a method",
-            change="put @property before def state(self)",
-        )
-    if state is None or getattr(state, "__isabstractmethod__", False):
-        raise CheckError(
-            f"expected {_name(factory)}.state to be a property, got none",
-            change=f"write the property `state` on {_name(factory)}, returning a State",
-        )
 
 
 @check(CheckLevel.STATIC)

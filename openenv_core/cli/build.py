@@ -68,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
         EngineUnavailableError: The engine does not respond.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends docker too, like Ctrl-C
-    from openenv_core.images.engine import engine
+    from openenv_core.providers.docker.engine import DockerEngine
 
     failures: dict[str, OpenEnvError] = {}
     with ExitStack() as staged:
         plans = _plans(arguments, staged)
-        api = staged.enter_context(engine())
+        api = DockerEngine.find().client()
         for target, build_plan in plans:
             try:
                 _build(api, target, build_plan, arguments)

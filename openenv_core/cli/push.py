@@ -60,22 +60,22 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _push_images(arguments: argparse.Namespace) -> int:
-    from openenv_core.images.engine import engine
     from openenv_core.images.push import push, remote_name
+    from openenv_core.providers.docker.engine import DockerEngine
 
     images = [_image_of(target) for target in dict.fromkeys(arguments.targets)]
     remotes = [(image, remote_name(image, arguments.registry)) for image in images]
     failed = 0
-    with engine() as api:
-        for image, remote in remotes:
-            print(f"{image} -> {remote}", file=sys.stderr)
-            try:
-                digest = push(api, image, remote)
-            except OpenEnvError as error:
-                print(f"ropewalk: {error}", file=sys.stderr)
-                failed += 1
-            else:
-                print(f"{remote}  {digest}")
+    api = DockerEngine.find().client()
+    for image, remote in remotes:
+        print(f"{image} -> {remote}", file=sys.stderr)
+        try:
+            digest = push(api, image, remote)
+        except OpenEnvError as error:
+            print(f"ropewalk: {error}", file=sys.stderr)
+            failed += 1
+        else:
+            print(f"{remote}  {digest}")
     if failed and len(remotes) > 1:
         print(f"ropewalk: {failed} of {len(remotes)} did not arrive", file=sys.stderr)
     return FAILED if failed else 0

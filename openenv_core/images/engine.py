@@ -1,4 +1,4 @@
-"""Work with the container engine: a connection by the Docker SDK, and the command `docker`, which builds images."""
+"""The command `docker`, which builds and pushes images, and images of the engine."""
 
 import os
 import re
@@ -9,55 +9,20 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from openenv_core.errors import ConfigurationError, EngineUnavailableError, installed_with
+from openenv_core.errors import ConfigurationError
 from openenv_core.images.errors import BuildError, remedy_for
 
 if TYPE_CHECKING:
     import docker
 
-RESPONSE_TIMEOUT_S: Final = 120
-"""Seconds that the engine may take to reply."""
-
-
-@contextmanager
-def engine() -> Iterator["docker.APIClient"]:
-    """Open a connection to the engine, and close it after the block.
-
-    Raises:
-        ConfigurationError: The Docker SDK is not installed, or the engine's address is invalid.
-        EngineUnavailableError: The engine does not reply, or this user has no access.
-    """
-    with installed_with("docker", "the Docker SDK"):
-        import docker
-        from docker.errors import DockerException
-        from docker.utils import kwargs_from_env
-    from openenv_core.providers.docker.engine import DockerEngine
-
-    DockerEngine.find().ping()
-    variables = _engine_variables()
-    try:
-        client = docker.APIClient(
-            **kwargs_from_env(environment=variables), timeout=RESPONSE_TIMEOUT_S, version="auto"
-        )
-    except DockerException as error:
-        raise EngineUnavailableError(
-            f"expected the Docker engine at {variables['DOCKER_HOST']} to speak with the Docker SDK, got: {error}; "
-            "pip install -U docker"
-        ) from error
-    try:
-        yield client
-    finally:
-        client.close()
-
 
 def _engine_variables() -> dict[str, str]:
-    """Return the environment variables that name the engine to the Docker SDK and to the command `docker`."""
+    """Return the environment variables that name the engine to the command `docker`."""
     from openenv_core.providers.docker.engine import find_engine
 
     address = find_engine()

@@ -252,7 +252,8 @@ def _find_ending(
 def make_program(agent: AgentConfig) -> AgentProgram:
     """Return the program that a configuration names."""
     if agent.command is not None:
-        return AgentProgram(command=agent.command, env=agent.env)
+        return AgentProgram(command=agent.command, env=agent.env, files=agent.files)
     preset = PRESETS[str(agent.preset)]
     command = (agent.program or preset.command[0], *preset.command[1:])
-    return replace(preset, command=command, env={**preset.env, **agent.env})
+    env, files = {**preset.env, **agent.env}, {**preset.files, **agent.files}
+    return replace(preset, command=command, env=env, files=files)

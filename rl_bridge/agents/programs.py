@@ -153,10 +153,32 @@ OPENCODE: Final = AgentProgram(
     install="get it with `npm i -g opencode-ai`",
 )
 
+_TOOLS_FILE: Final = '''"""Lists the tools, or calls one: python3 tools.py [NAME 'JSON OF ITS ARGUMENTS']"""
+import json
+import sys
+import urllib.request
+
+params = {"name": sys.argv[1], "arguments": json.loads(sys.argv[2] if sys.argv[2:] else "{}")} if sys.argv[1:] else {}
+call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call" if params else "tools/list", "params": params}
+headers = {"content-type": "application/json", "authorization": "Bearer {key}"}
+reply = json.load(urllib.request.urlopen(urllib.request.Request("{mcp_url}", json.dumps(call).encode(), headers)))
+if "error" in reply:
+    sys.exit(reply["error"]["message"])
+result = reply["result"]
+print("\\n".join(part["text"] for part in result["content"]) if params else json.dumps(result["tools"], indent=1))
+sys.exit(result.get("isError", False))
+'''
+"""For agents that have a shell and no MCP."""
+
+_SHELL_TASK: Final = """{task}
+
+The tools for this are called from the shell, in this folder: `python3 tools.py` lists them with their schemas, and
+`python3 tools.py NAME 'JSON OF ITS ARGUMENTS'` calls one."""
+
 MINI_SWE_AGENT: Final = AgentProgram(
     command=(
         "mini",
-        *("--task", "{task}", "--yolo", "--exit-immediately", "--cost-limit", "0"),
+        *("--task", _SHELL_TASK, "--yolo", "--exit-immediately", "--cost-limit", "0"),
         *("--model", "openai/{model}", "--output", "trajectory.json"),
     ),
     env={
@@ -169,6 +191,7 @@ MINI_SWE_AGENT: Final = AgentProgram(
         "MSWEA_SILENT_STARTUP": "1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     },
+    files={"tools.py": _TOOLS_FILE},
     install="get it with `pip install mini-swe-agent`",
 )
 

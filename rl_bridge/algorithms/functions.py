@@ -40,7 +40,7 @@ class LossFunction(Protocol):
 
 
 class AdvantageFunction(Protocol):
-    """`algorithm.advantage`: the advantages of siblings. Runs in the controller, in a thread.
+    """`algorithm.advantage`: the advantages of siblings. Runs in the controller, on its event loop: it must not block.
 
     With `algorithm.kl_in=reward` it runs in the trainer, after the divergence was subtracted from the rewards.
     """

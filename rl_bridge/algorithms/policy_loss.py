@@ -111,6 +111,19 @@ def sequence_means(values: NDArray[np.floating[Any]], sequences: NDArray[np.int6
     return means
 
 
+def find_rejected(
+    log_ratios: NDArray[np.floating[Any]], sequences: NDArray[np.int64], bound: float
+) -> NDArray[np.bool_]:
+    """Return for each token whether its sequence (trajectory) is too far from what the engine sampled, shape [T].
+
+    That is if the mean of its log-ratios log(pi_old / mu), the logarithm of the geometric mean of the ratios, is not
+    within [-bound, bound]: masked importance sampling of sequences (J. Liu, Y. Li et al., "When Speed Kills Stability:
+    Demystifying RL Collapse from the Training-Inference Mismatch", 2025), with the geometric mean, as verl and slime
+    have it, in place of the product, which would reject long sequences for their length alone.
+    """
+    return np.abs(sequence_means(log_ratios, sequences)) > bound
+
+
 def sequence_ratios(logprobs: Tensor, sequence_log_ratios: Tensor) -> Tensor:
     """Return for each token its sequence's ratio, shape [T]; summed over tokens, it has the sequence's gradient.
 

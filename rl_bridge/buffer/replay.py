@@ -238,7 +238,7 @@ class ReplayBuffer:
         if sorted(finished) != sorted(ledger["finished"]):
             raise RolloutError(
                 f"expected the checkpoint to hold the finished groups {sorted(ledger['finished'])}, "
-                f"got {sorted(finished)}; it is damaged: resume from an older one"
+                f"got {sorted(finished)}; it is damaged, or of an earlier version: resume from an older one"
             )
         if isinstance(self._failure, ReplicaLostError | TrainerWentBackError | WeightsError):
             self._failure = None  # going back has repaired what failed

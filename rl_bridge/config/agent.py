@@ -22,6 +22,9 @@ class AgentConfig(Section):
     """The path of the preset's program, if it is not in PATH under its name."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the program, beside the preset's; values may have the same names in braces."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """Files to write before the program starts, by their paths in the episode's folder, beside the preset's; the same
+    names stand for the episode's, as within a string of JSON."""
     timeout_s: Seconds = 600.0
     """How long after the reset the agent may take; then the episode is truncated."""
     untrained: tuple[str, ...] = ()

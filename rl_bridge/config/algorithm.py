@@ -100,6 +100,10 @@ class AlgorithmConfig(Section):
     """`icepop` drops tokens with a lower weight."""
     correction_high: Positive = 5.0
     """`icepop` and `decoupled` drop tokens with a higher weight."""
+    sequence_rejection: Positive | None = None
+    """Leave a trajectory out of the loss if the mean over its tokens of log(pi_old / mu), the trainer's probabilities
+    before the first update over the engine's, is below minus this or above it. It takes a forward pass of its own; see
+    rl_bridge.algorithms.policy_loss. None leaves none out."""
     dynamic_sampling: bool = False
     """Drop groups whose rewards are all equal, and play others instead."""
     group_filter: DottedPath | None = None

@@ -60,11 +60,16 @@ EPISODE_KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "rollout": ("num_turns", "episode_timeout_s", "cut_answer"),
         "reward": ("illegal_answer",),
-        "evaluation": ("episodes",),
+        "evaluation": ("episodes", "curve_interval", "curve_tasks", "repetitions", "success"),
     }
 )
 """Keys of each section that only apply to environments: a dataset's prompt has one answer, which no environment can
 refuse, and no prompts are held out."""
+
+ANSWER_KEYS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"rollout": ("cut_answer",), "reward": ("illegal_answer",)}
+)
+"""Keys of each section that only apply to our own dialogue, which ends at an answer that means no action."""
 
 
 def find_unused_keys(config: Config) -> list[str]:
@@ -81,11 +86,9 @@ def find_unused_keys(config: Config) -> list[str]:
                 f"{key}=signal has no effect: {groups} groups come back to none of {env.tasks} tasks"
             )
     if config.data is not None:
-        lines += [
-            line
-            for section in EPISODE_KEYS
-            for line in _find_unused_with_data(section, getattr(config, section))
-        ]
+        lines += _find_unused(config, EPISODE_KEYS, "env.* is set, not data.*")
+    elif config.rollout.agent is not None:
+        lines += _find_unused(config, ANSWER_KEYS, "rollout.agent is not set: an agent decides what follows")
     if config.rollout.checkpoint_on_preemption and not config.trainer.checkpoint_interval:
         lines.append(
             "rollout.checkpoint_on_preemption=True has no effect on the run: trainer.checkpoint_interval=0 keeps no "
@@ -108,12 +111,14 @@ def find_unused_algorithm_keys(algorithm: AlgorithmConfig) -> list[str]:
     ]
 
 
-def _find_unused_with_data(section: str, keys: Section) -> list[str]:
-    fields = type(keys).model_fields
+def _find_unused(config: Config, keys: Mapping[str, tuple[str, ...]], condition: str) -> list[str]:
+    """Return the lines for keys, by section, that are not at their defaults, and whose condition is not met."""
+    sections: list[tuple[str, Section]] = [(name, getattr(config, name)) for name in keys]
     return [
-        f"{section}.{key}={getattr(keys, key)} has no effect: it only counts if env.* is set, not data.*"
-        for key in EPISODE_KEYS[section]
-        if getattr(keys, key) != fields[key].default
+        f"{name}.{key}={getattr(section, key)} has no effect: it only counts if {condition}"
+        for name, section in sections
+        for key in keys[name]
+        if getattr(section, key) != type(section).model_fields[key].default
     ]
 
 

@@ -268,6 +268,15 @@ class EvaluationConfig(Section):
     episodes: Annotated[int, Field(ge=0)] = 10_000
     """Held-out episodes that the greedy policy plays at the end, with seeds that training never uses. If generators
     have GPUs, the default is 500."""
+    curve_interval: Annotated[int, Field(ge=0)] = 0
+    """Iterations between evaluations on held-out tasks, whose results are metrics (`held_out/*`), also of the last
+    iteration; 0 makes none. The loop waits for them."""
+    curve_tasks: Count = 64
+    """Held-out tasks of each of these, the same every time: the first of those that are played at the end."""
+    repetitions: Count = 1
+    """How often each of these tasks is played: greedily if once, otherwise sampled at `rollout.temperature`."""
+    success: float | None = None
+    """The least reward of a success, for `held_out/pass@k`; None is any reward above 0."""
 
 
 class Config(Section):
@@ -362,6 +371,10 @@ class Config(Section):
             )
         if self.data is not None and not (self.reward.function or self.reward.model):
             raise ValueError("expected reward.function or reward.model with data, got neither")
+        if self.data is not None and self.rollout.agent is not None:
+            raise ValueError(
+                "expected no rollout.agent with data: an agent plays an environment of tools (env.*)"
+            )
         return self
 
     @model_validator(mode="after")

@@ -29,6 +29,29 @@ class Section(BaseModel):
 EngineKind = Literal["auto", "vllm", "vllm_async"]
 
 
+DECIDED_ENGINE_OPTIONS = frozenset(
+    {
+        "async_scheduling",
+        "disable_log_stats",
+        "distributed_executor_backend",
+        "dtype",
+        "enable_lora",
+        "enable_sleep_mode",
+        "logprobs_mode",
+        "max_loras",
+        "max_lora_rank",
+        "max_model_len",
+        "max_num_seqs",
+        "model",
+        "seed",
+        "skip_tokenizer_init",
+        "tensor_parallel_size",
+        "worker_extension_cls",
+    }
+)
+"""Arguments of vLLM's engine that no `generator.options` may set."""
+
+
 class GeneratorConfig(Section):
     """`generator.*`: the inference engine. Its replicas are `monarch.roles.policy`."""
 
@@ -37,6 +60,18 @@ class GeneratorConfig(Section):
     own. `auto`: vllm_async on one GPU, vllm on a CPU and on several GPUs."""
     tensor_parallel: Count = 1
     """GPUs per replica that share each layer: vLLM's tensor parallelism, with a process for each GPU."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM's engine (`EngineArgs`) by their names, handed through as they are; they take the place
+    of those that follow from other keys."""
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if decided := sorted(DECIDED_ENGINE_OPTIONS & self.options.keys()):
+            raise ValueError(
+                f"expected generator.options without {', '.join(decided)}, which the run decides by other keys, or "
+                "needs as they are"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> Self:
@@ -49,6 +84,15 @@ class GeneratorConfig(Section):
 
 
 Checkpointing = Literal["auto", "none", "selective", "full"]
+
+
+class TrainerOptions(Section):
+    """`trainer.options.*`: fields of TorchTitan's configurations by their names, of policy and critic."""
+
+    parallelism: dict[str, Any] = Field(default_factory=dict)
+    """Of `ParallelismConfig`, such as `fsdp_reshard_after_forward`."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Of `TrainingConfig`, such as `mixed_precision_reduce`."""
 
 
 class TrainerConfig(Section):
@@ -80,6 +124,8 @@ class TrainerConfig(Section):
     compile: bool = False
     """Whether to compile the blocks of policy and critic with torch.compile. It needs a C++ compiler on every host of
     the trainer, and slows the first iterations down."""
+    options: TrainerOptions = TrainerOptions()
+    """Further settings of TorchTitan's, handed through as they are."""
     tensor_parallel: Count = 1
     """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
     pipeline_parallel: Literal[1] = 1
@@ -99,6 +145,9 @@ class TrainerConfig(Section):
     """Gradients with a larger norm are scaled down to this one."""
     checkpoint_interval: Annotated[int, Field(ge=0)] = 50
     """Iterations between checkpoints; 0 keeps none."""
+    export_interval: Annotated[int, Field(ge=0)] = 0
+    """Iterations between exports of the policy in the Hugging Face layout, to `policies/N` in the run's folder, all of
+    which are kept; 0 exports it at the end alone, to `policy`."""
     timeout_s: Seconds = 1800.0
     """How long one step, one checkpoint or sending new weights to the generators may take; a transfer to one generator
     may take a quarter of it."""

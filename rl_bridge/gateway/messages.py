@@ -23,7 +23,7 @@ class GatewayError(BridgeError):
 
     def __init__(self, message: str, *, status: int = HTTPStatus.BAD_REQUEST, code: str = "invalid_request"):
         super().__init__(message)
-        self.status = int(status)
+        self.status = status
         self.code = code
 
 
@@ -216,10 +216,11 @@ def make_request(
         GatewayError: The chat has no message to answer.
     """
     joined = join_messages(messages)
-    if not joined or joined[-1].role in ("assistant", "system"):
+    if all(message.role == "system" for message in joined) or joined[-1].role == "assistant":
         raise GatewayError(
-            "expected a chat that ends with a message of the user or a tool, got "
-            f"{joined[-1].role if joined else 'none'}; answers are not continued from a given beginning"
+            "expected a chat that ends with a message to answer, got "
+            f"{joined[-1].role if joined else 'none'} alone or at its end; answers are not continued from a given "
+            "beginning"
         )
     digest = _hash(b"", json.dumps(body, ensure_ascii=False, sort_keys=True))
     return ModelRequest(

@@ -5,7 +5,7 @@ import math
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -97,11 +97,14 @@ class GeneratorClient:
         self._closed = False
 
     @contextmanager
-    def pin_replica(self, near: StickySession | None = None) -> Iterator["PinnedClient"]:
-        """Return a client for one conversation, bound to a replica: that of `near`, which shares its prefix, if any."""
+    def pin_replica(self, near: StickySession | None = None) -> Iterator[StickySession | None]:
+        """Open a session for one conversation, bound to a replica: that of `near`, which shares its prefix, if any.
+
+        The session is None where there is only one replica.
+        """
         session = None if self._open_session is None else self._open_session(near)
         try:
-            yield PinnedClient(self, session)
+            yield session
         finally:
             if session is not None:
                 session.close()
@@ -201,7 +204,17 @@ class GeneratorClient:
             async with asyncio.timeout(self._timeout_s):
                 while batch := [ask for ask in batch if not ask.future.done()]:  # without cancelled callers'
                     try:
-                        completions = await self._call_engine(batch)
+                        # Prompts of sessions whose replica was lost meanwhile follow the first one's, this once.
+                        session = batch[0].session
+                        call = self._call if session is None else session.generate_many.route
+                        seeds = [pending.seed for pending in batch if pending.seed is not None] or None
+                        prompts, ids = (
+                            [pending.prompt for pending in batch],
+                            [pending.id for pending in batch],
+                        )
+                        completions = await call(prompts, batch[0].sampling, seeds, ids)
+                        if len(completions) != len(batch):
+                            raise GeneratorError(f"expected {len(batch)} completions, got {len(completions)}")
                         break
                     except PromptRefusedError as refusal:
                         # Only that prompt's caller made a mistake: send the others again.
@@ -226,17 +239,6 @@ class GeneratorClient:
                 pending.future.set_result(completion)
         _fail(batch, GeneratorError("the engine aborted the prompt"))
 
-    async def _call_engine(self, batch: list[_PendingPrompt]) -> list[Completion]:
-        seeds = [pending.seed for pending in batch if pending.seed is not None] or None
-        # Prompts of sessions whose replica was lost meanwhile follow the first one's session, this once.
-        session = batch[0].session
-        call = self._call if session is None else session.generate_many.route
-        prompts, ids = [pending.prompt for pending in batch], [pending.id for pending in batch]
-        completions = await call(prompts, batch[0].sampling, seeds, ids)
-        if len(completions) != len(batch):
-            raise GeneratorError(f"expected {len(batch)} completions, got {len(completions)}")
-        return completions
-
     async def close(self) -> None:
         """Cancel requests in progress and fail all waiters."""
         self._closed = True
@@ -249,24 +251,6 @@ class GeneratorClient:
             task.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
         await asyncio.gather(*self._aborts, return_exceptions=True)
-
-
-@dataclass(slots=True, frozen=True)
-class PinnedClient:
-    """A client bound to one replica; see `GeneratorClient.pin_replica`."""
-
-    client: GeneratorClient
-    session: StickySession | None
-
-    async def complete(
-        self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
-    ) -> Completion:
-        """Complete one prompt; see `GeneratorClient.complete`."""
-        return await self.client.complete(prompt, sampling, seed, self.session)
-
-    def pin_replica(self) -> "AbstractContextManager[PinnedClient]":
-        """Return a client for a conversation that shares this one's prefix."""
-        return self.client.pin_replica(self.session)
 
 
 def _fail(pending_prompts: Sequence[_PendingPrompt], error: BaseException) -> None:

@@ -254,7 +254,7 @@ def _make_engine_options(config: Config, model_path: str, seed: int) -> dict[str
     if config.deterministic:
         # Kernels are chosen by shape, so a row's result may depend on the number of rows.
         options["enable_prefix_caching"] = False
-    return options
+    return options | config.generator.options
 
 
 def _kept_share(config: Config, model_path: str) -> float:

@@ -3,23 +3,33 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from openenv_core.evaluation.records import LOST, EpisodeRecord, EvaluationFolder, ProgressBar, summarize
 from openenv_core.targets import declared_reward_range, find_target
 from rl_bridge.config import Config
 from rl_bridge.errors import ConfigError, RolloutError
+from rl_bridge.metrics.sinks import environment_prefix
 from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome, held_out_seeds
+from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.task import EvaluationResult
 from rl_bridge.types import Ending, PolicyVersion, Trajectory
 
-if TYPE_CHECKING:
-    from rl_bridge.loops.assembly import Players
-    from rl_bridge.loops.run import Run
+
+class Player(Protocol):
+    """What plays held-out episodes: a `Run`, or the `Players` of an evaluation."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """Gives the episodes to workers."""
 
 
 async def evaluate(
-    run: "Run | Players", folder: Path, *, version: PolicyVersion = 0
+    run: Player, folder: Path, *, version: PolicyVersion = 0
 ) -> dict[str, list[EpisodeRecord]]:
     """Play `evaluation.episodes` held-out episodes in each environment; a run on a dataset has none.
 
@@ -46,7 +56,7 @@ async def evaluate(
 
 
 async def _evaluate(
-    run: "Run | Players", name: str, total: int, evaluation_folder: EvaluationFolder, version: PolicyVersion
+    run: Player, name: str, total: int, evaluation_folder: EvaluationFolder, version: PolicyVersion
 ) -> RolloutError | None:
     """Play the missing episodes of one environment; return the error that stopped them, if any."""
     completed = {
@@ -80,11 +90,60 @@ async def _evaluate(
     return None
 
 
-def _make_record(name: str, index: int, outcome: Outcome, version: PolicyVersion) -> EpisodeRecord:
+async def measure_held_out(run: Player, version: PolicyVersion) -> dict[str, float]:
+    """Play `evaluation.curve_tasks` held-out tasks in each environment; return metrics by their names in the log.
+
+    `held_out/mean@k` is the mean reward over tasks of k repetitions each, `held_out/pass@1` the share of successes,
+    `held_out/pass@k` the unbiased estimate that one of k attempts succeeds; `_low` and `_high` bound their 95%
+    intervals, where there are any; see `openenv_core.evaluation.statistics`. Episodes lost to failures that are not the
+    policy's are played again, then counted as `held_out/lost`, and are part of no mean.
+
+    Raises:
+        rl_bridge.errors.RolloutError: No episode of an environment made progress any more.
+    """
+    config, metrics = run.config, dict[str, float]()
+    repetitions = config.evaluation.repetitions
+    tasks = [index for index in range(config.evaluation.curve_tasks) for _ in range(repetitions)]
+    for name in config.environments:
+        records: dict[int, EpisodeRecord] = {}
+
+        def on_outcome(
+            number: int, outcome: Outcome, name: str = name, records: dict[int, EpisodeRecord] = records
+        ) -> None:
+            sibling = number % repetitions
+            records[number] = _make_record(name, tasks[number], outcome, version, sibling=sibling)
+
+        await run.dispatcher.play_held_out(
+            [held_out_seeds(index, 1)[0] for index in tasks],
+            on_outcome,
+            environment=name,
+            temperature=0.0 if repetitions == 1 else config.rollout.temperature,
+        )
+        summary = summarize(
+            list(records.values()), success=config.evaluation.success, repetitions=repetitions
+        )
+        estimates = {
+            f"mean@{repetitions}": (summary["mean_reward"], summary["ci95"]),
+            "pass@1": (summary["win_rate"], summary["win_ci95"]),
+            **{f"pass@{k}": (value, bounds) for k, (value, bounds, _) in summary.get("pass_at", {}).items()},
+        }
+        prefix = f"{environment_prefix(name)}held_out/"
+        for label, (value, bounds) in estimates.items():
+            if value is not None:
+                metrics[prefix + label] = value
+            if bounds is not None:
+                metrics |= {f"{prefix}{label}_low": bounds[0], f"{prefix}{label}_high": bounds[1]}
+        metrics[f"{prefix}lost"] = float(summary["dropped"] + summary["unscored"])
+    return metrics
+
+
+def _make_record(
+    name: str, index: int, outcome: Outcome, version: PolicyVersion, *, sibling: int = 0
+) -> EpisodeRecord:
     record = EpisodeRecord(
         environment=name,
         group=index,
-        sibling=0,
+        sibling=sibling,
         seed=held_out_seeds(index, 1)[0],
         ending=(outcome.ending or Ending.FAILED_ENVIRONMENT).value,
         reward=None,

@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import shutil
-from pathlib import Path
 
 from rl_bridge.data.examples import require_same
 from rl_bridge.errors import ReplicaLostError, TrainerWentBackError, WeightsError
 from rl_bridge.loops.grpo import train
-from rl_bridge.loops.run import PreemptedError, Run, convert_write_errors
+from rl_bridge.loops.run import PreemptedError, Run
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
 
@@ -46,8 +44,6 @@ async def rewind(run: Run) -> PolicyVersion:
 
 MAX_NOTICE_HEARTBEATS = 5.0
 """Heartbeats within which a death is noticed; processes are checked once per heartbeat."""
-WEIGHT_FILES = (".safetensors", ".bin", ".pt")
-"""Substrings in the names of weight files, in all usual checkpoint layouts."""
 
 
 async def train_with_recovery(run: Run) -> bool:
@@ -74,8 +70,7 @@ async def _train(run: Run) -> None:
                 version = await rewind(run)
                 run.console.print(f"going on after iteration {version}", highlight=False, soft_wrap=True)
             await train(run)
-            async with run.deadline("the export of the trained policy"), run.lend_gpus_to_trainer():
-                await run.trainer.export.route(str(_make_policy_folder(run)), run.version)
+            await run.export("policy")
             await run.sync.finish()
             return
         except (ReplicaLostError, TrainerWentBackError, WeightsError) as lost:
@@ -98,14 +93,3 @@ async def _trainer_is_gone(run: Run) -> bool:
         async with asyncio.timeout(timeout_s):
             await run.trainer_lost.wait()
     return run.trainer_lost.is_set()
-
-
-def _make_policy_folder(run: Run) -> Path:
-    """Make the folder for the trained weights, with the other files of a checkpoint."""
-    policy = run.folder.absolute() / "policy"
-    with convert_write_errors(run.folder, "the trained policy"):
-        policy.mkdir(exist_ok=True)
-        for file in run.model_path.iterdir():
-            if file.is_file() and not any(suffix in file.name for suffix in WEIGHT_FILES):
-                shutil.copy2(file, policy)
-    return policy

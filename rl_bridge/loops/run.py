@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from rl_bridge.buffer.stored import StoredBatch, token_key
 from rl_bridge.config import Config
 from rl_bridge.environments.servers import EnvironmentServers
 from rl_bridge.errors import BridgeError, ReplicaLostError, RoleError
+from rl_bridge.loops.evaluation import measure_held_out
 from rl_bridge.loops.observation import RunObserver, server_row, service_rows
 from rl_bridge.loops.weight_sync import WeightSync
 from rl_bridge.metrics.sinks import MetricsLog, environment_prefix, format_iteration, rewind
@@ -40,7 +42,7 @@ from rl_bridge.rollout.groups import (
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.single_turn import DatasetReport
 from rl_bridge.rollout.task import Task, to_floats
-from rl_bridge.services.handle import LocalService
+from rl_bridge.services.handle import EndpointOwner, LocalService
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.types import Group, PolicyVersion
 
@@ -48,6 +50,10 @@ if TYPE_CHECKING:
     from rl_bridge.services.fleet import Fleet
 
 HISTORY_FILE = "groups.jsonl"
+POLICIES_FOLDER = "policies"
+"""Folder, in a run's folder, of a policy for each `trainer.export_interval` iterations."""
+WEIGHT_FILES = (".safetensors", ".bin", ".pt")
+"""Substrings in the names of weight files, in all usual checkpoint layouts."""
 
 
 class GroupHistory:
@@ -152,8 +158,8 @@ class Run:
     model_path: Path
     tasks: Mapping[str, Task] | Mapping[str, DatasetReport]
     chat: ChatPolicy
-    policy: Any
-    trainer: Any
+    policy: EndpointOwner
+    trainer: EndpointOwner
     dataset: Mapping[str, Any] | None
     buffer: ReplayBuffer
     dispatcher: Dispatcher
@@ -166,7 +172,7 @@ class Run:
     advantage: AdvantageFunction
     version: PolicyVersion = 0
     seconds_before: float = 0.0
-    replay_buffer: Any = field(init=False)
+    replay_buffer: EndpointOwner = field(init=False)
     latest_metrics: Mapping[str, float] = field(default_factory=dict, init=False)
     preempted: bool = field(default=False, init=False)
     checkpoint_begun: PolicyVersion = field(default=0, init=False)
@@ -255,6 +261,12 @@ class Run:
         if self.version == iterations or (interval and self.version % interval == 0):
             with span("probe", waits_for="policy"):
                 all_metrics.update(await self.probe())
+        if (curve := self.config.evaluation.curve_interval) and (
+            self.version == iterations or self.version % curve == 0
+        ):
+            with span("held-out episodes", waits_for="rollout"):
+                await self.sync.finish()  # they are of the newest weights
+                all_metrics.update(await measure_held_out(self, self.version))
         with span("ask for spans", waits_for="processes"):
             all_metrics.update(await self.observer.metrics())
         all_metrics[ELAPSED] = self.train_seconds
@@ -321,12 +333,25 @@ class Run:
             for metric, value in to_floats(await task.probe(self.chat), "probe").items()
         }
 
+    async def export(self, name: str) -> None:
+        """Write the policy to a folder of the run's, in the Hugging Face layout, with the model's other files."""
+        policy = self.folder.absolute() / name
+        with convert_write_errors(self.folder, "the trained policy"):
+            policy.mkdir(parents=True, exist_ok=True)
+            for file in self.model_path.iterdir():
+                if file.is_file() and not any(suffix in file.name for suffix in WEIGHT_FILES):
+                    shutil.copy2(file, policy)
+        async with self.deadline("the export of the trained policy"), self.lend_gpus_to_trainer():
+            await self.trainer.export.route(str(policy), self.version)
+
     async def checkpoint(self, *, now: bool = False) -> None:
         """Write a checkpoint if one is due: every `trainer.checkpoint_interval` iterations, and at the end.
 
         It is written in the background, unless it is the last one or the run is colocated. With `now` it is due at
-        once, and waited for. With an interval of 0 none is ever written.
+        once, and waited for. With an interval of 0 none is ever written. The policy is exported first if that is due.
         """
+        if not now and (exports := self.config.trainer.export_interval) and self.version % exports == 0:
+            await self.export(f"{POLICIES_FOLDER}/{self.version}")
         interval = self.config.trainer.checkpoint_interval
         is_last = self.version == self.config.trainer.iterations
         if not interval or not (now or is_last or self.version % interval == 0):

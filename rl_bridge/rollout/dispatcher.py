@@ -15,6 +15,7 @@ from rl_bridge.config import Config
 from rl_bridge.data.sampling import TaskSampler
 from rl_bridge.errors import NoReplicaError, ReplicaLostError, RolloutError
 from rl_bridge.rollout.assignment import (
+    TRAINING_SEEDS,
     Absence,
     Assignment,
     AssignmentResult,
@@ -35,6 +36,7 @@ from rl_bridge.rollout.groups import (
     playable_environments,
     summarize_outcomes,
 )
+from rl_bridge.services.handle import BalancedEndpoints, LocalService
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        rollout: Any,
+        rollout: BalancedEndpoints | LocalService,
         buffer: ReplayBuffer,
         config: Config,
         *,
@@ -282,14 +284,16 @@ class Dispatcher:
         on_outcome: Callable[[int, Outcome], None],
         *,
         environment: str = "",
+        temperature: float = 0.0,
         understood: bool = False,
     ) -> None:
-        """Play one episode per seed, greedily, for evaluation.
+        """Play one episode per seed, for evaluation.
 
         Args:
             seeds: The episodes' seeds.
             on_outcome: Called for each finished episode with the index of its seed and its outcome.
             environment: The environment's name.
+            temperature: The sampling temperature; 0 plays greedily.
             understood: Whether the environment is known to accept the task's actions.
 
         Raises:
@@ -307,7 +311,7 @@ class Dispatcher:
             async with slots:
                 if health.is_gone():
                     raise RolloutError(f"the environment is gone: {health.error}") from health.error
-                outcomes = await self._play_until_final(chunk, environment)
+                outcomes = await self._play_until_final(first, chunk, environment, temperature)
             counts.add_outcomes(outcomes)
             for index, outcome in enumerate(outcomes, first):
                 on_outcome(index, outcome)
@@ -343,9 +347,14 @@ class Dispatcher:
             self._held_out_deadline = None
         counts.require_understood(max(len(seeds), 1))
 
-    async def _play_until_final(self, seeds: tuple[int, ...], environment: str) -> list[Outcome]:
-        """Send episodes to workers until each has an outcome; the caller sets the deadline."""
-        episode = EpisodeSettings.of(self._config, environment, temperature=0.0)
+    async def _play_until_final(
+        self, first: int, seeds: tuple[int, ...], environment: str, temperature: float
+    ) -> list[Outcome]:
+        """Send episodes, numbered from `first`, to workers until each has an outcome; the caller sets the deadline."""
+        config = self._config
+        episode = EpisodeSettings.of(config, environment, temperature=temperature)
+        # Beyond the numbers of training groups, so that the seeds of no completion are those of another.
+        sampling_key = (config.seed, TRAINING_SEEDS + first) if config.deterministic and temperature else None
         outcomes: dict[int, Outcome] = {}
         silences = 0
         while missing := [index for index in range(len(seeds)) if index not in outcomes]:
@@ -355,6 +364,7 @@ class Dispatcher:
                 siblings=tuple(missing),
                 settings=episode,
                 environment=environment,
+                sampling_key=sampling_key,
             )
             try:
                 result = await self._call_worker(assignment)

@@ -6,21 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+from rl_bridge.services.handle import StickySession
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.tokens.conversation import Conversation
 from rl_bridge.types import Completion, SamplingSettings, Turn
 
 
 class Generator(Protocol):
-    """The interface for completing prompts: a `GeneratorClient`, or one that `pin_replica` binds to a replica."""
+    """The interface for completing prompts: that of a `GeneratorClient`."""
 
-    def pin_replica(self) -> "AbstractContextManager[Generator]":
-        """Return the same generator for prompts that share a prefix; they go to one replica."""
+    def pin_replica(self, near: StickySession | None = None) -> AbstractContextManager[StickySession | None]:
+        """Open a session for prompts that share a prefix, which go to one replica: that of `near`, if any."""
 
     async def complete(
-        self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingSettings,
+        seed: int | None = None,
+        session: StickySession | None = None,
     ) -> Completion:
-        """Complete one prompt."""
+        """Complete one prompt, by the replica of its session, if any."""
 
 
 class ChatPolicy:
@@ -35,6 +40,7 @@ class ChatPolicy:
     ) -> None:
         self._tokenizer = tokenizer
         self._generator = generator
+        self._session: StickySession | None = None
         self.max_new_tokens = max_new_tokens
         self.max_length = max_length
         self._max_prompt_length = max_length - 1
@@ -62,9 +68,9 @@ class ChatPolicy:
 
         Their prompts go to one replica of the generator, whose cache holds the keys and values of the prefix.
         """
-        with self._generator.pin_replica() as generator:
+        with self._generator.pin_replica(self._session) as session:
             policy = copy.copy(self)
-            policy._generator = generator
+            policy._session = session
             yield policy
 
     @property
@@ -96,7 +102,7 @@ class ChatPolicy:
             max_new_tokens=min(max_new_tokens or self.max_new_tokens, self.max_new_tokens),
             stop_token_ids=self._tokenizer.stop_token_ids,
         )
-        completion = await self._generator.complete(prompt, sampling, seed)
+        completion = await self._generator.complete(prompt, sampling, seed, self._session)
         return Turn(prompt=prompt, completion=completion), self._tokenizer.text(completion.tokens)
 
     async def answer_greedily(self, chats: Sequence[Sequence[ChatMessage]]) -> list[str]:

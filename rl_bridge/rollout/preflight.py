@@ -48,6 +48,10 @@ def _check_environment(config: Config, app_key: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with _convert_task_errors(reference, "making the task"):
             task = load_task(reference, config, Path(folder))
+        if config.rollout.agent is not None:
+            from rl_bridge.agents.player import AgentPlayer
+
+            AgentPlayer(config, task)
         if env.app is not None:
             try:
                 with LocalProcessProvider(env.app) as server:

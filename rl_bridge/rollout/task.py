@@ -174,7 +174,7 @@ class Task(ABC):
         """Return the task's own metrics to log with each iteration, for example a win rate.
 
         Args:
-            trajectories: All trajectories that the iteration trains on.
+            trajectories: All trajectories that the iteration trains on, with a `summary` in place of their turns.
         """
         return {}
 

@@ -48,6 +48,8 @@ class MeshTarget:
         An exception other than a BridgeError is raised as RemoteError; TargetGoneError means that a process is gone. A
         failing rank ends the call at once, because the others may be waiting for it.
         """
+        if len(self.ranks) == 1:
+            return await _await_reply(getattr(self.ranks[0], name).choose(*args, **kwargs))
         return (await self.call_all(name, args, kwargs))[0]
 
     def first_rank(self) -> "MeshTarget":
@@ -59,8 +61,6 @@ class MeshTarget:
         # All are sent before the first await, so that every rank gets concurrent calls in the same order. Each is one
         # actor, so `choose` has no choice; with torchmonarch 0.7 `call_one` would leak a kilobyte here with every call.
         futures = [getattr(actor, name).choose(*args, **kwargs) for actor in self.ranks]
-        if len(futures) == 1:
-            return [await _await_reply(futures[0])]
         replies = [asyncio.ensure_future(_await_reply(future)) for future in futures]
         try:
             return list(await asyncio.gather(*replies))

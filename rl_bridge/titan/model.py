@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoi
 from torch.distributed.fsdp import FSDPModule
 
 from rl_bridge.buffer.batch import PackedRows, TrainBatch
-from rl_bridge.config import LoraConfig
+from rl_bridge.config import LoraConfig, TrainerOptions
 from rl_bridge.errors import ConfigError, ModelError
 from rl_bridge.titan.architecture import read_architecture
 from rl_bridge.titan.definitions import (
@@ -56,6 +57,31 @@ MASK_ALIGNMENT = 8
 _CHECKPOINTING = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
 
 
+DEGREES = frozenset(
+    f"{kind}_degree"
+    for kind in (
+        "context_parallel",
+        "data_parallel_replicate",
+        "data_parallel_shard",
+        "expert_parallel",
+        "pipeline_parallel",
+    )
+)
+"""How ranks are laid out, which batches and weights follow: by `trainer.tensor_parallel` alone."""
+NO_OPTIONS = TrainerOptions()
+
+
+def _make_titan_config(kind: type[Any], options: Mapping[str, Any], section: str, **decided: Any) -> Any:
+    """Make one of TorchTitan's configurations from `trainer.options` and what the run decides by other keys."""
+    free = {field.name for field in fields(kind)} - decided.keys() - DEGREES
+    if unknown := sorted(options.keys() - free):
+        raise ConfigError(
+            f"expected trainer.options.{section} to be fields of {kind.__name__} that no other key decides, "
+            f"{', '.join(sorted(free))}, got {', '.join(unknown)}"
+        )
+    return kind(**decided, **options)
+
+
 class TitanModel:
     """A policy, a reference or a critic with weights from a folder in the Hugging Face layout.
 
@@ -78,6 +104,7 @@ class TitanModel:
         chunk: The number of loss tokens whose logits are in memory at once.
         lora: Trains only adapters and a value head; None trains all weights.
         seed: The seed of the adapters' initial values.
+        options: `trainer.options`.
 
     Attributes:
         module: The TorchTitan module.
@@ -105,6 +132,7 @@ class TitanModel:
         chunk: int = DEFAULT_CHUNK,
         lora: LoraConfig | None = None,
         seed: int = 0,
+        options: TrainerOptions = NO_OPTIONS,
     ) -> None:
         self.device = device
         self._dtype: torch.dtype = getattr(torch, dtype)
@@ -117,10 +145,21 @@ class TitanModel:
                 f"expected a tensor-parallel degree that divides the trainer's ranks, got {tensor_parallel} and "
                 f"{dist.get_world_size()} ranks"
             )
-        parallelism = ParallelismConfig(
-            spmd_backend="partial_dtensor", tensor_parallel_degree=tensor_parallel
+        parallelism = _make_titan_config(
+            ParallelismConfig,
+            options.parallelism,
+            "parallelism",
+            spmd_backend="partial_dtensor",
+            tensor_parallel_degree=tensor_parallel,
         )
-        training = TrainingConfig(seq_len=max_length, mixed_precision_param=dtype, dtype="float32")
+        training = _make_titan_config(
+            TrainingConfig,
+            options.training,
+            "training",
+            seq_len=max_length,
+            mixed_precision_param=dtype,
+            dtype="float32",
+        )
         # Between the matrices, activations are sharded along the row.
         self._row_multiple = math.lcm(tensor_parallel, COMPILED_MULTIPLE if compile else 1)
         self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())

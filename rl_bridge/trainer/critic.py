@@ -41,6 +41,7 @@ class Critic:
             compile=settings.config.trainer.compile,
             lora=settings.config.model.lora,
             seed=settings.config.seed,
+            options=settings.config.trainer.options,
         )
         rate = settings.config.algorithm.critic_learning_rate or settings.config.trainer.learning_rate
         self.optimization = Optimization(self._model, settings.config.trainer, learning_rate=rate)

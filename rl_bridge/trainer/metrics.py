@@ -3,12 +3,16 @@
 import time
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rl_bridge.titan.ranks import gather_names
 
+_EDGES = 10.0 ** np.arange(-9, 2, 0.05)
+"""Upper edges of classes of absolute differences, 20 to a power of ten, by which percentiles are found over ranks."""
+_PERCENTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 _SUMS = ("tokens", "early_tokens", "difference", "fresh_tokens", "difference_abs", "valid", "padded")
 
 
@@ -22,6 +26,7 @@ class LossMetrics:
         self._loss_sums: dict[str, float] = {}
         self._sums = dict.fromkeys(_SUMS, 0.0)
         self._max_difference = 0.0
+        self._difference_counts = np.zeros(len(_EDGES) + 1)
 
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Add the loss's metrics of one pass, each of shape [T], by their names in the log."""
@@ -43,6 +48,8 @@ class LossMetrics:
             self._sums["fresh_tokens"] += len(engine_difference)
             self._sums["difference_abs"] += float(engine_difference.sum())
             self._max_difference = max(self._max_difference, float(engine_difference.max()))
+            places = np.searchsorted(_EDGES, engine_difference.cpu().numpy())
+            self._difference_counts += np.bincount(places, minlength=len(_EDGES) + 1)
 
     def add_rows(self, *, valid: int, padded: int) -> None:
         """Add the size of one forward pass: its tokens without and with padding."""
@@ -58,12 +65,14 @@ class LossMetrics:
         `mismatch/kl` is the divergence of the sampling distribution from the trainer's, estimated by k1 as the mean of
         log mu - log pi over all tokens; with tokens of older weights it includes their staleness. The mean and largest
         absolute differences of log-probabilities are due to the engine alone: they cover only tokens sampled by the
-        trainer's version of the weights, and are omitted if there are none. `train/valid_token_share` is the share of
+        trainer's version of the weights, and are omitted if there are none. So are their percentiles, upper bounds that
+        are at most 12% too large. `train/valid_token_share` is the share of
         the forward passes' tokens that is not padding.
         """
         names = gather_names(self._loss_sums)  # a rank without tokens has no names
         own_sums = [*self._sums.values(), *(self._loss_sums.get(name, 0.0) for name in names)]
-        sums = sum_over_ranks(torch.tensor(own_sums, dtype=torch.float64)).tolist()
+        all_sums = sum_over_ranks(torch.tensor([*own_sums, *self._difference_counts], dtype=torch.float64))
+        sums, counts = all_sums[: len(own_sums)].tolist(), all_sums[len(own_sums) :].numpy()
         largest = max_over_ranks(torch.tensor([self._max_difference], dtype=torch.float64))
         total = dict(zip([*_SUMS, *names], sums, strict=True))
         metrics = {name: total[name] / max(1.0, total["tokens"]) for name in names}
@@ -71,6 +80,10 @@ class LossMetrics:
         if fresh := total["fresh_tokens"]:
             metrics["mismatch/logprob_max"] = float(largest)
             metrics["mismatch/logprob_mean"] = total["difference_abs"] / fresh
+            bounds = np.append(_EDGES, np.inf)
+            for name, share in _PERCENTILES.items():
+                bound = bounds[np.searchsorted(np.cumsum(counts), share * fresh)]
+                metrics[f"mismatch/logprob_{name}"] = min(float(bound), float(largest))
         metrics["train/valid_token_share"] = total["valid"] / max(1.0, total["padded"])
         return metrics
 

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from rl_bridge.algorithms.advantages import generalized_advantages, penalized_rewards, whiten
 from rl_bridge.algorithms.functions import load_advantage, load_loss
-from rl_bridge.algorithms.policy_loss import LossInputs, hold_then_anneal, kl_to_reference, sequence_means
+from rl_bridge.algorithms.policy_loss import (
+    LossInputs,
+    find_rejected,
+    hold_then_anneal,
+    kl_to_reference,
+    sequence_means,
+    token_weights,
+)
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
 from rl_bridge.trainer.metrics import LossMetrics
@@ -132,6 +139,33 @@ class PolicyGradients:
             return rank_batch
         logprobs = self.logprobs(rank_batch, updates=slice(1, None))
         return replace(rank_batch, batch=replace(rank_batch.batch, proximal_logprobs=logprobs))
+
+    def reject_sequences(self, rank_batch: RankBatch) -> tuple[RankBatch, dict[str, float]]:
+        """Give tokens of rejected trajectories a weight of 0, and the others the weights of a batch without them.
+
+        See `find_rejected`. Returns the share of trajectories that are rejected too, by its name in the log.
+        """
+        algorithm, batch = self._settings.config.algorithm, rank_batch.batch
+        if algorithm.sequence_rejection is None:
+            return rank_batch, {}
+        updates = np.zeros(len(batch), dtype=np.int64)
+        for number, passes in enumerate(rank_batch.updates):
+            for tokens in passes:
+                updates[tokens] = number
+        log_ratios = self.logprobs(rank_batch) - batch.old_logprobs
+        gather = self.passes.gather_values
+        trajectory = gather(batch, batch.trajectory).astype(np.int64)
+        update = gather(batch, updates).astype(np.int64)
+        rejected = find_rejected(gather(batch, log_ratios), trajectory, algorithm.sequence_rejection)
+        weights = np.zeros(batch.total, dtype=np.float32)
+        for number in range(len(rank_batch.updates)):
+            kept = ~rejected & (update == number)
+            weights[kept] = token_weights(
+                trajectory[kept], aggregation=algorithm.aggregation, max_length=self._settings.max_loss_tokens
+            )
+        share = len(np.unique(trajectory[rejected])) / len(np.unique(trajectory))
+        kept_batch = replace(batch, weights=weights[batch.index])
+        return replace(rank_batch, batch=kept_batch), {"loss/rejected_share": share}
 
     def accumulate(
         self,

@@ -87,6 +87,7 @@ class Trainer:
                 compile=config.compile,
                 lora=settings.config.model.lora,
                 seed=settings.config.seed,
+                options=config.options,
             )
             self._critic = Critic(settings) if settings.config.algorithm.advantage == "gae" else None
         limit_waits(rank.timeout_s)
@@ -203,7 +204,7 @@ class Trainer:
         norms: list[float] = []
         blocked_s = 0.0
         learning_rate = self._optimizer.learning_rate
-        rank_batch = self._prepare(rank_batch)
+        rank_batch, rejection = self._policy.reject_sequences(self._prepare(rank_batch))
         for update in range(len(rank_batch.updates)):
             # Tokens sampled by the current weights; after the first update there are none.
             fresh = None if update else self.version
@@ -224,6 +225,7 @@ class Trainer:
             "train/learning_rate": learning_rate,
             "train/entropy_coef": loss.entropy_coef,
             "time/push_blocked_s": blocked_s,
+            **rejection,
             **metrics.reduce(self._model.sum_over_data, self._model.max_over_data),
             **({} if self._critic is None else self._critic.metrics(rank_batch.batch)),
         }

@@ -5,13 +5,13 @@ import contextlib
 import inspect
 import logging
 import socket
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol, TypeAlias
 
-from openenv_core.errors import OpenEnvError
-from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, _wire, start_container
+from openenv_core.errors import EngineRefusedError, OpenEnvError
+from openenv_core.providers.docker import Container, ContainerOptions, DockerEngine, start_container
+from openenv_core.providers.docker.attach import attach
 from openenv_core.sandbox import FileRefusedError, Limits, Sandbox, SandboxSession
 from openenv_core.sandbox.inside import agent, cells, interpreter
 from servers.sandboxes.guest import Guest, GuestError
@@ -298,47 +298,15 @@ class WarmContainers:
             await each[1].close()
 
 
-class _Unpacked:
-    """The standard output of an exec, demultiplexed from the engine's stream."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
-        self._reader, self._splitter = reader, _wire.StreamSplitter()
-        self._buffer = bytearray()
-
-    async def readexactly(self, n: int, /) -> bytes:
-        while len(self._buffer) < n:
-            if not (data := await self._reader.read(1 << 16)):
-                raise EOFError
-            self._buffer += b"".join(piece for stream, piece in self._splitter.feed(data) if stream == 1)
-        chunk = bytes(self._buffer[:n])
-        del self._buffer[:n]
-        return chunk
-
-
 async def _attach_agent(engine: DockerEngine, container: str) -> Guest:
     """Start the agent in a container; return its client."""
     program = _program()
     command = ["python3", "-u", "-c", _BOOT, str(len(program))]
-    body = {"Cmd": command, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-    created = await asyncio.to_thread(engine.call, "POST", f"/containers/{container}/exec", body=body)
-    connection = await asyncio.to_thread(_wire.connect, engine.address, BOOT_TIMEOUT_S)
-    tls = _wire.tls(engine.address)
-    connection.setblocking(False)
-    opened = asyncio.open_unix_connection if connection.family == socket.AF_UNIX else asyncio.open_connection
-    secure: Mapping[str, Any] = (
-        {} if tls is None else {"ssl": tls, "server_hostname": _wire.host(engine.address)}
-    )
-    reader, writer = await opened(sock=connection, **secure)
-    try:
-        writer.write(_wire.attach_request(created["Id"]))
-        async with asyncio.timeout(BOOT_TIMEOUT_S):
-            head = await reader.readuntil(b"\r\n\r\n")
-        if head.split(b" ", 2)[1] not in (b"101", b"200"):
-            raise GuestError(
-                "unavailable", f"expected the engine to run python3 in the image, got {head[:200]!r}"
-            )
-        writer.write(program)
-    except BaseException:
-        writer.close()
-        raise
-    return Guest(_Unpacked(reader), writer)
+    exec_id = await asyncio.to_thread(engine.create_exec, container, command, AttachStdin=True)
+    async with asyncio.timeout(BOOT_TIMEOUT_S):
+        try:
+            reader, writer = await attach(engine.address, exec_id)
+        except EngineRefusedError as error:
+            raise GuestError("unavailable", str(error)) from error
+    writer.write(program)
+    return Guest(reader, writer)

@@ -39,6 +39,14 @@ def check_asynchrony(found: Found) -> None:
     assert all(met[f"{subject}: staleness"] for subject in rates)
 
 
+def check_controller(found: Found) -> None:
+    measured = medians(found)
+    assert len(measured) == 8
+    # Of short chats a trajectory's own bytes are a larger part; of lists they are few.
+    assert measured["bytes/token", "lists", ""] > 5 * measured["bytes/token", "keys", ""]
+    assert measured["objects/trajectory", "keys", ""] < 16
+
+
 def check_mcp(found: Found) -> None:
     from benchmarks.mcp.__main__ import CALL_METHODS, FIGURES, IN_PROCESS
 
@@ -97,6 +105,7 @@ WIRE = ["--only", "step,imports,clients"]
     ("name", "argv", "check"),
     [
         pytest.param("asynchrony", [], check_asynchrony, marks=HEAVY),
+        pytest.param("controller", [], check_controller),
         pytest.param("forks", [], check_forks),
         pytest.param("mcp", [], check_mcp),
         pytest.param("vector", [], check_vector),

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import ConfigDict
 from subjects import Go, Here, Loose, Seen, Walk, WalkState, folder_with, look, run, walk
 
-from openenv_core import Environment, EnvironmentMetadata, EpisodeOverError, Observation, State
+from openenv_core import Environment, EnvironmentMetadata, Observation, State
 from openenv_core.checker.check import CheckLevel, checks
 from openenv_core.checker.results import Status
 from openenv_core.tools import (
@@ -67,29 +67,6 @@ def after_reset(change: Callable[[Walk, Seen], Any]) -> type[Walk]:
     return Changed
 
 
-def after_end(answer: Callable[[Walk], Seen]) -> type[Walk]:
-    """A walk that answers a step after the end."""
-
-    class Answers(Walk):
-        def step(self, action: Go) -> Seen:
-            try:
-                return super().step(action)
-            except EpisodeOverError:
-                return answer(self)
-
-    return Answers
-
-
-def with_state(**values: Any) -> Callable[[Walk, Seen], Seen]:
-    """Return a change that sets fields of the state."""
-
-    def change(env: Walk, seen: Seen) -> Seen:
-        env._state = env._state.model_copy(update=values)
-        return seen
-
-    return change
-
-
 def seen_with(name: str, value: Any) -> type[Walk]:
     return after_step(lambda _, seen: setattr(seen, name, value))
 
@@ -109,29 +86,6 @@ class Endless(Walk):
     def step(self, action: Go) -> Seen:
         self._state.step_count += 1
         return Seen(place=0, reward=0.0)
-
-
-def in_another_episode(env: Walk) -> Seen:
-    return with_state(episode_id="another")(env, Seen(done=True))
-
-
-class StaysOver(Walk):
-    over = False
-
-    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Seen:
-        seen = super().reset(seed=seed, episode_id=episode_id)
-        seen.done = self.over
-        return seen
-
-    def step(self, action: Go) -> Seen:
-        seen = super().step(action)
-        self.over = seen.done
-        return seen
-
-
-class OneId(Walk):
-    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Seen:
-        return super().reset(seed=seed, episode_id=episode_id or "always")
 
 
 class StateMoves(Walk):
@@ -175,14 +129,6 @@ def unhealthy() -> Any:
         ("http_follows_schema", walk(SaysText), "'here' at $.place"),
         ("states_follow_schema", walk(StateOfText), "'here' at $.place"),
         ("episode_ends", walk(Endless), "within 20 steps"),
-        ("step_after_done", walk(after_end(lambda env: env.reset())), "a new episode without a reset"),
-        ("step_after_done", walk(after_end(lambda _: Seen(done=True, reward=1.0))), "got 1.0"),
-        ("step_after_done", walk(after_end(in_another_episode)), "got 'another'"),
-        ("step_after_done", walk(StaysOver), "got one that is done"),
-        ("state_counts_steps", walk(after_step(with_state(step_count=0))), "got 0"),
-        ("state_counts_steps", walk(after_reset(with_state(step_count=3))), "step_count 0"),
-        ("episode_id", walk(after_reset(with_state(episode_id="own"))), "got 'own'"),
-        ("episode_id", walk(OneId), "got 'always' and 'always'"),
         ("state_is_only_read", walk(StateMoves), "other values of place"),
         ("state_is_only_read", walk(StateCosts), "got another"),
         ("invalid_action_refused", walk(action=Loose), "got an observation"),
@@ -224,7 +170,6 @@ def test_an_end_of_what_is_declared_endless_is_found(tmp_path: Path) -> None:
     folder_with(tmp_path, manifest=manifest)
     assert "take validation.episodes.endless out" in look("episode_ends", walk(), tmp_path).change
     assert look("episode_ends", walk(Endless), tmp_path).status is Status.PASSED
-    assert look("step_after_done", walk(Endless), tmp_path).status is Status.SKIPPED
 
 
 class Bench(Environment[Any, Observation, State]):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
-from subjects import Here, Loose, Walk, WalkState, folder_with, look, of_folder, run, walk
+from subjects import Here, Loose, folder_with, look, of_folder, run, walk
 
 from openenv_core import Action, Observation, State
 from openenv_core.checker.check import CheckLevel, checks
@@ -84,21 +84,9 @@ class Close(CallToolAction):
     tool_name: Literal["roll", "close"]
 
 
-class MethodForState(Walk):
-    def state(self) -> WalkState:  # type: ignore[override]
-        return self._state
-
-
-class StateOnly:
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    state = None
-
-
 @pytest.mark.parametrize(
     ("check", "app", "words"),
     [
-        ("environment_methods", walk(MethodForState), "got a method"),
-        ("environment_methods", walk(StateOnly), "StateOnly.reset to be a method"),
         ("models_derived", walk(action=Foreign), "lacks metadata"),
         ("models_forbid_unknown_keys", walk(action=Loose), "got extra='ignore'"),
         ("models_have_schemas", walk(observation=Unrepresentable), "Unrepresentable"),

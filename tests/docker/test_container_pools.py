@@ -16,7 +16,7 @@ from slim_server import IMAGE, options
 
 from openenv_core import EngineUnavailableError
 from openenv_core.providers.docker import DockerEngine, LocalDockerProvider
-from openenv_core.providers.docker._wire import EngineAddress
+from openenv_core.providers.docker.attach import EngineAddress
 from openenv_core.providers.pool import DockerPool, PoolTimeoutError
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # one waits for an image to be built

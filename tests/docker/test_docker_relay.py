@@ -2,19 +2,17 @@
 
 import asyncio
 import contextlib
-import errno
+import inspect
 import os
 import signal
 import socket
 import socketserver
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,20 +20,26 @@ import pytest
 import serving
 from serve_process import eventually
 
-from openenv_core import ClientError, EpisodeLostError, GenericEnvClient, ServerStartError
+from openenv_core import (
+    ClientError,
+    EngineRefusedError,
+    EngineUnavailableError,
+    EpisodeLostError,
+    GenericEnvClient,
+    ServerStartError,
+)
 from openenv_core.providers.docker import (
     ContainerOptions,
     DockerEngine,
     LocalDockerProvider,
-    _relay,
-    companion,
+    mux,
+    relay,
     start_container,
 )
 
 pytestmark = pytest.mark.timeout(600)  # one waits for an image to be built
 
 WAIT_TIMEOUT_S = 30
-INNER = Path(_relay.__file__).read_text()
 
 
 class Echo(socketserver.BaseRequestHandler):
@@ -63,47 +67,27 @@ def echoing() -> Iterator[int]:
 
 
 @asynccontextmanager
-async def accepting(mux: _relay.Mux, listener: socket.socket) -> AsyncIterator[None]:
-    """Let an outer side accept connections."""
-    listener.setblocking(False)
-    task = asyncio.get_running_loop().create_task(mux.accept(listener))
-    try:
-        yield
-    finally:
-        task.cancel()
-        mux.stop(_relay.MuxBrokenError("the test ends"))
-        mux.ended.exception()
-
-
-@asynccontextmanager
-async def scripted() -> AsyncIterator[tuple[_relay.Mux, socket.socket]]:
-    """Yield an outer side, and the other end of its carrier."""
-    ours, theirs = socket.socketpair()
-    mux = _relay.Mux()
-    await asyncio.get_running_loop().create_connection(lambda: mux, sock=ours)
-    with theirs, socket.create_server(("127.0.0.1", 0)) as listener:
-        async with accepting(mux, listener):
-            yield mux, theirs
+async def carrying(outer: mux.Mux) -> AsyncIterator[int]:
+    """Let an outer side carry the connections of a port; yield the port."""
+    running = asyncio.ensure_future(outer.run())
+    async with await asyncio.start_server(outer.open, "127.0.0.1", 0, backlog=128) as server:
+        yield server.sockets[0].getsockname()[1]
+        running.cancel()
+        await asyncio.wait([running])
 
 
 @asynccontextmanager
 async def running_relay(port: int) -> AsyncIterator[int]:
     """Run both sides of a relay to a port of this machine; yield its address."""
-    loop = asyncio.get_running_loop()
-    command = [sys.executable, "-I", "-S", "-c", INNER, str(port)]
-    with (
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as inner,  # noqa: ASYNC220 - it returns at once
-        socket.create_server(("127.0.0.1", 0), backlog=128) as listener,
-    ):
-        assert inner.stdout is not None
-        assert await asyncio.to_thread(inner.stdout.read, len(_relay.HELLO)) == _relay.HELLO
-        mux = _relay.Mux()
-        reading, _ = await loop.connect_read_pipe(lambda: mux, inner.stdout)
-        await loop.connect_write_pipe(lambda: mux, inner.stdin)
-        async with accepting(mux, listener):
-            yield listener.getsockname()[1]
-        reading.close()
-        inner.kill()
+    command = [sys.executable, "-I", "-S", "-c", inspect.getsource(mux), str(port)]
+    pipe = asyncio.subprocess.PIPE
+    inner = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert inner.stdin is not None
+    assert inner.stdout is not None
+    assert await inner.stdout.readexactly(len(mux.HELLO)) == mux.HELLO
+    async with carrying(mux.Mux(inner.stdout, inner.stdin)) as address:
+        yield address
+    await inner.wait()  # it ends with its outer side
 
 
 def exchange(port: int, data: bytes) -> bytes:
@@ -164,84 +148,65 @@ async def test_missing_server_refuses_connections() -> None:
             assert await asyncio.to_thread(exchange, port, b"") == b""
 
 
-async def test_connections_over_the_limit_wait() -> None:
-    class Full(socket.socket):
-        tries = 0
-
-        def accept(self) -> Any:
-            Full.tries += 1
-            if Full.tries < 3:
-                raise OSError(errno.EMFILE, "too many open files")
-            return super().accept()
-
-    with Full() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        async with scripted() as (mux, theirs), accepting(mux, listener):
-            with socket.create_connection(listener.getsockname()):
-                header = await asyncio.to_thread(theirs.recv, _relay.HEADER.size)
-    assert header == framed(_relay.OPEN, 1)
-    assert Full.tries in (3, 4)  # it was not asked again and again
-
-
 def framed(kind: int, number: int, data: bytes = b"", length: int | None = None) -> bytes:
-    return _relay.HEADER.pack(kind, number, len(data) if length is None else length) + data
+    return mux.HEADER.pack(kind, number, len(data) if length is None else length) + data
 
 
 @pytest.mark.parametrize(
     ("frames", "why"),
     [
-        (framed(_relay.DATA, 1, length=60_000), "longer than any"),
-        (framed(_relay.DATA, 1, b"x" * 32_768) * 9, "more came than was asked for"),
-        (framed(_relay.END, 1) + framed(_relay.DATA, 1, b"x"), "more came than was asked for"),
-        (framed(_relay.CREDIT, 1, struct.pack(">I", 1)), "more was credited"),
-        (framed(_relay.CREDIT, 1, b"x"), "no known kind"),
-        (framed(_relay.OPEN, 1), "no known kind"),
+        (framed(mux.DATA, 1, length=60_000), "longer than any"),
+        (framed(mux.DATA, 1, b"x" * 32_768) * 12, "more came than was asked for"),
+        (framed(mux.END, 1) + framed(mux.DATA, 1, b"x"), "more came than was asked for"),
+        (framed(mux.CREDIT, 1, struct.pack(">I", 1)), "more was credited"),
+        (framed(mux.CREDIT, 1, b"x"), "no known kind"),
+        (framed(mux.OPEN, 1), "no known kind"),
         (framed(77, 1), "no known kind"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 async def test_forged_frame_ends_the_relay_only(frames: bytes, why: str) -> None:
-    ours, theirs = socket.socketpair()
+    carrier, forger = socket.socketpair()
+    accepted, client = socket.socketpair()
     # Nobody reads, so that what comes has to wait.
-    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    async with scripted() as (mux, _):
-        await asyncio.get_running_loop().create_connection(lambda: mux.add(1), sock=theirs)
-        mux.data_received(framed(_relay.DATA, 999, b"of a stream that there never was") + frames)
-        with ours, pytest.raises(_relay.MuxBrokenError, match=why):
-            await mux.ended
-        assert mux.streams == {}
+    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with client, forger:
+        outer = mux.Mux(*await asyncio.open_connection(sock=carrier))
+        outer.open(*await asyncio.open_connection(sock=accepted))
+        stray = framed(mux.DATA, 999, b"of a connection that there never was")
+        sending = asyncio.create_task(asyncio.to_thread(forger.sendall, stray + frames))
+        with pytest.raises(mux.MuxError, match=why):
+            await outer.run()
+        forger.shutdown(socket.SHUT_RDWR)
+        await asyncio.wait([sending])
+        await serving.eventually(lambda: not outer.channels)
 
 
 async def test_a_connection_that_was_reset_ends_alone() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        ours = socket.create_connection(listener.getsockname())
-        theirs, _ = listener.accept()
-    async with scripted() as (mux, _):
-        await asyncio.get_running_loop().create_connection(lambda: mux.add(1), sock=theirs)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        ours.close()
-        mux.data_received(framed(_relay.END, 1))
-        await serving.eventually(lambda: not mux.streams)
-        assert not mux.ended.done()
+    with echoing() as server:
+        async with running_relay(server) as port:
+            connection = socket.create_connection(("127.0.0.1", port))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+            assert await asyncio.to_thread(exchange, port, b"x") == b"xgoodbye"
 
 
 def test_absent_engine_is_waited_for_but_a_crashing_inner_side_is_not(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    broken = _relay.MuxBrokenError("no such container")
-    ends: list[Exception] = [*[ConnectionRefusedError()] * 20, *[broken] * 20]
+    broken = EngineRefusedError("no such container", 404, "no such container")
+    ends: list[Exception] = [*[EngineUnavailableError("away")] * 20, *[broken] * 20]
 
-    def prepare(*_: object) -> None:
-        raise ends.pop(0)
+    class Engine:
+        def create_exec(self, *_: object, **__: object) -> None:
+            raise ends.pop(0)
 
-    monkeypatch.setattr(_relay, "prepare", prepare)
-    monkeypatch.setattr(_relay.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(_relay.select, "select", lambda *_: ([], [], []))
-    listener = socket.create_server(("127.0.0.1", 0))
-    assert _relay.main([str(listener.detach()), str(os.getppid()), "unix:///x", "", "1", "id", "1"]) == 1
-    assert 15 <= len(ends) < 20  # all of the engine's absence, and a few of the others
-    assert "no such container" in capfd.readouterr().err
+    monkeypatch.setattr(relay, "MIN_PAUSE_S", 0.0)
+    starting: Any = relay.Relay(Engine(), "id", 1)  # type: ignore[arg-type]
+    eventually(lambda: starting.failure() == "no such container")
+    assert 14 <= len(ends) < 20  # all of the engine's absence, and a few of the others
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", starting.port))
 
 
 @pytest.mark.soak
@@ -264,14 +229,6 @@ def test_sessions_end_with_their_container_in_mid_stream(hostile_image: str) -> 
             playing.wait(WAIT_TIMEOUT_S)
             os.kill(container.pids()[0], signal.SIGKILL)
             assert [type(end.exception(WAIT_TIMEOUT_S)) for end in ends] == [EpisodeLostError] * 4
-
-
-def relays() -> list[psutil.Process]:
-    return [
-        each
-        for each in psutil.Process().children()
-        if companion.RELAY_SCRIPT.name in " ".join(each.cmdline())
-    ]
 
 
 def answers(url: str | None) -> bool:
@@ -301,11 +258,11 @@ def test_sessions_of_a_container_without_a_network_survive_a_kill_of_its_inner_s
         with ThreadPoolExecutor(32) as pool:
             assert list(pool.map(play, range(32))) == ["lo"] * 32
         assert provider.container is not None
-        assert len(relays()) == 1
         [inner] = [pid for pid in provider.container.pids() if "-c" in psutil.Process(pid).cmdline()]
         psutil.Process(inner).kill()
         eventually(lambda: answers(provider.url))
-    assert relays() == []
+        url = provider.url
+    assert not answers(url)
 
 
 @pytest.mark.soak

@@ -15,6 +15,7 @@ from typing import Any
 from unittest.mock import Mock, call
 
 import pytest
+from fake_engine import fake_engine
 
 from openenv_core import ConfigurationError, ContainerOptions, EngineUnavailableError, GenericEnvClient
 from openenv_core.providers.base import status_of
@@ -25,7 +26,7 @@ from openenv_core.providers.docker import (
     start_container,
     sweeper,
 )
-from openenv_core.providers.docker._wire import EngineAddress
+from openenv_core.providers.docker.attach import EngineAddress
 from openenv_core.providers.docker.engine import find_engine, is_local
 from openenv_core.providers.docker.options import find_dropped, spec
 
@@ -241,7 +242,7 @@ def test_absent_engine_and_refused_access_are_different_errors(
         start_container("image", engine=absent)
 
     refused = Mock(side_effect=PermissionError(13, "Permission denied"))
-    monkeypatch.setattr("openenv_core.providers.docker._wire.connect", refused)
+    monkeypatch.setattr("socket.socket.connect", refused)
     with pytest.raises(EngineUnavailableError, match=r"usermod -aG docker"):
         absent.ping()
 
@@ -339,14 +340,22 @@ def test_silent_engine_is_a_timeout() -> None:
         status_of(port, 0.2)
 
 
+def test_engine_is_asked_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    version = b'{"ApiVersion": "1.41"}'
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(version), version)) as (port, _):
+        engine = DockerEngine(EngineAddress(f"tcp://127.0.0.1:{port}"))
+        assert engine.client().api_version == "1.41"
+
+
 # ---- providers that a client is given
 
 
-def test_response_that_is_cut_is_no_response() -> None:
-    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 1024\r\n\r\n" + bytes(512)) as (port, _):
-        engine = DockerEngine(EngineAddress(f"tcp://127.0.0.1:{port}"))
-        with pytest.raises(EngineUnavailableError, match="IncompleteRead"):
-            engine.archive("container", "/app")
+def test_response_that_is_cut_is_no_response(tmp_path: Path) -> None:
+    with fake_engine(tmp_path) as fake, pytest.raises(EngineUnavailableError, match="IncompleteRead"):
+        DockerEngine(EngineAddress(fake.host)).archive("cut", "/app")
 
 
 def test_given_provider_gets_the_image_and_its_options() -> None:

@@ -41,6 +41,8 @@ def typed_commands() -> list[str]:
     """Return what a reader would type or run, one command each; a Python block is a script to run."""
     found: list[str] = []
     for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE):
+        if language == "text":  # the file that `ropewalk init` writes, and what may stand in it
+            continue
         assert language in ("bash", "python"), f"nobody runs blocks of {language}"
         found += commands(block) if language == "bash" else [f"python - <<'SCRIPT'\n{block}SCRIPT"]
     return found

@@ -7,6 +7,14 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from docker_engine import engine
+from serve_process import eventually, serve
+from terminal_process import in_terminal
+
+from openenv_core import GenericEnvClient, make
+from openenv_core.providers.docker import DockerEngine
+
+__all__ = ["engine"]
 
 DICE: Final = '''\
 # dice.py
@@ -153,3 +161,84 @@ def test_mcp_offers_the_actions_as_tools(folder: Path) -> None:
     assert "end of an episode" in late["content"][0]["text"]
     assert "got sides" in unknown["content"][0]["text"]
     assert again["structuredContent"]["hint"] == "1 to 6"
+
+
+def test_serve_takes_the_file_with_a_page_and_reloads_it(folder: Path) -> None:
+    with serve("--web", "--reload", app="dice.py", cwd=folder) as server:
+        client = GenericEnvClient(f"http://{server.address}")
+        with client.sync() as env:
+            _, info = env.reset(seed=1)
+            assert info == {}
+            observation, reward, terminated, truncated, info = env.step({"number": 2})
+            assert (observation["hint"], reward, terminated, truncated, info) == (
+                "it was 2",
+                1.0,
+                True,
+                False,
+                {},
+            )
+        status, schema = server.get("/schema")
+        assert (status, schema["action"]["title"], schema["state"]["title"]) == (200, "Guess", "State")
+        (folder / "dice.py").write_text(DICE.replace("1 to 6", "one to six"))
+
+        def again() -> bool:
+            with GenericEnvClient(f"http://{server.address}").sync() as env:
+                return bool(env.reset().observation["hint"] == "one to six")
+
+        eventually(again)
+
+
+def test_a_person_is_asked_which_of_several_environments(folder: Path) -> None:
+    (folder / "games.py").write_text(
+        DICE + "\n\nclass Coin(Dice):\n    pass\n\n\nclass Card(Dice):\n    pass\n"
+    )
+    with in_terminal("play", "games.py", "--random", "1", cwd=str(folder)) as terminal:
+        terminal.until("Which environment of games.py? Coin, Card:")
+        terminal.type("Card")
+        terminal.until("it was")
+
+
+def test_validate_takes_the_file_and_what_its_header_declares(folder: Path) -> None:
+    header = "# /// script\n# dependencies = {}\n#\n# [tool.ropewalk.validation.reward]\n# range = [0, {}]\n# ///\n"
+    levels = ["--level", "static", "--level", "runtime", "--json"]
+
+    def checked(dependencies: str, highest: float, status: int) -> dict[str, str]:
+        text = header.format(dependencies, highest) + DICE.replace("# dice.py", "import psutil")
+        (folder / "dice.py").write_text(text)
+        output = run(folder, "ropewalk", "validate", "dice.py", *levels, status=status)
+        return {each["check"]: each["status"] for each in json.loads(output)["results"]}
+
+    good = checked('["psutil"]', 1.0, 0)
+    assert set(good.values()) == {"passed", "skipped"}
+    assert (good["imports_declared"], good["reward_in_range"]) == ("passed", "passed")
+    bad = checked("[]", 0.5, 1)
+    assert bad["imports_declared"] == "failed"
+
+
+@pytest.mark.docker
+@pytest.mark.soak
+def test_build_makes_an_image_of_the_file_and_push_finds_it(engine: DockerEngine, folder: Path) -> None:
+    (folder / "dice_of_test.py").write_text('# /// script\n# dependencies = ["iniconfig"]\n# ///\n' + DICE)
+    image = "dice-of-test-env:latest"
+    try:
+        assert image in run(folder, "ropewalk", "build", "dice_of_test.py", timeout_s=600)
+        with make(image) as env:
+            assert env.reset(seed=1).observation["hint"] == "1 to 6"
+        inside = ["docker", "run", "--rm", image, "/opt/ropewalk/bin/python", "-c", "import iniconfig"]
+        run(folder, *inside)
+        said = run(folder, "ropewalk", "push", "dice_of_test.py", "--registry", "localhost:9/team", status=1)
+        assert f"{image} -> localhost:9/team/{image}" in said
+    finally:
+        subprocess.run(
+            ["docker", "image", "rm", "--force", image], capture_output=True, timeout=60, check=False
+        )
+
+
+def test_a_space_of_the_file_has_what_it_needs(folder: Path) -> None:
+    said = run(folder, "ropewalk", "push", "dice.py", "--space", "me/dice", "--dry-run")
+    for name in ("dice.py", "Dockerfile", "README.md", "openenv.yaml"):
+        assert f"  {name}\n" in said
+    (folder / "helper.py").write_text("")
+    (folder / "dice.py").write_text(DICE.replace("# dice.py", "import helper"))
+    said = run(folder, "ropewalk", "push", "dice.py", "--space", "me/dice", "--dry-run", status=2)
+    assert "imports helper next to it" in said

@@ -188,7 +188,7 @@ def test_invalid_commands_fail_before_an_engine_is_used(
         ([one, two, "--tag", "a:1"], "expected {name} in the tags of several"),
         (["base", "--tag", "a:1"], "the base's names say its version"),
         ([str(tmp_path)], "neither openenv.yaml nor a Dockerfile"),
-        (["no_such_thing"], "expected an environment's folder or name, got 'no_such_thing'"),
+        (["no_such_thing"], "expected an environment's name, got 'no_such_thing'"),
         ([one], "systemctl start docker"),  # possible: the engine is asked last
     ):
         assert main(["build", *arguments]) == 2

@@ -113,9 +113,7 @@ async def test_restore_at_a_full_server_waits_for_a_slot() -> None:
         async with vector(address):
             read = client._conversation._frames_read
             restoring = asyncio.create_task(client.restore(snapshot))
-            await eventually(
-                lambda: client._conversation._frames_read > read
-            )  # its place in the queue
+            await eventually(lambda: client._conversation._frames_read > read)  # its place in the queue
         assert await restoring == [2]
         assert await totals(client, [2], 1) == [6]
 

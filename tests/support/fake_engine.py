@@ -1,6 +1,7 @@
 """A fake Docker engine, whose containers are entries in a dictionary."""
 
 import json
+import re
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -25,8 +26,10 @@ class FakeEngine:
         self.may_create.set()
 
     def answer(self, method: str, target: str, body: bytes) -> tuple[int, Any]:
-        parts = urlsplit(target)
+        parts = urlsplit(re.sub(r"^/v[\d.]+", "", target))
         query = {key: values[0] for key, values in parse_qs(parts.query).items()}
+        if parts.path == "/version":
+            return 200, {"ApiVersion": "1.41"}
         if (method, parts.path) == ("POST", "/containers/create"):
             self.request_received.set()
             self.may_create.wait(60)
@@ -54,6 +57,10 @@ def fake_engine(folder: Path) -> Iterator[FakeEngine]:
 
     class Handler(QuietHandler, BaseHTTPRequestHandler):
         def handle_any(self) -> None:
+            if "/containers/cut/" in self.path:  # a response that ends too early
+                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1024\r\n\r\n" + bytes(512))
+                self.close_connection = True
+                return
             status, answer = fake.answer(self.command, self.path, self.read_body())
             self.reply(status, b"" if answer is None else json.dumps(answer).encode())
 

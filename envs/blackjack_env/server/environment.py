@@ -2,20 +2,12 @@
 
 from importlib.util import find_spec
 from typing import Any, Protocol
-from uuid import uuid4
+
+from pydantic import StrictBool
 
 from openenv_core import Environment, EnvironmentMetadata
-from openenv_core.errors import EpisodeOverError
-from openenv_core.tasks import InvalidResetOptionError, check_reset, draw_seed
 
-from ..models import (
-    BlackjackAction,
-    BlackjackObservation,
-    BlackjackState,
-    Move,
-    Outcome,
-    StepBeforeResetError,
-)
+from ..models import BlackjackAction, BlackjackObservation, BlackjackState, Move, Outcome
 from ..table import describe_end, describe_hand, describe_turn
 
 # Imported by the first session, since it would take a fifth of the server's start. A server without it does not start.
@@ -49,75 +41,30 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Bl
     BLOCKING = False
     DETERMINISTIC = True
     FORKABLE = True
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self) -> None:
         from gymnasium.envs.toy_text.blackjack import BlackjackEnv as Table
 
         self._table: _GymnasiumTable = Table()
-        self._state = BlackjackState()
 
-    def reset(
-        self,
-        *,
-        seed: int | None = None,
-        episode_id: str | None = None,
-        natural: bool = False,
-        sab: bool = False,
-        **unknown: Any,
-    ) -> BlackjackObservation:
+    def reset(self, *, natural: StrictBool = False, sab: StrictBool = False) -> BlackjackObservation:
         """Deal a new hand.
 
         Args:
-            seed: fixes the sequence of cards, >= 0. None draws a random seed, which `state` reports.
-            episode_id: the caller's name for the episode; None generates a uuid4.
             natural: whether a natural (an ace and a ten in the first two cards) that beats the dealer pays 1.5.
             sab: Sutton and Barto's rule: a natural beats everything except another natural, and pays 1. Takes
                 precedence over `natural`, as in Gymnasium.
-            **unknown: rejected.
-
-        Raises:
-            InvalidResetOptionError: an option is unknown or has a value of the wrong type. The current hand, if
-                any, continues.
         """
-        check_reset(("seed", "episode_id", "natural", "sab"), unknown, seed, episode_id)
-        for name, value in (("natural", natural), ("sab", sab)):
-            if not isinstance(value, bool):
-                raise InvalidResetOptionError(
-                    f"expected true or false for reset option {name}, got {value!r}"
-                )
-        seed = draw_seed() if seed is None else seed
-        self._table.natural = natural
-        self._table.sab = sab
-        observation, _ = self._table.reset(seed=seed)
-        self._state = BlackjackState(
-            episode_id=str(uuid4()) if episode_id is None else episode_id, seed=seed, natural=natural, sab=sab
-        )
+        self._table.natural = self.state.natural = natural
+        self._table.sab = self.state.sab = sab
+        observation, _ = self._table.reset(seed=self.state.seed)
         return self._observe(observation, reward=None, done=False)
 
     def step(self, action: BlackjackAction) -> BlackjackObservation:
-        """Take a card, or stand and let the dealer play.
-
-        Raises:
-            StepBeforeResetError: no hand has been dealt yet.
-            EpisodeOverError: the hand has ended.
-        """
-        state = self._state
-        if state.seed is None:
-            raise StepBeforeResetError("expected reset() before the first step(); call reset() first")
-        if state.done:
-            raise EpisodeOverError(
-                "expected reset() after the end of the hand, got step(); call reset() to deal a new one"
-            )
+        """Take a card, or stand and let the dealer play."""
         observation, reward, done, _, _ = self._table.step(1 if action.action == "hit" else 0)
-        state.step_count += 1
-        state.done = done
+        self.state.done = done
         return self._observe(observation, reward=reward, done=done)
-
-    @property
-    def state(self) -> BlackjackState:
-        """A copy of the episode's state, so that callers cannot change the game."""
-        return self._state.model_copy()
 
     def get_metadata(self) -> EnvironmentMetadata:
         """Return the environment's name and description."""

@@ -1,4 +1,4 @@
-"""Starts helper processes: the sweeper (companion), which removes this program's containers, and relays of ports."""
+"""Starts the sweeper beside this program, the companion process that removes its containers."""
 
 import atexit
 import os
@@ -9,41 +9,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from openenv_core.errors import ProviderError
-from openenv_core.providers.base import listen
-from openenv_core.providers.docker._wire import EngineAddress
+from openenv_core.providers.docker.attach import EngineAddress
 from openenv_core.providers.docker.sweeper import LABEL, RUN, owner
 
-SCRIPT: Final = Path(__file__).with_name("sweeper.py")
-RELAY_SCRIPT: Final = Path(__file__).with_name("_relay.py")
+PROGRAM: Final = (
+    "import sys; from openenv_core.providers.docker import sweeper; sys.exit(sweeper.main(sys.argv[1:]))"
+)
 
 EXIT_TIMEOUT_S: Final = 10.0
 """How long this process's exit waits for the removal of its containers. The companion continues after that."""
 
 RESTART_DELAY_S: Final = 1.0
 """Pause before a dead companion is replaced."""
-
-
-def _spawn(
-    script: Path, before: list[str], address: EngineAddress, after: list[str], **options: Any
-) -> "subprocess.Popen[bytes]":
-    """Start a helper process that talks to the engine; its standard input is a pipe from this process."""
-    engine = [address.url, address.certificates or "", "1" if address.verify else "0"]
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(script), *before, *engine, *after],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            bufsize=0,
-            cwd="/",
-            start_new_session=True,
-            **options,
-        )
-    except OSError as error:
-        raise ProviderError(f"expected to start {script.name} beside this program, got: {error}") from error
 
 
 class Companion:
@@ -120,8 +100,23 @@ class Companion:
                 process.wait(max(0.0, deadline - time.monotonic()))
 
     def _spawn(self) -> "subprocess.Popen[bytes]":
-        label, run = self.labels.values()
-        return _spawn(SCRIPT, [], self._address, [label, run], stderr=subprocess.DEVNULL)
+        address = self._address
+        engine = [address.url, address.certificates or "", "1" if address.verify else "0"]
+        # It finds the packages that this program finds, and none in the working directory that this one does not.
+        path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-c", PROGRAM, *engine, *self.labels.values()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                cwd="/",
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ProviderError(f"expected to start the sweeper beside this program, got: {error}") from error
 
     def _replace(self) -> None:
         with suppress(ProviderError):
@@ -172,56 +167,3 @@ def _in_fork() -> None:
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_in_fork)
-
-
-SHUTDOWN_TIMEOUT_S: Final = 5.0
-
-
-class Relay:
-    """A process that relays connections into a container, and ends with this one.
-
-    Attributes:
-        port: Its port on the loopback interface.
-    """
-
-    def __init__(
-        self, address: EngineAddress, container: str, port: int, host_port: int | None = None
-    ) -> None:
-        try:
-            listener = listen(host_port or 0)
-        except OSError as error:
-            raise ProviderError(f"expected host_port {host_port} to be free, got: {error}") from error
-        with listener:
-            self.port = int(listener.getsockname()[1])
-            fd = listener.fileno()
-            self._process = _spawn(
-                RELAY_SCRIPT,
-                [str(fd), str(os.getpid())],
-                address,
-                [container, str(port)],
-                stderr=subprocess.PIPE,
-                pass_fds=(fd,),
-            )
-
-    def failure(self) -> str | None:
-        """Return why the relay has ended; None while it is running."""
-        if self._process.poll() is None:
-            return None
-        assert self._process.stderr is not None
-        with suppress(ValueError):
-            return self._process.stderr.read(4096).decode(errors="replace").strip() or "the relay ended"
-        return "the relay ended"
-
-    def close(self) -> None:
-        """End the relay."""
-        process = self._process
-        for stream in (process.stdin, process.stderr):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
-        process.terminate()
-        try:
-            process.wait(SHUTDOWN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

@@ -33,9 +33,10 @@ from openenv_core.providers.base import (
     wait_healthy,
 )
 from openenv_core.providers.docker import companion
-from openenv_core.providers.docker.companion import Companion, Relay
+from openenv_core.providers.docker.companion import Companion
 from openenv_core.providers.docker.engine import DockerEngine, is_local
 from openenv_core.providers.docker.options import ContainerOptions, find_dropped, options_with, spec
+from openenv_core.providers.docker.relay import Relay
 
 logger = logging.getLogger("openenv_core")
 
@@ -184,7 +185,7 @@ class Container:
 
     def start_relay(self) -> int:
         """Start a relay, which needs no network in the container, and return its port."""
-        self._relay = Relay(self._engine.address, self.id, self.options.port, self.options.host_port)
+        self._relay = Relay(self._engine, self.id, self.options.port, self.options.host_port)
         weakref.finalize(self, _close, self._relay, self._process).atexit = False
         return self._relay.port
 
@@ -213,7 +214,7 @@ def _remove(engine: DockerEngine, container: str) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
-            engine.call("DELETE", f"/containers/{container}", query={"force": True, "v": True})
+            engine.remove(container)
         except EngineRefusedError as error:
             if error.status == 404:
                 return
@@ -301,6 +302,7 @@ def start_container(
     options = options or ContainerOptions()
     engine = engine or DockerEngine.find()
     deadline = time.monotonic() + options.start_timeout_s
+    engine.client()  # raises before there is a companion, if there is no engine or no SDK
     companion_process = companion.ensure(engine.address)
     short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
     name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"
@@ -463,11 +465,10 @@ def _require_honoured(image: str, requested: dict[str, Any], actual: dict[str, A
 def _forget(engine: DockerEngine, name: str) -> None:
     """Remove a container that an interrupted request may still create. The companion removes those that this misses."""
     deadline = time.monotonic() + ORPHAN_SEARCH_S
-    query = {"force": True, "v": True}
     with suppress(EngineUnavailableError):
         while time.monotonic() < deadline:
             try:
-                engine.call("DELETE", f"/containers/{name}", query=query, timeout_s=ORPHAN_SEARCH_S)
+                engine.remove(name, ORPHAN_SEARCH_S)
             except EngineRefusedError:
                 time.sleep(0.05)
             else:

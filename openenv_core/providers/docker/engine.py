@@ -1,20 +1,30 @@
-"""Finds the Docker engine and calls its API."""
+"""Finds the Docker engine and calls its API with the Docker SDK."""
 
+import asyncio
 import hashlib
-import http.client
 import json
 import os
+import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlsplit
 
-from openenv_core.errors import ConfigurationError, EngineRefusedError, EngineUnavailableError
-from openenv_core.providers.docker import _wire
-from openenv_core.providers.docker._wire import EngineAddress
+from openenv_core.errors import (
+    ConfigurationError,
+    EngineRefusedError,
+    EngineUnavailableError,
+    installed_with,
+)
+from openenv_core.loop_thread import run_async_safely
+from openenv_core.providers.docker.attach import EngineAddress, attach
+
+if TYPE_CHECKING:
+    import docker
 
 DEFAULT_SOCKET: Final = "/var/run/docker.sock"
 
@@ -111,12 +121,54 @@ HOW_TO: Final = (
 CALL_TIMEOUT_S: Final = 60.0
 """Timeout of a request, in seconds."""
 
-DONE: Final = (200, 201, 204, 304)
+NEGOTIATION_TIMEOUT_S: Final = 30
+"""Timeout of a process's first request, which asks for the version of the engine's API."""
+
+MAX_RESPONSE_BYTES: Final = 64 * 2**20
+"""Where a response is cut off."""
+
+MAX_CONNECTIONS: Final = 64
+"""How many idle connections to an engine are kept."""
+
+
+@lru_cache
+def _make_client(address: EngineAddress, process: int) -> "docker.APIClient":
+    """Return the SDK's client for an engine: one for each process, because forks must not share connections."""
+    import docker
+    from docker.errors import DockerException
+    from docker.tls import TLSConfig
+
+    class Client(docker.APIClient):
+        """A client that knows no proxies and certificates for other addresses, from its first request on."""
+
+        @property
+        def trust_env(self) -> bool:
+            return False
+
+        @trust_env.setter
+        def trust_env(self, value: bool) -> None:
+            pass
+
+    tls: TLSConfig | bool = False
+    if address.certificates is not None:
+        folder = Path(address.certificates)
+        ca, cert, key = (str(folder / name) for name in ("ca.pem", "cert.pem", "key.pem"))
+        tls = TLSConfig(
+            client_cert=(cert, key) if os.path.exists(cert) else None,
+            ca_cert=ca if os.path.exists(ca) else None,
+            verify=address.verify,
+        )
+    try:
+        client = Client(address.url, "auto", NEGOTIATION_TIMEOUT_S, tls, max_pool_size=MAX_CONNECTIONS)
+    except DockerException as error:
+        raise ConnectionError(str(error)) from error
+    client.timeout = round(CALL_TIMEOUT_S)
+    return client
 
 
 @dataclass(frozen=True, slots=True)
 class DockerEngine:
-    """A Docker engine. Each call opens its own connection, so threads and forks can share it."""
+    """A Docker engine; threads and forks can share it."""
 
     address: EngineAddress
 
@@ -129,6 +181,23 @@ class DockerEngine:
             EngineUnavailableError: The current context does not exist.
         """
         return cls(find_engine())
+
+    def client(self) -> "docker.APIClient":
+        """Return the Docker SDK's client, which all threads of this process share.
+
+        Raises:
+            ConfigurationError: The Docker SDK is not installed.
+            EngineUnavailableError: The engine does not respond.
+        """
+        with (
+            installed_with("docker", "the Docker SDK", "docker"),
+            self._translate_errors("GET /version", NEGOTIATION_TIMEOUT_S),
+        ):
+            if (parts := urlsplit(self.address.url)).scheme == "unix":
+                with socket.socket(socket.AF_UNIX) as probe:  # the SDK leaks its own if it cannot connect
+                    probe.settimeout(NEGOTIATION_TIMEOUT_S)
+                    probe.connect(parts.path)
+            return _make_client(self.address, os.getpid())
 
     def call(
         self,
@@ -145,12 +214,12 @@ class DockerEngine:
             EngineUnavailableError: The engine does not respond.
             EngineRefusedError: The engine rejected the request.
         """
-        answer = self._request(method, path, query, body, timeout_s)
+        data = self._request(method, path, query, body, timeout_s)
         try:
-            return answer.json()
+            return json.loads(data) if data.strip() else None
         except ValueError as error:
             raise EngineUnavailableError(
-                f"expected JSON from the Docker engine for {method} {path}, got {answer.text()!r}"
+                f"expected JSON from the Docker engine for {method} {path}, got {data[:1000]!r}"
             ) from error
 
     def ping(self, timeout_s: float = 5.0) -> None:
@@ -186,23 +255,45 @@ class DockerEngine:
         containers: list[dict[str, Any]] = self.call("GET", "/containers/json", query=query)
         return containers
 
+    def remove(self, container: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Kill a container and remove it with its anonymous volumes; `EngineRefusedError` (404) if it is missing."""
+        self.call("DELETE", f"/containers/{container}", query={"force": True, "v": True}, timeout_s=timeout_s)
+
     def logs(self, container: str, tail: int) -> bytes:
         """Return the last lines of a container's output, both streams interleaved."""
         query = {"stdout": True, "stderr": True, "tail": tail}
-        return _without_headers(
-            self._request("GET", f"/containers/{container}/logs", query, None, CALL_TIMEOUT_S).body
-        )
+        data = self._request("GET", f"/containers/{container}/logs", query, None, CALL_TIMEOUT_S)
+        if data[:1] > b"\2" or data[1:4] != b"\0\0\0":  # a terminal's output is not divided into pieces
+            return data
+        pieces, at = list[bytes](), 0
+        while at < len(data):  # before each piece: its stream, three zeros, its length
+            begin, at = at + 8, at + 8 + int.from_bytes(data[at + 4 : at + 8], "big")
+            pieces.append(data[begin:at])
+        return b"".join(pieces)
 
     def archive(self, container: str, path: str) -> bytes:
         """Return a file or folder of a container as a tar archive. Raises `EngineRefusedError` (404) if missing."""
-        return self._request(
-            "GET", f"/containers/{container}/archive", {"path": path}, None, CALL_TIMEOUT_S
-        ).body
+        return self._request("GET", f"/containers/{container}/archive", {"path": path}, None, CALL_TIMEOUT_S)
 
     def put_archive(self, container: str, path: str, archive: bytes) -> None:
         """Unpack a tar archive in a container's folder. Raises `EngineRefusedError` (404) if it is missing."""
         query = {"path": path, "noOverwriteDirNonDir": "true"}
         self._request("PUT", f"/containers/{container}/archive", query, archive, CALL_TIMEOUT_S)
+
+    def create_exec(self, container: str, command: Sequence[str], **settings: Any) -> str:
+        """Prepare a command in a container, to be run by `attach`; return its id.
+
+        Args:
+            container: Id of the container.
+            command: The program and its arguments.
+            settings: The engine's settings of an exec: `User`, `WorkingDir`, `Env`, `AttachStdin` etc.
+
+        Raises:
+            EngineUnavailableError: The engine does not respond.
+            EngineRefusedError: The engine rejected the request, for example because the container is not running.
+        """
+        body = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command), **settings}
+        return str(self.call("POST", f"/containers/{container}/exec", body=body)["Id"])
 
     def execute(
         self, container: str, command: Sequence[str], *, timeout_s: float, most: int, **settings: Any
@@ -216,28 +307,34 @@ class DockerEngine:
             command: The program and its arguments.
             timeout_s: Timeout in seconds.
             most: Maximum bytes of output to read, of both streams together.
-            settings: The engine's settings of an exec: `User`, `WorkingDir`, `Env` etc.
+            settings: As in `create_exec`.
 
         Raises:
             EngineUnavailableError: The engine does not respond.
             EngineRefusedError: The engine rejected the request, for example because the container is not running.
         """
-        request = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(command), **settings}
-        exec_id = self.call("POST", f"/containers/{container}/exec", body=request)["Id"]
+        exec_id = self.create_exec(container, command, **settings)
+        output = bytearray()
+
+        async def read_all() -> bool:
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await attach(self.address, exec_id)
+            try:
+                async with asyncio.timeout(timeout_s):
+                    while len(output) < most and (piece := await reader.read_any()):
+                        output.extend(piece)
+                return len(output) < most
+            except TimeoutError:
+                return False
+            finally:
+                writer.close()
+
         with self._translate_errors(f"POST /exec/{exec_id}/start", timeout_s):
-            response, ended = _wire.stream(
-                self.address,
-                f"/exec/{exec_id}/start",
-                {"Detach": False, "Tty": False},
-                timeout_s=timeout_s,
-                most=most,
-            )
-        if response.status not in DONE:
-            raise _refusal(f"POST /exec/{exec_id}/start", response)
-        output = _without_headers(response.body)
+            ended = run_async_safely(read_all())
         if not ended:
-            return EngineExecution(output, None, len(response.body) >= most)
-        return EngineExecution(output, int(self.call("GET", f"/exec/{exec_id}/json")["ExitCode"]), False)
+            return EngineExecution(bytes(output), None, len(output) >= most)
+        exit_code = self.call("GET", f"/exec/{exec_id}/json")["ExitCode"]
+        return EngineExecution(bytes(output), int(exit_code), False)
 
     def ended_for_memory(self, container: str, since: float, until: float) -> bool:
         """Whether the OOM killer killed a process of the container between two Unix times."""
@@ -247,38 +344,67 @@ class DockerEngine:
             "filters": {"container": [container], "event": ["oom"], "type": ["container"]},
         }
         try:
-            return bool(self._request("GET", "/events", query, None, 5.0).body.strip())
+            return bool(self._request("GET", "/events", query, None, 5.0).strip())
         except EngineUnavailableError:
             return False
 
     def _request(
-        self, method: str, path: str, query: dict[str, Any] | None, body: Any, timeout_s: float
-    ) -> _wire.EngineResponse:
-        with self._translate_errors(f"{method} {path}", timeout_s):
-            answer = _wire.call(self.address, method, path, query=query, body=body, timeout_s=timeout_s)
-        if answer.status not in DONE:
-            raise _refusal(f"{method} {path}", answer)
-        return answer
+        self, method: str, path: str, query: Mapping[str, Any] | None, body: Any, timeout_s: float
+    ) -> bytes:
+        """Send a request; a body of bytes is a tar archive, any other is sent as JSON. Raises as `call` does."""
+        client = self.client()
+        # The SDK's own methods have one timeout for all requests; its session takes one for each.
+        url = f"{client.base_url}/v{client.api_version}{quote(path)}"
+        # The engine expects JSON in values other than text.
+        params = {
+            key: value if isinstance(value, str) else json.dumps(value)
+            for key, value in (query or {}).items()
+        }
+        is_archive = isinstance(body, bytes)
+        headers = {"Content-Type": "application/x-tar" if is_archive else "application/json"}
+        sent = body if body is None or is_archive else json.dumps(body)
+        with (
+            self._translate_errors(f"{method} {path}", timeout_s),
+            client.request(
+                method, url, params, sent, headers if sent else None, timeout=timeout_s, stream=True
+            ) as response,
+        ):
+            data = bytearray()
+            for piece in response.iter_content(1 << 16):
+                data += piece
+                if len(data) >= MAX_RESPONSE_BYTES:
+                    break
+        if response.status_code >= 300 and response.status_code != 304:
+            raise _refusal(f"{method} {path}", response.status_code, bytes(data))
+        return bytes(data)
 
     @contextmanager
     def _translate_errors(self, request: str, timeout_s: float) -> Iterator[None]:
         """Convert exceptions of a request to `EngineUnavailableError` with a clear message."""
         try:
             yield
-        except PermissionError as error:
-            raise EngineUnavailableError(
+        except OSError as error:
+            # What the system says is in the innermost error; the SDK and its libraries wrap it.
+            cause: BaseException | None = error
+            while cause is not None:
+                error = cause if isinstance(cause, OSError) else error
+                cause = cause.__cause__ or cause.__context__
+            raise self._unavailable(request, timeout_s, error) from error
+
+    def _unavailable(self, request: str, timeout_s: float, error: BaseException) -> EngineUnavailableError:
+        if isinstance(error, PermissionError):
+            return EngineUnavailableError(
                 f"expected to be let in by the Docker engine at {self.address.url}, got: {error}; "
                 "add yourself to its group (`sudo usermod -aG docker $USER`, then log in again)"
-            ) from error
-        except TimeoutError as error:
-            raise EngineUnavailableError(
+            )
+        if isinstance(error, TimeoutError):
+            return EngineUnavailableError(
                 f"expected the Docker engine at {self.address.url} to answer {request} "
                 f"within {timeout_s:g} s, got nothing; see its log"
-            ) from error
-        except (OSError, http.client.HTTPException) as error:
-            raise EngineUnavailableError(
-                f"expected a Docker engine at {self.address.url}, got {type(error).__name__}: {error}; {HOW_TO}"
-            ) from error
+            )
+        return EngineUnavailableError(
+            f"expected a Docker engine at {self.address.url}, got {type(error).__name__}: {error}; {HOW_TO}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,15 +422,11 @@ class EngineExecution:
     full: bool
 
 
-def _refusal(request: str, answer: _wire.EngineResponse) -> EngineRefusedError:
-    text = answer.text()
+def _refusal(request: str, status: int, answer: bytes) -> EngineRefusedError:
+    try:
+        text = str(json.loads(answer)["message"])
+    except (ValueError, KeyError, TypeError):
+        text = answer[:1000].decode(errors="replace").strip()
     return EngineRefusedError(
-        f"expected the Docker engine to do {request}, got {answer.status}: {text}", answer.status, text
+        f"expected the Docker engine to do {request}, got {status}: {text}", status, text
     )
-
-
-def _without_headers(data: bytes) -> bytes:
-    """Remove the engine's header before each piece of a log; a terminal's log has no headers."""
-    if data[:1] > b"\2" or data[1:4] != b"\0\0\0":
-        return data
-    return b"".join(piece for _, piece in _wire.StreamSplitter().feed(data))

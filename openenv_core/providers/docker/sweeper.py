@@ -1,6 +1,6 @@
 """Removes a program's containers when the program has ended, however it ended.
 
-    python sweeper.py URL CERTIFICATES VERIFY OWNER RUN
+`main` is the program of a process of its own, with the arguments URL CERTIFICATES VERIFY OWNER RUN.
 
 Its standard input is a pipe whose other end only the program holds. A byte on it says that the program is exiting and
 creates no more containers; the byte "n", that it also knows of none left. End of file, or a changed parent, means that
@@ -14,21 +14,18 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING or __package__:
-    from openenv_core.providers.docker import _wire
-else:
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import _wire
+from openenv_core.errors import OpenEnvError
+from openenv_core.providers.docker.attach import EngineAddress
+from openenv_core.providers.docker.engine import DockerEngine
 
 LABEL = "ropewalk.owner"
 """Label of all our containers: `<boot>-<process namespace>-<pid>-<start time>` of the owner."""
@@ -53,7 +50,6 @@ SEARCH_TIMEOUT_S = 600.0
 
 NOTHING_LEFT = b"n"
 
-CALL_TIMEOUT_S = 30.0
 MAX_CONCURRENT_REMOVALS = 8
 
 STALE_CONTAINER_AGE_S = 600.0
@@ -133,17 +129,17 @@ def _namespace() -> str:
 def main(arguments: list[str]) -> int:
     """Wait for the owner's end, remove its containers, and return 0 when none is left."""
     url, certificates, verify, label, run = arguments
-    address = _wire.EngineAddress(url, certificates or None, verify == "1")
+    engine = DockerEngine(EngineAddress(url, certificates or None, verify == "1"))
     owner = parse(label)
     assert owner is not None
     # This process must outlive signals to the terminal's processes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=sweep, args=(address, owner), daemon=True).start()
+    threading.Thread(target=sweep, args=(engine, owner), daemon=True).start()
     message = read_last_message(owner.pid)
     ours = f"{LABEL}={label}", f"{RUN}={run}"
     return clean(
-        address,
+        engine,
         ours,
         0.0 if message else QUIET_PERIOD_S,
         0.0 if message == NOTHING_LEFT else SEARCH_TIMEOUT_S,
@@ -161,20 +157,18 @@ def read_last_message(owner: int) -> bytes:
             return b""
 
 
-def clean(
-    address: _wire.EngineAddress, labels: Sequence[str], quiet_s: float, search_timeout_s: float
-) -> int:
+def clean(engine: DockerEngine, labels: Sequence[str], quiet_s: float, search_timeout_s: float) -> int:
     """Remove an owner's containers until none was found for `quiet_s`; return 0 then, or 1 at the timeout."""
     begin = last = time.monotonic()
     pause = MIN_BACKOFF_S
     while True:
         try:
-            containers = list_labelled(address, *labels)
-        except _wire.CONNECTION_ERRORS:
+            containers = engine.list_labelled(*labels)
+        except OpenEnvError:
             last = time.monotonic()
         else:
             if containers:
-                remove(address, (str(each["Id"]) for each in containers))
+                remove(engine, (str(each["Id"]) for each in containers))
                 last, pause = time.monotonic(), MIN_BACKOFF_S
             elif time.monotonic() - last >= quiet_s:
                 return 0
@@ -184,16 +178,14 @@ def clean(
         pause = min(1.5 * pause, MAX_BACKOFF_S)
 
 
-def sweep(address: _wire.EngineAddress, own: OwnerProcess) -> None:
+def sweep(engine: DockerEngine, own: OwnerProcess) -> None:
     """Remove the containers of dead owners. Does nothing if the engine is unavailable."""
-    with suppress(*_wire.CONNECTION_ERRORS):
-        remove(
-            address,
-            [str(each["Id"]) for each in list_labelled(address, LABEL) if is_orphaned(each, own, address)],
-        )
+    with suppress(OpenEnvError):
+        containers = engine.list_labelled(LABEL)
+        remove(engine, [str(each["Id"]) for each in containers if is_orphaned(each, own, engine.address)])
 
 
-def is_orphaned(container: dict[str, Any], own: OwnerProcess, address: _wire.EngineAddress) -> bool:
+def is_orphaned(container: dict[str, Any], own: OwnerProcess, address: EngineAddress) -> bool:
     """Whether nobody else will remove a container: its owner is gone, or presumed gone (see below)."""
     owner = parse(str(container["Labels"][LABEL]))
     if owner is None or owner == own:
@@ -212,27 +204,12 @@ def is_orphaned(container: dict[str, Any], own: OwnerProcess, address: _wire.Eng
     )
 
 
-def list_labelled(address: _wire.EngineAddress, *labels: str) -> list[dict[str, Any]]:
-    """Return the containers with these labels, including stopped ones."""
-    query = {"all": True, "filters": {"label": list(labels)}}
-    answer = _wire.call(address, "GET", "/containers/json", query=query, timeout_s=CALL_TIMEOUT_S)
-    if answer.status != 200:
-        raise ValueError(answer.text())
-    containers: list[dict[str, Any]] = answer.json()
-    return containers
-
-
-def remove(address: _wire.EngineAddress, containers: Iterable[str]) -> None:
+def remove(engine: DockerEngine, containers: Iterable[str]) -> None:
     """Remove containers, several at a time. Errors are ignored, because callers check again."""
 
     def remove_one(container: str) -> None:
-        with suppress(*_wire.CONNECTION_ERRORS):
-            query = {"force": True, "v": True}
-            _wire.call(address, "DELETE", f"/containers/{container}", query=query, timeout_s=CALL_TIMEOUT_S)
+        with suppress(OpenEnvError):
+            engine.remove(container)
 
     with ThreadPoolExecutor(MAX_CONCURRENT_REMOVALS) as pool:
         list(pool.map(remove_one, containers))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

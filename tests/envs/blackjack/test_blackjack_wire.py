@@ -53,7 +53,7 @@ def test_sessions_with_seeds_of_their_own_play_side_by_side_as_they_play_alone(t
 
 def test_invalid_action_is_an_error_and_leaves_the_hand_unchanged(table: Client) -> None:
     with GenericEnvClient(base_url=table.base_url).sync() as raw:
-        with pytest.raises(ExecutionError, match="before the first step"):
+        with pytest.raises(ExecutionError, match="no episode has begun"):
             raw.step({"action": "hit"})
         raw.reset(seed=3)
         before = raw.state()
@@ -67,6 +67,6 @@ def test_invalid_action_is_an_error_and_leaves_the_hand_unchanged(table: Client)
                 raw.reset(**options)
         assert raw.state() == before
         assert raw.step({"action": 0}).done
-        with pytest.raises(ExecutionError, match="after the end of the hand"):
+        with pytest.raises(ExecutionError, match="after the end of an episode"):
             raw.step({"action": "stand"})
         assert not raw.reset(seed=1).done

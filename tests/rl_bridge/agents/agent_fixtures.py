@@ -1,5 +1,6 @@
 """Agents of the tests, and a worker that plays with one."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,18 +14,24 @@ from worker_fixtures import Play, playing
 from rl_bridge.agents import AgentRun
 from rl_bridge.agents.player import AgentPlayer
 from rl_bridge.config import Config
+from rl_bridge.rollout import ToolTask
 
 
 @asynccontextmanager
 async def agent_playing(
-    desk: str, folder: Path, agent: dict[str, Any], script: Callable[[str], str], **options: Any
+    server: str,
+    folder: Path,
+    agent: dict[str, Any],
+    script: Callable[[str], str],
+    task: type[ToolTask] = DeskTask,
+    **options: Any,
 ) -> AsyncIterator[Play]:
     """A worker of `worker_fixtures` whose episodes an agent plays."""
     rollout = {"task": "a:b", "agent": agent}
     config = Config.model_validate({"env": {"app": "a:b"}, "rollout": rollout})
-    agents = AgentPlayer(config, DeskTask(config, folder))
+    agents = AgentPlayer(config, task(config, folder))
     try:
-        async with playing([desk], DeskTask, script, **options) as play:
+        async with playing([server], task, script, **options) as play:
             play.worker._agents = agents
             yield play
     finally:
@@ -52,25 +59,26 @@ async def call_in_a_loop(run: AgentRun) -> None:
 
 async def call_over_mcp(run: AgentRun) -> None:
     """Calls tools over MCP, once the policy has been asked."""
-    from mcp import Client
-
-    await call_once(run)
-    headers = {"authorization": f"Bearer {run.key}"}
     import httpx2
+    from mcp import Client
     from mcp.client.streamable_http import streamable_http_client
 
-    async with httpx2.AsyncClient(headers=headers) as http:
-        async with Client(streamable_http_client(run.mcp_url, http_client=http)) as client:
-            names = [tool.name for tool in (await client.list_tools()).tools]
-            assert names == ["add", "echo", "fail", "hang", "finish"]
-            added = await client.call_tool("add", {"a": 1, "b": 2})
-            assert (added.content[0].text[1:], added.is_error) == ("1 and 2 are 3", False)
-            assert (await client.call_tool("fail", {})).is_error
-            await client.call_tool("finish", {})
+    await call_once(run)
+    async with (
+        httpx2.AsyncClient(headers={"authorization": f"Bearer {run.key}"}, timeout=60) as http,
+        Client(streamable_http_client(run.mcp_url, http_client=http)) as client,
+    ):
+        names = [tool.name for tool in (await client.list_tools()).tools]
+        assert names == ["add", "echo", "fail", "hang", "finish"]
+        added = await client.call_tool("add", {"a": 1, "b": 2})
+        assert (added.content[0].text[1:], added.is_error) == ("1 and 2 are 3", False)
+        assert (await client.call_tool("fail", {})).is_error
+        await client.call_tool("finish", {})
 
 
 async def call_once(run: AgentRun) -> None:
-    async with httpx.AsyncClient(base_url=run.url, headers={"authorization": f"Bearer {run.key}"}) as http:
+    headers = {"authorization": f"Bearer {run.key}"}
+    async with httpx.AsyncClient(base_url=run.url, headers=headers, timeout=60) as http:
         await http.post("/v1/chat/completions", json={"messages": list(run.messages)})
 
 
@@ -79,7 +87,5 @@ async def break_down(run: AgentRun) -> None:
 
 
 async def never_end(run: AgentRun) -> None:
-    import asyncio
-
     await call_once(run)
     await asyncio.sleep(3600)

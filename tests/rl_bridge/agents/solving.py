@@ -4,11 +4,11 @@ import asyncio
 import json
 import random
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from rollout_fixtures import FakeEngine
 from tool_fixtures import END, MARKS, START, TEMPLATE, PieceTokenizer, calling
 
@@ -16,7 +16,7 @@ from envs.sqlite_env import SqliteEnv
 from envs.sqlite_env.models import SqliteObservation
 from examples.grpo_tools.solver import parse_question, solve
 from rl_bridge.rollout import ToolTask
-from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
+from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Completion
 
 FIRST_MARK = 0x110000
@@ -77,7 +77,9 @@ class SolvingEngine(FakeEngine):
         for prompt in prompts:
             text = self.tokenizer.decode(prompt, skip_special_tokens=False)
             self.asked.append(text)
-            said = await self._say(text) if "list_tables" in text else "A few words."
+            offered = find_tools(text) if "Call by" in text else []
+            solves = "bash" in offered or any("list_tables" in name for name in offered)
+            said = await self._say(text) if solves else "A few words."
             tokens = self.tokenizer.encode(said + END, add_special_tokens=False)
             completions.append(
                 Completion(
@@ -89,6 +91,8 @@ class SolvingEngine(FakeEngine):
 
     async def _say(self, prompt: str) -> str:
         if "<tool_response>" not in prompt:
+            if self._solver is not None:
+                self._solver.cancel()  # it still waits for the result of the last episode's last call
             self._solver = asyncio.ensure_future(self._solve(prompt))
         else:
             self._asked.put_nowait(prompt)
@@ -102,11 +106,16 @@ class SolvingEngine(FakeEngine):
         return said.result()
 
     async def _solve(self, prompt: str) -> None:
-        names = {name.rpartition("_")[2] and name: name for name in find_tools(prompt)}
+        names = find_tools(prompt)
 
         async def call(name: str, arguments: Mapping[str, Any]) -> Any:
-            (full,) = [one for one in names if one.endswith(name)]
-            self._said.put_nowait(f"I call {name}.\n{calling(full, **arguments)}")
+            if "bash" in names:
+                command = f"python3 tools.py {name} {shlex.quote(json.dumps(arguments))}"
+                written = calling("bash", command=command)
+            else:
+                (full,) = [one for one in names if one.endswith(name)]
+                written = calling(full, **arguments)
+            self._said.put_nowait(f"I call {name}.\n{written}")
             response = (
                 (await self._asked.get())
                 .rpartition("<tool_response>\n")[2]
@@ -124,7 +133,7 @@ def find_tools(prompt: str) -> list[str]:
 
 
 def find_question(prompt: str) -> str:
-    for line in re.split(r"\n|<\|end\|>", prompt):
+    for line in re.split(r"\n|<\|end\|>|: ", prompt):
         try:
             parse_question(line.strip().strip('"'))
         except ValueError:
@@ -147,11 +156,5 @@ def parse_result(text: str) -> Any:
             and value[0].get("type") == "text"
         ):
             return parse_result(value[0]["text"])
-        return value
+        return parse_result(value["output"]) if isinstance(value, dict) and "output" in value else value
     return text
-
-
-def chat_tokenizer_of(tokenizer: CharacterTokenizer, monkeypatch: pytest.MonkeyPatch) -> ChatTokenizer:
-    from tool_fixtures import chat_tokenizer
-
-    return chat_tokenizer(monkeypatch, tokenizer)

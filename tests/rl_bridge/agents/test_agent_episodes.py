@@ -11,7 +11,8 @@ from agent_fixtures import agent_playing
 from tool_fixtures import LoggingEngine, PieceTokenizer, calling, chat_tokenizer
 from worker_fixtures import Play, absences, playing, trajectories
 
-from rl_bridge.errors import ConfigError, RolloutError
+from rl_bridge.environments.leases import SessionDeadlines
+from rl_bridge.errors import ConfigError, EngineFailedError, GeneratorError, RolloutError
 from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.rollout.tool_task import ToolWorldTask
 from rl_bridge.tokens.conversation import training_rows
@@ -94,7 +95,7 @@ async def test_tools_over_mcp_are_steps_of_the_episode(
         (LOOP, lambda prompt: "I give up.", Ending.COMPLETED, 0.0),
         (LOOP, lambda prompt: ADD, Ending.TRUNCATED_TURNS, 1.0),
         (
-            {"function": "agent_fixtures:never_end", "timeout_s": 0.5},
+            {"function": "agent_fixtures:never_end", "timeout_s": 5.0},
             lambda prompt: ADD,
             Ending.TRUNCATED_TIME,
             0.0,
@@ -186,6 +187,36 @@ async def test_program_that_fails_by_itself_has_earned_what_it_has(
     assert "exit code 1; its output ends with:\nno key" in outcome.reason
 
 
+async def test_engine_or_environment_that_fails_is_no_play(
+    desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([ADD, ADD, FINISH])
+    async with agent_playing(
+        desk, tmp_path, LOOP, str, **parts(monkeypatch, lambda prompt: next(answers))
+    ) as play:
+        failures = iter(
+            [GeneratorError("the engine is gone"), EngineFailedError("and again"), None, None, None]
+        )
+
+        def fail() -> None:
+            if (error := next(failures)) is not None:
+                raise error
+
+        play.engine.before = fail
+        result = await play([7])
+    (episode,) = trajectories(result)
+    assert (episode.ending, episode.reward, result.retried) == (Ending.COMPLETED, 1.5, 2)
+    hang = calling("hang", seconds=3600)
+    options = {"deadlines": SessionDeadlines(step_s=0.5), "max_attempts": 2}
+    async with agent_playing(
+        desk, tmp_path, LOOP, str, **parts(monkeypatch, lambda prompt: hang), **options
+    ) as play:
+        result = await play([7])
+    (outcome,) = result.outcomes
+    assert isinstance(outcome, NoTrajectory)
+    assert (outcome.ending, result.retried) == (Ending.FAILED_ENVIRONMENT, 2)
+
+
 def test_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     from rl_bridge.agents.process import require_program
     from rl_bridge.agents.programs import AgentProgram
@@ -201,3 +232,23 @@ def test_values_are_filled_in_once_and_as_json_in_files() -> None:
     filled = written.fill({"task": 'say "{key}"', "key": "k"})
     assert (filled.command, filled.env["A"]) == (['say "{key}"'], "k")
     assert filled.files["f"] == '{"t": "say \\"{key}\\""}'
+
+
+@pytest.mark.slow
+async def test_agent_of_the_page_plays(desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("openai", reason="needs openai; pip install openai")
+    from doc_pages import blocks, page
+
+    from examples.grpo_tools import agent as example
+
+    (block,) = blocks(page("docs/agents.md"), "python")
+    source = page("examples/grpo_tools/agent.py")
+    written = block.replace("None:\n", f'None:\n    """{example.play.__doc__}"""\n')
+    assert source.endswith(written), "the page shows the example"
+    answers = iter([f"Hm. {ADD}\n{ADD}", FINISH])
+    agent = {"function": "examples.grpo_tools.agent:play"}
+    async with agent_playing(
+        desk, tmp_path, agent, str, **parts(monkeypatch, lambda prompt: next(answers))
+    ) as play:
+        episode = await only(play)
+    assert (episode.ending, episode.reward, len(episode.turns)) == (Ending.COMPLETED, 1.5, 2)

@@ -15,6 +15,7 @@ from rl_bridge.algorithms.policy_loss import (
     LossInputs,
     cispo,
     clipped_surrogate,
+    find_rejected,
     hold_then_anneal,
     kl_to_reference,
     policy_loss,
@@ -313,3 +314,12 @@ def test_divergence_that_is_only_logged_may_be_infinite() -> None:
     loss, metrics = policy_loss(far, PLAIN)
     assert metrics["policy/kl_to_reference"][0] == math.inf
     assert (WEIGHTS @ loss).item() == pytest.approx(0.055, abs=1e-6)
+
+
+def test_sequences_far_from_what_was_sampled_are_rejected_whatever_their_length() -> None:
+    # Means 0.1, -0.3 and 0.2; the products of the ratios would be far from 1 for the long one alone.
+    log_ratios = np.array([0.3, -0.1, -0.3, *[0.2] * 50], dtype=np.float32)
+    sequences = np.array([4, 4, 2, *[9] * 50])
+    assert find_rejected(log_ratios, sequences, 0.25).tolist() == [False, False, True, *[False] * 50]
+    assert find_rejected(log_ratios, sequences, 0.15).tolist() == [False, False, True, *[True] * 50]
+    assert not find_rejected(log_ratios, sequences, 0.31).any()

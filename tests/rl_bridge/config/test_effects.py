@@ -60,7 +60,7 @@ def test_neither_presets_nor_shipped_files_set_a_key_without_effect(name: str) -
 EPISODES: dict[str, dict[str, Any]] = {
     "rollout": {"num_turns": 3, "episode_timeout_s": 5.0, "cut_answer": "illegal"},
     "reward": {"illegal_answer": -2.0},
-    "evaluation": {"episodes": 7},
+    "evaluation": {"episodes": 7, "curve_interval": 5, "curve_tasks": 9, "repetitions": 4, "success": 0.5},
 }
 
 
@@ -85,6 +85,19 @@ def test_keys_of_episodes_are_unused_with_a_dataset() -> None:
         for key, value in keys.items()
     ]
     assert {section: tuple(keys) for section, keys in EPISODES.items()} == EPISODE_KEYS
+
+
+def test_keys_of_our_own_dialogue_are_unused_with_an_agent() -> None:
+    agent = {"function": "package.module:play"}
+    lines = find_unused_keys(
+        config(world=WORLD, **EPISODES | {"rollout": {**EPISODES["rollout"], "agent": agent}})
+    )
+    assert [line.partition("=")[0] for line in lines] == ["rollout.cut_answer", "reward.illegal_answer"]
+    with pytest.raises(ValueError, match=r"no rollout\.agent with data"):
+        config(world={"data": {"source": "prompts.jsonl"}}, rollout={"agent": agent})
+    for wrong in ({}, {**agent, "preset": "codex"}, {"function": "a:b", "program": "x"}):
+        with pytest.raises(ValueError, match=r"expected rollout\.agent"):
+            config(world=WORLD, rollout={"agent": wrong})
 
 
 def test_signal_sampling_without_repeated_tasks_is_reported() -> None:

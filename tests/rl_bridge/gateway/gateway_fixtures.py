@@ -51,11 +51,15 @@ class ScriptedPolicy:
         self._random = random.Random(5)
 
     @contextmanager
-    def pin_replica(self) -> "Iterator[ScriptedPolicy]":
-        yield self
+    def pin_replica(self, near: object = None) -> Iterator[None]:
+        yield None
 
     async def complete(
-        self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingSettings,
+        seed: int | None = None,
+        session: object = None,
     ) -> Completion:
         text = self.pieces.decode(prompt, skip_special_tokens=False)
         self.asked.append(text)

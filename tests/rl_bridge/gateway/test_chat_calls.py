@@ -112,12 +112,14 @@ async def test_cut_answer_goes_on_behind_the_token_that_it_lacks(stage: Make) ->
         ({"messages": [user("a")], "tool_choice": "required", "tools": TOOLS}, "never forced"),
         (
             {"messages": [user("a"), {"role": "assistant", "content": "So"}]},
-            "ends with a message of the user",
+            "ends with a message to answer",
         ),
         ({"messages": []}, "got none"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "got system alone"),
         ({"messages": [{"role": "owl", "content": "a"}]}, "got 'owl'"),
         ({"messages": [user("a")], "tools": [{"type": "web_search"}]}, "tools of type function"),
-        ({"messages": [user("word " * 9000)]}, "prompt is too long"),
+        ({"messages": [user("word " * 9000)]}, "prompt is too long: 4"),
+        ({"messages": [user("word " * 90000)]}, "prompt is too long: its text"),
     ],
 )
 async def test_what_cannot_be_answered_is_refused(stage: Make, body: Any, wrong: str) -> None:

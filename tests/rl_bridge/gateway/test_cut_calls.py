@@ -94,6 +94,3 @@ async def test_no_answer_is_lost_or_trained_twice(stage: Make, ask: Any, stream:
         texts = [play.tokenizer.text(tokens) for tokens, _ in learned]
         assert texts == answers  # each that the agent took, once, and no other
         assert {tuple(tokens) for tokens, _ in learned} <= sampled
-    print(
-        f"{AGENTS * TURNS} calls, {proxy.connections} connections, {len(play.generator.sampled)} answers sampled"
-    )

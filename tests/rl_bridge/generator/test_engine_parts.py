@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from generator_fixtures import WAIT_S, be_patient, engine_config, wait_until
+from pydantic import ValidationError
 from torch import Tensor
 
 from rl_bridge.config import Config
@@ -228,6 +229,20 @@ def test_small_model_gets_no_more_blocks_than_are_soon_made() -> None:
     assert small_kv_cache_bytes(config, large, share) is None  # what there is room for is less
     long = of(max_length=16 * MAX_KV_BLOCKS // 64, max_num_seqs=128)
     assert small_kv_cache_bytes(long, tiny(), share) == 4 * MAX_KV_BLOCKS * 4096  # twice those at once
+
+
+@pytest.mark.heavy
+def test_further_options_of_the_engine_take_the_place_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    further = {"block_size": 64, "max_num_batched_tokens": 9000}
+    config = Config.model_validate({"rollout": {}, "generator": {"options": further}})
+    options = _make_engine_options(config, str(tmp_path), 0)
+    assert {name: options[name] for name in further} == further
+    assert options["max_model_len"] == config.rollout.max_length
+    with pytest.raises(
+        ValidationError, match=r"generator\.options without dtype, seed, which the run decides"
+    ):
+        Config.model_validate({"rollout": {}, "generator": {"options": {"seed": 1, "dtype": "half"}}})
 
 
 @pytest.mark.heavy

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rl_bridge.errors import GeneratorError, PromptRefusedError
-from rl_bridge.generator.client import MAX_TOKENS_PER_CALL, GeneratorClient, PinnedClient
-from rl_bridge.services.handle import Roster, ServiceHandle
+from rl_bridge.generator.client import MAX_TOKENS_PER_CALL, GeneratorClient
+from rl_bridge.services.handle import Roster, ServiceHandle, StickySession
 from rl_bridge.types import Completion, SamplingSettings
 
 WARM = SamplingSettings(temperature=1.0, max_new_tokens=1)
@@ -311,10 +311,10 @@ async def test_turns_go_to_the_replica_of_their_conversation_and_siblings_to_tha
         open_session=lambda near: handle.session(near=near, max_sessions=9),
     )
 
-    async def conversation(begin: int, group: PinnedClient, turns: int = 4) -> None:
-        with group.pin_replica() as settled:
+    async def conversation(begin: int, group: StickySession | None, turns: int = 4) -> None:
+        with client.pin_replica(group) as session:
             for turn in range(turns):
-                (number,) = (await settled.complete([begin + turn], WARM)).tokens
+                (number,) = (await client.complete([begin + turn], WARM, session=session)).tokens
                 assert number == begin + turn
 
     with client.pin_replica() as first, client.pin_replica() as second:

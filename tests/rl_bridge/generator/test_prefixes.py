@@ -10,7 +10,8 @@ import pytest
 import torch
 from generator_fixtures import policy_service
 
-from rl_bridge.generator.client import GeneratorClient, PinnedClient
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.services.handle import StickySession
 from rl_bridge.types import SamplingSettings
 
 pytestmark = pytest.mark.heavy
@@ -29,10 +30,12 @@ def random_tokens(count: int, seed: int) -> list[int]:
     return tokens
 
 
-async def episode(client: PinnedClient, prompt: Sequence[int], seed: int) -> None:
+async def episode(
+    client: GeneratorClient, session: StickySession | None, prompt: Sequence[int], seed: int
+) -> None:
     tokens = list(prompt)
     for turn in range(TURNS):
-        answer = await client.complete(tokens, HOW)
+        answer = await client.complete(tokens, HOW, session=session)
         tokens += [*answer.tokens, *random_tokens(HEARD, 100 * seed + turn)]
 
 
@@ -47,9 +50,9 @@ async def hit_rate(path: Path, folder: Path, *, replicas: int) -> float:
             open_session=lambda near: policy.session(near=near, max_sessions=16),
         )
 
-        async def sibling(group: PinnedClient, prompt: Sequence[int], seed: int) -> None:
-            with group.pin_replica() as one:
-                await episode(one, prompt, seed)
+        async def sibling(group: StickySession | None, prompt: Sequence[int], seed: int) -> None:
+            with client.pin_replica(group) as one:
+                await episode(client, one, prompt, seed)
 
         async def group(number: int) -> None:
             prompt = random_tokens(BEGIN, 10_000 + number)

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -64,6 +64,7 @@ class Roles:
         self.served = 0
         self.saved = ResumeState()
         self.tokens = TokenStore()
+        self.exported: list[str] = []
         self.colocated = colocated
         self.awake = True
         """Whether the generators have the turn."""
@@ -118,6 +119,7 @@ class Roles:
         return self.saved
 
     async def export(self, folder: str, version: int) -> None:
+        self.exported.append(folder)
         await self._note("export")
         self._require(version)
 
@@ -181,6 +183,7 @@ class Stage:
         sessions: int = 8,
         dataset: Mapping[str, Any] | None = None,
         colocate: bool = False,
+        evaluation: Mapping[str, Any] = MappingProxyType({}),
         **trainer: Any,
     ) -> None:
         self.folder = folder
@@ -204,6 +207,7 @@ class Stage:
                     "timeout_s": 60.0,
                 },
                 "monarch": {"heartbeat_interval": 0.05, "colocate": colocate},
+                "evaluation": evaluation,
                 "trainer": {"iterations": 2, "timeout_s": 20.0, "checkpoint_interval": 1, **trainer},
             }
         )

@@ -92,7 +92,7 @@ async def test_rollouts_continue_while_a_checkpoint_is_written_and_are_not_in_it
 
     run = SimpleNamespace(
         config=SimpleNamespace(
-            trainer=SimpleNamespace(checkpoint_interval=1, iterations=9),
+            trainer=SimpleNamespace(checkpoint_interval=1, export_interval=0, iterations=9),
             monarch=SimpleNamespace(colocate=None),
         ),
         version=1,

@@ -127,3 +127,33 @@ async def test_disk_without_room_for_the_figures_ends_the_run_and_says_so(tmp_pa
     (tmp_path / "groups.jsonl").symlink_to("/dev/full")
     with pytest.raises(BridgeError, match=r"No space left on device; .*--resume"):
         await Stage(tmp_path).train()
+
+
+async def test_held_out_episodes_are_on_the_learning_curve_also_of_the_last_iteration(tmp_path: Path) -> None:
+    """Siblings of the stage earn 0 and 1 in turn, so every task is solved in half of its four repetitions."""
+    keys = {"curve_interval": 2, "curve_tasks": 3, "repetitions": 4, "success": 0.5}
+    stage = Stage(tmp_path, iterations=3, evaluation=keys)
+    await stage.train()
+    curve = [
+        {name: value for name, value in row.items() if name.startswith("held_out/")} for row in stage.rows()
+    ]
+    assert curve[0] == {}
+    for row in curve[1:]:
+        assert row["held_out/mean@4"] == row["held_out/pass@1"] == 0.5
+        assert row["held_out/pass@2"] == pytest.approx(
+            1 - 1 / 6
+        )  # but for two failures, of the six pairs of attempts
+        assert row["held_out/pass@4"] == 1.0
+        assert row["held_out/pass@1_low"] < 0.5 < row["held_out/pass@1_high"]
+        assert row["held_out/lost"] == 0.0
+
+
+async def test_policy_is_exported_as_often_as_was_asked_for(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, iterations=5, export_interval=2)
+    await stage.train()
+    assert [Path(folder).relative_to(tmp_path) for folder in stage.roles.exported] == [
+        Path("policies/2"),
+        Path("policies/4"),
+        Path("policy"),
+    ]
+    assert (tmp_path / "policies" / "4" / "config.json").exists()

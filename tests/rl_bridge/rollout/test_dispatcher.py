@@ -27,7 +27,14 @@ from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.buffer.replay import STALE, STRAGGLER
 from rl_bridge.buffer.stored import TokenStore, token_key
 from rl_bridge.errors import ReplicaLostError
-from rl_bridge.rollout.assignment import Assignment, AssignmentResult, EpisodeSettings, Outcome, task_seed
+from rl_bridge.rollout.assignment import (
+    TRAINING_SEEDS,
+    Assignment,
+    AssignmentResult,
+    EpisodeSettings,
+    Outcome,
+    task_seed,
+)
 from rl_bridge.rollout.groups import stored_batch, trained_trajectories
 from rl_bridge.tokens.arrays import TrajectoryTokens, dump_tokens
 from rl_bridge.types import Group, Trajectory
@@ -191,6 +198,18 @@ async def test_held_out_episodes_are_played_once_each_whoever_is_lost() -> None:
     assert all(one.settings == greedy for one in bridge.workers.assignments)
     assert len({one.lease for one in bridge.workers.assignments}) == len(bridge.workers.assignments)
     assert max(one.lease for one in bridge.workers.assignments) < 0
+
+
+@simulated
+async def test_held_out_episodes_that_are_sampled_have_seeds_of_their_own_in_a_deterministic_run() -> None:
+    bridge = Bridge(play_at_once, iterations=0, deterministic=True)
+    async with bridge.dispatcher as dispatcher:
+        await dispatcher.play_held_out(range(8), lambda *_: None, temperature=0.7)
+        await dispatcher.play_held_out(range(4), lambda *_: None)
+    *sampled, greedy = bridge.workers.assignments
+    assert {one.settings.temperature for one in sampled} == {0.7}
+    assert {one.sampling_key for one in sampled} == {(7, TRAINING_SEEDS), (7, TRAINING_SEEDS + 4)}
+    assert (greedy.settings.temperature, greedy.sampling_key) == (0.0, None)
 
 
 @pytest.mark.parametrize(

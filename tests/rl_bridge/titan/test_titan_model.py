@@ -238,3 +238,36 @@ def test_flash_attention_that_is_not_installed_is_done_without(
     assert RowAttention.Config().build().window_size == (-1, 0)
     RowAttention.Config().build()
     assert caplog.text.count("No module named 'flash_attn_interface'") == 1
+
+
+def test_further_options_reach_torchtitan_and_what_other_keys_decide_is_refused(
+    any_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.config import TrainerOptions
+    from rl_bridge.titan import model as titan_model
+
+    seen: dict[str, Any] = {}
+
+    class Noting(titan_model.ParallelDims):  # type: ignore[name-defined,misc]
+        @classmethod
+        def from_config(cls, parallelism: Any, ranks: int) -> Any:
+            seen["parallelism"] = parallelism
+            return super().from_config(parallelism, ranks)
+
+    monkeypatch.setattr(titan_model, "ParallelDims", Noting)
+    titan(
+        any_checkpoint,
+        trainable=True,
+        options=TrainerOptions(
+            parallelism={"fsdp_reshard_after_forward": "never"},
+            training={"mixed_precision_reduce": "float32"},
+        ),
+    )
+    assert seen["parallelism"].fsdp_reshard_after_forward == "never"
+    for options, name in (
+        (TrainerOptions(parallelism={"pipeline_parallel_degree": 2}), "pipeline_parallel_degree"),
+        (TrainerOptions(parallelism={"tensor_parallel_degree": 2}), "tensor_parallel_degree"),
+        (TrainerOptions(training={"no_such_field": 2}), "no_such_field"),
+    ):
+        with pytest.raises(ConfigError, match=rf"that no other key decides, .*got {name}$"):
+            titan(any_checkpoint, trainable=True, options=options)

@@ -281,6 +281,10 @@ def test_means_over_passes_of_unequal_size() -> None:
         "mine": 0.75,
         "mismatch/logprob_max": pytest.approx(0.4),
         "mismatch/logprob_mean": pytest.approx(0.3),
+        # Upper edges of classes, 20 to a power of ten: 10^-0.5 is above 0.3; and no more than the largest.
+        "mismatch/logprob_p50": pytest.approx(10**-0.5),
+        "mismatch/logprob_p99": pytest.approx(0.4),
+        "mismatch/logprob_p999": pytest.approx(0.4),
         # The mean of log mu - log pi before the first update, over tokens of any age: -(0.2 - 0.4 + 1 + 0.3) / 4.
         "mismatch/kl": pytest.approx(-0.275),
         "train/valid_token_share": 0.5,
@@ -290,6 +294,25 @@ def test_means_over_passes_of_unequal_size() -> None:
     stale.add_mismatch(torch.tensor([0.5]), fresh=torch.tensor([False]))
     told = stale.reduce(lambda sums: sums, lambda largest: largest)
     assert {name: value for name, value in told.items() if "mismatch" in name} == {"mismatch/kl": -0.5}
+
+
+def test_percentiles_of_the_mismatch_are_bounds_of_the_true_ones_over_all_ranks() -> None:
+    ranks = [LossMetrics(), LossMetrics()]
+    random = np.random.default_rng(0)
+    differences = [10.0 ** random.uniform(-12.0, 3.0, size=size) for size in (500, 3000)]
+    for rank, own in zip(ranks, differences, strict=True):
+        for part in np.array_split(own, 3):
+            rank.add_mismatch(-torch.from_numpy(part), fresh=torch.ones(len(part), dtype=torch.bool))
+    sums: list[Tensor] = []
+    ranks[1].reduce(lambda own: sums.append(own) or own, lambda largest: largest)
+    largest = torch.tensor([max(map(np.max, differences))])
+    told = ranks[0].reduce(lambda own: own + sums[0], lambda _: largest)
+    values = np.concatenate(differences)
+    for name, share in (("p50", 0.5), ("p99", 0.99), ("p999", 0.999)):
+        exact = np.quantile(values, share, method="inverted_cdf")
+        assert exact <= told[f"mismatch/logprob_{name}"] * (1 + 1e-9)
+        # Beyond 100 nats there are no classes.
+        assert told[f"mismatch/logprob_{name}"] <= (1.1221 * exact if exact < 80.0 else float(largest))
 
 
 @pytest.mark.heavy

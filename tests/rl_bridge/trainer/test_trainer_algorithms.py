@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from train_samples import train_sample
 from trainer_ranks import alone, assert_close, batch, branching_batch, copied
 
 from rl_bridge.algorithms.policy_loss import LossInputs
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import PRESETS
 from rl_bridge.errors import NonFiniteLossError
+from rl_bridge.types import TrainSample
 
 pytestmark = pytest.mark.heavy
 
@@ -238,3 +240,42 @@ def test_functions_of_ones_own_in_the_trainer(
     prepared = trainer._prepare(trainer._take_own_part(one.with_reference(one.old_logprobs))).batch
     first = np.isin(prepared.trajectory, np.unique(prepared.trajectory)[::4])
     assert prepared.advantages.tolist() == first.astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "fixed_length"])
+def test_rejected_trajectory_is_as_if_it_were_not_there(
+    policy: Path, tmp_path: Path, aggregation: str
+) -> None:
+    def rows(*, far: bool) -> list[TrainSample]:
+        samples = []
+        for number in range(6):
+            tokens = [3 + number, 4, 5, 6 + number, 7][: 3 + number % 3]
+            is_far = number in (1, 4)
+            if is_far and not far:
+                continue
+            # The tiny policy gives each of its 30 or so words about the same probability.
+            logprob = -9.0 if is_far else -3.5
+            advantage = 1.0 - 0.4 * number
+            mask = [0, *[1] * (len(tokens) - 1)]
+            samples.append(
+                train_sample(
+                    tokens, mask, logprob=logprob, advantage=advantage, trajectory=number, group=number // 3
+                )
+            )
+        return samples
+
+    def step(folder: str, samples: list[TrainSample], **keys: Any) -> tuple[dict[str, float], Any]:
+        trainer = alone(
+            policy,
+            tmp_path / folder,
+            algorithm={"aggregation": aggregation, "objective": "reinforce", **keys},
+        )
+        return trainer.step(TrainBatch.from_samples(samples)), trainer
+
+    told, rejecting = step("rejecting", rows(far=True), sequence_rejection=2.0)
+    expected, without = step("without", rows(far=False))
+    assert told["loss/rejected_share"] == pytest.approx(1 / 3)
+    assert "loss/rejected_share" not in expected
+    for name in ("loss/total", "train/grad_norm"):
+        assert told[name] == pytest.approx(expected[name], rel=1e-4)
+    assert_close(rejecting.hf_state_dict(), without.hf_state_dict(), atol=5e-5)
