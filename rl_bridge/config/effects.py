@@ -91,8 +91,8 @@ def find_unused_keys(config: Config) -> list[str]:
         lines += _find_unused(config, ANSWER_KEYS, "rollout.agent is not set: an agent decides what follows")
     if not (evaluation := config.evaluation).curve_interval:
         lines += [
-            f"evaluation.{key}={getattr(evaluation, key)} has no effect: it only counts if evaluation.curve_interval is "
-            "above 0"
+            f"evaluation.{key}={getattr(evaluation, key)} has no effect: it only counts if evaluation.curve_interval "
+            "is above 0"
             for key in ("curve_tasks", "repetitions", "success")
             if getattr(evaluation, key) != type(evaluation).model_fields[key].default
         ]
