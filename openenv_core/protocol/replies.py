@@ -94,7 +94,8 @@ def encode_fields(observation: object, exclude: set[str] = _LIFTED) -> tuple[byt
         TypeError: It is not an Observation.
         ValueError: JSON cannot hold it.
     """
-    observation = require_observation(observation)
+    if not isinstance(observation, Observation):
+        observation = require_observation(observation)  # raises
     metadata = metadata_of(observation)
     if metadata is not observation.metadata:
         observation = observation.model_copy(update={"metadata": metadata})

@@ -90,7 +90,7 @@ class McpEntry:
         try:
             async with asyncio.timeout(_IMPORT_TIMEOUT_S):
                 load = partial(importlib.import_module, "servers.mcp.engine")
-                succeeded, value = await pool.submit(load).waiter
+                succeeded, value = await pool.run(load)
         finally:
             pool.close()
         if not succeeded:

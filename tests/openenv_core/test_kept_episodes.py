@@ -193,6 +193,43 @@ def test_a_class_that_writes_its_state_is_left_alone() -> None:
         reset(by_hand, seed=1)
 
 
+class ByHandWithSuper(Dice):
+    """As released environments do: its methods call those of a base that keeps episodes elsewhere."""
+
+    @property
+    def state(self) -> Rolls:
+        return Rolls(step_count=9)
+
+    def reset(self, *, seed: int | None = None, **options: Any) -> Face:
+        self.rng = random.Random(seed)
+        return Face()
+
+    def step(self, action: Guess) -> Face:
+        self.secret = 1
+        return super().step(action)
+
+
+class ByHandAsync(AsyncDice):
+    @property
+    def state(self) -> State:
+        return State(step_count=2)
+
+    async def reset(self, **options: Any) -> Face:
+        self.rng = random.Random(0)
+        return await super().reset()
+
+    async def step(self, action: Guess) -> Face:
+        return await super().step(action)
+
+
+async def test_super_of_a_class_that_writes_its_state_keeps_nothing_either() -> None:
+    by_hand = ByHandWithSuper()
+    for _ in range(2):  # neither before a reset nor after the end is a step refused
+        assert by_hand.step(Guess(number=1)).done
+    assert (await ByHandAsync().step(Guess(number=1))).truncated
+    assert (await ByHandAsync().reset(seed=3)).hint == str(random.Random(0).random())
+
+
 def test_forks_have_their_own_generator_and_state() -> None:
     dice, fork = Dice(), Dice()
     reset(dice, seed=2)
