@@ -41,7 +41,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds that an environment has to close, or an async method to end once cancelled."""
 
 _PLAIN_NUMBERS: Final = frozenset({float, int, bool})
-_GREATEST_FLOAT: Final = float_info.max
+_MAX: Final = float_info.max
 
 FATAL: Final = (Exception, SystemExit)
 """What an environment may raise without stopping the server."""
@@ -528,11 +528,7 @@ class EnvironmentRunner:
         """
         reward: Any = observation.reward
         if self.unscored is None:
-            if (
-                type(reward) in _PLAIN_NUMBERS
-                and not observation.metadata
-                and -_GREATEST_FLOAT <= reward <= _GREATEST_FLOAT
-            ):
+            if type(reward) in _PLAIN_NUMBERS and not observation.metadata and -_MAX <= reward <= _MAX:
                 return observation  # `unscored_reason` would find nothing
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:
