@@ -7,7 +7,7 @@ from pathlib import Path
 from openenv_core.cli import Command
 from rl_bridge.cli.common import number_type, with_exit_status
 from rl_bridge.config import RolloutConfig
-from rl_bridge.errors import ConfigError
+from rl_bridge.errors import ConfigError, MissingDependencyError
 
 MAX_PORT = 65_535
 
@@ -53,16 +53,20 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 <= arguments.port <= MAX_PORT:
         raise ConfigError(f"expected --port from 0 to {MAX_PORT}, got {arguments.port}")
     try:
-        asyncio.run(_serve(arguments))
+        asyncio.run(serve(arguments))
     except KeyboardInterrupt:
         print()
     return 0
 
 
-async def _serve(arguments: argparse.Namespace) -> None:
-    from rl_bridge.gateway.app import GatewayServer
+async def serve(arguments: argparse.Namespace) -> None:
+    """Serve until cancelled."""
+    try:
+        from rl_bridge.gateway.app import GatewayServer
+        from rl_bridge.gateway.service import GatewayService
+    except ImportError as error:
+        raise MissingDependencyError.of_import(error) from error
     from rl_bridge.gateway.episode import CallSettings
-    from rl_bridge.gateway.service import GatewayService
     from rl_bridge.gateway.upstream import upstream_policy
     from rl_bridge.generator.endpoint import Endpoint
     from rl_bridge.tokens.chat import ChatTokenizer

@@ -1,5 +1,7 @@
 """A gateway by itself, in front of a server that speaks the completions protocol: episodes over HTTP, and traces."""
 
+import argparse
+import asyncio
 import json
 import re
 import string
@@ -17,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "generator"))  # its stand-in
 
 from completions_server import MODEL, VOCABULARY, StandIn, completions_server
 
+from rl_bridge.cli import gateway
 from rl_bridge.config import RolloutConfig
 from rl_bridge.gateway.app import GatewayServer
 from rl_bridge.gateway.episode import CallSettings
@@ -47,13 +50,13 @@ async def serving(
     rollout = RolloutConfig(max_length=400, max_new_tokens=12, generate_timeout_s=20.0)
     async with upstream_policy(endpoint, chat_tokenizer(monkeypatch, SmallTokenizer()), rollout) as policy:
         service = GatewayService(policy, CallSettings(temperature=0.8), traces)
-        gateway = GatewayServer(service.gateway)
-        await gateway.start()
+        listener = GatewayServer(service.gateway)
+        await listener.start()
         try:
-            async with httpx.AsyncClient(base_url=gateway.url, timeout=60) as http:
+            async with httpx.AsyncClient(base_url=listener.url, timeout=60) as http:
                 yield service, http
         finally:
-            await gateway.close()
+            await listener.close()
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -92,6 +95,33 @@ async def test_an_episode_ends_as_a_trace_of_what_the_server_sampled(
     assert [row["tokens"][:begin] for begin, _ in row["answers"]] == [one.body["prompt"] for one in sampled]
     answers = {place for begin, end in row["answers"] for place in range(begin, end)}
     assert all((row["logprobs"][place] < 0) == (place in answers) for place in range(len(row["tokens"])))
+
+
+async def test_command_serves_and_says_where(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    gateway.COMMAND.configure(parser)
+    chat_tokenizer(monkeypatch, SmallTokenizer())
+    with completions_server() as server:
+        server.behaviour.max_model_len = None
+        options = ["--endpoint", server.url, "--name", MODEL, "--max-length", "400", "--max-tokens", "12"]
+        serving = asyncio.ensure_future(gateway.serve(parser.parse_args(["pieces", *options])))
+        try:
+            while not (printed := capsys.readouterr().out):
+                assert not serving.done()
+                await asyncio.sleep(0.01)
+            url, key = printed.split()[0], printed.split()[-1]
+            async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+                agent = (await http.post("/episodes", headers=bearer(key))).json()["key"]
+                body = {"model": "m", "input": "a"}
+                assert (await http.post("/v1/responses", json=body, headers=bearer(agent))).status_code == 200
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+    wrong = ["pieces", "--endpoint", "http://127.0.0.1:9/v1", "--port", "70000"]
+    assert gateway.COMMAND.run(parser.parse_args(wrong)) == 2
+    assert "expected --port from 0" in capsys.readouterr().err
 
 
 async def test_server_whose_log_probabilities_lack_the_temperature_is_refused(
