@@ -24,7 +24,6 @@ TRAINING_TIMEOUT_S = 3600.0
 
 COMMON: dict[str, Any] = {
     "algorithm": {"name": "grpo", "normalize_std": False, "aggregation": "token_mean"},
-    "model": {"tool_calls": "hermes"},
     "trainer": {
         "iterations": ITERATIONS,
         "learning_rate": 1e-5,
@@ -55,6 +54,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "tools": COMMON
     | {
+        "model": {"tool_calls": "hermes"},  # the template names no form; these calls go to the task's parser
         "env": {"app": "half_known_worlds:one_table_app", "sessions": 64, "reset": {"max_calls": 2}},
         "rollout": {
             "task": "half_known_worlds:OneTableTask",
@@ -79,7 +79,8 @@ def test_held_out_reward_rises(
 
     So are a run's other evaluations, and it depends on the policy alone: nothing is drawn. Rewards of sampled answers
     to training tasks rise more, as a model of this size samples much that it would not answer greedily; they are
-    logged. The bounds are older than the seed: they were chosen by runs with seed 0.
+    logged. The bounds are older than the seed: they were chosen by runs with seed 0. Seed 1: code 0.39 to 0.99, tools
+    0.27 to 1.
     """
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     file = tmp_path / "config.yaml"
