@@ -32,7 +32,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from servers.routes.connection import FAST_PATH_EXTENSION
+from servers.routes.connection import FAST_PATH_EXTENSION, Connection, Receive, Send
 
 try:
     from websockets.speedups import apply_mask
@@ -348,6 +348,42 @@ def _flush_all(outbox: list[_Writer]) -> None:
         writer.flush()
 
 
+class FastConnection(Connection):
+    """An accepted WebSocket of `ropewalk serve`: whole frames pass by our own protocol, beside ASGI."""
+
+    _sends_in_reader = False
+
+    def __init__(
+        self, receive: Receive, send: Send, send_timeout_s: float, protocol: "SocketProtocol"
+    ) -> None:
+        super().__init__(receive, send, send_timeout_s, protocol.abort)
+        self._protocol = protocol
+
+    def start(self) -> asyncio.Task[None]:
+        """Begin to read."""
+        self._protocol.on_frame = self._take_frame
+        return super().start()
+
+    def _take_frame(self, frame: str | bytes) -> bool:
+        if self._is_sending or self._paused is not None or self.closing:
+            return False  # `_read` takes it later
+        try:
+            self.on_frame(frame)
+        except Exception:
+            self.on_error()
+        return True
+
+    def send(self, frame: str | bytes) -> None:
+        """Send a frame after those before it, at once if the client reads."""
+        if self._is_sending or self._outbox or self.closing or not self._protocol.send_frame(frame):
+            super().send(frame)
+
+    def stop(self) -> None:
+        """Stop reading."""
+        self._protocol.on_frame = None
+        super().stop()
+
+
 class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
     """WebSockets with limits on memory and time, and the fast path; the application can `abort` one.
 
@@ -462,6 +498,10 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
             self.transport.flush()
             self.transport.writelines((head, payload))
         return True
+
+    def connect(self, receive: Receive, send: Send, send_timeout_s: float) -> FastConnection:
+        """Return the connection that passes whole frames beside ASGI."""
+        return FastConnection(receive, send, send_timeout_s, self)
 
     def abort(self) -> None:
         """Drop the connection at once, with all unsent data."""

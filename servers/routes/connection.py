@@ -26,17 +26,10 @@ MAX_UNSENT: Final = 32
 
 
 class FastPath(Protocol):
-    """The interface of the server's protocol beside ASGI; see `servers.protocols`.
+    """The server's protocol object, if it is ours; see `servers.protocols`."""
 
-    Attributes:
-        on_frame: Called from the read callback with a frame, while the application waits for one; returns whether it
-            has taken the frame.
-    """
-
-    on_frame: Callable[[Frame], bool] | None
-
-    def send_frame(self, frame: Frame) -> bool:
-        """Send a frame at once; return False if it has to be sent by ASGI's `send` instead."""
+    def connect(self, receive: Receive, send: Send, send_timeout_s: float) -> "Connection":
+        """Return a connection that passes whole frames beside ASGI."""
 
     def abort(self) -> None:
         """Drop the connection at once, with all unread data."""
@@ -194,49 +187,15 @@ class Connection:
         self.abort()
 
 
-class FastConnection(Connection):
-    """An accepted WebSocket of `ropewalk serve`: whole frames pass by our own protocol, beside ASGI."""
-
-    _sends_in_reader = False
-
-    def __init__(self, receive: Receive, send: Send, send_timeout_s: float, protocol: FastPath) -> None:
-        super().__init__(receive, send, send_timeout_s, protocol.abort)
-        self._protocol = protocol
-
-    def start(self) -> asyncio.Task[None]:
-        """Begin to read."""
-        self._protocol.on_frame = self._take_frame
-        return super().start()
-
-    def _take_frame(self, frame: Frame) -> bool:
-        if self._is_sending or self._paused is not None or self.closing:
-            return False  # `_read` takes it later
-        try:
-            self.on_frame(frame)
-        except Exception:
-            self.on_error()
-        return True
-
-    def send(self, frame: Frame) -> None:
-        """Send a frame after those before it, at once if the client reads."""
-        if self._is_sending or self._outbox or self.closing or not self._protocol.send_frame(frame):
-            super().send(frame)
-
-    def stop(self) -> None:
-        """Stop reading."""
-        self._protocol.on_frame = None
-        super().stop()
-
-
 def connect(scope: Message, receive: Receive, send: Send, send_timeout_s: float) -> Connection:
     """Return the connection of an ASGI scope."""
-    protocol: Any = (scope.get("extensions") or {}).get(FAST_PATH_EXTENSION)
+    protocol: FastPath | None = (scope.get("extensions") or {}).get(FAST_PATH_EXTENSION)
+    if protocol is None:
+        return Connection(receive, send, send_timeout_s)
     # Middleware that wraps these has to see every message.
-    if protocol is not None and all(
-        getattr(channel, "__self__", None) is protocol for channel in (receive, send)
-    ):
-        return FastConnection(receive, send, send_timeout_s, protocol)
-    return Connection(receive, send, send_timeout_s, *(() if protocol is None else (protocol.abort,)))
+    if all(getattr(channel, "__self__", None) is protocol for channel in (receive, send)):
+        return protocol.connect(receive, send, send_timeout_s)
+    return Connection(receive, send, send_timeout_s, protocol.abort)
 
 
 def is_break(message: Message) -> bool:
