@@ -76,12 +76,13 @@ def test_an_action_of_several_fields_is_json(folder: Path) -> None:
 
 def test_a_run_on_a_file_needs_a_model_and_no_configuration(folder: Path) -> None:
     task(folder)
-    (folder / "config.json").write_text("{}")  # as far as it is looked at before the heavy stack
-    config = load_env_config("pips.py", ["trainer.iterations=3", f"model.path={folder}"])
+    config = load_env_config("pips.py", ["trainer.iterations=3"])
     assert (config.name, config.trainer.iterations) == ("pips", 3)
     assert config.environment.app == f"{folder / 'pips.py'}:Pips"
     with pytest.raises(ConfigError, match=r"model\.path: expected a folder .* set model\.path=FOLDER"):
         run_preflight(config)
+    (folder / "config.json").write_text("{}")  # as far as it is looked at before the heavy stack
+    run_preflight(load_env_config("pips.py", [f"model.path={folder}"]))
     with pytest.raises(ConfigError, match=r"no folder or file at nowhere\.py"):
         load_env_config("nowhere.py")
     (folder / "run.yaml").write_text("env: {app: pips.py}\nrollout: {}\n")
