@@ -12,15 +12,13 @@ counts it until then.
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from sys import float_info
 from time import perf_counter
-from types import MappingProxyType
+from types import CoroutineType, MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
-
-from pydantic import BaseModel
 
 from openenv_core import Action, Environment, Observation, State, unscored_reason
 from openenv_core.outcomes import UNSCORED
@@ -43,13 +41,10 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds that an environment has to close, or an async method to end once cancelled."""
 
 _PLAIN_NUMBERS: Final = frozenset({float, int, bool})
-_GREATEST_FLOAT: Final = float_info.max
+_MAX: Final = float_info.max
 
 FATAL: Final = (Exception, SystemExit)
 """What an environment may raise without stopping the server."""
-
-_PLAIN_RESULTS: Final = (BaseModel, tuple, bytes, str)
-"""Usual types of results, which are not awaitable; `inspect.isawaitable` takes a while to find out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +138,7 @@ class EnvironmentCall:
     """One call of an environment, from its submission to its outcome; subclasses take the outcome.
 
     Args:
-        work: The function to call. If it returns an awaitable, that is awaited on the event loop.
+        work: The function to call. If it returns a coroutine or a `Pending`, that is awaited on the event loop.
         on_loop: Whether to call it on the event loop, rather than in a thread.
 
     Attributes:
@@ -213,11 +208,11 @@ class AwaitedCall(ResultCall):
 
 
 class Pending:
-    """An awaitable that a method has returned, and what is done with its result, which may be awaited in turn."""
+    """An awaitable that a method has returned, and what is done with its result, which may be another one."""
 
     __slots__ = ("_awaitable", "_then")
 
-    def __init__(self, awaitable: Any, then: Callable[[Any], Any]) -> None:
+    def __init__(self, awaitable: Any, then: Callable[[Any], Any] = lambda result: result) -> None:
         self._awaitable = awaitable
         self._then = then
 
@@ -226,12 +221,17 @@ class Pending:
 
     async def _finish(self) -> Any:
         result = self._then(await self._awaitable)
-        return await result if inspect.isawaitable(result) else result
+        return await result if isinstance(result, Pending) else result
 
     def close(self) -> None:
         """Close it instead of awaiting it, if it is a coroutine."""
         if callable(close := getattr(self._awaitable, "close", None)):
             close()
+
+
+def pending_or_plain(result: Any) -> Any:
+    """Return what an arbitrary method has returned, an awaitable as a `Pending`."""
+    return Pending(result) if inspect.isawaitable(result) else result
 
 
 async def _outcome_of_awaitable(awaitable: Awaitable[Any]) -> Outcome:
@@ -364,6 +364,7 @@ class EnvironmentRunner:
         self._abandoned: set[EnvironmentCall] = set()  # still running
         self._on_free: list[Callable[[], None]] = []
         self._closing: asyncio.Task[None] | None = None
+        self._observation_type: type | None = None  # of the last step
 
     # Running calls
 
@@ -377,10 +378,11 @@ class EnvironmentRunner:
             outcome = True, call.work()
         except BaseException as error:
             outcome = False, containable(error)
-        if isinstance(outcome[1], _PLAIN_RESULTS):
-            on_end(call, outcome)
-        else:
+        kind = type(outcome[1])
+        if kind is Pending or kind is CoroutineType:
             self._settle(call, outcome)
+        else:
+            on_end(call, outcome)
 
     def _settle(self, call: EnvironmentCall, outcome: Outcome) -> None:
         """End a call whose function has returned or raised; if it returned an awaitable, go on with that in a task."""
@@ -389,7 +391,7 @@ class EnvironmentRunner:
         if self._abandoned and call in self._abandoned:
             self._executor.abandoned -= 1
             self._end_abandoned(call, outcome)
-        elif succeeded and not isinstance(value, _PLAIN_RESULTS) and inspect.isawaitable(value):
+        elif succeeded and isinstance(value, Pending | CoroutineType):
             call.was_awaited = True
             call.task = keep(asyncio.create_task(_outcome_of_awaitable(value)))
             call.task.add_done_callback(partial(self._end_task, call))
@@ -425,7 +427,7 @@ class EnvironmentRunner:
 
     def _end_abandoned(self, call: EnvironmentCall, outcome: Outcome) -> None:
         succeeded, value = outcome
-        if succeeded and isinstance(value, Pending | Coroutine):
+        if succeeded and isinstance(value, Pending | CoroutineType):
             value.close()
         elif succeeded:
             call.discard(value)
@@ -483,17 +485,19 @@ class EnvironmentRunner:
             )
         finally:
             self.spent_s = perf_counter() - started_at
-        if isinstance(result, Observation):
-            return self._mark_unscored(result)
-        return self._then(result, self._mark_unscored)
+        if type(result) is self._observation_type or isinstance(result, Observation):
+            self._observation_type = type(result)  # `isinstance` of a model takes as long as a short step
+            observation: Any = result
+            return self._mark_unscored(observation)
+        return self._then(result, self._check_and_mark)
 
-    def _then(self, result: Any, then: Callable[[object], Observation]) -> Any:
+    def _then(self, result: Any, then: Callable[[object], Any]) -> Any:
         """Go on with what a method has returned that is no observation; an awaitable is awaited first."""
         if not inspect.isawaitable(result):
             return then(result)
         spent_s, awaited_at = self.spent_s, perf_counter()
 
-        def finish(observation: object) -> Observation:
+        def finish(observation: object) -> Any:
             self.spent_s = spent_s + perf_counter() - awaited_at
             return then(observation)
 
@@ -507,26 +511,24 @@ class EnvironmentRunner:
         """Apply an action, as part of a longer call."""
         return await self._invoke(partial(self.invoke_step, action, options), self.plan.step_on_loop)  # type: ignore[no-any-return]
 
-    def _begin_episode(self, observation: object) -> Observation:
+    def _begin_episode(self, observation: object) -> Any:
         """Return the observation of a reset, as `_mark_unscored` returns a step's."""
         self.unscored = None
-        return self._mark_unscored(observation)
+        return self._check_and_mark(observation)
 
-    def _mark_unscored(self, observation: object) -> Observation:
+    def _check_and_mark(self, observation: object) -> Any:
+        # Encoding anything else raises the error.
+        return self._mark_unscored(observation) if isinstance(observation, Observation) else observation
+
+    def _mark_unscored(self, observation: Observation) -> Observation:
         """Return an observation as it is sent: without a reward and with the reason if its episode cannot be scored.
 
         From the first such observation on, this holds to the end of the episode: the rewards that are left would add up
         to a wrong number.
         """
-        if not isinstance(observation, Observation):
-            return observation  # type: ignore[return-value]  # encoding it raises the error
         reward: Any = observation.reward
         if self.unscored is None:
-            if (
-                type(reward) in _PLAIN_NUMBERS
-                and not observation.metadata
-                and -_GREATEST_FLOAT <= reward <= _GREATEST_FLOAT
-            ):
+            if type(reward) in _PLAIN_NUMBERS and not observation.metadata and -_MAX <= reward <= _MAX:
                 return observation  # `unscored_reason` would find nothing
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:
@@ -556,7 +558,11 @@ class EnvironmentRunner:
             AttributeError: The environment has no such method.
         """
         method = getattr(self.environment, name)
-        return await self._invoke(partial(method, *args), self.is_on_loop(method), on_unclaimed)
+        work = partial(self._call_plainly, method, args)
+        return await self._invoke(work, self.is_on_loop(method), on_unclaimed)
+
+    def _call_plainly(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return pending_or_plain(method(*args))
 
     async def start_method(self, name: str, *args: Any) -> Any:
         """Call another method of the environment without awaiting its result.
@@ -627,11 +633,12 @@ class EnvironmentRunner:
                     if self._closing is not None and not self._closing.done() and deadline.when() is None:
                         deadline.reschedule(loop.time() + CLOSE_TIMEOUT_S)
 
-                def close_in_thread() -> Any:
-                    loop.call_soon_threadsafe(start_deadline)
-                    return close()
+                def close_timed() -> Any:
+                    if not on_loop:
+                        loop.call_soon_threadsafe(start_deadline)
+                    return pending_or_plain(close())
 
-                await self._invoke(close if on_loop else close_in_thread, on_loop)
+                await self._invoke(close_timed, on_loop)
         except FATAL:
             logger.exception("closing %s failed", self.name)
         if not self._abandoned:

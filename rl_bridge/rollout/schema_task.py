@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from openenv_core import MCPToolClient
 from openenv_core.checker.drawing import sample
 from openenv_core.errors import ConfigurationError
 from openenv_core.making import client_of_file
@@ -13,6 +14,7 @@ from openenv_core.scaffold.task import describe_answer, only_field
 from openenv_core.targets import target_of
 from openenv_core.types import Observation
 from rl_bridge.config import Config
+from rl_bridge.config.schema import TOOL_WORLD_TASK
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout.task import Task
 from rl_bridge.tokens.chat import ChatMessage
@@ -39,6 +41,10 @@ class SchemaTask(Task):
             raise ConfigError(f"env.app: {error}") from error
         if client is None:
             raise ConfigError(f"env.app: expected a Python file with an environment's class, got {app!r}")
+        if issubclass(client, MCPToolClient):
+            raise ConfigError(
+                f"expected rollout.task={TOOL_WORLD_TASK}, or a task of its own, for an environment of tools, got none"
+            )
         self.client_type = client  # type: ignore[misc]  # of this run's environment
         self._action: TypeAdapter[Any] = TypeAdapter(client.action_type)
         self._field = only_field(client.action_type)

@@ -252,11 +252,13 @@ class _HttpCall(RequestCall, ResultCall):
 
     def reply(self, reply: bytes) -> None:
         """Set the result."""
+        self.target = None  # a reference to itself, which would be left to the garbage collector
         if not self.result.done():  # or else the client has disconnected
             self.result.set_result(reply)
 
     def refuse(self, error: Exception) -> None:
         """Set the error."""
+        self.target = None
         if not self.result.done():
             self.result.set_exception(error)
 

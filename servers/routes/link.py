@@ -115,6 +115,7 @@ class LinkRequest:
         if self not in link.running:
             return
         link.running.discard(self)
+        self.call = None  # it refers to this request, which would be left to the garbage collector
         link.running_chars -= self.size
         if self.timer is not None:
             self.timer.cancel()

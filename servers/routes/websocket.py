@@ -222,6 +222,7 @@ class _SessionConversation(Conversation):
     async def _leave(self) -> None:
         if self.call is not None and self._session is not None:
             self._session.leave(self.call)
+            self.call = None
         if self._task is not None:
             await cancel_task(self._task)
 

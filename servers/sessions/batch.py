@@ -20,6 +20,12 @@ from servers.threads import Outcome
 _YIELD_INTERVAL_S: Final = 0.005
 """Seconds of calls on the event loop after which it is yielded to other tasks."""
 
+_CALLS_PER_LOOK: Final = 4
+"""Calls after which the clock is read."""
+
+
+_DONE: Final = bool
+
 
 @dataclass(slots=True, eq=False)
 class Member:
@@ -88,6 +94,7 @@ class MemberCall(EnvironmentCall):
         action: Any = None,
         autoreset: str | None = None,
     ) -> None:
+        super().__init__(self._play, on_loop=True)
         plan = member.session.runner.plan
         self.member = member
         self.encode = encode
@@ -97,11 +104,11 @@ class MemberCall(EnvironmentCall):
         self.outcome: Any = None
         self.final: Any = None
         self.spent_s = 0.0
-        self._is_reset = options is not None or self.autoresets
-        on_loop = (
-            plan.on_loop if self.is_read else plan.reset_on_loop if self._is_reset else plan.step_on_loop
-        )
-        super().__init__(self._play, on_loop)
+        self._is_reset = options is not None or (autoreset is not None and member.episode_ended)
+        if self._is_reset:
+            self.on_loop = plan.reset_on_loop
+        else:
+            self.on_loop = plan.on_loop if action is None else plan.step_on_loop
 
     @property
     def is_read(self) -> bool:
@@ -149,6 +156,7 @@ class MemberCall(EnvironmentCall):
 
     def deliver(self, outcome: Outcome) -> None:
         """Keep the outcome, and count the call as done."""
+        self.work = _DONE  # it refers to the call, which would be left to the garbage collector
         self.outcome = outcome[1]
         self.member.in_batch = False
         self.round.add(self)
@@ -324,7 +332,7 @@ class BatchRound:
             else:
                 call.outcome = refusal
                 self._finished.append(call)
-            if perf_counter() >= yield_at and submitted < len(calls):
+            if not submitted % _CALLS_PER_LOOK and perf_counter() >= yield_at and submitted < len(calls):
                 self._submitted = submitted
                 asyncio.get_running_loop().call_soon(self.start)
                 return

@@ -14,8 +14,10 @@ from servers.execution import (
     AwaitedCall,
     EnvironmentCall,
     EnvironmentRunner,
+    Pending,
     ResultCall,
     keep,
+    pending_or_plain,
 )
 from servers.sessions.queue import SlotQueue
 from servers.sessions.slots import SessionBusyError, SessionSlots, UnknownSessionError
@@ -88,6 +90,15 @@ class Attachment(Protocol):
         """Leave the session if the WebSocket is broken, since another client wants it."""
 
 
+class _Table(Protocol):
+    """The part of `SessionTable` that a session uses."""
+
+    step_timeout_s: float | None
+
+    def expire(self, session: "EnvironmentSession") -> RefusalError:
+        """End a session whose call exceeded its deadline; return the error for the call's caller."""
+
+
 class EnvironmentSession:
     """One environment with an id and an owner, independent of the connection that it is used over.
 
@@ -107,14 +118,7 @@ class EnvironmentSession:
     """
 
     def __init__(
-        self,
-        runner: EnvironmentRunner,
-        slot: Slot,
-        owner: str,
-        session_id: str,
-        *,
-        step_timeout_s: float | None,
-        expire: "Callable[[EnvironmentSession], RefusalError]",
+        self, table: _Table, runner: EnvironmentRunner, slot: Slot, owner: str, session_id: str
     ) -> None:
         self.runner = runner
         self.slot = slot
@@ -126,11 +130,11 @@ class EnvironmentSession:
         self.last_used_at: float | None = None
         self.listeners = 0
         self.on_end: Callable[[], None] | None = None
-        self._end_expired = expire
+        self._table = table
         self._call: EnvironmentCall | None = None
         self._waiting: deque[EnvironmentCall] = deque()
         self._idle: asyncio.Future[None] | None = None  # done when no call runs
-        self._watchdog = Watchdog(step_timeout_s, self._expire)
+        self._watchdog = Watchdog(table.step_timeout_s, self._expire)
 
     @property
     def ended(self) -> bool:
@@ -141,11 +145,6 @@ class EnvironmentSession:
     def busy(self) -> bool:
         """Whether a call is running."""
         return self._call is not None
-
-    @property
-    def call(self) -> EnvironmentCall | None:
-        """The call that is running."""
-        return self._call
 
     @property
     def waiting_calls(self) -> int:
@@ -205,7 +204,7 @@ class EnvironmentSession:
     def _expire(self) -> None:
         """End the session, since its call has exceeded its deadline."""
         if self._call is not None:
-            self.abandon_calls(self._end_expired(self))
+            self.abandon_calls(self._table.expire(self))
 
     def abandon_calls(self, refusal: RefusalError) -> None:
         """End the running call, if any, with an error, and refuse those that wait; only when the session has ended."""
@@ -248,7 +247,8 @@ class EnvironmentSession:
             RefusalError: As the outcomes of `submit`.
             Exception: Whatever the environment raised.
         """
-        return await self.perform(AwaitedCall(lambda: work(self.runner, *args, **options), on_loop=True))  # type: ignore[no-any-return]
+        call = AwaitedCall(lambda: Pending(work(self.runner, *args, **options)), on_loop=True)
+        return await self.perform(call)  # type: ignore[no-any-return]
 
     async def perform(self, call: ResultCall) -> Any:
         """Submit a call and return its result, or raise as `run`.
@@ -286,7 +286,9 @@ class EnvironmentSession:
 
         snapshot: Callable[[], Any] = runner.environment.snapshot
         try:
-            state = await self.perform(AwaitedCall(snapshot, runner.is_on_loop(snapshot), drop))
+            state = await self.perform(
+                AwaitedCall(lambda: pending_or_plain(snapshot()), runner.is_on_loop(snapshot), drop)
+            )
         except FATAL as error:
             if isinstance(error, RefusalError):
                 raise

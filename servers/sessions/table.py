@@ -393,9 +393,7 @@ class SessionTable:
         try:
             async with deadline:
                 runner = await self.executor.construct(self.factory)
-                session = EnvironmentSession(
-                    runner, slot, owner, session_id, step_timeout_s=self.step_timeout_s, expire=self.expire
-                )
+                session = EnvironmentSession(self, runner, slot, owner, session_id)
                 if self.slots.cap > 1 and not runner.concurrent:
                     # The factory is a function, so the class is known only now.
                     text = (

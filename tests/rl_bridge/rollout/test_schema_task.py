@@ -74,12 +74,14 @@ def test_an_action_of_several_fields_is_json(folder: Path) -> None:
     assert made.parse("4") is None
 
 
-def test_a_run_on_a_file_is_prepared_without_a_configuration(folder: Path) -> None:
+def test_a_run_on_a_file_needs_a_model_and_no_configuration(folder: Path) -> None:
     task(folder)
-    config = load_env_config("pips.py", ["trainer.iterations=3"])
+    (folder / "config.json").write_text("{}")  # as far as it is looked at before the heavy stack
+    config = load_env_config("pips.py", ["trainer.iterations=3", f"model.path={folder}"])
     assert (config.name, config.trainer.iterations) == ("pips", 3)
     assert config.environment.app == f"{folder / 'pips.py'}:Pips"
-    run_preflight(config)
+    with pytest.raises(ConfigError, match=r"model\.path: expected a folder .* set model\.path=FOLDER"):
+        run_preflight(config)
     with pytest.raises(ConfigError, match=r"no folder or file at nowhere\.py"):
         load_env_config("nowhere.py")
     (folder / "run.yaml").write_text("env: {app: pips.py}\nrollout: {}\n")
