@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final
 
 from rl_bridge.config import RolloutConfig
 from rl_bridge.generator.client import GeneratorClient
@@ -11,9 +10,6 @@ from rl_bridge.generator.endpoint import Endpoint, EndpointEngine
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.types import Completion, SamplingSettings
-
-CALL_TIMEOUT_S: Final = 3600.0
-"""The longest that one answer may take; a server that samples nothing meanwhile is noticed earlier."""
 
 
 @asynccontextmanager
@@ -37,7 +33,7 @@ async def upstream_policy(
         await asyncio.wrap_future(engine.start())
         # One prompt a call: a server batches by itself, and a call ends with its longest answer.
         client = GeneratorClient(
-            generate, max_batch=1, max_calls=rollout.max_num_seqs, timeout_s=CALL_TIMEOUT_S
+            generate, max_batch=1, max_calls=rollout.max_num_seqs, timeout_s=rollout.timeout_s
         )
         try:
             yield ChatPolicy(

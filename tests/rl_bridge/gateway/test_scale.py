@@ -41,6 +41,7 @@ async def test_a_thousand_agents_are_served_at_once(stage: Make) -> None:
     assert waiting[1] > AGENTS // 2
 
 
+@pytest.mark.slow
 async def test_an_episode_keeps_few_bytes_a_token(stage: Make) -> None:
     answer = "call an arguments name " * 90
     play = stage(lambda prompt: answer, max_length=100_000)
