@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 from typing_extensions import TypeVar
 
 from openenv_core.errors import ConfigurationError, LLMError, NoScoreError
-from openenv_core.lifecycle import KeepsEpisodes, episode_of, keep_episodes
+from openenv_core.lifecycle import episode_of, keep_episodes
 from openenv_core.outcomes import INFRASTRUCTURE_ERROR, UNSCORED
 from openenv_core.types import ActT, EnvironmentMetadata, ObsT, State
 
@@ -61,7 +61,7 @@ else:
     _required = abstractmethod
 
 
-class Environment(KeepsEpisodes, ABC, Generic[ActT, ObsT, StateT]):
+class Environment(ABC, Generic[ActT, ObsT, StateT]):
     """An environment that an agent acts in, one episode at a time.
 
     Authors implement `reset` and `step`, each as `def` or `async def`. Options of an episode are keyword parameters of

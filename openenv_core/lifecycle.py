@@ -30,10 +30,6 @@ DEFAULT_SESSIONS: Final = 1024
 """Sessions of a server whose author set no cap, and whose class allows several."""
 
 
-class KeepsEpisodes:
-    """The base of `Environment` alone, by which this module knows it and its subclasses."""
-
-
 class Episode:
     """One episode of an instance.
 
@@ -157,6 +153,7 @@ def keep_episodes(cls: type, base: type) -> None:
     Raises:
         ConfigurationError: The state's class has a field without a default.
     """
+    cls._models = Models(*_arguments(cls, base))  # type: ignore[attr-defined]
     kept = inspect.getattr_static(cls, "state") is vars(base)["state"]
     cls.KEEPS_EPISODES = kept  # type: ignore[attr-defined]
     said = [
@@ -358,33 +355,29 @@ class Models:
 
 def models_of(cls: type) -> Models:
     """Return the models in the type arguments of a class's base: `class Dice(Environment[Guess, Face])`."""
-    known = vars(cls).get("_models")
-    if known is None:
-        action, observation, state = _arguments(cls)
-        reset_observation = None
-        if observation is Any and hasattr(cls, "TOOLSET"):
-            # An environment of tools: its steps return their results, and `reset` what it says.
-            from openenv_core.tools.wire import ToolObservation
-
-            observation, reset_observation = ToolObservation, _returned_by(cls)
-        known = Models(action, observation, state, reset_observation)
-        cls._models = known  # type: ignore[attr-defined]
-    return known
-
-
-def _returned_by(cls: type) -> Any:
-    """Return the model that `reset` is annotated to return; None if it is none."""
-    try:
-        model = get_type_hints(cls.reset).get("return")  # type: ignore[attr-defined]
-    except Exception:  # a quoted annotation may fail in any way
-        return None
-    return model if isinstance(model, type) and issubclass(model, Observation) else None
+    return cls._models  # type: ignore[attr-defined,no-any-return]
 
 
 def read_models(factory: Any) -> Models:
     """Return the models of what makes environments; a function, and a class that is no `Environment`, name none."""
-    is_environment = isinstance(factory, type) and issubclass(factory, KeepsEpisodes)
-    return models_of(factory) if is_environment else Models(None, None, None)
+    if not isinstance(factory, type) or not hasattr(factory, "_models"):
+        return Models(None, None, None)
+    models = models_of(factory)
+    if models.observation is not Any or not hasattr(factory, "TOOLSET"):
+        return models
+    # An environment of tools: its steps return their results, and `reset` what it is annotated to return.
+    from openenv_core.tools.wire import ToolObservation
+
+    return Models(models.action, ToolObservation, models.state, _returned_by(factory))
+
+
+def _returned_by(cls: Any) -> Any:
+    """Return the model that `reset` is annotated to return; None if it is none."""
+    try:
+        model = get_type_hints(cls.reset).get("return")
+    except Exception:  # a quoted annotation may fail in any way
+        return None
+    return model if isinstance(model, type) and issubclass(model, Observation) else None
 
 
 def default_cap(factory: Any) -> int:
@@ -393,7 +386,7 @@ def default_cap(factory: Any) -> int:
     return DEFAULT_SESSIONS if kept and factory.SUPPORTS_CONCURRENT_SESSIONS else 1
 
 
-def _arguments(cls: type) -> tuple[Any, Any, Any]:
+def _arguments(cls: type, environment: type) -> tuple[Any, Any, Any]:
     """Return the arguments of `Environment[...]`; None for each that the class leaves open."""
 
     def search(owner: type, values: Mapping[Any, Any]) -> list[Any] | None:
@@ -402,11 +395,11 @@ def _arguments(cls: type) -> tuple[Any, Any, Any]:
             if (
                 origin in (Generic, object)
                 or not isinstance(origin, type)
-                or not issubclass(origin, KeepsEpisodes)
+                or not issubclass(origin, environment)
             ):
                 continue
             arguments = [values.get(each, each) for each in get_args(base)]
-            if KeepsEpisodes in origin.__bases__:
+            if origin is environment:
                 return arguments
             parameters = getattr(origin, "__parameters__", ())
             if (found := search(origin, dict(zip(parameters, arguments, strict=False)))) is not None:

@@ -3,14 +3,15 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from fastapi import FastAPI
-from starlette.routing import BaseRoute, Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openenv_core import ConcurrencyConfig, ConfigurationError, State
 from openenv_core.errors import OpenEnvError
@@ -44,6 +45,8 @@ _API_VERSION: Final = "1.0.0"
 _SESSION_PATHS: Final = ("/reset", "/step", "/state", MCP_PATH)
 """Prefixes of the HTTP paths whose bytes the metrics count."""
 
+_SOCKET_PATHS: Final = (SESSION_PATH, MCP_PATH)
+
 Lifespan: TypeAlias = Callable[["EnvironmentApp"], AbstractAsyncContextManager[None]]
 """Returns a context that is entered when a server process starts, and exited when it ends, after its last session."""
 
@@ -67,10 +70,27 @@ class AppSettings:
     page: PageOptions | None = None
 
 
-class EnvironmentApp(FastAPI):
-    """A FastAPI app that serves WebSockets without the framework.
+class _InnermostMiddleware:
+    """Passes what middleware of the app's author has let through to standard MCP, to our sockets, or to the routes."""
 
-    The framework wraps every send of a WebSocket, which would take a quarter of the time of a trivial step.
+    def __init__(self, app: ASGIApp, owner: "EnvironmentApp") -> None:
+        self._app = app
+        self._owner = owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] == "websocket" and path_of(scope) in _SOCKET_PATHS:
+            await self._owner.router(scope, receive, send)
+        elif scope["type"] == "http" and path_of(scope).startswith(MCP_PATH):
+            await self._owner.mcp(self._app, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+class EnvironmentApp(FastAPI):
+    """A FastAPI app whose own sockets pass the author's middleware, but not the framework's.
+
+    That wraps every send of a WebSocket, which would take a quarter of the time of a trivial step.
 
     Attributes:
         served: What the app serves; the checker reads it.
@@ -79,7 +99,13 @@ class EnvironmentApp(FastAPI):
 
     def __init__(self, served: AppSettings, settings: ServerSettings) -> None:
         super().__init__(
-            title=_title(served), version=_API_VERSION, lifespan=_lifespan, docs_url=None, redoc_url=None
+            title=_title(served),
+            version=_API_VERSION,
+            lifespan=_lifespan,
+            docs_url=None,
+            redoc_url=None,
+            # Middleware that the author adds comes before it.
+            middleware=[Middleware(_InnermostMiddleware, owner=self)],
         )
         self.served = served
         self.settings = settings
@@ -92,6 +118,12 @@ class EnvironmentApp(FastAPI):
         self._refusal: OpenEnvError | None = None
         self._refusal_collected = False
         _check_cap(served.factory, settings.max_sessions or served.cap)
+
+    @property
+    def routes(self) -> list[BaseRoute]:
+        """Every route: ours, and after them those of the author."""
+        self._ensure_built()
+        return self.router.routes
 
     @property
     def sessions(self) -> SessionTable:
@@ -171,7 +203,12 @@ class EnvironmentApp(FastAPI):
         added = self.router.routes[self._own_route_count :]
         del self.router.routes[self._own_route_count :]
         # Plain Starlette routes: FastAPI would do nothing for these, and double the time of each request.
-        unlisted_routes: list[BaseRoute] = [Route(MCP_PATH, rpc.serve, methods=["POST"])]
+        send_timeout_s = settings.send_timeout_s
+        unlisted_routes: list[BaseRoute] = [
+            WebSocketRoute(SESSION_PATH, SocketRoute(sessions, frames, sockets, send_timeout_s, links)),
+            WebSocketRoute(MCP_PATH, SocketRoute(sessions, RpcDialect(rpc), sockets, send_timeout_s)),
+            Route(MCP_PATH, rpc.serve, methods=["POST"]),
+        ]
         if settings.metrics:
             unlisted_routes.append(Route(METRICS_PATH, metrics.serve, methods=["GET"]))
         if not production:
@@ -198,11 +235,7 @@ class EnvironmentApp(FastAPI):
             tooling=tooling,
             sockets=sockets,
             links=links,
-            routes_of_sockets={
-                SESSION_PATH: SocketRoute(sessions, frames, sockets, settings.send_timeout_s, links),
-                MCP_PATH: SocketRoute(sessions, RpcDialect(rpc), sockets, settings.send_timeout_s),
-            },
-            mcp=McpEntry(super().__call__, sessions, tooling, _title(served), settings),
+            mcp=McpEntry(sessions, tooling, _title(served), settings),
             guard=Guard(self.serve_admitted, settings, is_open=page.is_open if page else lambda _: False),
             page=page,
         )
@@ -251,12 +284,11 @@ class EnvironmentApp(FastAPI):
         metrics = parts.sessions.metrics
         if metrics.enabled and scope["type"] == "http" and path.startswith(_SESSION_PATHS):
             receive, send = metrics.wrap_http(receive, send)
-        if scope["type"] == "websocket" and path in parts.routes_of_sockets:
-            await parts.routes_of_sockets[path](scope, receive, send)
-        elif scope["type"] == "http" and path.startswith(MCP_PATH):
-            await parts.mcp(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
+        await super().__call__(scope, receive, send)
+
+    async def mcp(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request to /mcp: by standard MCP, or by `app` if it is of the released dialect."""
+        await self._ensure_built().mcp(app, scope, receive, send)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -315,7 +347,6 @@ class _Parts:
     tooling: Tooling
     sockets: Sockets
     links: Links
-    routes_of_sockets: Mapping[str, SocketRoute]
     mcp: McpEntry
     guard: Guard
     page: Page | None

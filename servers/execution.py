@@ -12,18 +12,18 @@ counts it until then.
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from sys import float_info
 from time import perf_counter
-from types import MappingProxyType
+from types import CoroutineType, MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State, unscored_reason
-from openenv_core.outcomes import SCORES, UNSCORED
+from openenv_core.outcomes import UNSCORED
 from openenv_core.tools import is_tool_host
-from servers.threads import Outcome, ThreadCall, ThreadPool, contain, max_threads, outcome_of
+from servers.threads import Outcome, ThreadCall, ThreadPool, contain, containable, max_threads, outcome_of
 
 logger = logging.getLogger("servers")
 
@@ -41,7 +41,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds that an environment has to close, or an async method to end once cancelled."""
 
 _PLAIN_NUMBERS: Final = frozenset({float, int, bool})
-_GREATEST_FLOAT: Final = float_info.max
+_MAX: Final = float_info.max
 
 FATAL: Final = (Exception, SystemExit)
 """What an environment may raise without stopping the server."""
@@ -71,24 +71,24 @@ class _EnvironmentMethods:
     """The methods of an environment class and how to run them, determined once per class.
 
     Attributes:
-        inline: Whether every method runs on the event loop and returns without waiting.
         on_loop: Whether plain methods run on the event loop.
         reset: Name of the method that resets: `reset` or `reset_async`.
         step: Likewise.
         close: Likewise.
-        reset_async: Whether `reset` is a coroutine function.
-        step_async: Likewise.
+        reset_on_loop: Whether `reset` is called on the event loop: it is a coroutine function, or the class says so.
+        step_on_loop: Likewise.
+        never_waits: Whether reset and step are plain methods on the event loop.
         reset_options: Options that `reset` accepts.
         step_options: Options that `step` accepts beside the action.
     """
 
-    inline: bool
     on_loop: bool
     reset: str
     step: str
     close: str
-    reset_async: bool
-    step_async: bool
+    reset_on_loop: bool
+    step_on_loop: bool
+    never_waits: bool
     reset_options: _Options
     step_options: _Options
 
@@ -101,17 +101,14 @@ def plan_of(cls: type) -> _EnvironmentMethods:
     )
     reset_async, step_async = (inspect.iscoroutinefunction(getattr(cls, name)) for name in (reset, step))
     on_loop = not getattr(cls, "BLOCKING", True)
-    # Environments with declared tools say whether any of these is asynchronous. For others, an async `call_tool` means
-    # that a step may wait.
-    may_wait = getattr(cls, "STEPS_MAY_WAIT", inspect.iscoroutinefunction(getattr(cls, "call_tool", None)))
     return _EnvironmentMethods(
-        inline=on_loop and not reset_async and not step_async and not may_wait,
         on_loop=on_loop,
         reset=reset,
         step=step,
         close=close,
-        reset_async=reset_async,
-        step_async=step_async,
+        reset_on_loop=on_loop or reset_async,
+        step_on_loop=on_loop or step_async,
+        never_waits=on_loop and not reset_async and not step_async,
         reset_options=_options_of(getattr(cls, reset), skip=1),
         step_options=_options_of(getattr(cls, step), skip=2),
     )
@@ -135,6 +132,120 @@ def _is_environment(value: object) -> bool:
 def name_of(factory: Callable[..., Any]) -> str:
     """Return the name of an environment's class or factory."""
     return str(getattr(factory, "__name__", type(factory).__name__))
+
+
+class EnvironmentCall:
+    """One call of an environment, from its submission to its outcome; subclasses take the outcome.
+
+    Args:
+        work: The function to call. If it returns a coroutine or a `Pending`, that is awaited on the event loop.
+        on_loop: Whether to call it on the event loop, rather than in a thread.
+
+    Attributes:
+        on_end: Called with the call and its outcome when it has ended: by whom it was started.
+        thread_call: The call in a thread, while it waits for one or runs in it.
+        task: Awaits what `work` has returned.
+        was_awaited: Whether there has been such a task.
+    """
+
+    __slots__ = ("on_end", "on_loop", "task", "thread_call", "was_awaited", "work")
+
+    def __init__(self, work: Callable[[], Any], on_loop: bool) -> None:
+        self.work = work
+        self.on_loop = on_loop
+        self.on_end: Callable[[EnvironmentCall, Outcome], None] = _deliver
+        self.thread_call: ThreadCall | None = None
+        self.task: asyncio.Task[Outcome] | None = None
+        self.was_awaited = False
+
+    def deliver(self, outcome: Outcome) -> None:
+        """Take the outcome, on the event loop."""
+        raise NotImplementedError
+
+    def discard(self, value: Any) -> None:
+        """Take a result that came after the caller had gone."""
+
+
+def _deliver(call: EnvironmentCall, outcome: Outcome) -> None:
+    call.deliver(outcome)
+
+
+class ResultCall(EnvironmentCall):
+    """A call whose caller awaits its `result`."""
+
+    __slots__ = ()
+
+    result: asyncio.Future[Any]
+
+
+class AwaitedCall(ResultCall):
+    """A call whose caller awaits its `result`. `on_unclaimed` is called with a result that nobody takes."""
+
+    __slots__ = ("_on_unclaimed", "result")
+
+    def __init__(
+        self, work: Callable[[], Any], on_loop: bool, on_unclaimed: Callable[[Any], None] | None = None
+    ) -> None:
+        super().__init__(work, on_loop)
+        self._on_unclaimed = on_unclaimed
+        self.result = asyncio.get_running_loop().create_future()
+
+    def deliver(self, outcome: Outcome) -> None:
+        """Set `result`."""
+        succeeded, value = outcome
+        if self.result.done():  # the caller was cancelled
+            if succeeded:
+                self.discard(value)
+        elif succeeded:
+            self.result.set_result(value)
+        else:
+            self.result.set_exception(value)
+
+    def discard(self, value: Any) -> None:
+        """Pass the result to `on_unclaimed`."""
+        if self._on_unclaimed is not None:
+            self._on_unclaimed(value)
+
+
+class Pending:
+    """An awaitable that a method has returned, and what is done with its result, which may be another one."""
+
+    __slots__ = ("_awaitable", "_then")
+
+    def __init__(self, awaitable: Any, then: Callable[[Any], Any] = lambda result: result) -> None:
+        self._awaitable = awaitable
+        self._then = then
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._finish().__await__()
+
+    async def _finish(self) -> Any:
+        result = self._then(await self._awaitable)
+        return await result if isinstance(result, Pending) else result
+
+    def close(self) -> None:
+        """Close it instead of awaiting it, if it is a coroutine."""
+        if callable(close := getattr(self._awaitable, "close", None)):
+            close()
+
+
+def pending_or_plain(result: Any) -> Any:
+    """Return what an arbitrary method has returned, an awaitable as a `Pending`."""
+    return Pending(result) if inspect.isawaitable(result) else result
+
+
+async def _outcome_of_awaitable(awaitable: Awaitable[Any]) -> Outcome:
+    try:
+        return True, await awaitable
+    except FATAL as error:  # a SystemExit raised in a task would stop the event loop
+        return False, error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return False, contain(error)  # the environment raised it
+    except BaseException as error:
+        return False, contain(error)
 
 
 class Executor:
@@ -171,13 +282,14 @@ class Executor:
         else:
             if getattr(factory, "REQUIRES_SINGLE_THREAD_EXECUTOR", False):
                 pool = ThreadPool(1)
-            call = pool.submit(factory)
+            built: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            call = pool.submit(factory, lambda outcome: self._take_built(built, outcome, pool))
             try:
-                succeeded, value = await call.waiter
+                succeeded, value = await built
             except asyncio.CancelledError:
-                if call.outcome is not None:
-                    self._reject(call.outcome, pool)
-                elif not self.abort(call, pool, lambda outcome: self._reject(outcome, pool)):
+                if not built.cancelled():
+                    self._reject(built.result(), pool)
+                elif not self.abort(call, pool):
                     self.close_pool(pool)
                 raise
         if succeeded and _is_environment(value):
@@ -190,35 +302,28 @@ class Executor:
             )
         raise value
 
+    def _take_built(self, built: "asyncio.Future[Outcome]", outcome: Outcome, pool: ThreadPool) -> None:
+        if not built.cancelled():
+            built.set_result(outcome)
+            return
+        self.abandoned -= 1
+        self._reject(outcome, pool)
+
     def close_pool(self, pool: ThreadPool) -> None:
         """Let the threads of a pool end, unless it is the shared one."""
         if pool is not self.pool:
             pool.close()
 
-    def abort(self, call: ThreadCall, pool: ThreadPool, on_end: Callable[[Outcome], None]) -> bool:
-        """Abandon a call that has no outcome yet.
+    def abort(self, call: ThreadCall, pool: ThreadPool) -> bool:
+        """Abandon a call in a thread, which another one replaces; return whether it occupies one, and is counted.
 
         An environment's own single thread is not replaced, since the environment has to be closed in it.
-
-        Args:
-            call: The call.
-            pool: Its pool.
-            on_end: Called with the outcome once the call ends, if it occupies a thread.
-
-        Returns:
-            Whether the call occupies a thread.
         """
         if not pool.abort(call, replace=pool is self.pool):
             return False
-
-        def on_outcome(outcome: Outcome) -> None:
-            self.abandoned -= 1
-            on_end(outcome)
-
         self.abandoned += 1
         if self.abandoned == self.limit:
             logger.error("%d abandoned calls hold a thread each; new sessions are refused", self.abandoned)
-        call.on_outcome = on_outcome
         return True
 
     def _reject(self, outcome: Outcome, pool: ThreadPool) -> None:
@@ -233,101 +338,198 @@ class Executor:
 class EnvironmentRunner:
     """Runs the methods of one environment, one call at a time.
 
-    Methods that call the environment raise whatever it raises.
+    `start` takes every call and decides, at this one place, whether it runs on the event loop or in a thread.
+    `invoke_reset` and `invoke_step` are the one place where `reset` and `step` of an environment are called.
 
     Attributes:
-        environment: The environment itself, for the holder of the session's lock.
+        environment: The environment itself, for the call that runs.
         plan: How to run its methods.
         name: Name of its class.
-        in_thread: Whether reset and step are plain methods that run in a thread.
         concurrent: Whether its class allows several instances in one process.
-        spent_s: Seconds that the last call spent in the environment, without the wait for a thread.
+        spent_s: Seconds that the last reset or step spent in the environment, without the wait for a thread.
         unscored: Why the current episode cannot be scored, since a step of it could not; None if it can.
     """
 
     def __init__(self, environment: Environment[Any, Any, Any], executor: Executor, pool: ThreadPool) -> None:
         self.plan = plan = plan_of(type(environment))
         self.name = type(environment).__name__
-        self.in_thread = not (plan.on_loop or plan.step_async or plan.reset_async)
         self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
         self.environment = environment
-        self._executor = executor
         self.spent_s = 0.0
         self.unscored: str | None = None
+        self._executor = executor
         self._pool = pool
         self._reset: Callable[..., Any] = getattr(environment, plan.reset)
         self._step: Callable[..., Any] = getattr(environment, plan.step)
-        self._abandoned: ThreadCall | None = None
+        self._abandoned: set[EnvironmentCall] = set()  # still running
+        self._on_free: list[Callable[[], None]] = []
         self._closing: asyncio.Task[None] | None = None
+        self._observation_type: type | None = None  # of the last step
 
-    async def reset(
-        self,
-        options: Mapping[str, Any],
-        *,
-        inline: bool = False,
-        resume: Callable[[Outcome], None] | None = None,
-    ) -> Observation:
-        """Start an episode, with those options that the environment accepts. `inline` and `resume`: see `_run`."""
-        return self._begin_episode(
-            await self._run(
-                self._reset, options=self.plan.reset_options.accept(options), inline=inline, resume=resume
+    # Running calls
+
+    def start(self, call: EnvironmentCall, on_end: Callable[[EnvironmentCall, Outcome], None]) -> None:
+        """Run a call, on the event loop or in a thread; `on_end` is called when it ends, which may be before this."""
+        call.on_end = on_end
+        if not call.on_loop:
+            call.thread_call = self._pool.submit(call.work, partial(self._settle, call))
+            return
+        try:
+            outcome = True, call.work()
+        except BaseException as error:
+            outcome = False, containable(error)
+        kind = type(outcome[1])
+        if kind is Pending or kind is CoroutineType:
+            self._settle(call, outcome)
+        else:
+            on_end(call, outcome)
+
+    def _settle(self, call: EnvironmentCall, outcome: Outcome) -> None:
+        """End a call whose function has returned or raised; if it returned an awaitable, go on with that in a task."""
+        call.thread_call = None
+        succeeded, value = outcome
+        if self._abandoned and call in self._abandoned:
+            self._executor.abandoned -= 1
+            self._end_abandoned(call, outcome)
+        elif succeeded and isinstance(value, Pending | CoroutineType):
+            call.was_awaited = True
+            call.task = keep(asyncio.create_task(_outcome_of_awaitable(value)))
+            call.task.add_done_callback(partial(self._end_task, call))
+        else:
+            call.on_end(call, outcome)
+
+    def _end_task(self, call: EnvironmentCall, task: asyncio.Task[Outcome]) -> None:
+        call.task = None
+        cancelled = RuntimeError("the environment cancelled its own call")
+        outcome = (False, cancelled) if task.cancelled() else task.result()
+        if call in self._abandoned:
+            self._end_abandoned(call, outcome)
+        else:
+            call.on_end(call, outcome)
+
+    def abandon(self, call: EnvironmentCall) -> None:
+        """End a call that nobody waits for any more.
+
+        One that waits for a thread is dropped. One that runs is cancelled, if it can be; the environment is closed once
+        it has ended.
+        """
+        if call in self._abandoned:
+            return
+        if call.task is not None:
+            call.task.cancel()
+            self._abandoned.add(call)
+        elif call.thread_call is not None and self._executor.abort(call.thread_call, self._pool):
+            self._abandoned.add(call)
+
+    def drop_unstarted(self, call: EnvironmentCall) -> bool:
+        """Drop a call if it still waits for a thread; return whether it did."""
+        return call.thread_call is not None and not self._pool.abort(call.thread_call, replace=False)
+
+    def _end_abandoned(self, call: EnvironmentCall, outcome: Outcome) -> None:
+        succeeded, value = outcome
+        if succeeded and isinstance(value, Pending | CoroutineType):
+            value.close()
+        elif succeeded:
+            call.discard(value)
+        self._abandoned.discard(call)
+        if self._abandoned:
+            return
+        if self._closing is None:
+            self.discard()
+        else:  # it was `close` itself
+            self._executor.close_pool(self._pool)
+        callbacks, self._on_free = self._on_free, []
+        for callback in callbacks:
+            self.on_free(callback)
+
+    async def _invoke(
+        self, work: Callable[[], Any], on_loop: bool, on_unclaimed: Callable[[Any], None] | None = None
+    ) -> Any:
+        """Run a function, and return its result, or that of an awaitable that it returned."""
+        call = AwaitedCall(work, on_loop, on_unclaimed)
+        self.start(call, _deliver)
+        try:
+            return await call.result
+        except asyncio.CancelledError:
+            if not call.result.cancelled():  # it ended as the caller was cancelled
+                if call.result.exception() is None:
+                    call.discard(call.result.result())
+            else:
+                self.abandon(call)
+            raise
+
+    # The methods of the environment
+
+    def invoke_reset(self, options: Mapping[str, Any]) -> Any:
+        """Start an episode, with those options that the environment accepts.
+
+        Called on the event loop or in a thread, as `start` decides. Returns what `reset` returned: an observation, or a
+        `Pending` to await.
+        """
+        options = self.plan.reset_options.accept(options)
+        started_at = perf_counter()
+        try:
+            result = self._reset(**options)
+        finally:
+            self.spent_s = perf_counter() - started_at
+        return self._then(result, self._begin_episode)
+
+    def invoke_step(self, action: Action, options: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """Apply an action, with those options that the environment accepts; as `invoke_reset`."""
+        started_at = perf_counter()
+        try:
+            result = (
+                self._step(action, **self.plan.step_options.accept(options))
+                if options
+                else self._step(action)
             )
-        )
+        finally:
+            self.spent_s = perf_counter() - started_at
+        if type(result) is self._observation_type or isinstance(result, Observation):
+            self._observation_type = type(result)  # `isinstance` of a model takes as long as a short step
+            observation: Any = result
+            return self._mark_unscored(observation)
+        return self._then(result, self._check_and_mark)
 
-    def reset_inline(self, options: Mapping[str, Any]) -> Observation | Coroutine[Any, Any, Observation]:
-        """Start an episode in the calling thread; return a coroutine to await if the environment's method is async."""
-        result = self._call(self._reset, **self.plan.reset_options.accept(options))
-        return self._mark_inline(self._begin_episode, result)
+    def _then(self, result: Any, then: Callable[[object], Any]) -> Any:
+        """Go on with what a method has returned that is no observation; an awaitable is awaited first."""
+        if not inspect.isawaitable(result):
+            return then(result)
+        spent_s, awaited_at = self.spent_s, perf_counter()
 
-    def step_inline(self, action: Action) -> Observation | Coroutine[Any, Any, Observation]:
-        """Apply an action in the calling thread; return a coroutine to await if the environment's method is async."""
-        return self._mark_inline(self._mark_unscored, self._call(self._step, action))
+        def finish(observation: object) -> Any:
+            self.spent_s = spent_s + perf_counter() - awaited_at
+            return then(observation)
 
-    def _mark_inline(
-        self, mark: Callable[[object], Observation], result: Any
-    ) -> Observation | Coroutine[Any, Any, Observation]:
-        return mark(result) if isinstance(result, Observation) else self._finish_and_mark(mark, result)
+        return Pending(result, finish)
 
-    async def _finish_and_mark(self, mark: Callable[[object], Observation], result: Any) -> Observation:
-        return mark(await self._finish(result, inline=True))
+    async def reset(self, options: Mapping[str, Any]) -> Observation:
+        """Start an episode, as part of a longer call. Exception: Whatever the environment raised; so the next ones."""
+        return await self._invoke(partial(self.invoke_reset, options), self.plan.reset_on_loop)  # type: ignore[no-any-return]
 
-    async def step(
-        self,
-        action: Action,
-        options: Mapping[str, Any] | None = None,
-        *,
-        inline: bool = False,
-        resume: Callable[[Outcome], None] | None = None,
-    ) -> Observation:
-        """Apply an action. With `inline`, in the calling thread and without options; `resume`: see `_run`."""
-        plan = self.plan
-        if inline or (plan.inline and not options):
-            observation = self.step_inline(action)
-            return observation if isinstance(observation, Observation) else await observation
-        return self._mark_unscored(
-            await self._run(
-                self._step,
-                (action,),
-                plan.step_options.accept(options) if options else {},
-                on_loop=plan.on_loop or plan.step_async,
-                resume=resume,
-            )
-        )
+    async def step(self, action: Action, options: Mapping[str, Any] = MappingProxyType({})) -> Observation:
+        """Apply an action, as part of a longer call."""
+        return await self._invoke(partial(self.invoke_step, action, options), self.plan.step_on_loop)  # type: ignore[no-any-return]
 
-    def _begin_episode(self, observation: object) -> Observation:
+    def _begin_episode(self, observation: object) -> Any:
         """Return the observation of a reset, as `_mark_unscored` returns a step's."""
         self.unscored = None
-        return self._mark_unscored(observation)
+        return self._check_and_mark(observation)
 
-    def _mark_unscored(self, observation: object) -> Observation:
+    def _check_and_mark(self, observation: object) -> Any:
+        # Encoding anything else raises the error.
+        return self._mark_unscored(observation) if isinstance(observation, Observation) else observation
+
+    def _mark_unscored(self, observation: Observation) -> Observation:
         """Return an observation as it is sent: without a reward and with the reason if its episode cannot be scored.
 
         From the first such observation on, this holds to the end of the episode: the rewards that are left would add up
         to a wrong number.
         """
-        if not isinstance(observation, Observation):
-            return observation  # type: ignore[return-value]  # encoding it raises the error
-        if self.unscored is None and not _is_plain(observation):
+        reward: Any = observation.reward
+        if self.unscored is None:
+            if type(reward) in _PLAIN_NUMBERS and not observation.metadata and -_MAX <= reward <= _MAX:
+                return observation  # `unscored_reason` would find nothing
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:
             return observation
@@ -336,24 +538,31 @@ class EnvironmentRunner:
         metadata = {**observation.metadata, UNSCORED: reason}
         return observation.model_copy(update={"reward": None, "metadata": metadata})
 
-    async def state(self, *, inline: bool = False, resume: Callable[[Outcome], None] | None = None) -> State:
-        """Read the environment's state. `inline` and `resume`: see `_run`."""
-        return await self._run(  # type: ignore[no-any-return]
-            lambda: self.environment.state, inline=inline, resume=resume
-        )
+    def read_state(self) -> Any:
+        """Read the environment's state; as `invoke_reset`."""
+        return self.environment.state
+
+    async def state(self) -> State:
+        """Read the environment's state, as part of a longer call."""
+        return await self._invoke(self.read_state, self.plan.on_loop)  # type: ignore[no-any-return]
 
     async def call(self, name: str, *args: Any, on_unclaimed: Callable[[Any], None] | None = None) -> Any:
-        """Run another method of the environment.
+        """Run another method of the environment, as part of a longer call.
 
         Args:
             name: Name of the method.
             *args: Its arguments.
-            on_unclaimed: Called on the event loop with the result of a method in a thread whose caller was cancelled.
+            on_unclaimed: Called on the event loop with a result whose caller was cancelled.
 
         Raises:
             AttributeError: The environment has no such method.
         """
-        return await self._run(getattr(self.environment, name), args, on_unclaimed=on_unclaimed)
+        method = getattr(self.environment, name)
+        work = partial(self._call_plainly, method, args)
+        return await self._invoke(work, self.is_on_loop(method), on_unclaimed)
+
+    def _call_plainly(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return pending_or_plain(method(*args))
 
     async def start_method(self, name: str, *args: Any) -> Any:
         """Call another method of the environment without awaiting its result.
@@ -365,19 +574,19 @@ class EnvironmentRunner:
         Raises:
             AttributeError: The environment has no such method.
         """
-        return await self._run(getattr(self.environment, name), args, finish=False)
+        method = getattr(self.environment, name)
 
-    def submit(self, fn: Callable[[], Any], on_outcome: Callable[[Outcome], None]) -> ThreadCall:
-        """Run a function in the environment's threads; `on_outcome` is called on the event loop, unless abandoned."""
-        return self._pool.submit(fn, on_outcome=on_outcome, batched=True)
+        def start() -> tuple[Any]:  # a tuple is not awaited
+            started_at = perf_counter()
+            result = method(*args)
+            self.spent_s = perf_counter() - started_at
+            return (result,)
 
-    def cancel_unstarted(self, call: ThreadCall) -> bool:
-        """Cancel a call if no thread has started it yet; return whether that was so."""
-        return not self._pool.abort(call, started=False)
+        return (await self._invoke(start, self.is_on_loop(method)))[0]
 
-    def abandon(self, call: ThreadCall) -> None:
-        """Abandon a call; the environment is closed once it returns."""
-        self._abandon(call, self.discard)
+    def is_on_loop(self, method: Callable[..., Any]) -> bool:
+        """Whether a method runs on the event loop."""
+        return self.plan.on_loop or inspect.iscoroutinefunction(method)
 
     @property
     def is_tool_host(self) -> bool:
@@ -393,196 +602,63 @@ class EnvironmentRunner:
         """Whether the environment declares that its snapshots can be restored in others."""
         return getattr(self.environment, "FORKABLE", False) is True
 
+    # Closing
+
     async def close(self) -> None:
-        """Close the environment; if an abandoned call still runs in it, return at once, and close when that ends.
+        """Close the environment; if an abandoned call runs on in it, that closes it at its end.
 
         Closing continues even if the caller is cancelled.
         """
-        if self._abandoned is None:
-            self.discard()
-            assert self._closing is not None
+        if tasks := [call.task for call in self._abandoned if call.task is not None]:
+            _, deaf = await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+            for task in deaf:
+                logger.error(
+                    "%s ignored its cancellation for %g s; its session keeps its slot", task, CLOSE_TIMEOUT_S
+                )
+        self.discard()
+        if self._closing is not None:
             # Twice its own time limit: a `close` that ignores its cancellation, or still waits for a thread, continues
             # in the background.
             await asyncio.wait([self._closing], timeout=2 * CLOSE_TIMEOUT_S)
 
     async def _close(self) -> None:
         loop = asyncio.get_running_loop()
-        end_own_pool = partial(self._executor.close_pool, self._pool)
+        close = getattr(self.environment, self.plan.close, lambda: None)
+        on_loop = self.is_on_loop(close)
         try:
             # The time limit starts once `close` runs: while it waits for a thread, it does not hang itself.
-            async with asyncio.timeout(None) as deadline:
-                await self._run(
-                    getattr(self.environment, self.plan.close, lambda: None),
-                    on_late_end=end_own_pool,
-                    on_begin=lambda: deadline.reschedule(loop.time() + CLOSE_TIMEOUT_S),
-                )
+            async with asyncio.timeout(CLOSE_TIMEOUT_S if on_loop else None) as deadline:
+
+                def start_deadline() -> None:
+                    if self._closing is not None and not self._closing.done() and deadline.when() is None:
+                        deadline.reschedule(loop.time() + CLOSE_TIMEOUT_S)
+
+                def close_timed() -> Any:
+                    if not on_loop:
+                        loop.call_soon_threadsafe(start_deadline)
+                    return pending_or_plain(close())
+
+                await self._invoke(close_timed, on_loop)
         except FATAL:
             logger.exception("closing %s failed", self.name)
-        if self._abandoned is None:
-            end_own_pool()
+        if not self._abandoned:
+            self._executor.close_pool(self._pool)
         # References to a session that is over, to its number for instance, must not keep its environment alive.
         self.environment = self._reset = self._step = None  # type: ignore[assignment]  # never called again
 
     def discard(self) -> None:
         """Close the environment once, in the background; if an abandoned call runs in it, that closes it at its end."""
-        if self._closing is None and self._abandoned is None:
+        if self._closing is None and not self._abandoned:
             self._closing = keep(asyncio.create_task(self._close()))
 
     def on_free(self, callback: Callable[[], None]) -> None:
         """Call `callback` when no abandoned call runs and the environment is not closing; possibly at once."""
-        abandoned, closing = self._abandoned, self._closing
-        if abandoned is not None:
-            previous = abandoned.on_outcome
-
-            def on_outcome(outcome: Outcome) -> None:
-                if previous is not None:
-                    previous(outcome)
-                self.on_free(callback)
-
-            abandoned.on_outcome = on_outcome
-        elif closing is not None and not closing.done():
-            closing.add_done_callback(lambda _: self.on_free(callback))
+        if self._abandoned:
+            self._on_free.append(callback)
+        elif self._closing is not None and not self._closing.done():
+            self._closing.add_done_callback(lambda _: self.on_free(callback))
         else:
             callback()
-
-    async def _run(
-        self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        options: Mapping[str, Any] = MappingProxyType({}),
-        *,
-        on_loop: bool | None = None,
-        finish: bool = True,
-        inline: bool = False,
-        resume: Callable[[Outcome], None] | None = None,
-        on_late_end: Callable[[], None] | None = None,
-        on_begin: Callable[[], None] | None = None,
-        on_unclaimed: Callable[[Any], None] | None = None,
-    ) -> Any:
-        """Run a method, on the event loop or in a thread, and await its result if that is awaitable.
-
-        Args:
-            fn: The method.
-            args: Its positional arguments.
-            options: Its keyword arguments.
-            on_loop: Whether to call it on the event loop; by default as its kind and class require.
-            finish: Await an awaitable result; otherwise return it.
-            inline: Call the method in the calling thread; see `_finish`.
-            resume: Resumes this coroutine where it runs outside of a task: called on the event loop with the outcome
-                of the call in a thread, which is the first wait.
-            on_late_end: Called when an abandoned call has ended; by default `discard`.
-            on_begin: Called on the event loop when the method starts, which may be after a wait for a thread.
-            on_unclaimed: See `call`.
-        """
-        if inline:
-            on_loop = True
-        elif on_loop is None:
-            on_loop = self.plan.on_loop or inspect.iscoroutinefunction(fn)
-        if on_loop:
-            if on_begin is not None:
-                on_begin()
-            result = self._call(fn, *args, **options)
-        else:
-            call = self._pool.submit(partial(fn, *args, **options), on_begin=on_begin, on_outcome=resume)
-            try:
-                succeeded, result = await (call.waiter if resume is None else call)
-            except (asyncio.CancelledError, GeneratorExit):
-                if call.outcome is None:
-                    self._abandon(call, on_late_end or self.discard, on_unclaimed)
-                else:
-                    _discard_outcome(call.outcome, on_unclaimed)
-                raise
-            self.spent_s = call.spent_s
-            if not succeeded:
-                raise result
-        inline = inline or self.plan.inline or resume is not None
-        return (
-            result
-            if not finish or isinstance(result, Observation)
-            else await self._finish(result, inline=inline)
-        )
-
-    def _call(self, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-        """Call a method in the calling thread, and measure its time."""
-        started_at = perf_counter()
-        try:
-            return fn(*args, **options)
-        except FATAL:
-            raise
-        except BaseException as error:
-            raise contain(error) from error
-        finally:
-            self.spent_s = perf_counter() - started_at
-
-    async def _finish(self, result: Any, *, inline: bool) -> Any:
-        """Await a method's result if it is awaitable, and add the time to the method's.
-
-        With `inline`, which may be in a thread, this waits once first, so that the caller can resume it on the event
-        loop (`start_eagerly`).
-        """
-        if not inspect.isawaitable(result):
-            return result
-        if inline:
-            try:
-                await asyncio.sleep(0)
-            except BaseException:
-                _discard_outcome((True, result))  # it will not be resumed
-                raise
-        spent_before_s, started_at = self.spent_s, perf_counter()
-        try:
-            return await result
-        except (*FATAL, asyncio.CancelledError):
-            raise
-        except BaseException as error:
-            raise contain(error) from error
-        finally:
-            self.spent_s = spent_before_s + perf_counter() - started_at
-
-    def _abandon(
-        self,
-        call: ThreadCall,
-        on_late_end: Callable[[], None],
-        on_unclaimed: Callable[[Any], None] | None = None,
-    ) -> None:
-        def on_outcome(outcome: Outcome) -> None:
-            self._abandoned = None
-            _discard_outcome(outcome, on_unclaimed)
-            on_late_end()
-
-        if self._executor.abort(call, self._pool, on_outcome):
-            self._abandoned = call
-
-
-def _is_plain(observation: Observation) -> bool:
-    """Whether `unscored_reason` would find nothing, as far as that is quickly known."""
-    reward, metadata = observation.reward, observation.metadata
-    if metadata and (type(metadata) is not dict or SCORES in metadata or UNSCORED in metadata):
-        return False
-    if reward is None:
-        return not (observation.done or observation.unscored)
-    return type(reward) in _PLAIN_NUMBERS and -_GREATEST_FLOAT <= reward <= _GREATEST_FLOAT
-
-
-def _discard_outcome(outcome: Outcome, on_unclaimed: Callable[[Any], None] | None = None) -> None:
-    """Discard the outcome of an abandoned call: close a coroutine, and pass any other result to `on_unclaimed`."""
-    succeeded, value = outcome
-    if inspect.iscoroutine(value):
-        value.close()
-    elif succeeded and on_unclaimed is not None:
-        on_unclaimed(value)
-
-
-def start_eagerly(coroutine: Coroutine[Any, Any, T]) -> T | Coroutine[Any, Any, T]:
-    """Run a coroutine that usually does not wait; return its result, or the coroutine to continue in a task.
-
-    Args:
-        coroutine: Its first wait, if any, has to be `asyncio.sleep(0)`.
-    """
-    try:
-        coroutine.send(None)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    return coroutine
 
 
 _background_tasks: set[asyncio.Task[Any]] = set()

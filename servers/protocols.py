@@ -20,8 +20,6 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import version
-from operator import attrgetter
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -33,10 +31,8 @@ from websockets.exceptions import InvalidState
 from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
-from websockets.server import ServerProtocol
-from websockets.streams import StreamReader
 
-from servers.routes.websocket import FAST_PATH_EXTENSION
+from servers.routes.connection import FAST_PATH_EXTENSION
 
 try:
     from websockets.speedups import apply_mask
@@ -204,57 +200,59 @@ _MASKED: Final = 0x80
 _SHORT: Final = 126
 _MASK_BYTES: Final = 4
 
-_UVICORN_NAMES: Final = (
-    "queue",
-    "conn",
-    "frames",
-    "writable",
-    "handshake_complete",
-    "close_sent",
-    "disconnected",
-)
-_UVICORN_METHODS: Final = (
-    "handle_connect",
-    "handle_cont",
-    "handle_ping",
-    "handle_pong",
-    "send_receive_event_to_app",
-    "resume_writing",
-)
-_WEBSOCKETS_ATTRIBUTES: Final = ("reader.buffer", "parser.gi_yieldfrom", "extensions", "state")
+_CONTROL: Final = 8
+"""Opcodes from here on are those of control frames, which may come between the fragments of a message."""
 
 
-def missing_internals() -> list[str]:
-    """Return the non-public parts of uvicorn and websockets that this module needs and the installed releases lack."""
-    base = WebSocketsSansIOProtocol
-    names = [f"uvicorn's {name}" for name in _UVICORN_NAMES if name not in base.__init__.__code__.co_names]
-    names += [f"uvicorn's {name}()" for name in _UVICORN_METHODS if not hasattr(base, name)]
-    if not hasattr(StreamReader, "at_eof"):
-        names.append("websockets' at_eof()")
-    connection = ServerProtocol()
-    for name in _WEBSOCKETS_ATTRIBUTES:
-        try:
-            attrgetter(name)(connection)
-        except AttributeError:
-            names.append(f"websockets' {name}")
-    return names
+class _FrameBoundaries:
+    """Follows the frames of a client through its bytes, however these are divided.
+
+    Attributes:
+        between_messages: Whether the next byte begins a new message.
+    """
+
+    __slots__ = ("_head", "_in_message", "_remaining", "between_messages")
+
+    def __init__(self) -> None:
+        self.between_messages = True
+        self._in_message = False
+        self._head = b""
+        self._remaining = 0
+
+    def feed(self, data: bytes) -> None:
+        """Follow further bytes."""
+        start, end = 0, len(data)
+        while start < end:
+            if self._remaining:
+                size = min(self._remaining, end - start)
+                self._remaining -= size
+                start += size
+                continue
+            missing = _head_size(self._head) - len(self._head)
+            self._head += data[start : start + missing]
+            start += missing
+            if len(self._head) >= 2 and len(self._head) == _head_size(self._head):
+                self._begin_frame(self._head)
+                self._head = b""
+        self.between_messages = not (self._remaining or self._head or self._in_message)
+
+    def _begin_frame(self, head: bytes) -> None:
+        size = head[1] & ~_MASKED
+        if size >= _SHORT:
+            size = int.from_bytes(head[2 : 4 if size == _SHORT else 10])
+        self._remaining = size
+        if head[0] & 0xF < _CONTROL:
+            self._in_message = not head[0] & 0x80
 
 
-def _supports_fast_path() -> bool:
-    """Whether the fast path works with the installed releases; log a warning if not."""
-    if names := missing_internals():
-        logging.getLogger("servers").warning(
-            "this release of uvicorn (%s) or websockets (%s) has no %s: frames take the slow path, and "
-            "not every limit on clients may hold; pip install 'ropewalk[server]' brings releases that fit",
-            version("uvicorn"),
-            version("websockets"),
-            ", ".join(names),
-        )
-    return not names
-
-
-FAST_PATH: Final = _supports_fast_path()
-"""Whether the fast path is used at all."""
+def _head_size(head: bytes) -> int:
+    """Return the size of a frame's head, as far as its first bytes tell."""
+    if len(head) < 2:
+        return 2
+    size = head[1] & ~_MASKED
+    return (
+        2 + (0 if size < _SHORT else 2 if size == _SHORT else 8) + (_MASK_BYTES if head[1] & _MASKED else 0)
+    )
 
 
 _EVENTS_PER_YIELD: Final = 16
@@ -362,14 +360,13 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
     _pong: bytes = b""
     _message: bytearray | None = None
     _fast_path: bool = False
-    _between_frames: bool = False
     _control_frames: int = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.conn.debug = False  # would log headers, including tokens
-        if FAST_PATH:
-            self.queue = _ReceiveQueue()  # type: ignore[assignment]
+        self.queue = _ReceiveQueue()  # type: ignore[assignment]
+        self._boundaries = _FrameBoundaries()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wrap the transport in a `_Writer`."""
@@ -405,7 +402,8 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
                 kind = "text" if isinstance(frame, str) else "bytes"
                 self.queue.put_nowait({"type": "websocket.receive", kind: frame})  # type: ignore[arg-type]
             return
-        self._between_frames = False
+        # A client's first bytes are its handshake, which it may not follow with frames before the response.
+        self._boundaries.feed(data if self.handshake_initiated else data.partition(b"\r\n\r\n")[2])
         self._control_frames = 0
         super().data_received(data)
         if not self.handshake_initiated:
@@ -430,7 +428,7 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
             return None
         if self.close_sent or self.conn.state is not State.OPEN:
             return None
-        if not (self._between_frames or self._is_between_frames()):
+        if not self._boundaries.between_messages:
             return None
         body = start + _MASK_BYTES
         try:
@@ -438,18 +436,6 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
             return payload.decode() if data[0] == _WHOLE_TEXT else payload
         except UnicodeDecodeError:
             return None
-
-    def _is_between_frames(self) -> bool:
-        """Whether `data` would start a new message; cached until data takes the slow path."""
-        if self.conn.reader.buffer or self.frames or self._message is not None or not self.handshake_complete:
-            return False
-        # The buffer may be empty although a frame's head has been parsed. Where the parser is suspended tells whether
-        # the next bytes are that frame's payload.
-        parser: Any = self.conn.parser
-        while (inner := parser.gi_yieldfrom) is not None:
-            parser = inner
-        self._between_frames = parser.gi_code is StreamReader.at_eof.__code__
-        return self._between_frames
 
     def send_frame(self, frame: str | bytes) -> bool:
         """Write a frame directly; return False if it has to take the slow path, by `send`."""
@@ -498,7 +484,7 @@ class SocketProtocol(_UnreadTimeoutProtocol, WebSocketsSansIOProtocol):
         """Start the application on a handshake request, which it then accepts or refuses."""
         super().handle_connect(event)
         if self.response.status_code == 101:
-            self._fast_path = FAST_PATH and not self.conn.extensions
+            self._fast_path = not self.conn.extensions
             # The application's task has been created but has not run yet, so it finds this in its scope.
             extensions: Any = self.scope["extensions"]
             extensions[FAST_PATH_EXTENSION] = self

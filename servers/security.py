@@ -162,7 +162,7 @@ class Guard:
         host = self._hosts.check(headers.get(b"host", ()), local)
         self._origins.check(headers.get(b"origin", ()), host)
         authorization = headers.get(b"authorization", ())
-        if not authorization and self._is_open(scope):
+        if not authorization and (self._is_open(scope) or _is_preflight(scope, headers)):
             return
         if not authorization and scope["type"] == "websocket":
             authorization = _find_tokens(scope.get("subprotocols") or ())
@@ -238,6 +238,11 @@ async def _refuse(
     except TimeoutError:
         pass
     await send({"type": "http.response.body", "body": b""})
+
+
+def _is_preflight(scope: Scope, headers: _Headers) -> bool:
+    """Whether a browser asks for the CORS middleware's answer, which it does without credentials."""
+    return scope.get("method") == "OPTIONS" and b"access-control-request-method" in headers
 
 
 def _headers(scope: Scope) -> dict[bytes, list[bytes]]:

@@ -102,7 +102,7 @@ class Tooling:
             return await runner.start_method("call_tool", name, arguments, context)  # type: ignore[no-any-return]
         self._check(runner)
         call = _step(runner, CallToolAction(tool_name=name, arguments=dict(arguments)))
-        return call if runner.plan.step_async else await call
+        return call if runner.plan.step_on_loop else await call
 
     def _check(self, runner: EnvironmentRunner) -> None:
         if not self._steps:

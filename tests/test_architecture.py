@@ -98,7 +98,7 @@ def test_files_that_prose_names_exist() -> None:
 def test_web_framework_and_heavy_stack_are_imported_only_where_allowed() -> None:
     assert offenders("openenv_core", WEB) == []
     found = offenders("rl_bridge", WEB)
-    assert [one for one in found if not one.startswith("rl_bridge/gateway/app.py ")] == []
+    assert [one for one in found if not one.startswith("rl_bridge/gateway/")] == []
     for package in ("openenv_core", "servers", "envs"):
         found = offenders(package, HEAVY)
         # The adapter of a trainer subclasses what the trainer has; nothing else imports it.

@@ -113,11 +113,13 @@ class Contestant:
         name: Name in the measurements.
         command: Command that starts it.
         env: Environment variables.
+        how: How it is started; its floor is started so too.
         health: Whether it has a /health.
     """
 
     name: str
     command: tuple[str, ...]
+    how: str = "ropewalk serve"
     env: Mapping[str, str] = field(default_factory=dict)
     health: bool = True
 
@@ -126,29 +128,46 @@ class Contestant:
         return serving(self.command, {**HASH_SEED, **self.env}, core=core, health=self.health)
 
 
-def ours(kind: str, *, metrics: bool = True) -> Contestant:
-    """Return our server as `ropewalk serve` runs it, or the same without metrics."""
-    name = f"ours, {kind}" if metrics else f"ours, {kind}, no metrics"
+SERVE: Final = "ropewalk serve"
+UVICORN: Final = "uvicorn"
+BARE_UVICORN: Final = "uvicorn, sansio, no deflate"
+"""How a server is started: by our command, by uvicorn as images of the released style are, and with the cheaper
+protocol and without compression."""
+
+
+def _command(how: str, app: str) -> tuple[str, ...]:
+    if how == SERVE:
+        return serve_command(app)
+    return uvicorn_command(app, *(BARE_WEBSOCKET if how == BARE_UVICORN else ()))
+
+
+def _name(subject: str, how: str) -> str:
+    return subject if how == SERVE else f"{subject}, {how}"
+
+
+def ours(kind: str, how: str = SERVE, *, metrics: bool = True) -> Contestant:
+    """Return our server, with or without metrics."""
+    name = _name(f"ours, {kind}" if metrics else f"ours, {kind}, no metrics", how)
     env = {"ROPEWALK_METRICS": str(int(metrics))}
-    return Contestant(name, serve_command(f"benchmarks.wire.ours:{kind}"), env)
+    return Contestant(name, _command(how, f"benchmarks.wire.ours:{kind}"), how, env)
 
 
-def floor(kind: str = "plain") -> Contestant:
-    """Return the floor: an echo on the stack that our server is built on."""
-    name = "floor" if kind == "plain" else f"floor, {kind}"
-    return Contestant(name, uvicorn_command(f"benchmarks.wire.floor:{kind}", *BARE_WEBSOCKET))
+def floor(kind: str = "plain", how: str = SERVE) -> Contestant:
+    """Return the floor: a bare echo under the same command and options."""
+    name = _name("floor" if kind == "plain" else f"floor, {kind}", how)
+    return Contestant(name, _command(how, f"benchmarks.wire.floor:{kind}"), how)
 
 
 def released(python: Path, kind: str) -> Contestant:
     """Return the released server as its documentation runs it."""
     command = uvicorn_command(f"released:{kind}", "--app-dir", "benchmarks/wire", python=python)
-    return Contestant(f"released, {kind}", command, NOT_OURS)
+    return Contestant(f"released, {kind}", command, UVICORN, NOT_OURS)
 
 
 def below_asgi() -> Contestant:
     """Return the echo on a WebSocket stack below ASGI."""
     command = (sys.executable, "-m", "benchmarks.wire.below_asgi", "{port}")
-    return Contestant("below ASGI", command, health=False)
+    return Contestant("below ASGI", command, BARE_UVICORN, health=False)
 
 
 def prepare(plan: Plan, measurements: Measurements) -> Plan:
@@ -172,21 +191,27 @@ def step(plan: Plan, measurements: Measurements) -> None:
     ):
         core = SERVER_CORE if placement == ONE_CORE else None
         with _driving(placement, measurements, contestant.name), contestant.serving(core) as server:
-            _measure_steps(plan, measurements, contestant.name, placement, server, core)
+            _measure_steps(plan, measurements, contestant, placement, server, core)
 
 
 def _measure_steps(
-    plan: Plan, measurements: Measurements, subject: str, placement: str, server: Server, core: int | None
+    plan: Plan,
+    measurements: Measurements,
+    contestant: Contestant,
+    placement: str,
+    server: Server,
+    core: int | None,
 ) -> None:
+    subject = contestant.name
     if placement == ONE_CORE:
         measurements.add("start s", subject, "", server.started_s)
         measurements.add("memory MB", subject, "", server.memory_kb() / 1024)
     for sessions in plan.sessions:
         conditions = f"{sessions} sessions, {placement}"
         with ExitStack() as stack:
-            beside = stack.enter_context(floor().serving(core))
+            beside = stack.enter_context(floor(how=contestant.how).serving(core))
             servers = {subject: server, f"{subject}, v1": server, "": beside}
-            if subject not in ("ours, inline", "ours, blocking"):
+            if not subject.startswith(("ours, inline", "ours, blocking")):
                 del servers[f"{subject}, v1"]
             driven = [
                 (each, stack.enter_context(Load(each.port, sessions, v1=name.endswith("v1"))))
@@ -317,10 +342,11 @@ def concurrency(plan: Plan, measurements: Measurements) -> None:
 
 
 def _step_contestants(plan: Plan) -> Iterator[Contestant]:
-    yield floor()
-    yield ours("inline")
+    for how in (SERVE, UVICORN, BARE_UVICORN):
+        yield floor(how=how)
+        yield ours("inline", how)
+        yield ours("blocking", how)
     yield ours("asynchronous")
-    yield ours("blocking")
     if plan.released:
         yield released(plan.released, "sync")
     yield below_asgi()
@@ -349,17 +375,23 @@ def bars(measurements: Measurements) -> Iterator[Bar]:
         over = {
             name: median("over the floor", name, load) for name, _ in measurements.measured("over the floor")
         }
-        inline, blocking, sync = map(over.get, ("ours, inline", "ours, blocking", "released, sync"))
-        v1, blocking_v1 = map(over.get, ("ours, inline, v1", "ours, blocking, v1"))
-        yield from at_most(f"{label}: ours / floor", inline, 1.0 if sessions == 64 else 1.5)
-        yield from at_most(f"{label}: ropewalk.v1 / released dialect", ratio(v1, inline), 1.25)
-        yield from at_most(
-            f"{label}: ropewalk.v1 / released dialect, blocking", ratio(blocking_v1, blocking), 1.25
-        )
-        if sessions == 64:
-            yield from at_most(f"{label}: ours / floor, blocking", blocking, 1.3)
-        yield from at_least(f"{label}: released / ours", ratio(sync, inline), 4)
-        yield from at_least(f"{label}: released / ours, blocking", ratio(sync, blocking), 1.5)
+        for how in (SERVE, UVICORN, BARE_UVICORN):
+            inline, blocking = (over.get(_name(f"ours, {kind}", how)) for kind in ("inline", "blocking"))
+            limits = (1.25, 1.6) if how == SERVE else (1.5, 2.0)
+            yield from at_most(f"{label}, {how}: ours / floor", inline, limits[0])
+            yield from at_most(f"{label}, {how}: ours / floor, blocking", blocking, limits[1])
+            for kind, one in (("inline", inline), ("blocking", blocking)):
+                v1 = over.get(f"{_name(f'ours, {kind}', how)}, v1")
+                yield from at_most(
+                    f"{label}, {how}: ropewalk.v1 / released dialect, {kind}", ratio(v1, one), 1.3
+                )
+        cpu = {
+            name: median("server µs a step", name, load)
+            for name in ("ours, inline", "ours, blocking", "released, sync")
+        }
+        for kind, limit in (("inline", 4), ("blocking", 1.5)):
+            times = ratio(cpu["released, sync"], cpu[f"ours, {kind}"])
+            yield from at_least(f"{label}: released / ours, {kind}", times, limit)
     for subject, load in measurements.measured("metrics on / off"):
         label = f"server CPU, metrics on / off, {subject.removeprefix('ours, ')}"
         yield from at_most(label, median("metrics on / off", subject, load), 1.03)

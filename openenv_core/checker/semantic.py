@@ -32,8 +32,8 @@ from openenv_core.packages import module_command
 from openenv_core.targets import TargetKind
 
 _SEEDED: Final = (
-    "draw all random values from a generator that reset makes from its seed: "
-    "self._random = random.Random(seed)"
+    "draw all random values from self.rng, or, in a class that writes its own state, from a generator that reset makes "
+    "from its seed: self._random = random.Random(seed)"
 )
 
 _SEEDS: Final = 5
@@ -49,7 +49,7 @@ _WORKER_TIMEOUT_S: Final = 60.0
 
 ISOLATION_ADVICE: Final = (
     "keep an episode's state in attributes that __init__ or reset sets on self, never on the class or in the module; "
-    "if instances cannot share a process, leave SUPPORTS_CONCURRENT_SESSIONS at False"
+    "if instances cannot share a process, set SUPPORTS_CONCURRENT_SESSIONS = False"
 )
 """Advice on isolating sessions, for the report."""
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
-from weakref import WeakSet
 
 from openenv_core.checker import drawing
 from openenv_core.checker.check import CheckError, CheckTimeoutError, NotApplicableError, run_with_timeout
@@ -133,7 +132,7 @@ class Subject:
         self._start_failure: CheckError | None = None
         self._closed = False
         self._app: AppDescription | CheckError | NotApplicableError | None = None
-        self._clients: WeakSet[Client] = WeakSet()  # a dropped one has closed itself
+        self._clients: list[Client] = []
         self._pool: drawing.ActionPool | None = None
         self._cache: dict[str, Any] = {}
         self.reported: dict[str, str] = {}
@@ -341,7 +340,8 @@ class Subject:
         frame_client.reset_options = self.reset_options
         client = frame_client.sync()
         with self._lock:
-            self._clients.add(client)
+            self._clients = [known for known in self._clients if not known.async_client.closed]
+            self._clients.append(client)
         return client
 
     @contextmanager
@@ -421,7 +421,7 @@ class Subject:
 
     def close(self) -> None:
         """Stop everything that was started. Idempotent."""
-        clients = list(self._clients)
+        clients, self._clients = self._clients, []
         self._closed = True
         for server in list(self._servers):
             server.stop()

@@ -297,7 +297,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
 
     def __repr__(self) -> str:
         address = "a server that it starts" if self.base_url is None else redact_url(self.base_url)
-        how = "closed" if self._session.closed else "connected" if self.connected else "not connected"
+        how = "closed" if self.closed else "connected" if self.connected else "not connected"
         return f"<{type(self).__name__} {address}, {how}>"
 
     @property
@@ -315,6 +315,11 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     def connected(self) -> bool:
         """Whether a session is open. A broken connection shows only at the next request."""
         return isinstance(self._session.state, Open)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed. It cannot be used again."""
+        return self._session.closed
 
     @waits_without_loop
     async def connect(self) -> Self:
@@ -460,6 +465,8 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
     async def __aenter__(self) -> Self:
         try:
             return await self.connect()
+        except GeneratorExit:  # its loop has closed, and this is garbage collection, which must not wait
+            raise
         except BaseException:
             await self.close()
             raise

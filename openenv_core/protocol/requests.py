@@ -174,21 +174,23 @@ class RequestDecoder(Generic[ActT]):
         Raises:
             RefusalError: INVALID_JSON, UNKNOWN_TYPE or VALIDATION_ERROR.
         """
-        frame = self._read(self._read_frame, text)
+        if "NaN" in text or "Infinity" in text:
+            _require_json(text)
+        try:
+            frame = self._read_frame(text)
+        except ValidationError as error:
+            raise _refusal(error, self._types, len(text)) from None
         return frame.data if frame.type == "step" else _request_of(frame)
 
     def numbered_frame(self, text: str) -> "tuple[NumberedFrame, Request[ActT]]":
         """Decode a text frame with an id. Raises as `frame` does."""
-        frame = self._read(self._read_numbered, text)
-        return frame, frame.data if frame.type == "step" else _request_of(frame)
-
-    def _read(self, read: Callable[[str], Any], text: str) -> Any:
         if "NaN" in text or "Infinity" in text:
             _require_json(text)
         try:
-            return read(text)
+            frame = self._read_numbered(text)
         except ValidationError as error:
             raise _refusal(error, self._types, len(text)) from None
+        return frame, frame.data if frame.type == "step" else _request_of(frame)
 
     def http_step(self, body: bytes) -> tuple[ActT, dict[str, Any]]:
         """Decode the body of an HTTP step to the action and the other options.

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import TypeAdapter
+
 from openenv_core.errors import ConfigurationError
 from openenv_core.lifecycle import models_of
 from openenv_core.one_file import import_file, read_file
@@ -25,16 +27,16 @@ RULES = """\\
 
 
 class {prefix}Task(SchemaTask):
-    """Observations in words, and actions as JSON; change either as you like."""
+    """Observations in words, and actions by their schema; change either as you like."""
 
     def messages(self, observation: {observation}) -> list[ChatMessage]:
         """Return the policy's prompt for an observation."""
         shown = {shown}
-        return [{{"role": "system", "content": RULES}}, {{"role": "user", "content": shown}}]
+        return [*self.opening(RULES), {{"role": "user", "content": shown}}]
 
-    def parse(self, text: str) -> {action}:
-        """Return the action of an answer; ValueError if it is no action."""
-        return {action}.model_validate_json(text)
+    def parse(self, text: str) -> {action} | None:
+        """Return the action of an answer; None if it is no action."""
+        return super().parse(text)
 '''
 
 
@@ -75,11 +77,20 @@ def task_text(names: EnvironmentNames, path: Path, name: str) -> str:
     )
 
 
-def describe_answer(action: type[Action]) -> str:
-    """Return a sentence that asks for an action as JSON, with its schema."""
-    schema: dict[str, Any] = action.model_json_schema()
+def only_field(action: Any) -> str | None:
+    """Return the name of an action's field if it has one beside its metadata."""
+    names = [name for name in getattr(action, "model_fields", ()) if name != "metadata"]
+    return names[0] if len(names) == 1 else None
+
+
+def describe_answer(action: Any) -> str:
+    """Return a sentence that asks for an action, with its schema: JSON, or the value of the only field."""
+    schema: dict[str, Any] = TypeAdapter(action).json_schema()
+    schema.pop("title", None)
     properties = {name: field for name, field in schema.get("properties", {}).items() if name != "metadata"}
     for field in properties.values():
         field.pop("title", None)
-    shown = properties | ({"$defs": schema["$defs"]} if "$defs" in schema else {})
-    return f"Answer with a JSON object and nothing else. Its keys: {json.dumps(shown, ensure_ascii=False)}"
+    if (field := only_field(action)) is not None:
+        return f"Answer with {field} and nothing else: {json.dumps(properties[field], ensure_ascii=False)}"
+    shown = schema | ({"properties": properties} if properties else {})
+    return f"Answer with JSON of this schema and nothing else: {json.dumps(shown, ensure_ascii=False)}"

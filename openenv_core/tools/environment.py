@@ -109,11 +109,9 @@ class DeclaredTools:
 
     Attributes:
         TOOLSET: The declarations of the class.
-        STEPS_MAY_WAIT: Whether some tools are asynchronous, so that `step` may return an awaitable.
     """
 
     TOOLSET: ClassVar[Toolset] = Toolset()
-    STEPS_MAY_WAIT: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Read the declarations of the class.
@@ -124,7 +122,6 @@ class DeclaredTools:
         super().__init_subclass__(**options)
         cls.TOOLSET = Toolset.of(cls)
         _check_methods(cls)
-        cls.STEPS_MAY_WAIT = any(tool.asynchronous for tool in cls.TOOLSET.tools.values())
 
     def before_call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult | None:
         """Hook before each call, including those of unknown tools; a returned result replaces the call.

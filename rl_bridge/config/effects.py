@@ -89,6 +89,13 @@ def find_unused_keys(config: Config) -> list[str]:
         lines += _find_unused(config, EPISODE_KEYS, "env.* is set, not data.*")
     elif config.rollout.agent is not None:
         lines += _find_unused(config, ANSWER_KEYS, "rollout.agent is not set: an agent decides what follows")
+    if not (evaluation := config.evaluation).curve_interval:
+        lines += [
+            f"evaluation.{key}={getattr(evaluation, key)} has no effect: it only counts if evaluation.curve_interval "
+            "is above 0"
+            for key in ("curve_tasks", "repetitions", "success")
+            if getattr(evaluation, key) != type(evaluation).model_fields[key].default
+        ]
     if config.rollout.checkpoint_on_preemption and not config.trainer.checkpoint_interval:
         lines.append(
             "rollout.checkpoint_on_preemption=True has no effect on the run: trainer.checkpoint_interval=0 keeps no "

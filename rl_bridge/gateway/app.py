@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -38,12 +38,13 @@ class Gateway:
 
     Args:
         keep_alive_s: How long a stream may be silent.
+        routes: Further routes of the application.
     """
 
-    def __init__(self, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+    def __init__(self, *, keep_alive_s: float = KEEP_ALIVE_S, routes: Sequence[Route] = ()) -> None:
         self.keep_alive_s = keep_alive_s
         self._episodes: dict[str, GatewayEpisode] = {}
-        self.app = Starlette(routes=self._routes())
+        self.app = Starlette(routes=[*self._routes(), *routes])
 
     def open(
         self, policy: ChatPolicy, settings: CallSettings | None = None, tools: ToolPort | None = None
@@ -102,7 +103,7 @@ class Gateway:
         async def count(request: Request) -> Response:
             try:
                 episode = self.find(request.headers)
-                tokens = episode.count_tokens(dialect.read(await _read_body(request)))
+                tokens = episode.count_tokens(dialect.read(await read_body(request)))
             except GatewayError as error:
                 return JSONResponse(dialect.write_error(error), error.status)
             return JSONResponse(dialect.write_count(tokens))
@@ -116,7 +117,7 @@ class Gateway:
                 raise GatewayError("the episode has no tools", status=HTTPStatus.NOT_FOUND)
             if request.method == "DELETE":
                 return Response(status_code=HTTPStatus.OK)
-            answer = await answer_mcp(episode.tools, await _read_body(request))
+            answer = await answer_mcp(episode.tools, await read_body(request))
         except GatewayError as error:
             return JSONResponse(ChatDialect().write_error(error), error.status)
         return Response(status_code=HTTPStatus.ACCEPTED) if answer is None else JSONResponse(answer)
@@ -137,7 +138,7 @@ def _model(name: str) -> dict[str, Any]:
     }
 
 
-async def _read_body(request: Request) -> Mapping[str, Any]:
+async def read_body(request: Request) -> Mapping[str, Any]:
     """Return a request's JSON object; GatewayError if it has none."""
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
@@ -165,7 +166,7 @@ class _CallEndpoint:
         http = Request(scope, receive)
         try:
             episode = self._gateway.find(http.headers)
-            request = self._dialect.read(await _read_body(http))
+            request = self._dialect.read(await read_body(http))
             record = episode.request(request, _read_marks(http.headers))
         except ClientDisconnect:
             return

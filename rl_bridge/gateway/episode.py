@@ -219,16 +219,13 @@ class GatewayEpisode:
                 "expected no tools, as the checkpoint's chat template does not define how calls are written; set "
                 "model.tool_calls to hermes or llama, whichever it was trained to"
             )
+        if not self._policy.may_have_room((), [message.for_template() for message in request.messages]):
+            raise self._make_full_error("its text")
         with _convert_model_errors():
             node, unclear = self._tree.prepare(request)
         prompt = node.prompt()
         if not self._policy.has_room(prompt):
-            self.was_full = True
-            raise GatewayError(
-                f"prompt is too long: {len(prompt)} tokens leave no room for an answer in the context, whose maximum "
-                f"context length is {self._policy.max_length} tokens",
-                code=TOO_LONG,
-            )
+            raise self._make_full_error(f"{len(prompt)} tokens")
         self._tree.begin(node, unclear)
         head = ReplyHead(
             id=secrets.token_hex(12),
@@ -241,6 +238,14 @@ class GatewayEpisode:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return CallRecord(node, head, request.digest, task)
+
+    def _make_full_error(self, what: str) -> GatewayError:
+        self.was_full = True
+        return GatewayError(
+            f"prompt is too long: {what} leaves no room for an answer in the context, whose maximum context length is "
+            f"{self._policy.max_length} tokens",
+            code=TOO_LONG,
+        )
 
     async def _answer(
         self, node: CallNode, prompt: Sequence[int], head: ReplyHead, request: ModelRequest, number: int

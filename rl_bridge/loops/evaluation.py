@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from openenv_core.evaluation.records import LOST, EpisodeRecord, EvaluationFolder, ProgressBar, summarize
 from openenv_core.targets import declared_reward_range, find_target
@@ -11,16 +11,25 @@ from rl_bridge.config import Config
 from rl_bridge.errors import ConfigError, RolloutError
 from rl_bridge.metrics.sinks import environment_prefix
 from rl_bridge.rollout.assignment import Absence, NoTrajectory, Outcome, held_out_seeds
+from rl_bridge.rollout.dispatcher import Dispatcher
 from rl_bridge.rollout.task import EvaluationResult
 from rl_bridge.types import Ending, PolicyVersion, Trajectory
 
-if TYPE_CHECKING:
-    from rl_bridge.loops.assembly import Players
-    from rl_bridge.loops.run import Run
+
+class Player(Protocol):
+    """What plays held-out episodes: a `Run`, or the `Players` of an evaluation."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """Gives the episodes to workers."""
 
 
 async def evaluate(
-    run: "Run | Players", folder: Path, *, version: PolicyVersion = 0
+    run: Player, folder: Path, *, version: PolicyVersion = 0
 ) -> dict[str, list[EpisodeRecord]]:
     """Play `evaluation.episodes` held-out episodes in each environment; a run on a dataset has none.
 
@@ -47,7 +56,7 @@ async def evaluate(
 
 
 async def _evaluate(
-    run: "Run | Players", name: str, total: int, evaluation_folder: EvaluationFolder, version: PolicyVersion
+    run: Player, name: str, total: int, evaluation_folder: EvaluationFolder, version: PolicyVersion
 ) -> RolloutError | None:
     """Play the missing episodes of one environment; return the error that stopped them, if any."""
     completed = {
@@ -81,7 +90,7 @@ async def _evaluate(
     return None
 
 
-async def measure_held_out(run: "Run") -> dict[str, float]:
+async def measure_held_out(run: Player, version: PolicyVersion) -> dict[str, float]:
     """Play `evaluation.curve_tasks` held-out tasks in each environment; return metrics by their names in the log.
 
     `held_out/mean@k` is the mean reward over tasks of k repetitions each, `held_out/pass@1` the share of successes,
@@ -102,7 +111,7 @@ async def measure_held_out(run: "Run") -> dict[str, float]:
             number: int, outcome: Outcome, name: str = name, records: dict[int, EpisodeRecord] = records
         ) -> None:
             sibling = number % repetitions
-            records[number] = _make_record(name, tasks[number], outcome, run.version, sibling=sibling)
+            records[number] = _make_record(name, tasks[number], outcome, version, sibling=sibling)
 
         await run.dispatcher.play_held_out(
             [held_out_seeds(index, 1)[0] for index in tasks],

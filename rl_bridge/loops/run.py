@@ -266,7 +266,7 @@ class Run:
         ):
             with span("held-out episodes", waits_for="rollout"):
                 await self.sync.finish()  # they are of the newest weights
-                all_metrics.update(await measure_held_out(self))
+                all_metrics.update(await measure_held_out(self, self.version))
         with span("ask for spans", waits_for="processes"):
             all_metrics.update(await self.observer.metrics())
         all_metrics[ELAPSED] = self.train_seconds

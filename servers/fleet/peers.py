@@ -13,8 +13,9 @@ from openenv_core.protocol import replies
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import SESSION_ERROR
 from openenv_core.protocol.http import DETERMINISTIC_HEADER
+from servers.routes.connection import is_break
 from servers.routes.http import wait_of, while_connected
-from servers.routes.websocket import HANDSHAKE_WAIT_S, is_break
+from servers.routes.websocket import HANDSHAKE_WAIT_S
 from servers.security import HttpRefusalError, send_refusal
 from servers.sessions import REQUEST_WAIT_S
 

@@ -462,4 +462,4 @@ def _hold_session(session: EnvironmentSession) -> Iterator[None]:
         yield
     finally:
         session.listeners -= 1
-        session.last_used_at = asyncio.get_running_loop().time()
+        session.mark_used()

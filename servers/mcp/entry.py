@@ -29,26 +29,23 @@ _MISSING: Final = "standard MCP needs the package mcp; on the server: pip instal
 
 
 class McpEntry:
-    """ASGI middleware that serves standard MCP and passes all other requests on to `app`."""
+    """Serves standard MCP and passes all other requests on."""
 
-    def __init__(
-        self, app: ASGIApp, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings
-    ) -> None:
-        self._app = app
+    def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings) -> None:
         self._engine_args = (sessions, tooling, name, settings)
         self._loading: asyncio.Task[McpEngine] | None = None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request."""
+    async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request, or have `app` serve it."""
         if not is_mcp(scope):
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         # `servers.security` has already read the whole body.
         body = (await receive()).get("body", b"") if scope["method"] == "POST" else b""
         request = parse_request(scope, body)
         exchange = Exchange(request, scope, body, receive, send)
         if not request.standard:
-            await self._app(scope, exchange.replay_body, send)
+            await app(scope, exchange.replay_body, send)
             return
         try:
             engine = await self._engine()
@@ -90,7 +87,7 @@ class McpEntry:
         try:
             async with asyncio.timeout(_IMPORT_TIMEOUT_S):
                 load = partial(importlib.import_module, "servers.mcp.engine")
-                succeeded, value = await pool.submit(load).waiter
+                succeeded, value = await pool.run(load)
         finally:
             pool.close()
         if not succeeded:

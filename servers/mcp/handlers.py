@@ -244,9 +244,9 @@ class Handlers:
         origin = self.origin(ctx)
         try:
             if origin.session is not None:
-                return await origin.session.run_waiting(work)
+                return await origin.session.run(work)
             async with self._sessions.session(origin.owner) as session:
-                return await session.run_waiting(work)
+                return await session.run(work)
         except FATAL as error:
             raise _to_mcp_error(ctx, error) from None
 
@@ -274,7 +274,7 @@ class Handlers:
                 context.spent_s += perf_counter() - resumed_at
 
         try:
-            value = await session.run_waiting(work)
+            value = await session.run(work)
         except asyncio.CancelledError:
             context.cancel()
             raise

@@ -101,7 +101,7 @@ class _Pipe:
         self._pool = ThreadPool(1, "replies of MCP")
 
     async def write(self, text: str) -> None:
-        succeeded, value = await self._pool.submit(partial(self._write, text.encode())).waiter
+        succeeded, value = await self._pool.run(partial(self._write, text.encode()))
         if not succeeded:
             logger.info("cannot write to the host: %s", value)
             raise anyio.ClosedResourceError

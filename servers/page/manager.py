@@ -170,7 +170,7 @@ class WebInterfaceManager:
         async def call(_: EnvironmentRunner) -> Any:
             return await asyncio.to_thread(func, *args, **kwargs)
 
-        return await visit.session.run_waiting(call)
+        return await visit.session.run(call)
 
     def _notify_watchers(self) -> None:
         """Wake the watchers after a change."""

@@ -115,7 +115,7 @@ class MetadataSource:
             return self._metadata
         try:
             async with self._sessions.session(owner, wait_s=0.0) as session:
-                reported_metadata = await session.run_waiting(lambda runner: runner.call("get_metadata"))
+                reported_metadata = await session.run(lambda runner: runner.call("get_metadata"))
                 self._metadata = EnvironmentMetadata.model_validate(reported_metadata)
         except RefusalError:
             return self.class_metadata()

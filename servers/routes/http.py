@@ -7,8 +7,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
@@ -30,11 +29,19 @@ from openenv_core.protocol.errors import (
 )
 from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.requests import RequestDecoder, http_reset, invalid_body, read_json, validate
+from openenv_core.protocol.requests import (
+    READ_STATE,
+    RequestDecoder,
+    Reset,
+    http_reset,
+    invalid_body,
+    read_json,
+    validate,
+)
 from openenv_core.tracebacks import authors_part
-from openenv_core.tracing import served_span
-from servers.execution import FATAL, EnvironmentRunner, cancel_task
-from servers.metrics import RESET, STEP, ServerMetrics
+from servers.execution import FATAL, ResultCall, cancel_task
+from servers.metrics import ServerMetrics
+from servers.routes.answer import RequestCall
 from servers.security import owner_of
 from servers.sessions import (
     REQUEST_WAIT_S,
@@ -223,16 +230,37 @@ def _is_encrypted(request: Request) -> bool:
     return request.url.scheme == "https" or forwarded == "https"
 
 
-async def _reset(runner: EnvironmentRunner, options: Mapping[str, Any]) -> bytes:
-    return replies.encode_http_result(await runner.reset(options))
+class _HttpCall(RequestCall, ResultCall):
+    """A request over plain HTTP. Its result is the body of the response."""
 
+    __slots__ = ("result",)
 
-async def _step(runner: EnvironmentRunner, action: Any, options: Mapping[str, Any]) -> bytes:
-    return replies.encode_http_result(await runner.step(action, options))
+    def __init__(
+        self,
+        session: EnvironmentSession,
+        request: Any,
+        metrics: ServerMetrics,
+        received_at: float,
+        options: dict[str, Any],
+        traceparent: str | None,
+    ) -> None:
+        super().__init__(session, request, metrics, received_at, self, options, traceparent)
+        self.result = asyncio.get_running_loop().create_future()
 
+    encode = staticmethod(replies.encode_http_result)
+    encode_state = staticmethod(replies.encode_model)
 
-async def _state(runner: EnvironmentRunner) -> bytes:
-    return replies.encode_model(await runner.state())
+    def reply(self, reply: bytes) -> None:
+        """Set the result."""
+        self.target = None  # a reference to itself, which would be left to the garbage collector
+        if not self.result.done():  # or else the client has disconnected
+            self.result.set_result(reply)
+
+    def refuse(self, error: Exception) -> None:
+        """Set the error."""
+        self.target = None
+        if not self.result.done():
+            self.result.set_exception(error)
 
 
 class HttpRoutes:
@@ -255,52 +283,46 @@ class HttpRoutes:
         return routes
 
     async def _serve_reset(self, request: Request) -> Response:
-        return await self._serve(request, _reset, lambda body: (http_reset(body),))
+        return await self._serve(request, lambda body: (Reset(http_reset(body)), {}))
 
     async def _serve_step(self, request: Request) -> Response:
-        return await self._serve(request, _step, self._decoder.http_step)
+        return await self._serve(request, self._decoder.http_step)
 
     async def _serve_state(self, request: Request) -> Response:
-        return await self._serve(request, _state)
+        return await self._serve(request, None)
 
     async def _serve(
-        self,
-        request: Request,
-        work: Callable[..., Awaitable[bytes]],
-        read: Callable[[bytes], tuple[Any, ...]] | None = None,
+        self, request: Request, decode: Callable[[bytes], tuple[Any, dict[str, Any]]] | None
     ) -> Response:
-        """Read the arguments of `work` from the body, and run it until the client disconnects."""
+        """Decode the body to a request and its options, and answer it until the client disconnects."""
         try:
-            args = () if read is None else read(await json_body(request))
+            decoded = (READ_STATE, {}) if decode is None else decode(await json_body(request))
             session_id = requested_session_id(request)
         except RefusalError as refusal:
             return refusal_response(refusal, self._sessions.metrics)
-        return await respond(request, self._answer(request, session_id, work, args))
+        return await respond(request, self._answer(request, session_id, *decoded))
 
     async def _answer(
-        self,
-        request: Request,
-        session_id: str | None,
-        work: Callable[..., Awaitable[bytes]],
-        args: tuple[Any, ...],
+        self, request: Request, session_id: str | None, decoded: Any, options: dict[str, Any]
     ) -> Response:
-        """Run `work` and return its response; a reset opens the named session if it does not exist."""
+        """Call a session and return the response; a reset opens the named session if it does not exist."""
         sessions, owner = self._sessions, owner_of(request.scope)
         wait_s = wait_of(request.scope["headers"], REQUEST_WAIT_S)
+        is_reset = isinstance(decoded, Reset)
         session: EnvironmentSession | None = None
         headers: dict[str, str] = {}
         try:
             if session_id is None:
                 async with sessions.session(owner, wait_s=wait_s) as session:
-                    return json_answer(await self._run(request, session, work, args))
-            if work is not _reset:
+                    return json_answer(await self._call(request, session, decoded, options))
+            if not is_reset:
                 session = sessions.find(owner, session_id)
             elif session_id == NEW:
                 session = await sessions.open(owner, wait_s=wait_s)
             else:
                 session = await sessions.find_or_open(owner, session_id, wait_s=wait_s)
-            headers = _session_headers(request, session.id, keep=work is _reset)
-            return json_answer(await self._run(request, session, work, args), 200, headers)
+            headers = _session_headers(request, session.id, keep=is_reset)
+            return json_answer(await self._call(request, session, decoded, options), 200, headers)
         except RefusalError as refusal:
             return refusal_response(refusal, self._sessions.metrics)
         except asyncio.CancelledError:
@@ -313,24 +335,11 @@ class HttpRoutes:
             sessions.metrics.count_error(EXECUTION_ERROR)
             return json_answer(dumps({"detail": report_error(error)}), 500, headers)
 
-    async def _run(
-        self,
-        request: Request,
-        session: EnvironmentSession,
-        work: Callable[..., Awaitable[bytes]],
-        args: tuple[Any, ...],
+    async def _call(
+        self, request: Request, session: EnvironmentSession, decoded: Any, options: dict[str, Any]
     ) -> bytes:
-        metrics, began = self._sessions.metrics, perf_counter()
-        if work is _state:
-            return await session.run(work)
-        kind, name = (RESET, "reset") if work is _reset else (STEP, "step")
+        metrics = self._sessions.metrics
+        received_at = perf_counter() if metrics.enabled else 0.0
         traceparent = request.headers.get("traceparent")
-        span: AbstractContextManager[Any] = nullcontext()
-        if traceparent is not None:
-            span = served_span(traceparent, name, metrics.environment, session.runner, began)
-        with span:
-            body = await session.run(work, *args)
-        if metrics.enabled:
-            calls = metrics.counts.calls[kind]
-            calls.observe(perf_counter() - began, session.runner.spent_s)
-        return body
+        call = _HttpCall(session, decoded, metrics, received_at, options, traceparent)
+        return await session.perform(call)  # type: ignore[no-any-return]

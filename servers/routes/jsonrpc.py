@@ -173,9 +173,9 @@ class JsonRpc:
             raise _no_tools()
         try:
             if session is not None:
-                return await session.run_waiting(work)
+                return await session.run(work)
             async with self._sessions.session(caller.owner, wait_s=caller.wait_s) as own:
-                return await own.run_waiting(work)
+                return await own.run(work)
         except NoToolsError:
             raise _no_tools() from None
         except RefusalError:

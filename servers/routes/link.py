@@ -10,8 +10,8 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -28,31 +28,23 @@ from openenv_core.protocol.errors import (
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import add_id, encode_error
 from openenv_core.protocol.requests import Close, Mcp, NumberedFrame, RequestDecoder, RequestHead
-from openenv_core.watchdog import Watchdog
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, keep, start_eagerly
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentCall, keep
 from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, error_data
+from servers.routes.connection import Message, Receive, Send
 from servers.routes.http import report_error
-from servers.routes.link_request import LinkRequest, read_frame, read_request_id
+from servers.routes.link_request import read_frame, read_request_id
 from servers.routes.sent_frames import SentFrames
-from servers.routes.websocket import (
-    GOING_AWAY,
-    NORMAL_CLOSURE,
-    Conversation,
-    FrameDialect,
-    Message,
-    Receive,
-    Send,
-)
+from servers.routes.websocket import NORMAL_CLOSURE, Conversation, FrameCall, FrameDialect
 from servers.security import owner_of
-from servers.sessions import SessionBusyError, SessionTable, UnknownSessionError
-from servers.sessions.batch import BatchRound, Member, SessionBatch
+from servers.sessions import EnvironmentSession, SessionBusyError, SessionTable, UnknownSessionError
+from servers.sessions.batch import BatchRound, Member, MemberCall, SessionBatch
 from servers.threads import Outcome
 
 logger = logging.getLogger("servers")
 
 MAX_REQUESTS: Final = 32
-"""Requests that one connection may have running at once, including those whose replies wait to be sent."""
+"""Requests that one connection may have running at once."""
 
 MAX_RUNNING_CHARS: Final = 16 * 1024 * 1024
 """Total characters of running requests above which no further request is read until one of them is answered."""
@@ -62,6 +54,88 @@ OPEN_TIMEOUT_S: Final = 60.0
 
 MAX_LEASE_S: Final = 600.0
 """Longest lease: seconds that sessions outlive a broken connection."""
+
+
+@dataclass(eq=False)
+class LinkRequest:
+    """A request that has not been answered.
+
+    Attributes:
+        link: The link that it came on.
+        head: Its id, and its operation or member.
+        parsed: The message of the released dialect in it, for a single request.
+        arrays: The arrays of its frame.
+        size: Length of its frame, which counts until it is decoded or answered.
+        received_at: When its frame came, by `perf_counter`; 0 without metrics.
+        refusal: Why it must not be executed, if so.
+        executing: Whether it has begun, for a request that a task answers.
+        session: The session that it calls, for a single request.
+        call: The call of that session.
+        round: Its calls, for a batched request.
+        task: The task that answers it, if any.
+        timer: Enforces the deadline by which it has to start.
+    """
+
+    link: "Link"
+    head: RequestHead
+    parsed: Any
+    arrays: list[Array]
+    size: int
+    received_at: float
+    # Defaults that stay in the class are not set for each request.
+    refusal: RefusalError | None = field(default=None, init=False)
+    executing: bool = field(default=False, init=False)
+    session: EnvironmentSession | None = field(default=None, init=False)
+    call: EnvironmentCall | None = field(default=None, init=False)
+    round: BatchRound | None = field(default=None, init=False)
+    task: asyncio.Task[Any] | None = field(default=None, init=False)
+    timer: asyncio.TimerHandle | None = field(default=None, init=False)
+
+    def reply(self, reply: str) -> None:
+        """Send the reply to a single request."""
+        self.link.send(add_id(self.head.id, reply))
+        self.remove()
+
+    def refuse(self, error: BaseException) -> None:
+        """Send an error in place of the reply: a refusal, or what the environment raised."""
+        link, head = self.link, self.head
+        if link.closed:
+            return
+        if isinstance(error, UnknownSessionError) and isinstance(head, NumberedFrame):
+            error = UnknownSessionError(f"member {head.member}, which has ended")
+        elif not isinstance(error, RefusalError):
+            error = RefusalError(EXECUTION_ERROR, report_error(error))
+        if self in link.running:
+            link.send(link.links.encode_refusal(error, head.id, self.parsed is not None))
+            self.remove()
+
+    def remove(self) -> None:
+        """Leave the running requests: it is answered."""
+        link = self.link
+        if self not in link.running:
+            return
+        link.running.discard(self)
+        self.call = None  # it refers to this request, which would be left to the garbage collector
+        link.running_chars -= self.size
+        if self.timer is not None:
+            self.timer.cancel()
+        if link.conversation is not None and link.conversation.awaits_progress:
+            link.conversation.update()
+
+
+class _CloseCall(EnvironmentCall):
+    """A request to close, which has its turn after the calls before it."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: LinkRequest) -> None:
+        super().__init__(lambda: None, on_loop=True)
+        self._request = request
+
+    def deliver(self, _: Outcome) -> None:
+        """Close the connection, and with it the link."""
+        self._request.remove()
+        self._request.link.close_connection()
 
 
 class Link:
@@ -77,8 +151,9 @@ class Link:
         secret: The secret that a resume has to present with the id.
         lease_s: Seconds that it outlives its connection.
         last_id: The highest request id received.
-        frames: The frames sent, kept until they are sent or, with a lease, until the client has read them.
+        frames: The frames sent, kept with a lease until the client has read them.
         running: Requests that have not been answered.
+        running_chars: Total length of the frames of these requests.
         conversation: The attached socket, if any.
         closed: Whether it has ended.
     """
@@ -90,22 +165,19 @@ class Link:
         self.last_id = -1
         self.frames = SentFrames(links.registered)
         self.running: set[LinkRequest] = set()
+        self.running_chars = 0
         self.conversation: LinkConversation | None = None
         self.closed = False
         self.batch = SessionBatch(links.sessions, owner)
+        self.metrics = links.sessions.metrics
         self._sessions = links.sessions
-        self._metrics = links.sessions.metrics
-        self._inline = links.sessions.inline
-        self._watchdog = Watchdog(None, lambda: None) if self._inline else None
-        self._links = links
-        self._frame_dialect = links.frame_dialect
+        self.links = links
         self._session_id = session_id
         self._attachment = AsyncExitStack()
         self._opening_count = 0  # sessions
+        self._blockers = 0  # requests that those after them have to wait for
         self._deferred_requests: deque[LinkRequest] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._progress: asyncio.Future[None] | None = None  # done when a request is answered
-        self._turn = asyncio.Lock()  # held by a batch on the event loop, which yields before it ends
 
     @property
     def live_sessions(self) -> int:
@@ -113,52 +185,46 @@ class Link:
         return sum(not member.session.ended for member in self.batch.members.values())
 
     def send(self, frame: str | bytes) -> None:
-        """Send a frame."""
-        if self._metrics.enabled:  # `count_sent`, inlined for speed
+        """Send a frame, and keep it if a client may have to read it again."""
+        if self.metrics.enabled:  # `count_sent`, inlined for speed
             size_is_length = isinstance(frame, bytes) or frame.isascii()
-            self._metrics.counts.sent_bytes += len(frame) if size_is_length else size_of(frame)
-        self.frames.count += 1
-        socket = self.conversation
-        if socket is not None and socket.sending is None and not socket.closed:
-            if socket.fast_path is None or not socket.fast_path.send_frame(frame):
-                socket.send_remaining(self.frames.count - 1)
-            elif not self.id:
-                return
-        self.frames.keep(frame)
+            self.metrics.counts.sent_bytes += len(frame) if size_is_length else size_of(frame)
+        if self.id:
+            self.frames.keep(frame)
+        else:
+            self.frames.count += 1
+        if self.conversation is not None:
+            self.conversation.connection.send(frame)
+
+    # Its sockets
 
     def attach(self, conversation: "LinkConversation") -> None:
         """Attach a socket, and abort the previous one, whose break may not have been detected yet."""
         if self._timer is not None:
             self._timer.cancel()
-        self._set_detach(None)
         previous, self.conversation = self.conversation, conversation
         if previous is not None:
-            previous.abort()
+            previous.connection.abort()
 
-    def detach(self) -> None:
-        """Detach the broken socket, and wait for another until the lease ends; close if nothing is left to resume."""
+    def lose_connection(self) -> None:
+        """Wait for another socket until the lease ends; close if nothing is left to resume."""
         self.conversation = None
         if not self.live_sessions and not self.running:
             self._end()
             return
-        self._set_detach(self._close_detached)
         self._timer = asyncio.get_running_loop().call_later(self.lease_s, self._expire)
+
+    async def detach(self) -> None:
+        """Leave a standing session if the socket is broken, since another client wants it."""
+        if self.conversation is None:
+            await asyncio.shield(keep(asyncio.create_task(self.close())))
 
     def _expire(self) -> None:
         logger.info("a client has not reconnected within its lease; its sessions are ended")
         self._end()
 
-    def _set_detach(self, detach: Callable[[], Awaitable[None]] | None) -> None:
-        """Set the callback by which another socket takes over a standing session while this one is broken."""
-        if self._session_id is not None:
-            for member in self.batch.members.values():
-                member.session.detach = detach
-
-    async def _close_detached(self) -> None:
-        await asyncio.shield(keep(asyncio.create_task(self.close())))
-
     def _end(self) -> None:
-        self._links.remove(self)  # from now on it cannot be resumed
+        self.links.remove(self)  # from now on it cannot be resumed
         keep(asyncio.create_task(self.close()))
 
     async def close(self) -> None:
@@ -166,38 +232,53 @@ class Link:
         if self.closed:
             return
         self.closed = True
-        self._links.remove(self)
-        self._set_detach(None)
+        self.links.remove(self)
         if self._timer is not None:
             self._timer.cancel()
+        tasks = []
         for request in self.running:
             if request.timer is not None:
                 request.timer.cancel()
-        if tasks := [request.cancel() for request in self.running if request.task or request.reply_coroutine]:
+            if request.round is not None:
+                request.round.close()
+            if request.call is not None and request.session is not None:
+                request.session.leave(request.call)
+            if request.task is not None:
+                request.task.cancel()
+                tasks.append(request.task)
+        if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
-        self._stop_watching(self.batch.members.values())
         try:
             await self.batch.close()
         finally:
             await self._attachment.aclose()
 
-    async def receive(self, frame: str | bytes) -> None:
-        """Start answering a frame; wait only until a refusal has been sent, or an inline batch has been answered."""
+    # Requests
+
+    def receive(self, frame: str | bytes) -> None:
+        """Start to answer a frame."""
         received_at = 0.0
-        if self._metrics.enabled:
+        if self.metrics.enabled:
             received_at = perf_counter()
-            self._metrics.count_received(frame)
+            self.metrics.counts.received_bytes += len(frame) if frame.isascii() else size_of(frame)
         request_id: int | None = None
         single = False
+        head: RequestHead
+        arrays: list[Array] = []
         try:
             try:
-                head, parsed, arrays = self._links.read(frame)
+                if type(frame) is str and '"op"' not in frame:  # as `read` does, for speed
+                    head, parsed = self.links.decoder.numbered_frame(frame)
+                else:
+                    head, parsed, arrays = self.links.read(frame)
                 if isinstance(head, wire.ResumeRequest):
                     self._resume(head)
                     return
-            except RefusalError:
+            except FATAL as error:  # the author's validators may raise anything
                 request_id, single = read_request_id(frame)
                 self.last_id = max(self.last_id, -1 if request_id is None else request_id)
+                if not isinstance(error, RefusalError):
+                    raise RefusalError(EXECUTION_ERROR, report_error(error)) from None
                 raise
             if head.id <= self.last_id and self.id:
                 raise RefusalError(
@@ -206,7 +287,7 @@ class Link:
                     "where sessions outlive a connection, ids rise",
                 )
             self.last_id = max(self.last_id, head.id)
-            if head.read is not None:
+            if head.read is not None and self.id:
                 self.frames.discard(head.read)
             if isinstance(head, wire.CancelRequest):
                 self._cancel(head)
@@ -216,244 +297,127 @@ class Link:
                 text = f"expected at most {MAX_REQUESTS} requests at once; wait for their answers"
                 raise RefusalError(EXECUTION_ERROR, text)
         except RefusalError as refusal:
-            self.send(self._links.encode_refusal(refusal, request_id, single))
-            await self._wait_sent()
+            self.send(self.links.encode_refusal(refusal, request_id, single))
             return
-        request = self._add_request(LinkRequest(head, parsed, arrays, frame, received_at))
-        if isinstance(head, wire.OpenRequest):
-            self._opening_count += head.count
-        elif self._opening_count:
-            self._deferred_requests.append(request)
-            return
-        task = self._start(request)
-        if self._inline and isinstance(head, wire.MembersRequest):
-            # All waits are in its task: if another socket takes over, this one is cancelled and the request goes on.
-            await asyncio.wait([task])
-
-    def answer_eagerly(self, frame: str | bytes) -> bool:
-        """Start answering a frame directly from the read callback if no request is running; return whether it did.
-
-        A request that does not wait is answered before this returns, one that waits for a thread from the thread's
-        completion callback. Others continue in a task.
-        """
-        socket = self.conversation
-        if self.running or socket is None or socket.sending is not None or socket.draining or socket.closed:
-            return False
-        received_at = perf_counter() if self._metrics.enabled else 0.0
-        numbered: NumberedFrame | None = None
-        arrays: list[Array] = []
-        try:
-            if isinstance(frame, str):
-                numbered, parsed = self._links.decoder.numbered_frame(frame)
-                head: RequestHead = numbered
-            else:
-                head, parsed, arrays = self._links.read(frame)
-                if not isinstance(head, wire.StepRequest):
-                    return False
-        except FATAL:  # the author's validators may raise anything
-            return False  # `receive` decodes it again and refuses it
-        if head.id <= self.last_id:
-            return False
-        self.last_id = head.id
-        if head.read is not None:
-            self.frames.discard(head.read)
-        if received_at:  # `count_received`, inlined for speed
-            self._metrics.counts.received_bytes += len(frame) if frame.isascii() else size_of(frame)
-        if (
-            numbered is not None
-            and numbered.traceparent is None
-            and not isinstance(parsed, (Mcp, Close))
-            and (member := self.batch.members.get(numbered.member)) is not None
-            and not (member.session.shared or member.session.ended)
-            and (self._inline or member.session.runner.in_thread)
-        ):
-            self._call_eagerly(member, numbered, parsed, frame, received_at)
-            return True
-        request = self._add_request(LinkRequest(head, parsed, arrays, frame, received_at))
-        socket.busy = True
-        coroutine = start_eagerly(self._answer(request)) if parsed is None else None
-        if coroutine is not None or parsed is not None:
-            self._start(request, coroutine)
-        return True
-
-    def _call_eagerly(
-        self, member: Member, head: NumberedFrame, parsed: Any, frame: str | bytes, received_at: float
-    ) -> None:
-        """Call a session while no request is running; if answered at once, it takes no lock and is not registered."""
-        session = member.session
-        request = resume = None
-        if not self._inline:
-            request = LinkRequest(head, parsed, [], frame, received_at)
-            resume = partial(self._continue, request)
-        reply = start_eagerly(
-            self._frame_dialect.answer(session, frame, parsed, received_at, inline=True, resume=resume)
-        )
-        if isinstance(reply, str):
-            self.send(add_id(head.id, reply))
-            return
-        # It waits for its thread, or the environment waits although it promises not to.
-        request = request or LinkRequest(head, parsed, [], frame, received_at)
-        request.reply_coroutine, request.executing, request.member = reply, True, member
+        request = LinkRequest(self, head, parsed, arrays, len(frame), received_at)
         self.running.add(request)
-        if self.conversation is not None:
-            self.conversation.busy = True
-        if resume is None:
-            self._start(request)
-        elif session.watchdog is not None and session.on_expiry is not None:
-            session.watchdog.expect(self._sessions.step_timeout_s, session.on_expiry)
-
-    def _add_request(self, request: LinkRequest) -> LinkRequest:
-        """Register a running request and start the timer of its deadline, if any."""
-        for other in self.running:
-            other.take_lock()
-        self.running.add(request)
-        if (limit_s := request.head.deadline_s) is not None:
+        self.running_chars += request.size
+        if (limit_s := head.deadline_s) is not None:
             text = f"the request had not begun within its deadline of {limit_s:g} s; it was not executed"
-            refusal = RefusalError(NOT_EXECUTED, text)
             request.timer = asyncio.get_running_loop().call_later(
-                limit_s, self._cancel_unstarted, request, refusal
+                limit_s, self._cancel_unstarted, request, RefusalError(NOT_EXECUTED, text)
             )
-        return request
-
-    def _continue(self, request: LinkRequest, _: Outcome) -> None:
-        """Continue a request whose call in a thread has ended."""
-        if request.task is not None:
-            return  # it is being cancelled
-        assert request.reply_coroutine is not None
-        reply = start_eagerly(request.reply_coroutine)
-        if isinstance(reply, str):
-            request.release_member()
-            self.send(add_id(request.head.id, reply))
-            self._remove_request(request)
-        else:  # the method returned an awaitable
+        if self._blockers and not isinstance(head, wire.OpenRequest):
+            self._deferred_requests.append(request)
+        else:
             self._start(request)
+
+    def _start(self, request: LinkRequest) -> None:
+        head = request.head
+        try:
+            if isinstance(head, NumberedFrame):
+                # `find` raises the refusal of an unknown member.
+                member = self.batch.members.get(head.member) or self.batch.find([head.member])[0]
+                parsed = request.parsed
+                if member.in_batch:
+                    raise SessionBusyError(1)
+                if isinstance(parsed, Close | Mcp):
+                    self._start_other(request, member, parsed)
+                    return
+                request.session = session = member.session
+                request.call = call = FrameCall(
+                    session, parsed, self.metrics, request.received_at, request, traceparent=head.traceparent
+                )
+                session.submit(call)
+            elif isinstance(head, wire.BatchRequest):
+                self._start_batch(request)
+            else:
+                if isinstance(head, wire.OpenRequest):
+                    self._opening_count += head.count
+                    self._blockers += 1
+                request.task = keep(asyncio.create_task(self._answer_in_task(request)))
+        except RefusalError as refusal:
+            request.refuse(refusal)
+
+    def _start_other(self, request: LinkRequest, member: Member, parsed: Close | Mcp) -> None:
+        if isinstance(parsed, Close):
+            request.session, request.call = member.session, _CloseCall(request)
+            member.session.submit(request.call)
+            return
+        request.executing = True
+        request.task = keep(asyncio.create_task(self._answer_mcp(request, member, parsed)))
+        # Requests after it may be for the same session, which its task calls once it runs.
+        self._blockers += 1
+        asyncio.get_running_loop().call_soon(self._unblock)
+
+    async def _answer_mcp(self, request: LinkRequest, member: Member, parsed: Mcp) -> None:
+        dialect = self.links.frame_dialect
+        request.reply(await dialect.answer_mcp(member.session, parsed, request.size))
+
+    def _start_batch(self, request: LinkRequest) -> None:
+        head = request.head
+        assert isinstance(head, wire.ResetRequest | wire.StepRequest | wire.StateRequest)
+        calls = self.links.batch_dialect.calls(
+            head, request.arrays, self.batch.find(head.members), request.size
+        )
+        request.arrays = []
+        self.running_chars -= request.size
+        request.size = 0
+        min_count = getattr(head, "at_least", None) or len(calls)
+        self._blockers += 1
+        request.round = BatchRound(calls, min_count, partial(self._answer_batch, request), self._unblock)
+        request.round.start()
+
+    def _answer_batch(self, request: LinkRequest, finished: list[MemberCall]) -> None:
+        batch_round = request.round
+        assert batch_round is not None
+        for frame in self.links.batch_dialect.encode_replies(request.head.id, finished, batch_round.is_done):
+            self.send(frame)
+        if self.metrics.enabled:
+            sequential = finished[0].member.session.runner.plan.never_waits
+            self.metrics.observe_batch(finished, perf_counter() - request.received_at, sequential)
+        if batch_round.is_done:
+            request.remove()
+
+    def _unblock(self) -> None:
+        """Start the requests that waited for another one, unless there are more of that kind."""
+        self._blockers -= 1
+        while self._deferred_requests and not self._blockers and not self.closed:
+            self._start(self._deferred_requests.popleft())
+
+    async def _answer_in_task(self, request: LinkRequest) -> None:
+        head = request.head
+        try:
+            if isinstance(head, wire.OpenRequest):
+                await self._open(head)
+            else:
+                assert isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest)
+                request.executing = True
+                answer = {"id": dumps(head.id), **await self._manage_sessions(head), "last": b"true"}
+                self.send(wire.encode_frame(answer, []))
+        except RefusalError as refusal:
+            request.refuse(refusal)
+        except asyncio.CancelledError:
+            if request.refusal is None or self.closed:
+                raise
+            request.refuse(request.refusal)
+        except Exception:
+            logger.exception("a connection ended because of an error in the server")
+            request.refuse(RefusalError(SESSION_ERROR, "the server failed; see its log"))
+            self.close_connection()
+        finally:
+            if isinstance(head, wire.OpenRequest):
+                self._opening_count -= head.count
+                self._unblock()
+            request.remove()
 
     def _resume(self, head: wire.ResumeRequest) -> None:
         """Attach this link's socket to the link that a client resumes."""
         if self.last_id >= 0 or self.conversation is None:
             raise RefusalError(VALIDATION_ERROR, "resume must be the first request of a connection")
-        link = self._links.find(self.owner, head)
+        link = self.links.find(self.owner, head)
         conversation, self.conversation = self.conversation, None
         conversation.resume(link, head)
-
-    def _start(
-        self, request: LinkRequest, coroutine: Coroutine[Any, Any, None] | None = None
-    ) -> asyncio.Task[None]:
-        """Answer a request in a task; `coroutine` continues an answer that has already started."""
-        request.task = task = keep(asyncio.create_task(coroutine or self._answer(request)))
-        return task
-
-    async def _answer(self, request: LinkRequest) -> None:
-        """Answer a request of any kind, and remove it from the running ones."""
-        head = request.head
-        request.started = True
-        try:
-            if request.refusal is not None:
-                raise request.refusal
-            if isinstance(head, wire.OpenRequest):
-                await self._open(head)
-            elif isinstance(head, wire.BatchRequest):
-                async with self._turn if self._inline else nullcontext():
-                    await self._call_batch(request)
-            else:
-                async with self._turn:
-                    pass  # the batches before it have ended
-                if request.parsed is not None:
-                    await self._call_member(request)
-                else:
-                    assert isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest)
-                    request.executing = True
-                    answer = {"id": dumps(head.id), **await self._manage_sessions(head), "last": b"true"}
-                    self.send(wire.encode_frame(answer, []))
-        except RefusalError as refusal:
-            self._refuse(request, refusal)
-        except asyncio.CancelledError:
-            if (request.refusal is None and not request.expired) or self.closed:
-                raise
-            if request.refusal is not None:
-                self._refuse(request, request.refusal)
-        except Exception:
-            logger.exception("a connection ended because of an error in the server")
-            self._refuse(request, RefusalError(SESSION_ERROR, "the server failed; see its log"))
-            self._close_connection()
-        finally:
-            if request.timer is not None:
-                request.timer.cancel()
-            if isinstance(head, wire.OpenRequest):
-                self._opening_count -= head.count
-                while self._deferred_requests and not self._opening_count and not self.closed:
-                    self._start(self._deferred_requests.popleft())
-            try:
-                await self._wait_sent()
-            finally:
-                self._remove_request(request)
-
-    def _remove_request(self, request: LinkRequest) -> None:
-        """Remove an answered request, and wake the callers of `wait_progress`."""
-        self.running.discard(request)
-        if self._progress is not None and not self._progress.done():
-            self._progress.set_result(None)
-        if self.conversation is not None:
-            self.conversation.set_busy(bool(self.running))
-
-    def _refuse(self, request: LinkRequest, refusal: RefusalError) -> None:
-        if not request.expired:
-            self.send(self._links.encode_refusal(refusal, request.head.id, request.parsed is not None))
-
-    async def _call_member(self, request: LinkRequest) -> None:
-        head = request.head
-        assert isinstance(head, NumberedFrame)
-        if request.member is None:
-            # `find` raises the refusal of an unknown member.
-            member = self.batch.members.get(head.member) or self.batch.find([head.member])[0]
-            member.waiting += 1
-            try:
-                await member.lock.acquire()
-            finally:
-                member.waiting -= 1
-            request.member, request.has_lock = member, True
-        member, timer = request.member, None
-        try:
-            if member.busy:
-                raise SessionBusyError(1)
-            request.executing = True
-            limit_s = self._sessions.step_timeout_s
-            if self._inline and limit_s is not None:  # the environment may wait although it promises not to
-                timer = asyncio.get_running_loop().call_later(limit_s, self._expire_call, member)
-            arguments = request.frame, request.parsed, request.received_at, head.traceparent
-            reply = await (
-                self._frame_dialect.answer(member.session, *arguments)
-                if request.reply_coroutine is None
-                else asyncio.create_task(request.reply_coroutine)
-            )
-        finally:
-            request.release_member()
-            if timer is not None:
-                timer.cancel()
-        if reply is None:
-            self._close_connection()
-        elif not request.expired:
-            self.send(add_id(head.id, reply))
-
-    async def _call_batch(self, request: LinkRequest) -> None:
-        head, batches = request.head, self._links.batch_dialect
-        assert isinstance(head, wire.ResetRequest | wire.StepRequest | wire.StateRequest)
-        calls = batches.calls(head, request.arrays, self.batch.find(head.members), len(request.frame))
-        request.arrays, request.frame = [], ""
-        min_count = getattr(head, "at_least", None) or len(calls)
-        request.round = batch_round = BatchRound(self._sessions, calls)
-        request.executing = True
-        try:
-            await batch_round.start()
-            while not batch_round.is_done:
-                finished = await batch_round.wait_finished(min_count)
-                for frame in batches.encode_replies(head.id, finished, batch_round.is_done):
-                    self.send(frame)
-                    await self._wait_sent()
-                if self._metrics.enabled:
-                    self._metrics.observe_batch(finished, perf_counter() - request.received_at, self._inline)
-        finally:
-            batch_round.close()
 
     async def _open(self, head: wire.OpenRequest) -> None:
         if self._session_id is not None:
@@ -461,7 +425,7 @@ class Link:
                 text = "the address names the one session of this connection; use another connection for more"
                 raise RefusalError(VALIDATION_ERROR, text)
             session = await self._attachment.enter_async_context(
-                self._sessions.attach(self.owner, self._session_id)
+                self._sessions.attach(self.owner, self._session_id, self)
             )
             members = self.batch.add([session])
         else:
@@ -472,11 +436,11 @@ class Link:
 
             self._check_count(0)
             wait_s = math.inf if head.wait_s is None else head.wait_s
-            members = self._watch_members(await self.batch.open(head.count, head.snapshot, notify, wait_s))
+            members = await self.batch.open(head.count, head.snapshot, notify, wait_s)
         fields = {"id": dumps(head.id), "members": dumps([member.number for member in members])}
         if head.lease_s is not None:
             if not self.id:
-                self._links.add(self, min(head.lease_s, MAX_LEASE_S))
+                self.links.add(self, min(head.lease_s, MAX_LEASE_S))
             fields |= {
                 "session": dumps(self.id),
                 "secret": dumps(self.secret),
@@ -491,45 +455,13 @@ class Link:
         if isinstance(head, wire.CloseRequest):
             members = self.batch.find(head.members) if head.members else []
             await self.batch.end(members, head.snapshots)
-            self._stop_watching(members)
             return {}
         (member,) = self.batch.find([head.member])
         if isinstance(head, wire.SnapshotRequest):
             return {"snapshot": dumps(await self.batch.snapshot(member))}
         self._check_count(head.count)
-        forks = self._watch_members(await self.batch.fork(member, head.count))
+        forks = await self.batch.fork(member, head.count)
         return {"members": dumps([fork.number for fork in forks])}
-
-    def _watch_members(self, members: list[Member]) -> list[Member]:
-        """Use a watchdog in place of a session's lock, as it has one caller; not if coroutines may ignore deadlines."""
-        for member in members:
-            session = member.session
-            if self._inline:
-                session.watchdog = self._watchdog
-            elif session.runner.in_thread:
-                session.watchdog = Watchdog(self._sessions.step_timeout_s, lambda: None)
-                session.on_expiry = partial(self._expire_call, member)
-        return members
-
-    def _stop_watching(self, members: Iterable[Member]) -> None:
-        for member in members:
-            if member.session.watchdog is not None:
-                member.session.watchdog.close()
-
-    def _expire_call(self, member: Member) -> None:
-        """End a session whose call exceeded its deadline; refuse that request and those queued behind it."""
-        refusal = self._sessions.expire(member.session)
-        refusal_of_others = UnknownSessionError(f"member {member.number}, which has ended")
-        for request in list(self.running):
-            if isinstance(request.head, NumberedFrame) and request.head.member == member.number:
-                self._cancel_unstarted(request, refusal_of_others)
-            if request.member is member:
-                request.take_lock()
-                self._refuse(request, refusal)
-                request.expired = True
-                task = request.cancel()
-                task.add_done_callback(lambda _: self._sessions.drop(member.session))
-                self._remove_request(request)  # it is answered, even if its task ignores the cancellation
 
     def _check_count(self, count: int) -> None:
         if self.live_sessions + self._opening_count + self.batch.forking_count + count > wire.MAX_MEMBERS:
@@ -546,32 +478,23 @@ class Link:
         """Refuse a request unless its call has started; in a batch, each call that has not."""
         if request.round is not None:
             request.round.cancel(refusal)
-        elif not request.executing and request.refusal is None:
+        elif request in self._deferred_requests:
+            self._deferred_requests.remove(request)
+            request.refuse(refusal)
+        elif request.call is not None:
+            assert request.session is not None
+            if request.session.withdraw(request.call):
+                request.refuse(refusal)
+        elif request.task is not None and not request.executing and request.refusal is None:
             request.refusal = refusal
-            if request in self._deferred_requests:
-                self._deferred_requests.remove(request)
-                self._start(request)
-            elif request.started and request.task is not None:
-                request.task.cancel()
+            request.task.cancel()
 
-    def _close_connection(self) -> None:
-        """Close the connection once pending frames are sent, and with it this link; if it is broken, at once."""
+    def close_connection(self) -> None:
+        """Close the connection once what is unsent is sent, and with it this link; if it is broken, at once."""
         if self.conversation is None:
             self._end()
         else:
             self.conversation.finish()
-
-    async def wait_progress(self) -> None:
-        """Wait until a running request is answered."""
-        if self._progress is None or self._progress.done():
-            self._progress = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._progress])
-
-    async def _wait_sent(self) -> None:
-        """Wait until all pending frames are sent, if a socket is attached."""
-        if self.conversation is not None and (sending := self.conversation.sending) is not None:
-            await asyncio.sleep(0)  # the first wait, as `start_eagerly` requires
-            await asyncio.wait([sending])
 
 
 class Links:
@@ -607,7 +530,7 @@ class Links:
     ) -> "LinkConversation":
         """Return the conversation for a new socket, attached to a standing session if `session_id` names one."""
         link = Link(self, owner_of(scope), session_id)
-        return LinkConversation(link, scope, receive, send, self.sessions, self, self._send_timeout_s)
+        return LinkConversation(link, scope, receive, send, self, self._send_timeout_s)
 
     def read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
         """Decode a request as `read_frame` does.
@@ -674,48 +597,72 @@ class LinkConversation(Conversation):
     """One socket in this dialect, attached to a new link until a resume attaches it to an existing one.
 
     Attributes:
-        sending: The task that sends the frames that could not be sent at once.
+        awaits_progress: Whether it has to be told of answered requests: it does not read, or is to end.
     """
 
-    accept: Message = {"type": "websocket.accept", "subprotocol": wire.SUBPROTOCOL}  # noqa: RUF012 - never modified
+    subprotocol = wire.SUBPROTOCOL
 
-    def __init__(self, link: Link, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(
+        self,
+        link: Link,
+        scope: Message,
+        receive: Receive,
+        send: Send,
+        links: "Links",
+        send_timeout_s: float,
+    ) -> None:
+        super().__init__(scope, receive, send, links.sessions, send_timeout_s)
         link.conversation = self
         self._link = link
-        self.sending: asyncio.Task[None] | None = None
+        self.links = links
+        self._is_open = False
+        self.awaits_progress = False
 
-    async def _answer_requests(self, session: None) -> int:
-        self._set_frame_handler()
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return bool(self._link.running) or not self._is_open
+
+    async def _open(self, stack: AsyncExitStack) -> None:
         self._start_open_timer()
-        try:
-            while not self.draining:
-                self.busy = bool(self._link.running)
-                while (
-                    self.busy
-                    and sum(len(request.frame) for request in self._link.running) > MAX_RUNNING_CHARS
-                ):
-                    await self._link.wait_progress()
-                frame = await self._next_frame()
-                self.busy = True
-                await self._link.receive(frame)
-            while self._link.running:
-                await self._link.wait_progress()
-            return GOING_AWAY
-        finally:
-            self._open_timer.cancel()
-            if self.sending is not None and self.closed:
-                self.sending.cancel()
-            link = self._link
-            if link.conversation is self:
-                if link.id and self.broken and not self.draining:
-                    link.detach()
-                else:
-                    await asyncio.shield(keep(asyncio.create_task(link.close())))
+        self._is_open = True
+        if self.draining:
+            self.drain()
 
-    def _set_frame_handler(self) -> None:
-        if self.fast_path is not None:
-            self.fast_path.on_frame = self._link.answer_eagerly
+    async def _leave(self) -> None:
+        self._open_timer.cancel()
+        link = self._link
+        if link.conversation is self:
+            if link.id and self.connection.broken and not self.draining:
+                link.lose_connection()
+            else:
+                await asyncio.shield(keep(asyncio.create_task(link.close())))
+
+    def _encode_refusal(self, refusal: RefusalError) -> str:
+        return self.links.encode_refusal(refusal)
+
+    def on_frame(self, frame: str | bytes) -> None:
+        """Answer a frame."""
+        link = self._link
+        if self.draining:
+            return  # the requests before it are answered
+        link.receive(frame)
+        if link.running_chars > MAX_RUNNING_CHARS:
+            self.awaits_progress = True
+            self.connection.pause()
+
+    def drain(self) -> None:
+        """End the conversation after the running requests."""
+        self.awaits_progress = True
+        super().drain()
+
+    def update(self) -> None:
+        """Go on after a request has ended: read again; end if the server stops."""
+        if self._link.running_chars <= MAX_RUNNING_CHARS:
+            self.awaits_progress = self.draining
+            self.connection.resume()
+        if self.draining:
+            self.drain()
 
     def resume(self, link: Link, request: wire.ResumeRequest) -> None:
         """Attach to an existing link, and send the frames that the client has not read."""
@@ -723,8 +670,10 @@ class LinkConversation(Conversation):
         self._link = link
         link.attach(self)
         link.frames.discard(request.read)
-        self._set_frame_handler()
-        self.send_remaining(request.read, dumps(fields).decode())
+        self.connection.send(dumps(fields).decode())
+        for frame in link.frames.kept():
+            self.connection.send(frame)
+        self.update()
 
     def _start_open_timer(self) -> None:
         self._open_timer = asyncio.get_running_loop().call_later(OPEN_TIMEOUT_S, self._close_if_unopened)
@@ -736,54 +685,7 @@ class LinkConversation(Conversation):
         elif not self._link.batch.opened_count:
             self.end(NORMAL_CLOSURE)
 
-    def abort(self) -> None:
-        """Drop the connection at once: another socket has replaced it."""
-        self.closed = True
-        if self._abort is not None:
-            self._abort()
-        self._interrupt()
-
     def finish(self) -> None:
-        """Close the socket in order once pending frames are sent."""
-        self.broken = False
+        """Close the socket in order once what is unsent is sent."""
+        self.connection.broken = False
         self.end(NORMAL_CLOSURE)
-
-    def set_busy(self, busy: bool) -> None:
-        """Set whether requests are running, and continue draining."""
-        self.busy = busy
-        if self.draining:
-            self.drain()
-
-    def send_remaining(self, sent_count: int, preamble: str | None = None) -> None:
-        """Send all frames after the first `sent_count`, as `_send_remaining` does."""
-        self.sending = keep(asyncio.create_task(self._send_remaining(sent_count, preamble)))
-
-    async def _send_remaining(self, sent_count: int, preamble: str | None = None) -> None:
-        """Send all frames after the first `sent_count`; before them `preamble`, which is not counted as a frame."""
-        link = self._link
-        try:
-            while not self.closed and (preamble is not None or sent_count < link.frames.count):
-                frame = link.frames.get(sent_count) if preamble is None else preamble
-                if frame is None:
-                    self._drop_client()  # it reads so slowly that its next frame is no longer retained
-                    return
-                self._watchdog.expect(self._send_timeout_s, self._drop_client)
-                await self._send(
-                    {"type": "websocket.send", "text" if isinstance(frame, str) else "bytes": frame}
-                )
-                self._watchdog.stop()
-                if preamble is not None:
-                    preamble = None
-                    continue
-                sent_count += 1
-                if not link.id:
-                    link.frames.discard(sent_count)
-        except OSError:
-            pass  # the reading side learns of the end too, and whether it was in order
-        finally:
-            self.sending = None
-
-    async def _close(self, code: int, last_frame: str | None) -> None:
-        if self.sending is not None:
-            await asyncio.wait([self.sending])
-        await super()._close(code, last_frame)

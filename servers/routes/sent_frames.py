@@ -34,7 +34,8 @@ class SentFrames:
         self._kept_bytes = 0
 
     def keep(self, frame: str | bytes) -> None:
-        """Keep the frame that was counted last; drop the oldest ones beyond the limits."""
+        """Count a frame and keep it; drop the oldest ones beyond the limits."""
+        self.count += 1
         kept = self._kept
         kept.append(frame)
         self._kept_bytes += len(frame)
@@ -48,10 +49,9 @@ class SentFrames:
             return False
         return sum(client.frames._kept_bytes for client in self._clients.values()) > MAX_ALL_KEPT_BYTES
 
-    def get(self, number: int) -> str | bytes | None:
-        """Return the frame with this number; None if it is no longer kept."""
-        index = number - self.count + len(self._kept)
-        return self._kept[index] if index >= 0 else None
+    def kept(self) -> list[str | bytes]:
+        """Return the frames that are kept, in order."""
+        return list(self._kept)
 
     def discard(self, read: int) -> None:
         """Discard the first `read` frames."""

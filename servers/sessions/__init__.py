@@ -1,6 +1,7 @@
 """Sessions: admission, ownership, lifetime, and the slots that bound their number."""
 
 from servers.sessions.queue import REQUEST_WAIT_S, SlotQueue, Ticket
+from servers.sessions.session import EnvironmentSession, Phase
 from servers.sessions.slots import (
     DeadlineExceededError,
     FullError,
@@ -8,13 +9,14 @@ from servers.sessions.slots import (
     SessionSlots,
     UnknownSessionError,
 )
-from servers.sessions.table import EnvironmentSession, SessionTable
+from servers.sessions.table import SessionTable
 
 __all__ = [
     "REQUEST_WAIT_S",
     "DeadlineExceededError",
     "EnvironmentSession",
     "FullError",
+    "Phase",
     "SessionBusyError",
     "SessionSlots",
     "SessionTable",

@@ -2,24 +2,29 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from types import CoroutineType
 from typing import Any, Final
 
 from openenv_core import Observation
 from openenv_core.protocol.errors import SESSION_ERROR, VALIDATION_ERROR, RefusalError
-from servers.execution import EnvironmentRunner, keep, start_eagerly
+from servers.execution import EnvironmentCall, Pending
 from servers.sessions.queue import REQUEST_WAIT_S, Notify, Ticket
+from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.sessions.snapshots import SessionState
-from servers.sessions.table import EnvironmentSession, SessionTable, outcome_of_work
-from servers.threads import Outcome, ThreadCall, outcome_of
+from servers.sessions.table import SessionTable
+from servers.threads import Outcome
 
 _YIELD_INTERVAL_S: Final = 0.005
 """Seconds of calls on the event loop after which it is yielded to other tasks."""
+
+_CALLS_PER_LOOK: Final = 4
+"""Calls after which the clock is read."""
+
+
+_DONE: Final = bool
 
 
 @dataclass(slots=True, eq=False)
@@ -30,56 +35,80 @@ class Member:
         number: Its number on the connection.
         session: The session.
         episode_ended: Whether its episode is over and no new one has begun.
-        busy: Whether a call of a batch is running.
-        lock: Held by a request for this member alone; such requests run one at a time, in order.
-        waiting: Number of requests that wait for the lock; the first of them has it next, also if it is free.
+        in_batch: Whether it has a call of a batch that has not ended.
     """
 
     number: int
     session: EnvironmentSession
     episode_ended: bool = False
-    busy: bool = False
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    waiting: int = 0
-
-    @property
-    def in_use(self) -> bool:
-        """Whether a request is running or waiting."""
-        return self.busy or self.lock.locked() or self.waiting > 0
+    in_batch: bool = False
 
     def get_refusal(self) -> RefusalError | None:
-        """Return why it cannot be called now; None if it can."""
-        if self.in_use:
+        """Return why it cannot be called in a batch now; None if it can."""
+        session = self.session
+        if self.in_batch or (session.busy and not session.id):
             return SessionBusyError(1)
-        if self.session.ended:
+        if session.ended:
             return UnknownSessionError(f"member {self.number}, which has ended")
         return None
 
 
-@dataclass(slots=True, eq=False)
-class MemberCall:
+class MemberCall(EnvironmentCall):
     """One member's part of a batched request, and its outcome.
 
-    Attributes:
+    Args:
         member: The member to call.
         encode: Encodes what the environment returns, before any environment is called again: it may return an object
             that a later call changes.
         options: The options of a reset.
         action: The action of a step. Without options and action, the call reads the state.
         autoreset: Which step resets a finished episode: `same_step`, `next_step`, or None for neither.
+
+    Attributes:
         outcome: What the call returned, encoded; or what it raised.
         final: The last observation of the previous episode, encoded, if that ended in this call.
         spent_s: Seconds spent in the environment.
+        round: Told when the call has ended.
     """
 
-    member: Member
-    encode: Callable[[Any], Any]
-    options: Mapping[str, Any] | None = None
-    action: Any = None
-    autoreset: str | None = None
-    outcome: Any = None
-    final: Any = None
-    spent_s: float = 0.0
+    __slots__ = (
+        "_is_reset",
+        "action",
+        "autoreset",
+        "encode",
+        "final",
+        "member",
+        "options",
+        "outcome",
+        "round",
+        "spent_s",
+    )
+
+    round: "BatchRound"
+
+    def __init__(
+        self,
+        member: Member,
+        encode: Callable[[Any], Any],
+        options: Mapping[str, Any] | None = None,
+        action: Any = None,
+        autoreset: str | None = None,
+    ) -> None:
+        super().__init__(self._play, on_loop=True)
+        plan = member.session.runner.plan
+        self.member = member
+        self.encode = encode
+        self.options = options
+        self.action = action
+        self.autoreset = autoreset
+        self.outcome: Any = None
+        self.final: Any = None
+        self.spent_s = 0.0
+        self._is_reset = options is not None or (autoreset is not None and member.episode_ended)
+        if self._is_reset:
+            self.on_loop = plan.reset_on_loop
+        else:
+            self.on_loop = plan.on_loop if action is None else plan.step_on_loop
 
     @property
     def is_read(self) -> bool:
@@ -91,47 +120,46 @@ class MemberCall:
         """Whether a step resets instead, since the previous episode is over."""
         return self.member.episode_ended and self.autoreset is not None
 
-    async def play(self, runner: EnvironmentRunner, *, inline: bool = False, result: Any = None) -> Any:
-        """Read an environment's state, reset it, or step it and apply the autoreset mode.
-
-        Args:
-            runner: Runs the environment.
-            inline: Run methods in the calling thread, as of `EnvironmentRunner`.
-            result: The result of `EnvironmentRunner.reset_inline` or `step_inline`, if already called.
-        """
+    def _play(self) -> Any:
+        """Read an environment's state, reset it, or step it and apply the autoreset mode, wherever this runs."""
+        runner = self.member.session.runner
         if self.is_read:
-            return self.encode(await runner.state(inline=inline))
-        is_reset = self.options is not None or self.autoresets
-        if result is None:
-            result = runner.reset(self.options or {}) if is_reset else runner.step(self.action)
-        observation = result if isinstance(result, Observation) else await result
-        self.spent_s = runner.spent_s
-        ended = self.member.episode_ended = getattr(observation, "done", False) is True
-        encoded = self.encode(observation)
-        if ended and not is_reset and self.autoreset == "same_step":
-            observation = await runner.reset({}, inline=inline)
-            self.spent_s += runner.spent_s
-            self.member.episode_ended = getattr(observation, "done", False) is True
-            self.final, encoded = encoded, self.encode(observation)
-        return encoded
+            return self.encode(runner.read_state())
+        result = (
+            runner.invoke_reset(self.options or {}) if self._is_reset else runner.invoke_step(self.action)
+        )
+        if isinstance(result, Pending):
+            return Pending(result, self._finish_awaited)
+        encoded = self._take(result)
+        if not self._resets_after(result):
+            return encoded
+        self.final = encoded
+        again = runner.invoke_reset({})
+        return Pending(again, self._take) if isinstance(again, Pending) else self._take(again)
 
-    def play_inline(self) -> Any:
-        """Do the same in the calling thread; return a coroutine to continue on the event loop if a method waits."""
-        member = self.member
-        runner = member.session.runner
-        if self.is_read:
-            return start_eagerly(self.play(runner, inline=True))
-        is_reset = self.options is not None or self.autoresets
-        result = runner.reset_inline(self.options or {}) if is_reset else runner.step_inline(self.action)
-        if isinstance(result, Observation):
-            ended = result.done is True
-            if (
-                is_reset or not ended or self.autoreset != "same_step"
-            ):  # the usual case, which creates no coroutine
-                self.spent_s = runner.spent_s
-                member.episode_ended = ended
-                return self.encode(result)
-        return start_eagerly(self.play(runner, inline=True, result=result))
+    def _finish_awaited(self, observation: Any) -> Any:
+        """Go on after an asynchronous method; a reset that follows it may run in a thread."""
+        encoded = self._take(observation)
+        if not self._resets_after(observation):
+            return encoded
+        self.final = encoded
+        return Pending(self.member.session.runner.reset({}), self._take)
+
+    def _take(self, observation: Any) -> Any:
+        """Encode an observation, and keep what it says about the episode."""
+        self.spent_s += self.member.session.runner.spent_s
+        self.member.episode_ended = isinstance(observation, Observation) and observation.done is True
+        return self.encode(observation)
+
+    def _resets_after(self, observation: Any) -> bool:
+        return self.member.episode_ended and self.autoreset == "same_step" and not self._is_reset
+
+    def deliver(self, outcome: Outcome) -> None:
+        """Keep the outcome, and count the call as done."""
+        self.work = _DONE  # it refers to the call, which would be left to the garbage collector
+        self.outcome = outcome[1]
+        self.member.in_batch = False
+        self.round.add(self)
 
 
 class SessionBatch:
@@ -202,7 +230,7 @@ class SessionBatch:
         Raises:
             RefusalError: A member is busy, or there is no such snapshot.
         """
-        if any(member.in_use for member in members):
+        if any(member.in_batch or member.session.busy for member in members):
             raise SessionBusyError(1)
         self._table.snapshots.drop(self._owner, snapshots)
         for member in members:
@@ -212,11 +240,7 @@ class SessionBatch:
     async def _state_of(self, member: Member) -> SessionState:
         if (refusal := member.get_refusal()) is not None:
             raise refusal
-        member.busy = True
-        try:
-            return await member.session.take_snapshot(episode_ended=member.episode_ended)
-        finally:
-            member.busy = False
+        return await member.session.take_snapshot(episode_ended=member.episode_ended)
 
     async def _restore(
         self, state: SessionState, ticket: Ticket, notify: Notify | None = None
@@ -266,118 +290,79 @@ class BatchRound:
     """Concurrent calls of many members.
 
     Args:
-        table: The table of their sessions.
         calls: One call per member.
+        min_count: Number of calls that are answered together.
+        on_finished: Called with calls that have ended: `min_count` of them, or all that remain.
+        on_started: Called once every call has been submitted to its session.
     """
 
-    def __init__(self, table: SessionTable, calls: Sequence[MemberCall]) -> None:
-        self._table = table
+    def __init__(
+        self,
+        calls: Sequence[MemberCall],
+        min_count: int,
+        on_finished: Callable[[list[MemberCall]], None],
+        on_started: Callable[[], None],
+    ) -> None:
         self._calls = calls
-        self._finished_calls: list[MemberCall] = []
-        self._remaining_count = self._awaited_count = len(calls)
-        self._waiter: asyncio.Future[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._thread_calls: dict[MemberCall, ThreadCall] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def start(self) -> None:
-        """Start the calls; those that never wait are done when this returns."""
-        finished = self._finished_calls
-        yield_at = perf_counter() + _YIELD_INTERVAL_S
-        for call in self._calls:
-            member, session = call.member, call.member.session
-            if call.outcome is None and (
-                member.busy or session.ended or member.lock.locked() or member.waiting
-            ):
-                call.outcome = member.get_refusal()
-            if call.outcome is not None:
-                finished.append(call)
-                continue
-            if session.runner.plan.inline and not session.shared:
-                outcome = outcome_of(call.play_inline)
-                if type(outcome[1]) is CoroutineType:
-                    member.busy = True
-                    self._finish(call, outcome)
-                else:  # as in `_finish`, but without a waiter
-                    call.outcome = outcome[1]
-                    finished.append(call)
-                if perf_counter() >= yield_at:
-                    await asyncio.sleep(0)
-                    yield_at = perf_counter() + _YIELD_INTERVAL_S
-                continue
-            member.busy = True
-            if session.shared:  # other clients may call it, so the call needs its lock
-                self._run_in_task(call, call.play)
-            elif session.runner.in_thread:
-                self._thread_calls[call] = session.runner.submit(
-                    call.play_inline, partial(self._finish, call)
-                )
-            else:
-                self._run_in_task(call, call.play)
-        if self._thread_calls and self._table.step_timeout_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._table.step_timeout_s, self._expire)
-
-    async def wait_finished(self, min_count: int) -> list[MemberCall]:
-        """Wait until at least this many calls, or all that remain, are done; return them."""
-        self._awaited_count = min(min_count, self._remaining_count)
-        if len(self._finished_calls) < self._awaited_count:
-            await asyncio.sleep(0)  # first of all, as `start_eagerly` requires
-        if len(self._finished_calls) < self._awaited_count:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        finished, self._finished_calls = self._finished_calls, []
-        self._remaining_count -= len(finished)
-        # All of them are returned in the order of the request.
-        return finished if len(finished) < len(self._calls) else list(self._calls)
+        self._min_count = min_count
+        self._on_finished = on_finished
+        self._on_started = on_started
+        self._finished: list[MemberCall] = []
+        self._submitted = 0
+        self._remaining = len(calls)
+        self._closed = False
 
     @property
     def is_done(self) -> bool:
-        """Whether every call has been returned."""
-        return not self._remaining_count
+        """Whether every call has been handed over."""
+        return not self._remaining
+
+    def start(self) -> None:
+        """Submit the calls; if those on the event loop take long, other tasks get their turns in between."""
+        calls, submitted = self._calls, self._submitted
+        yield_at = perf_counter() + _YIELD_INTERVAL_S
+        while submitted < len(calls) and not self._closed:
+            call = calls[submitted]
+            submitted += 1
+            call.round = self
+            refusal = call.member.get_refusal() if call.outcome is None else call.outcome
+            if refusal is None:
+                call.member.in_batch = True
+                call.member.session.submit(call)
+            else:
+                call.outcome = refusal
+                self._finished.append(call)
+            if not submitted % _CALLS_PER_LOOK and perf_counter() >= yield_at and submitted < len(calls):
+                self._submitted = submitted
+                asyncio.get_running_loop().call_soon(self.start)
+                return
+        self._submitted = submitted
+        self._hand_over()
+        self._on_started()
+
+    def add(self, call: MemberCall) -> None:
+        """Take a call that has ended."""
+        self._finished.append(call)
+        if self._submitted == len(self._calls):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        finished = self._finished
+        if not finished or len(finished) < min(self._min_count, self._remaining) or self._closed:
+            return
+        self._finished = []
+        self._remaining -= len(finished)
+        # All of them are handed over in the order of the request.
+        self._on_finished(finished if len(finished) < len(self._calls) else list(self._calls))
 
     def cancel(self, refusal: RefusalError) -> None:
-        """End calls that still wait for a thread with an error; the others continue."""
-        for call, thread_call in list(self._thread_calls.items()):
-            if call.member.session.runner.cancel_unstarted(thread_call):
-                self._finish(call, (False, refusal))
+        """End calls that have not begun with an error; the others continue."""
+        for call in self._calls:
+            if call.outcome is None and not call.member.in_batch:
+                call.outcome = refusal  # not submitted yet
+            elif call.outcome is None and call.member.session.withdraw(call):
+                call.deliver((False, refusal))
 
     def close(self) -> None:
-        """Abandon the calls that are still running; the caller has to end their sessions."""
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
-        # In reverse, since later calls would otherwise get the threads that earlier ones leave.
-        for call, thread_call in reversed(self._thread_calls.items()):
-            call.member.session.runner.abandon(thread_call)
-
-    def _run_in_task(self, call: MemberCall, work: Callable[[EnvironmentRunner], Awaitable[Any]]) -> None:
-        async def run() -> None:
-            self._finish(call, await outcome_of_work(call.member.session.run_waiting(work)))
-
-        self._tasks.append(keep(asyncio.create_task(run())))
-
-    def _finish(self, call: MemberCall, outcome: Outcome) -> None:
-        """Store a call's outcome, on the event loop; if that is an awaitable, continue with it."""
-        if self._thread_calls:
-            self._thread_calls.pop(call, None)
-        _, value = outcome
-        if isinstance(value, CoroutineType):
-            self._run_in_task(call, lambda _: asyncio.create_task(value))
-            return
-        call.outcome = value
-        call.member.busy = False
-        self._finished_calls.append(call)
-        if (
-            self._waiter is not None
-            and len(self._finished_calls) >= self._awaited_count
-            and not self._waiter.done()
-        ):
-            self._waiter.set_result(None)
-
-    def _expire(self) -> None:
-        for call, thread_call in reversed(list(self._thread_calls.items())):
-            session = call.member.session
-            session.runner.abandon(thread_call)
-            self._finish(call, (False, self._table.expire(session)))
-            self._table.drop(session)
+        """Hand nothing over any more."""
+        self._closed = True

@@ -1,35 +1,24 @@
-"""Sessions, each with one call at a time; and their table, which opens them, finds them, and ends idle ones."""
+"""The table of sessions: opens them, finds them, and ends those that are idle."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 from uuid import uuid4
 
 from openenv_core.protocol.errors import (
     CAPACITY_REACHED,
-    EXECUTION_ERROR,
     FACTORY_ERROR,
     SESSION_ERROR,
     RefusalError,
     text_of,
 )
-from openenv_core.watchdog import Watchdog
-from servers.execution import (
-    CLOSE_TIMEOUT_S,
-    FATAL,
-    EnvironmentRunner,
-    Executor,
-    Factory,
-    cancel_task,
-    keep,
-    name_of,
-    plan_of,
-)
+from servers.execution import FATAL, Executor, Factory, keep, name_of
 from servers.metrics import ServerMetrics
 from servers.sessions.queue import REQUEST_WAIT_S, Notify, SlotQueue, Ticket
-from servers.sessions.slots import DeadlineExceededError, SessionBusyError, SessionSlots, UnknownSessionError
+from servers.sessions.session import Attachment, EnvironmentSession, Phase, Slot
+from servers.sessions.slots import DeadlineExceededError, SessionSlots, UnknownSessionError
 from servers.sessions.snapshots import SessionState, SnapshotTable
 from servers.settings import ServerSettings
 
@@ -44,234 +33,12 @@ MAX_INTERVAL_S: Final = 5.0
 _MAX_BUILDS: Final = 16
 """Environments that one request constructs at once, so that other callers get the event loop and threads too."""
 
-MAX_WAITING: Final = 32
-"""Calls that may wait for one session while another runs."""
-
 _Key: TypeAlias = tuple[str, str]
 """Owner and id: clients may choose ids, and one client's choice must reveal nothing about another's."""
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 
 def _stopping_error() -> RefusalError:
     return RefusalError(CAPACITY_REACHED, "the server is stopping; connect to another")
-
-
-class EnvironmentSession:
-    """One environment with an id and an owner, independent of the connection that it is used over.
-
-    Attributes:
-        runner: The environment and where it runs.
-        owner: Fingerprint of the token that opened it; empty if the server has no tokens.
-        standing: Whether it lives until it is closed or idle for too long, rather than until the `with` block that
-            opened it ends.
-        id: Its id in the table; if it was opened without one, empty until `SessionTable.assign_id`.
-        attached: Whether a WebSocket is attached to it; always true if it was opened without an id.
-        closing: Whether it ends when its WebSocket disconnects.
-        ending: Whether its environment is being closed.
-        shared: Whether clients other than the WebSocket that opened it may call it.
-        ended: Whether it has ended or is about to; the table no longer finds it.
-        holds_slot: Whether its slot is still taken.
-        opened_at: When it was opened, by the event loop's clock.
-        was_used: Whether it has been called under its lock, or a WebSocket has been attached.
-        last_used_at: When such a call or attachment last ended, or else it was opened, by the event loop's clock.
-        listeners: Open requests beside its calls, such as streams; they keep it in use.
-        on_end: Called once when it has ended.
-        detach: Releases it from a broken WebSocket whose client may not reconnect.
-        call: The call that runs in its own task, if any.
-        watchdog: Enforces the deadline of calls if a single caller makes them one after the other.
-        on_expiry: Called when a call of that caller exceeds its deadline.
-    """
-
-    def __init__(self, table: "SessionTable", runner: EnvironmentRunner, owner: str, session_id: str) -> None:
-        self.runner = runner
-        self.owner = owner
-        self.id = session_id
-        self.standing = self.shared = bool(session_id)
-        self.attached = not session_id
-        self.closing = self.ending = self.ended = self.was_used = False
-        self.holds_slot = True
-        self.opened_at = asyncio.get_running_loop().time()
-        self.last_used_at = 0.0
-        self.listeners = 0
-        self.on_end: Callable[[], None] | None = None
-        self.detach: Callable[[], Awaitable[None]] | None = None
-        self.call: _SessionCall[Any] | None = None
-        self.watchdog: Watchdog | None = None
-        self.on_expiry: Callable[[], None] | None = None
-        self._table = table
-        self._lock: asyncio.Lock | None = None
-        self._waiting_calls = 0
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether a single caller makes its calls one after the other, so that it needs no lock."""
-        return self.watchdog is not None and not self.shared
-
-    @property
-    def busy(self) -> bool:
-        """Whether a call is running or waiting."""
-        return self._lock is not None and self._lock.locked()
-
-    async def run(
-        self,
-        work: Callable[Concatenate[EnvironmentRunner, P], Awaitable[T]],
-        *args: P.args,
-        **options: P.kwargs,
-    ) -> T:
-        """Run `work(runner, ...)` on the session: one call at a time, each with a deadline.
-
-        On a shared session, the call continues after its caller has disconnected.
-
-        Raises:
-            RefusalError: `SessionBusyError`, `UnknownSessionError` (the session has ended), or
-                `DeadlineExceededError`.
-            Exception: Whatever the environment raised.
-        """
-        if self.watchdog is not None and not self.shared:
-            if self.ended:
-                raise UnknownSessionError(self.id)
-            if self.on_expiry is None:
-                return await work(self.runner, *args, **options)
-            self.watchdog.expect(self._table.step_timeout_s, self.on_expiry)
-            try:
-                return await work(self.runner, *args, **options)
-            finally:
-                self.watchdog.stop()
-        return await self.run_waiting(lambda runner: work(runner, *args, **options))
-
-    async def run_waiting(self, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
-        """Run a coroutine as `run` does, but always in its own task."""
-        await self._acquire()
-        return await _SessionCall(self._table, self, work(self.runner)).result()
-
-    async def take_snapshot(self, *, episode_ended: bool) -> SessionState:
-        """Return a snapshot of the environment.
-
-        Raises:
-            RefusalError: The environment cannot be forked, or its `snapshot` failed; or as `run`.
-        """
-        states: list[SessionState] = []
-        abandoned = False
-
-        def drop(state: SessionState) -> None:
-            keep(asyncio.create_task(state.close()))
-
-        async def take(runner: EnvironmentRunner) -> None:
-            state = await runner.call("snapshot", on_unclaimed=lambda late: drop(SessionState(late)))
-            states.append(SessionState(state, episode_ended, runner.unscored))
-            if abandoned:  # the call continued after its caller had gone
-                drop(states[-1])
-
-        if not self.runner.forkable:
-            raise RefusalError(
-                EXECUTION_ERROR,
-                f"expected an environment that can be forked, got {self.runner.name} without FORKABLE = True; see "
-                "docs/tutorials/author.md",
-            )
-        try:
-            await self.run_waiting(take)
-        except BaseException as error:
-            abandoned = True
-            for state in states:  # the caller left just as the snapshot was taken
-                drop(state)
-            if isinstance(error, FATAL) and not isinstance(error, RefusalError):
-                raise RefusalError(EXECUTION_ERROR, text_of(error)) from error
-            raise
-        return states[0]
-
-    async def _acquire(self) -> None:
-        """Wait until no other call is running."""
-        if self._lock is None:
-            self._lock = asyncio.Lock()
-        if self._waiting_calls >= MAX_WAITING:
-            raise SessionBusyError(self._waiting_calls)
-        self._waiting_calls += 1
-        try:
-            await self._lock.acquire()
-        finally:
-            self._waiting_calls -= 1
-        if self.ended:
-            self._lock.release()
-            raise UnknownSessionError(self.id)
-        self.was_used = True
-
-    def _release_lock(self) -> None:
-        """Let the next call start."""
-        assert self._lock is not None
-        self._lock.release()
-        self.last_used_at = asyncio.get_running_loop().time()
-
-
-class _SessionCall(Generic[T]):
-    """A call that runs in its own task, so that its caller and its deadline need not wait for it to end.
-
-    Attributes:
-        task: Runs the call.
-        expired: Whether the deadline has passed. The session is then over, and closed once the task ends.
-    """
-
-    def __init__(self, table: "SessionTable", session: EnvironmentSession, work: Awaitable[T]) -> None:
-        loop = asyncio.get_running_loop()
-        self.expired = False
-        self._table = table
-        self._session = session
-        self._reply: asyncio.Future[T] = loop.create_future()
-        limit_s = table.step_timeout_s
-        self._timer = None if limit_s is None else loop.call_later(limit_s, self._expire)
-        self.task = keep(asyncio.create_task(outcome_of_work(work)))
-        self.task.add_done_callback(self._finish)
-        session.call = self
-
-    async def result(self) -> T:
-        """Return the call's result, or raise whatever the environment raised."""
-        try:
-            return await self._reply
-        except asyncio.CancelledError:
-            if not self._session.shared:
-                await cancel_task(self.task)
-            raise
-
-    def _expire(self) -> None:
-        if self.task.done():
-            return
-        self.expired = True
-        refusal = self._table.expire(self._session)
-        if not self._reply.done():
-            self._reply.set_exception(refusal)
-        self._session._release_lock()  # waiting calls learn that the session is over
-        self.task.cancel()
-
-    def _finish(self, task: asyncio.Task[tuple[bool, Any]]) -> None:
-        session = self._session
-        session.call = None
-        if self._timer is not None:
-            self._timer.cancel()
-        if self.expired:
-            self._table.drop(session)
-            return
-        session._release_lock()
-        if self._reply.done():
-            return  # the caller has gone
-        if task.cancelled():
-            error = RuntimeError("the environment cancelled its own call")
-            self._reply.set_exception(UnknownSessionError(session.id) if session.ended else error)
-            return
-        succeeded, value = task.result()
-        if succeeded:
-            self._reply.set_result(value)
-        else:
-            self._reply.set_exception(value)
-
-
-async def outcome_of_work(work: Awaitable[T]) -> tuple[bool, T | BaseException]:
-    """Await `work` and return whether it succeeded, with its result or its exception."""
-    try:
-        return True, await work
-    except FATAL as error:
-        # A SystemExit raised in a task would stop the event loop.
-        return False, error
 
 
 class SessionTable:
@@ -315,11 +82,6 @@ class SessionTable:
         self._idle_timeout_s = settings.idle_timeout_s
         self._reaper: asyncio.Task[None] | None = None
         self.snapshots = SnapshotTable(settings.idle_timeout_s, settings.max_sessions_per_token, new_id)
-
-    @property
-    def inline(self) -> bool:
-        """Whether every method of the environment runs on the event loop without waiting."""
-        return isinstance(self.factory, type) and plan_of(self.factory).inline
 
     @property
     def deterministic(self) -> bool:
@@ -391,7 +153,6 @@ class SessionTable:
         finally:
             del self._opening[key]
             opening_done.set_result(None)
-        session.last_used_at = asyncio.get_running_loop().time()
         if self._reaper is None or self._reaper.done():
             self._reaper = asyncio.create_task(self._reap(), name="reaper of idle sessions")
         return session
@@ -431,12 +192,13 @@ class SessionTable:
         """Return a session's id, after giving it one and making it findable by its owner if it had none."""
         if not session.id and not session.ended:
             session.id = self.new_id()
-            session.shared = True
             self._sessions[session.owner, session.id] = session
         return session.id
 
     @asynccontextmanager
-    async def attach(self, owner: str, session_id: str) -> AsyncIterator[EnvironmentSession]:
+    async def attach(
+        self, owner: str, session_id: str, attachment: Attachment
+    ) -> AsyncIterator[EnvironmentSession]:
         """Attach a WebSocket to a standing session for the duration of a `with` block; the session outlives it.
 
         Raises:
@@ -445,19 +207,20 @@ class SessionTable:
         if (owner, session_id) in self._opening:
             raise RefusalError(SESSION_ERROR, f"Session {session_id} is still initializing; retry shortly")
         session = self.find(owner, session_id)
-        if session.detach is not None:
-            await session.detach()
+        if session.attachment is not None:
+            await session.attachment.detach()
         if session.ended:
             raise UnknownSessionError(session_id)
-        if session.attached:
+        if session.attachment is not None or not session.standing:
             raise RefusalError(SESSION_ERROR, f"Session {session_id} already has an attached WebSocket")
-        session.attached = session.was_used = True
+        session.attachment = attachment
+        session.mark_used()
         try:
             yield session
         finally:
-            session.attached = False
-            session.last_used_at = asyncio.get_running_loop().time()
-            if session.closing and not session.ended:
+            session.attachment = None
+            session.mark_used()
+            if session.phase is Phase.CLOSING:
                 self.drop(session)
 
     # Ending
@@ -472,7 +235,8 @@ class SessionTable:
             "%s took longer than %g s; its session is ended", session.runner.name, self.step_timeout_s
         )
         self._remove(session)
-        self._release_slot(session)
+        session.slot.release()
+        self.drop(session)
         return DeadlineExceededError(self.step_timeout_s)
 
     async def close(self, session: EnvironmentSession) -> bool:
@@ -481,10 +245,10 @@ class SessionTable:
         Returns:
             False if a WebSocket is attached: the session then ends when that disconnects.
         """
-        if session.detach is not None:
-            await session.detach()
-        if session.attached:
-            session.closing = True
+        if session.attachment is not None:
+            await session.attachment.detach()
+        if session.attachment is not None or not (session.standing or session.ended):
+            session.phase = Phase.CLOSING
             return False
         await asyncio.shield(self.drop(session))
         return True
@@ -508,9 +272,11 @@ class SessionTable:
             await asyncio.sleep(min(MAX_INTERVAL_S, max(0.01, unused_timeout_s / 4)))
             now = asyncio.get_running_loop().time()
             for session in standing:
-                timeout_s = self._idle_timeout_s if session.was_used else unused_timeout_s
-                in_use = session.attached or session.listeners or session.busy or session.ended
-                if not in_use and now - session.last_used_at > timeout_s:
+                used_at, timeout_s = session.last_used_at, self._idle_timeout_s
+                if used_at is None:
+                    used_at, timeout_s = session.slot.taken_at, unused_timeout_s
+                in_use = session.attachment or session.listeners or session.busy or session.ended
+                if not in_use and now - used_at > timeout_s:
                     logger.info("session %s was idle for too long and is ended", session.id)
                     try:
                         self.drop(session)
@@ -534,9 +300,7 @@ class SessionTable:
 
     async def _end_after_call(self, session: EnvironmentSession, deadline: float) -> None:
         self._remove(session)
-        if session.call is not None:
-            remaining_s = deadline - asyncio.get_running_loop().time()
-            await asyncio.wait([session.call.task], timeout=max(0.0, remaining_s))
+        await session.wait_idle(deadline - asyncio.get_running_loop().time())
         await asyncio.shield(self.drop(session))
 
     async def admit(
@@ -552,21 +316,23 @@ class SessionTable:
         Raises:
             RefusalError: As `session`.
         """
-        owner, count = ticket.owner, ticket.count
-        await ticket.wait_granted(notify)
+        slots = await self._take_slots(ticket, notify)
         builds: list[asyncio.Task[EnvironmentSession]] = []
         try:
-            while len(builds) < count:
+            while slots:
                 # Build one alone first, so that a failing constructor fails once. With a state, it has worked before.
-                size = min(_MAX_BUILDS, count - len(builds)) if builds or state is not None else 1
-                tasks = [keep(asyncio.create_task(self._build(owner, "", state))) for _ in range(size)]
+                size = min(_MAX_BUILDS, len(slots)) if builds or state is not None else 1
+                tasks = [
+                    keep(asyncio.create_task(self._build(slots.pop(), ticket.owner, "", state)))
+                    for _ in range(size)
+                ]
                 builds += tasks
                 await asyncio.wait(tasks)
                 for task in tasks:
                     task.result()
         except BaseException:
-            for _ in range(count - len(builds)):
-                self._return_slot(owner)
+            for slot in slots:
+                slot.release(was_used=False)
             for task in builds:
                 if self._shares_process:
                     task.cancel()
@@ -583,14 +349,17 @@ class SessionTable:
     def _shares_process(self) -> bool:
         return self.slots.cap > 1 or bool(getattr(self.factory, "SUPPORTS_CONCURRENT_SESSIONS", False))
 
+    async def _take_slots(self, ticket: Ticket, notify: Notify | None = None) -> list[Slot]:
+        await ticket.wait_granted(notify)
+        return [Slot(self.slots, self.queue, ticket.owner) for _ in range(ticket.count)]
+
     async def _admit(self, ticket: Ticket, session_id: str = "") -> EnvironmentSession:
-        owner = ticket.owner
-        await ticket.wait_granted()
+        (slot,) = await self._take_slots(ticket)
         if self._shares_process:
-            return await self._build(owner, session_id)
+            return await self._build(slot, ticket.owner, session_id)
         # The class does not promise that two instances can share a process, so the constructor keeps its slot until
         # it returns or its deadline passes, even if its caller has disconnected.
-        build = keep(asyncio.create_task(self._build(owner, session_id)))
+        build = keep(asyncio.create_task(self._build(slot, ticket.owner, session_id)))
         try:
             return await asyncio.shield(build)
         except asyncio.CancelledError:
@@ -610,25 +379,21 @@ class SessionTable:
             )
         return None
 
-    def _return_slot(self, owner: str) -> None:
-        self.slots.release(owner)
-        self.queue.grant_slots()
-
     def _drop_built(self, build: asyncio.Task[EnvironmentSession]) -> None:
         if not build.cancelled() and build.exception() is None:
             self.drop(build.result())
 
     async def _build(
-        self, owner: str, session_id: str, state: SessionState | None = None
+        self, slot: Slot, owner: str, session_id: str, state: SessionState | None = None
     ) -> EnvironmentSession:
-        """Construct the environment of a session whose slot is taken; free the slot on failure."""
+        """Construct the environment of a session that has a slot; release the slot on failure."""
         name = name_of(self.factory)
         deadline = asyncio.timeout(self.step_timeout_s)
         session: EnvironmentSession | None = None
         try:
             async with deadline:
                 runner = await self.executor.construct(self.factory)
-                session = EnvironmentSession(self, runner, owner, session_id)
+                session = EnvironmentSession(self, runner, slot, owner, session_id)
                 if self.slots.cap > 1 and not runner.concurrent:
                     # The factory is a function, so the class is known only now.
                     text = (
@@ -642,7 +407,7 @@ class SessionTable:
             return session
         except BaseException as error:
             if session is None:
-                self._return_slot(owner)
+                slot.release(was_used=False)
             else:
                 await asyncio.shield(self.drop(session))
             if not isinstance(error, FATAL) or isinstance(error, RefusalError):
@@ -653,7 +418,7 @@ class SessionTable:
             raise RefusalError(FACTORY_ERROR, text_of(error), {"factory_name": name}) from error
 
     def _remove(self, session: EnvironmentSession) -> None:
-        session.ended = True
+        session.phase = Phase.ENDED
         key = (session.owner, session.id)
         if self._sessions.get(key) is session:  # another may have been opened under its id
             del self._sessions[key]
@@ -662,31 +427,17 @@ class SessionTable:
             on_end()
 
     async def _finish(self, session: EnvironmentSession) -> None:
-        if session.holds_slot and not session.ending:
-            session.ending = True
-            self.slots.add_ending(1)
-        runner, call = session.runner, session.call
-        if call is not None:
-            if call.expired:
-                return  # `_SessionCall._finish` drops the session again when the call ends
-            call.task.cancel()
-            await asyncio.wait([call.task], timeout=CLOSE_TIMEOUT_S)
+        runner, slot = session.runner, session.slot
+        slot.mark_ending()
+        session.abandon_calls(UnknownSessionError(session.id))
         try:
             await runner.close()
         finally:
             if runner.concurrent:
-                self._release_slot(session)
-            elif session.holds_slot:
+                slot.release()
+            elif slot.held:
                 # The class does not promise that two instances can share a process, so the slot stays taken until
                 # an abandoned call and `close` have ended, but no longer than the time limit of a call.
-                runner.on_free(lambda: self._release_slot(session))
-                if session.holds_slot and self.step_timeout_s is not None:
-                    asyncio.get_running_loop().call_later(self.step_timeout_s, self._release_slot, session)
-
-    def _release_slot(self, session: EnvironmentSession) -> None:
-        if session.holds_slot:
-            session.holds_slot = False
-            self.slots.release(session.owner)
-            if session.ending:
-                self.slots.add_ending(-1)
-            self.queue.record_return(asyncio.get_running_loop().time() - session.opened_at)
+                runner.on_free(slot.release)
+                if slot.held and self.step_timeout_s is not None:
+                    asyncio.get_running_loop().call_later(self.step_timeout_s, slot.release)

@@ -340,6 +340,16 @@ def test_silent_engine_is_a_timeout() -> None:
         status_of(port, 0.2)
 
 
+def test_engine_is_asked_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    version = b'{"ApiVersion": "1.41"}'
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(version), version)) as (port, _):
+        engine = DockerEngine(EngineAddress(f"tcp://127.0.0.1:{port}"))
+        assert engine.client().api_version == "1.41"
+
+
 # ---- providers that a client is given
 
 

@@ -358,15 +358,18 @@ async def test_queued_request_is_answered_over_the_next_connection() -> None:
         standing = await app.sessions.open("", "own")
         async with v1_socket(address, "?session_id=own") as first:
             opened_reply = await ask(first, id=1, op="open", lease_s=20)
-            await standing._acquire()  # as a caller over HTTP
+            release = asyncio.Event()
+            holding = asyncio.create_task(standing.run(lambda _: release.wait()))  # as a caller over HTTP
+            await eventually(lambda: standing.busy)
             await first.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             link = only_link(app)
             await eventually(lambda: link.last_id == 2)
             known = {"session": opened_reply["session"], "secret": opened_reply["secret"], "read": 1}
             async with v1_socket(address) as second:
                 assert (await ask(second, id=0, op="resume", **known))["taken"] == 2
-                standing._release_lock()
+                release.set()
                 assert json.loads(await asyncio.wait_for(second.recv(), 20))["type"] == "observation"
+            await holding
 
 
 async def test_close_that_is_under_way_when_the_connection_breaks_ends_the_session() -> None:
@@ -376,15 +379,18 @@ async def test_close_that_is_under_way_when_the_connection_breaks_ends_the_sessi
         async with v1_socket(address, "?session_id=own") as connection:
             await ask(connection, id=1, op="open", lease_s=600)
             link = only_link(app)
-            await standing._acquire()  # as a caller over HTTP
+            release = asyncio.Event()
+            holding = asyncio.create_task(standing.run(lambda _: release.wait()))  # as a caller over HTTP
+            await eventually(lambda: standing.busy)
             await connection.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             await connection.send(json.dumps({"id": 3, "type": "close"}))
             await eventually(lambda: link.last_id == 3)
             connection.transport.abort()
             await eventually(lambda: link.conversation is None)
-            assert standing.attached
-            standing._release_lock()
-            await eventually(lambda: not standing.attached)
+            assert standing.attachment
+            release.set()
+            await eventually(lambda: not standing.attachment)
+            await holding
 
 
 class Long(Tally):
@@ -403,9 +409,9 @@ async def test_close_before_a_break_ends_the_session_although_a_reply_is_unread(
             link = only_link(app)
             for number in (2, 3):
                 await connection.send(json.dumps({"id": number, "type": "step", "data": {"amount": 1}}))
-            await eventually(lambda: link.conversation and link.conversation.sending)
+            await eventually(lambda: link.conversation and not link.running)
             await connection.send(json.dumps({"id": 4, "type": "close"}))
-            await eventually(lambda: link.conversation and not link.conversation.broken)
+            await eventually(lambda: link.conversation and not link.conversation.connection.broken)
             connection.transport.abort()
         await eventually(lambda: app.sessions.active == 0)
 
@@ -420,7 +426,7 @@ async def test_close_that_the_server_has_not_read_when_it_writes_to_a_reset_conn
             await ask(connection, id=1, op="open", lease_s=600)
             link = only_link(app)
             conversation: Any = link.conversation
-            conversation.fast_path.transport.pause_reading()
+            conversation.connection._protocol.transport.pause_reading()
             if closes:
                 connection.protocol.send_close(1000)
                 connection.transport.write(b"".join(connection.protocol.data_to_send()))
@@ -459,7 +465,7 @@ async def test_dead_client_does_not_block_its_standing_session(subprotocol: Any)
                 "observation"
             ]
             assert observation["total"] == 2
-            assert session.attached
+            assert session.attachment
             async with v1_socket(address) as third:
                 resume_fields = {"session": known["session"], "secret": known["secret"], "read": 1}
                 assert "error" in await ask(third, id=0, op="resume", **resume_fields)

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from openenv_core import Action, ConfigurationError, Environment, EpisodeOverErr
 from openenv_core.environment import Transform
 from openenv_core.lifecycle import models_of
 from openenv_core.tasks import InvalidResetOptionError
+from openenv_core.tools import CallToolAction, ListToolsAction, ToolEnvironment, ToolResult, tool
+from openenv_core.tools.context import SILENT
 
 
 class Guess(Action):
@@ -172,6 +176,44 @@ def test_calls_of_the_base_belong_to_the_same_episode_and_step() -> None:
     assert loaded.secret == random.Random(5).randint(1, 12)
     loaded.step(Guess(number=1))
     assert loaded.state.step_count == 1
+
+
+class Adder(ToolEnvironment):
+    def reset(self) -> Observation:
+        self.total = self.rng.randint(1, 9)
+        return Observation()
+
+    @tool
+    def submit(self, total: int) -> bool:
+        """Give the total."""
+        return total == self.total
+
+    @tool
+    async def wait(self) -> int:
+        """Wait."""
+        await asyncio.sleep(0)
+        return self.state.step_count
+
+    def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
+        return replace(result, done=name == "submit")
+
+
+def test_calls_of_tools_are_steps_and_lists_are_none() -> None:
+    adder = Adder()
+    with pytest.raises(EpisodeOverError):
+        adder.call_tool("submit", {"total": 1}, SILENT)
+    reset(adder, seed=1)
+    adder.step(ListToolsAction())
+    assert adder.state.step_count == 0
+
+    async def wait() -> Any:
+        return await adder.step(CallToolAction(tool_name="wait"))
+
+    assert asyncio.run(wait()).result == 1
+    assert adder.step(CallToolAction(tool_name="submit", arguments={"total": adder.total})).done
+    assert adder.state.step_count == 2
+    with pytest.raises(EpisodeOverError):
+        adder.step(CallToolAction(tool_name="submit", arguments={"total": 1}))
 
 
 class ByHand(Dice):

@@ -22,8 +22,8 @@ class _Engine(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(self.path)
         self.paths.append(path)
-        found = path.endswith(("/_ping", "/images/team/game:1/json"))
-        body = b"{}" if found else b'{"message": "no such image"}'
+        found = path.endswith(("/version", "/_ping", "/images/team/game:1/json"))
+        body = b'{"ApiVersion": "1.44"}' if found else b'{"message": "no such image"}'
         self.send_response(200 if found else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -165,8 +165,6 @@ def test_subclass_adds_overrides_and_removes_tools() -> None:
 
     assert list(Smaller.TOOLSET.tools) == ["paint", "look-at", "more"]
     assert list(Shop.TOOLSET.tools) == ["paint", "look-at", "picture"]
-    assert Smaller.STEPS_MAY_WAIT
-    assert not Base.STEPS_MAY_WAIT
 
 
 def plain() -> Callable[[Any], None]:

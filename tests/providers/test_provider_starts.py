@@ -100,19 +100,16 @@ def test_a_stop_that_was_interrupted_is_done_by_the_next() -> None:
 def test_client_of_a_closed_loop_can_be_closed_on_another() -> None:
     slow = Slow()
     env = GenericEnvClient(provider=slow)
-    loop = asyncio.new_event_loop()
 
-    async def start() -> None:
+    async def reset() -> None:
         await env.reset()
 
-    async def close() -> None:
-        await env.close()
-
-    starting = loop.create_task(start())
+    loop = asyncio.new_event_loop()
+    starting = loop.create_task(reset())
     while not slow.begun.is_set():
         loop.run_until_complete(asyncio.sleep(0.001))
     loop.close()
-    asyncio.run(close())
+    asyncio.run(env.__aexit__())
     assert slow.calls == ["stopped"]
     slow.go.set()
     starting._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be left

@@ -179,7 +179,7 @@ def test_a_file_its_test_and_a_task_are_written_beside_each_other_and_over_nothi
     assert set(entries(tmp_path)) >= {"rock_paper.yaml", "rock_paper_task.py"}
     text = (tmp_path / "rock_paper_task.py").read_text()
     assert "from rock_paper import Face, Guess\n" in text
-    assert '{"number": {"type": "integer"}, "loud": {"default": false, "type": "boolean"}}' in text
+    assert '"number": {"type": "integer"}, "loud": {"default": false, "type": "boolean"}' in text
     assert 'f"hint: {observation.hint}"' in text
     assert main(["init", "random"]) == 2
     assert "Python's own library" in capsys.readouterr().err

@@ -15,7 +15,10 @@ from counter import Add, AsyncCounter, Count, Counter, CountState
 from fastapi import FastAPI
 from server_apps import HEADER, STATE, app_of, mcp, step
 from serving import ask, open_session, request, serving, socket_to
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 from toolbox import toolbox_app
+from websockets.asyncio.client import connect
 
 from openenv_core import ConfigurationError, EnvironmentMetadata, Observation
 from openenv_core.types import ConcurrencyConfig
@@ -24,6 +27,7 @@ from servers.app import EnvironmentApp
 from servers.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
+CLIENT_INFO = {"name": "test", "version": "1"}
 
 
 class Solitary(Counter):
@@ -52,6 +56,53 @@ async def test_production_serves_no_reset_step_or_state(env: type[Counter]) -> N
                     assert data["code"] == "UNKNOWN_TYPE"
                     assert "one of mcp, close" in data["message"]
                 assert (await ask(ws, {"type": "mcp", "data": mcp("tools/list")}))["data"]["id"] == 7
+
+
+async def test_middleware_of_the_author_works_on_every_route() -> None:
+    page, token = "https://page.example", "a" * 32
+    app = app_of(Counter, allowed_origins=(page,), tokens=(token,))
+    seen: list[tuple[str, str]] = []
+
+    class Witness:
+        def __init__(self, app: ASGIApp) -> None:
+            self._app = app
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "lifespan":
+                seen.append((scope["type"], scope["path"]))
+            await self._app(scope, receive, send)
+
+    app.add_middleware(Witness)
+    app.add_middleware(CORSMiddleware, allow_origins=[page], allow_methods=["*"], allow_headers=["*"])
+    paths = {getattr(route, "path", "") for route in app.routes}
+    assert {"/ws", "/mcp", "/reset", "/step", "/state", "/metrics", "/health", "/schema"} <= paths
+    allowed = "access-control-allow-origin"
+    origin = {"origin": page}
+    signed = {**origin, "authorization": f"Bearer {token}"}
+    initialize = mcp("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo=CLIENT_INFO)
+    standard = {**signed, "accept": "application/json, text/event-stream"}
+    async with serving(app) as address:
+        for path in sorted(paths - {"/ws"}):
+            preflight = {**origin, "access-control-request-method": "POST"}
+            reply = await request(address, "OPTIONS", path, None, preflight)
+            assert (reply.status_code, reply.headers.get(allowed)) == (200, page), path
+        for method, path, body, headers in (
+            ("POST", "/reset", {}, signed),
+            ("GET", "/state", None, signed),
+            ("GET", "/health", None, signed),
+            ("POST", "/mcp", mcp("tools/list"), signed),
+            ("POST", "/mcp", initialize, standard),
+        ):
+            reply = await request(address, method, path, body, headers)
+            assert reply.headers.get(allowed) == page, path
+            assert ("http", path) in seen
+        for path in ("/ws", "/mcp"):
+            async with connect(f"ws://{address}{path}", additional_headers=signed) as ws:
+                await ws.send(json.dumps(step() if path == "/ws" else mcp("tools/list")))
+                assert json.loads(await ws.recv())
+            assert ("websocket", path) in seen
+        assert (await request(address, "OPTIONS", "/reset", None, origin)).status_code == 401
+        assert (await request(address, "POST", "/reset", {}, origin)).status_code == 401
 
 
 async def test_app_serves_metadata_and_schema() -> None:

@@ -29,7 +29,7 @@ from serving import (
 )
 
 from servers.routes.http import while_connected
-from servers.sessions.table import MAX_WAITING
+from servers.sessions.session import MAX_WAITING
 
 # Without a session
 

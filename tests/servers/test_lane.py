@@ -5,6 +5,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -14,11 +15,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from serving import WAIT_TIMEOUT_S, eventually
 from serving import serving as served
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.protocol import State
 
 from servers import protocols as lane
-from servers.protocols import SocketProtocol, _Writer
-from servers.routes.websocket import FAST_PATH_EXTENSION
+from servers.protocols import HttpProtocol, SocketProtocol, _Writer
+from servers.routes.connection import FAST_PATH_EXTENSION
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -254,22 +260,30 @@ async def test_payload_that_looks_like_a_frame_is_payload() -> None:
             assert await read_frame(reader) == (BINARY, inner)
 
 
-async def test_without_required_internals_frames_take_the_general_path(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert lane.missing_internals() == []
-    monkeypatch.setattr(lane, "_WEBSOCKETS_ATTRIBUTES", ("reader.buffer", "reader.no_more"))
-    monkeypatch.setattr(lane, "_UVICORN_METHODS", ("handle_elsewhere",))
-    monkeypatch.setattr(lane, "FAST_PATH", lane._supports_fast_path())
-    (line,) = caplog.messages
-    assert (
-        "has no uvicorn's handle_elsewhere(), websockets' reader.no_more: frames take the slow path" in line
-    )
-    monkeypatch.setattr(SocketProtocol, "_read_whole_frame", lambda *_: pytest.fail("the lane is taken"))
-    async with serving(Echo()) as address, opened(address) as (reader, writer):
-        for text in (b"a", b"b" * 70_000):
-            writer.write(frame(text))
-            assert await read_frame(reader) == (TEXT, text)
+async def test_uvicorn_has_what_the_protocols_override() -> None:
+    """`pyproject.toml` pins uvicorn, whose protocols are undocumented; a new release has to pass this."""
+    for ours, theirs in ((SocketProtocol, WebSocketsSansIOProtocol), (HttpProtocol, H11Protocol)):
+        base = theirs(Config(None), ServerState(), {})
+        for name, method in vars(theirs).items():
+            if callable(method) and not name.startswith("_"):
+                assert [*signature(getattr(ours, name)).parameters] == [*signature(method).parameters], name
+        assert isinstance(base, asyncio.Protocol)
+    socket = WebSocketsSansIOProtocol(Config(None), ServerState(), {})
+    for name in ("queue", "conn", "frames", "writable", "handshake_initiated", "handshake_complete"):
+        assert hasattr(socket, name)
+    assert {socket.close_sent, socket.disconnected} == {False}
+    assert (socket.conn.state, [*socket.conn.extensions]) == (State.CONNECTING, [])
+    hooks = {
+        *("handle_connect", "handle_cont", "handle_ping", "handle_pong", "send_receive_event_to_app"),
+        *("data_received", "connection_made", "connection_lost", "pause_writing", "resume_writing", "send"),
+    }
+    assert hooks <= vars(WebSocketsSansIOProtocol).keys() & dir_of(SocketProtocol)
+    assert "handle_websocket_upgrade" in vars(H11Protocol)
+
+
+def dir_of(kind: type) -> set[str]:
+    """The names that a class of ours defines itself or by its mix-in."""
+    return {name for one in kind.__mro__ if one.__module__ == lane.__name__ for name in vars(one)}
 
 
 async def test_message_within_an_unfinished_one_ends_the_connection() -> None:

@@ -23,7 +23,7 @@ A, B = ({"authorization": f"Bearer {token}"} for token in TOKENS)
 
 
 async def test_cancelled_callers_leave_the_queue_of_their_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions_table, "MAX_WAITING", 1)
+    monkeypatch.setattr("servers.sessions.session.MAX_WAITING", 1)
     env = SlowBlocking.fresh()
     app = app_of(env)
     async with serving(app) as address:
@@ -33,9 +33,9 @@ async def test_cancelled_callers_leave_the_queue_of_their_session(monkeypatch: p
         (standing,) = app.sessions.standing
         for _ in range(3):
             waiting = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "one"}))
-            await eventually(lambda: standing._waiting_calls == 1)
+            await eventually(lambda: standing.waiting_calls == 1)
             waiting.cancel()
-            await eventually(lambda: standing._waiting_calls == 0)
+            await eventually(lambda: standing.waiting_calls == 0)
         env.release.set()
         assert (await call).status_code == 200
 
@@ -122,7 +122,7 @@ async def test_session_with_a_socket_or_call_is_not_idle(monkeypatch: pytest.Mon
         attached, lonely = await open_session(address), await open_session(address)
         async with socket_to(address, f"?session_id={attached}"), socket_to(address) as bound:
             (standing,) = (session for session in app.sessions.standing if session.id == attached)
-            await eventually(lambda: standing.attached)
+            await eventually(lambda: standing.attachment)
             await request(address, "POST", "/reset", None, {HEADER: "busy"})
             call = asyncio.create_task(request(address, "POST", "/step", action(), {HEADER: "busy"}))
             await eventually(env.entered.is_set)

@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 
 from servers.execution import Executor
 from servers.sessions import SessionTable
-from servers.threads import ThreadCall
+from servers.threads import ThreadCall, ThreadPool
 
 CLIENTS = 60
 AT_ONCE = 12
@@ -144,13 +144,16 @@ async def test_environment_constructed_as_its_client_leaves_is_closed(
 ) -> None:
     env = Counted.fresh()
     table = SessionTable(env, 1, Executor(1))
-    deliver = ThreadCall._deliver
+    submit = ThreadPool.submit
 
-    def deliver_and_cancel(call: ThreadCall, outcome: Any) -> None:
-        deliver(call, outcome)
-        task.cancel()
+    def submit_cancelled(pool: ThreadPool, fn: Any, on_outcome: Any) -> ThreadCall:
+        def deliver_and_cancel(outcome: Any) -> None:
+            on_outcome(outcome)
+            task.cancel()
 
-    monkeypatch.setattr(ThreadCall, "_deliver", deliver_and_cancel)
+        return submit(pool, fn, deliver_and_cancel)
+
+    monkeypatch.setattr(ThreadPool, "submit", submit_cancelled)
 
     async def take() -> None:
         async with table.session():

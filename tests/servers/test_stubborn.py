@@ -187,12 +187,14 @@ async def test_close_waits_for_a_free_thread() -> None:
     env = SlowBlocking.fresh()
     executor = Executor(1)
     runner = await executor.construct(env)
-    held = [executor.pool.submit(env.release.wait) for _ in range(executor.pool.size)]
+    ended: list[object] = []
+    for _ in range(executor.pool.size):
+        executor.pool.submit(env.release.wait, ended.append)
     await runner.close()  # as long as whoever ends a session waits for it
     assert env.closed == 0
     env.release.set()
     await eventually(lambda: env.closed == 1)
-    await asyncio.gather(*(call.waiter for call in held))
+    await eventually(lambda: len(ended) == executor.pool.size)
     executor.close()
 
 

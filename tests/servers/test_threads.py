@@ -11,7 +11,7 @@ import pytest
 from serving import eventually
 
 from servers import threads
-from servers.threads import ThreadPool, max_threads
+from servers.threads import Outcome, ThreadPool, max_threads
 
 
 @pytest.fixture
@@ -26,8 +26,16 @@ def pool_threads(name: str) -> list[threading.Thread]:
     return [one for one in threading.enumerate() if one.name.startswith(f"{name}-")]
 
 
+class Submitted:
+    """A call in a pool, and what waits for its outcome."""
+
+    def __init__(self, pool: ThreadPool, fn: Callable[[], object]) -> None:
+        self.waiter: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.call = pool.submit(fn, self.waiter.set_result)
+
+
 async def results(pool: ThreadPool, *calls: Callable[[], object]) -> list[object]:
-    outcomes = await asyncio.gather(*(pool.submit(call).waiter for call in calls))
+    outcomes = await asyncio.gather(*(Submitted(pool, call).waiter for call in calls))
     return [value for _, value in outcomes]
 
 
@@ -49,7 +57,7 @@ async def test_short_calls_share_a_thread_and_start_in_order(monkeypatch: pytest
 async def test_thousand_blocking_calls_run_at_once(gate: threading.Event) -> None:
     pool = ThreadPool(threads.MAX_THREADS, "waiting")
     inside: list[int] = []
-    calls = [pool.submit(lambda: inside.append(1) or gate.wait(60)) for _ in range(1000)]
+    calls = [Submitted(pool, lambda: inside.append(1) or gate.wait(60)) for _ in range(1000)]
     await eventually(lambda: len(inside) == 1000)
     gate.set()
     await asyncio.gather(*(call.waiter for call in calls))
@@ -70,7 +78,7 @@ async def test_computing_calls_get_a_bounded_number_of_threads(
     monkeypatch.setattr(threads, "_MAX_CHECK_INTERVAL_S", threads._CHECK_INTERVAL_S)
     monkeypatch.setattr(time, "process_time", busy)
     pool = ThreadPool(64, "computing")
-    calls = [pool.submit(lambda: gate.wait(60)) for _ in range(10)]
+    calls = [Submitted(pool, lambda: gate.wait(60)) for _ in range(10)]
     await eventually(lambda: len(looks) > 60)
     assert len(pool_threads("computing")) == 3
     monkeypatch.setattr(time, "process_time", lambda: 0.0)  # they wait for something, it turns out
@@ -83,15 +91,15 @@ async def test_computing_calls_get_a_bounded_number_of_threads(
 async def test_hanging_call_costs_only_its_own_thread(gate: threading.Event) -> None:
     pool = ThreadPool(4, "hanging")
     pool._idle_s = -1
-    hangs = pool.submit(lambda: gate.wait(60))
-    before = pool.submit(lambda: "before")
+    hangs = Submitted(pool, lambda: gate.wait(60))
+    before = Submitted(pool, lambda: "before")
     for _ in range(20):
         assert await results(pool, lambda: 1, lambda: 2) == [1, 2]
     assert await before.waiter == (True, "before")
-    assert pool.abort(hangs)
+    assert pool.abort(hangs.call)
     assert not hangs.waiter.done()
-    more = [pool.submit(lambda: gate.wait(60)) for _ in range(4)]  # as many as the pool has
-    await eventually(lambda: all(call.started for call in more))
+    more = [Submitted(pool, lambda: gate.wait(60)) for _ in range(4)]  # as many as the pool has
+    await eventually(lambda: all(call.call.started for call in more))
     assert len(pool_threads("hanging")) == 5
     gate.set()
     await asyncio.gather(*(call.waiter for call in more))
@@ -103,56 +111,21 @@ async def test_hanging_call_costs_only_its_own_thread(gate: threading.Event) -> 
 async def test_outcome_is_not_delayed_by_a_long_call_after_it(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads, "_HOLD_S", float("inf"))
     monkeypatch.setattr(threads, "_LONG_S", 0.5)  # nothing before the last call is taken for long
     pool, begin = ThreadPool(1, "held"), threading.Event()
-    pool.submit(lambda: begin.wait(60))
-    short, long = pool.submit(lambda: "short"), pool.submit(lambda: gate.wait(60))
+    Submitted(pool, lambda: begin.wait(60))
+    short, long = Submitted(pool, lambda: "short"), Submitted(pool, lambda: gate.wait(60))
     begin.set()
     assert await asyncio.wait_for(asyncio.shield(short.waiter), 60) == (True, "short")
     assert not long.waiter.done()
     pool.close()
 
 
-async def test_one_of_two_woken_threads_may_take_both_calls(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start, pool = threading.Thread.start, ThreadPool(4, "two")
-    monkeypatch.setattr(threads, "_HOLD_S", float("inf"))
-    monkeypatch.setattr(threads, "_LONG_S", 60.0)
-    monkeypatch.setattr(
-        threading.Thread, "start", lambda thread: start(thread) if not pool_threads("two") else None
-    )
-    pool._long_calls, pool._mailbox = 2, threads._Mailbox(asyncio.get_running_loop())
-    pool._mailbox.last_was_single = False
-    begin = threading.Event()
-    short, long = pool.submit(lambda: begin.wait(60)), pool.submit(lambda: gate.wait(60))
-    await eventually(lambda: pool._started == 2)
-    begin.set()
-    assert await asyncio.wait_for(asyncio.shield(short.waiter), 60) == (True, True)
-    assert not long.waiter.done()
-    pool.close()
-
-
-async def test_held_outcomes_are_delivered_before_their_thread_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(threads, "_HOLD_S", float("inf"))
-    monkeypatch.setattr(threads, "_LONG_S", 60.0)
-    monkeypatch.setattr(ThreadPool, "_schedule_check", lambda *_: None)
-    pool = ThreadPool(4, "resting")
-    for count in (1, 5, 1):
-        assert await asyncio.wait_for(results(pool, *[lambda: 1] * count), 60) == [1] * count
-    pool.close()
-
-
-async def test_failing_callback_loses_no_other_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failing_callback_loses_no_other_outcome() -> None:
     errors: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
     pool = ThreadPool(1, "failing")
-    late = pool.submit(lambda: "late")
-    late.waiter.cancel()
-    late.on_outcome = lambda _: 1 / 0
+    pool.submit(lambda: "late", lambda _: 1 / 0)
     assert await asyncio.wait_for(results(pool, *[lambda: 1] * 10), 60) == [1] * 10
     assert [type(error) for error in errors] == [ZeroDivisionError]
     pool.close()
@@ -173,7 +146,7 @@ async def test_idle_threads_end_but_a_single_thread_stays(monkeypatch: pytest.Mo
 
 async def test_closed_pool_finishes_its_queue_and_can_be_used_again() -> None:
     pool = ThreadPool(1, "closed")
-    calls = [pool.submit(lambda: 1) for _ in range(20)]
+    calls = [Submitted(pool, lambda: 1) for _ in range(20)]
     pool.close()
     await asyncio.gather(*(call.waiter for call in calls))
     await eventually(lambda: not pool_threads("closed"))
@@ -185,26 +158,25 @@ async def test_closed_pool_finishes_its_queue_and_can_be_used_again() -> None:
 async def test_call_aborted_as_it_ends_keeps_its_thread_in_the_pool(gate: threading.Event) -> None:
     pool = ThreadPool(1, "ended")
     late: list[object] = []
-    call = pool.submit(lambda: "ended")
-    call.waiter.cancel()
-    call.on_outcome = late.append
+    call = pool.submit(lambda: "ended", late.append)
+    await asyncio.sleep(0)  # in which a thread is woken
     while call.thread is not None or not call.started:
         time.sleep(0.001)  # noqa: ASYNC251 - the loop is not to hear of its end
     assert pool.abort(call)  # its outcome is on its way
-    hangs = pool.submit(lambda: gate.wait(60))
-    await eventually(lambda: hangs.started and late == [(True, "ended")])
+    hangs = Submitted(pool, lambda: gate.wait(60))
+    await eventually(lambda: hangs.call.started and late == [(True, "ended")])
     assert pool._threads == len(pool_threads("ended")) == 1
     pool.close()
 
 
 async def test_aborted_call_does_not_start(gate: threading.Event) -> None:
     pool = ThreadPool(1, "dropped")
-    hangs, calls_made = pool.submit(lambda: gate.wait(60)), []
+    hangs, calls_made = Submitted(pool, lambda: gate.wait(60)), []
     dropped, kept = (
-        pool.submit(lambda: calls_made.append("dropped")),
-        pool.submit(lambda: calls_made.append("kept")),
+        Submitted(pool, lambda: calls_made.append("dropped")),
+        Submitted(pool, lambda: calls_made.append("kept")),
     )
-    assert not pool.abort(dropped)
+    assert not pool.abort(dropped.call)
     gate.set()
     await asyncio.gather(hangs.waiter, kept.waiter)
     assert calls_made == ["kept"]

@@ -55,7 +55,7 @@ async def first_of(ws: Any) -> Any:
 async def test_episode_over_a_socket(env: type[Counter]) -> None:
     async with serving(app_of(env)) as address, socket_to(address) as ws:
         # A session is there from the start: no reset is needed.
-        state = {"episode_id": None, "step_count": 0, "seed": None, "total": 0, "thread": ""}
+        state = {"episode_id": None, "step_count": 0, "total": 0, "thread": ""}
         assert await ask(ws, STATE) == {"type": "state", "data": state}
         reply = await ask(
             ws, {"type": "reset", "data": {"seed": 3, "episode_id": "e", "start": 1, "unknown": 9}}
@@ -321,12 +321,11 @@ async def test_frames_sent_during_a_step_in_a_thread_come_after_it(
         if not leaves:
             kinds = [json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] for _ in range(4)]
             assert kinds == ["observation", "state", "observation", "observation"]
-            (conversation,) = app._ensure_built().sockets._conversations
             for _ in range(3):  # the limit is on frames that wait, not on all that ever came
                 env.release.clear()
                 for _ in range(5):
                     await ws.send(json.dumps(step()) + 100 * " ")
-                await eventually(lambda: len(conversation._frames_ahead or ()) >= 3)
+                await eventually(lambda: env.stepping == 1)
                 env.release.set()
                 for _ in range(5):
                     assert json.loads(await ws.recv())["type"] == "observation"
@@ -340,10 +339,8 @@ async def test_frame_that_waits_for_a_step_is_answered_before_one_that_arrives_a
     async with serving(app) as address, socket_to(address) as ws:
         await start_step(ws, env)
         await ws.send(json.dumps(STATE))
-        (conversation,) = app._ensure_built().sockets._conversations
-        await eventually(lambda: conversation._reader is not None)
         env.release.set()
-        while not app.sessions.executor.pool._mailbox.items:
+        while env.stepping:
             time.sleep(0.001)  # noqa: ASYNC251 - the event loop is to learn of the end and of a frame in one turn
         await ws.send(json.dumps(step()))
         kinds = [json.loads(await asyncio.wait_for(ws.recv(), WAIT_TIMEOUT_S))["type"] for _ in range(3)]
@@ -388,7 +385,7 @@ async def test_standing_session_outlives_its_sockets_one_at_a_time(env: type[Cou
         async with socket_to(address, query) as ws:
             assert (await ask(ws, step()))["data"]["observation"]["total"] == 9
             ws.transport.abort()
-        await eventually(lambda: not app.sessions.find("", session).attached)
+        await eventually(lambda: not app.sessions.find("", session).attachment)
         assert app.sessions.active == 1
         reply = await rpc(address, "openenv/session/close", {"session_id": session})
         assert reply["result"] == {"session_id": session, "closed": True}
@@ -464,7 +461,7 @@ async def test_step_of_a_standing_session_continues_when_its_socket_breaks() -> 
         async with socket_to(address, f"?session_id={session}") as ws:
             await start_step(ws, env)
             ws.transport.abort()
-        await eventually(lambda: not app.sessions.find("", session).attached)
+        await eventually(lambda: not app.sessions.find("", session).attachment)
         async with socket_to(address, f"?session_id={session}") as ws:
             await ws.send('{"type":"state"}')  # waits for its turn
             env.release.set()
@@ -491,7 +488,7 @@ async def test_step_on_the_loop_waits_for_a_tool_call_of_another_client() -> Non
             call = asyncio.create_task(rpc(address, "tools/call", {"name": "total", "session_id": session}))
             await entered.wait()
             await ws.send(json.dumps(step()))
-            await eventually(lambda: app.sessions.find("", session)._waiting_calls == 1)
+            await eventually(lambda: app.sessions.find("", session).waiting_calls == 1)
             release.set()
             assert (await call)["result"]["data"] == 0
             assert json.loads(await ws.recv())["data"]["observation"]["total"] == 2
@@ -501,8 +498,8 @@ async def test_step_on_the_loop_waits_for_a_tool_call_of_another_client() -> Non
             call = asyncio.create_task(rpc(address, "tools/call", {"name": "total", "session_id": session}))
             await entered.wait()
             await ws.send(json.dumps(step()))
-            await eventually(lambda: app.sessions.find("", session)._waiting_calls == 1)
-        await eventually(lambda: not app.sessions.find("", session).attached)
+            await eventually(lambda: app.sessions.find("", session).waiting_calls == 1)
+        await eventually(lambda: not app.sessions.find("", session).attachment)
         release.set()
         assert (await call)["result"]["data"] == 2
         async with socket_to(address, f"?session_id={session}") as ws:

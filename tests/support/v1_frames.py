@@ -32,8 +32,7 @@ def validate_frame(validator: Any, frame: str | bytes) -> None:
 def validated_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many frames were held: [requests that the server has taken, answers]."""
     counts = [0, 0]
-    read, send, send_rest = Links.read, Link.send, LinkConversation._send_remaining
-    answer_eagerly = Link.answer_eagerly
+    read, send, resume = Links.read, Link.send, LinkConversation.resume
 
     def checked_read(self: Links, frame: str | bytes) -> Any:
         request = read(self, frame)
@@ -41,25 +40,25 @@ def validated_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts[0] += 1
         return request
 
-    def checked_answer(self: Link, frame: str) -> bool:
-        answered = answer_eagerly(self, frame)
-        if answered:  # or else it is read like any other
-            validate_frame(REQUEST, frame)
-            counts[0] += 1
-        return answered
-
     def checked_send(self: Link, frame: str | bytes) -> None:
         validate_frame(ANSWER, frame)
         counts[1] += 1
         send(self, frame)
 
-    def checked_rest(self: LinkConversation, sent: int, first: str | None = None) -> Any:
-        if first is not None:  # the answer to a resume, which is no frame of the link's
-            validate_frame(ANSWER, first)
-        return send_rest(self, sent, first)
+    def checked_resume(self: LinkConversation, link: Link, request: Any) -> None:
+        sent = self.connection.send
+
+        def checked_first(
+            frame: str | bytes,
+        ) -> None:  # the answer to a resume, which is no frame of the link's
+            validate_frame(ANSWER, frame)
+            sent(frame)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.connection, "send", checked_first)
+            resume(self, link, request)
 
     monkeypatch.setattr(Links, "read", checked_read)
-    monkeypatch.setattr(Link, "answer_eagerly", checked_answer)
     monkeypatch.setattr(Link, "send", checked_send)
-    monkeypatch.setattr(LinkConversation, "_send_remaining", checked_rest)
+    monkeypatch.setattr(LinkConversation, "resume", checked_resume)
     return counts

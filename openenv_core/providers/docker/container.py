@@ -302,6 +302,7 @@ def start_container(
     options = options or ContainerOptions()
     engine = engine or DockerEngine.find()
     deadline = time.monotonic() + options.start_timeout_s
+    engine.client()  # raises before there is a companion, if there is no engine or no SDK
     companion_process = companion.ensure(engine.address)
     short = re.sub("[^A-Za-z0-9]", "-", image.rpartition("/")[2].partition("@")[0].partition(":")[0])[:40]
     name = f"ropewalk-{short or 'image'}-{secrets.token_hex(4)}"

@@ -138,6 +138,17 @@ def _make_client(address: EngineAddress, process: int) -> "docker.APIClient":
     from docker.errors import DockerException
     from docker.tls import TLSConfig
 
+    class Client(docker.APIClient):
+        """A client that knows no proxies and certificates for other addresses, from its first request on."""
+
+        @property
+        def trust_env(self) -> bool:
+            return False
+
+        @trust_env.setter
+        def trust_env(self, value: bool) -> None:
+            pass
+
     tls: TLSConfig | bool = False
     if address.certificates is not None:
         folder = Path(address.certificates)
@@ -148,13 +159,10 @@ def _make_client(address: EngineAddress, process: int) -> "docker.APIClient":
             verify=address.verify,
         )
     try:
-        client = docker.APIClient(
-            address.url, "auto", NEGOTIATION_TIMEOUT_S, tls, max_pool_size=MAX_CONNECTIONS
-        )
+        client = Client(address.url, "auto", NEGOTIATION_TIMEOUT_S, tls, max_pool_size=MAX_CONNECTIONS)
     except DockerException as error:
         raise ConnectionError(str(error)) from error
     client.timeout = round(CALL_TIMEOUT_S)
-    client.trust_env = False  # a proxy is for other addresses
     return client
 
 

@@ -20,10 +20,10 @@ TAUGHT = (
 TOY = (
     "deterministic=true", "rollout.max_staleness=0", "algorithm.name=grpo", "trainer.iterations=2",
     "trainer.checkpoint_interval=0", "rollout.batch_size=16", "rollout.group_size=4", "env.sessions=16",
-    "rollout.max_num_seqs=16", "evaluation.episodes=8", "evaluation.interval=0",
+    "rollout.max_num_seqs=16", "evaluation.episodes=8", "evaluation.interval=0", "trainer.warmup_updates=0",
+    "algorithm.entropy_coef=0.1",  # so that every token moves the weights, even if no answer is right
 )  # fmt: skip
 AGENT = "rollout.agent.function=examples.grpo_tools.agent:play"
-SAME = ("reward/mean", "train/loss", "rollout/tool_calls_mean", "rollout/trajectories")
 
 
 def run(*words: str) -> str:
@@ -51,7 +51,11 @@ def test_agent_and_dialogue_train_the_same(tmp_path: Path) -> None:
     assert len(ours) == len(theirs) == 2
     for own, other in zip(ours, theirs, strict=True):
         assert own["rollout/episodes_dropped"] == other["rollout/episodes_dropped"] == 0
-        equal = {name for name in own if name in other and own[name] == other[name]}
-        assert not [name for name in SAME if name not in equal], (own, other)
-        assert abs(other["mismatch/kl"]) < 1e-4, other
+        learned = [name for name in own if name.startswith(("loss/", "reward/", "mismatch/", "rollout/"))]
+        # An agent ends by itself where our own dialogue calls an answer illegal.
+        learned = [name for name in learned if not name.startswith("rollout/ending/")]
+        assert {name: own[name] for name in learned} == {name: other[name] for name in learned}
+        assert other["rollout/tool_calls_mean"] > 0
+        assert other["mismatch/logprob_max"] < 1e-4
+    assert ours[0]["loss/total"] != ours[1]["loss/total"]
     assert our_report["solved"] == their_report["solved"]

@@ -11,7 +11,8 @@ from agent_fixtures import agent_playing
 from tool_fixtures import LoggingEngine, PieceTokenizer, calling, chat_tokenizer
 from worker_fixtures import Play, absences, playing, trajectories
 
-from rl_bridge.errors import ConfigError, RolloutError
+from rl_bridge.environments.leases import SessionDeadlines
+from rl_bridge.errors import ConfigError, EngineFailedError, GeneratorError, RolloutError
 from rl_bridge.rollout.assignment import Absence, NoTrajectory
 from rl_bridge.rollout.tool_task import ToolWorldTask
 from rl_bridge.tokens.conversation import training_rows
@@ -184,6 +185,36 @@ async def test_program_that_fails_by_itself_has_earned_what_it_has(
         (outcome,) = (await play([7])).outcomes
     assert isinstance(outcome, NoTrajectory)
     assert "exit code 1; its output ends with:\nno key" in outcome.reason
+
+
+async def test_engine_or_environment_that_fails_is_no_play(
+    desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([ADD, ADD, FINISH])
+    async with agent_playing(
+        desk, tmp_path, LOOP, str, **parts(monkeypatch, lambda prompt: next(answers))
+    ) as play:
+        failures = iter(
+            [GeneratorError("the engine is gone"), EngineFailedError("and again"), None, None, None]
+        )
+
+        def fail() -> None:
+            if (error := next(failures)) is not None:
+                raise error
+
+        play.engine.before = fail
+        result = await play([7])
+    (episode,) = trajectories(result)
+    assert (episode.ending, episode.reward, result.retried) == (Ending.COMPLETED, 1.5, 2)
+    hang = calling("hang", seconds=3600)
+    options = {"deadlines": SessionDeadlines(step_s=0.5), "max_attempts": 2}
+    async with agent_playing(
+        desk, tmp_path, LOOP, str, **parts(monkeypatch, lambda prompt: hang), **options
+    ) as play:
+        result = await play([7])
+    (outcome,) = result.outcomes
+    assert isinstance(outcome, NoTrajectory)
+    assert (outcome.ending, result.retried) == (Ending.FAILED_ENVIRONMENT, 2)
 
 
 def test_program_that_is_not_there_is_named(tmp_path: Path) -> None:

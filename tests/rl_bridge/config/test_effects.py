@@ -100,6 +100,16 @@ def test_keys_of_our_own_dialogue_are_unused_with_an_agent() -> None:
             config(world=WORLD, rollout={"agent": wrong})
 
 
+def test_keys_of_a_curve_that_is_not_drawn_are_unused() -> None:
+    keys = {"repetitions": 4, "success": 0.5}
+    lines = find_unused_keys(config(world=WORLD, evaluation=keys))
+    assert lines == [
+        f"evaluation.{key}={value} has no effect: it only counts if evaluation.curve_interval is above 0"
+        for key, value in keys.items()
+    ]
+    assert find_unused_keys(config(world=WORLD, evaluation={**keys, "curve_interval": 1})) == []
+
+
 def test_signal_sampling_without_repeated_tasks_is_reported() -> None:
     def lines(tasks: int, sampling: str) -> list[str]:
         env = {"url": "http://127.0.0.1:8000", "tasks": tasks, "sampling": sampling}

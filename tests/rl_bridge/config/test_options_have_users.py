@@ -27,12 +27,11 @@ KEYS = sorted(
     [f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields]
     + [name for name in Config.model_fields if name not in SECTIONS]
 )
-# What they decide is settled when the configuration is made: a preset's keys, the rows of the role table, a task. Two
-# are read by way of a property: `Config.call_timeout_s` and `Config.shares_prefixes`.
+# What they decide is settled when the configuration is made: a preset's keys, the rows of the role table, a task. One
+# is read by way of a property: `Config.shares_prefixes`.
 SETTLED_AT_ONCE = {
     "algorithm.name",
     "env.task",
-    "rollout.timeout_s",
     "trainer.num_gpus",
     "trainer.pipeline_parallel",
     "trainer.share_prefixes",

@@ -13,6 +13,7 @@ from tool_fixtures import END, PieceTokenizer, calling, chat_tokenizer
 from rl_bridge.gateway.app import Gateway, GatewayServer
 from rl_bridge.gateway.episode import CallSettings, GatewayEpisode, ToolPort
 from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.tokens.arrays import TrajectoryTokens
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, Ending, SamplingSettings, TrainSample, Trajectory
 
@@ -51,11 +52,15 @@ class ScriptedPolicy:
         self._random = random.Random(5)
 
     @contextmanager
-    def pin_replica(self) -> "Iterator[ScriptedPolicy]":
-        yield self
+    def pin_replica(self, near: object = None) -> Iterator[None]:
+        yield None
 
     async def complete(
-        self, prompt: Sequence[int], sampling: SamplingSettings, seed: int | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingSettings,
+        seed: int | None = None,
+        session: object = None,
     ) -> Completion:
         text = self.pieces.decode(prompt, skip_special_tokens=False)
         self.asked.append(text)
@@ -144,8 +149,15 @@ class Stage:
 
 
 def rows_of(episode: GatewayEpisode) -> list[TrainSample]:
+    """Return the training rows, which are the same as those that a worker hands to the trainer as arrays."""
     trajectory = Trajectory(seed=0, turns=episode.turns(), ending=Ending.COMPLETED, reward=0.0)
-    return training_rows(trajectory, advantage=1.0, index=0)
+    rows = training_rows(trajectory, advantage=1.0, index=0)
+    if rows:
+        handed = TrajectoryTokens.of(trajectory.turns).samples(advantage=1.0, index=0, group=0, reward=0.0)
+        assert [(list(one.tokens), list(one.loss_mask)) for one in handed] == [
+            (list(one.tokens), list(one.loss_mask)) for one in rows
+        ]
+    return rows
 
 
 def trained(episode: GatewayEpisode) -> list[tuple[list[int], list[float]]]:

@@ -118,7 +118,8 @@ async def test_cut_answer_goes_on_behind_the_token_that_it_lacks(stage: Make) ->
         ({"messages": [{"role": "system", "content": "a"}]}, "got system alone"),
         ({"messages": [{"role": "owl", "content": "a"}]}, "got 'owl'"),
         ({"messages": [user("a")], "tools": [{"type": "web_search"}]}, "tools of type function"),
-        ({"messages": [user("word " * 9000)]}, "prompt is too long"),
+        ({"messages": [user("word " * 9000)]}, "prompt is too long: 4"),
+        ({"messages": [user("word " * 90000)]}, "prompt is too long: its text"),
     ],
 )
 async def test_what_cannot_be_answered_is_refused(stage: Make, body: Any, wrong: str) -> None:

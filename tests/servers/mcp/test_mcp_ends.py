@@ -105,7 +105,7 @@ async def test_closing_a_session_answers_its_waiting_calls() -> None:
         bodies = [tool_call("wait", seconds=60) | {"id": number} for number in range(4)]
         calls = [asyncio.create_task(http.post("/mcp", json=body, headers=head)) for body in bodies]
         (session,) = app.sessions.standing
-        await eventually(lambda: session._waiting_calls == 3)
+        await eventually(lambda: session.waiting_calls == 3)
         assert (await http.delete("/mcp", headers=head)).status_code == 200
         for reply in await asyncio.gather(*calls):
             assert "Unknown session_id" in reply.text

@@ -1,0 +1,49 @@
+"""A policy on another server, which gives token ids and log-probabilities, as `vllm serve` does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from rl_bridge.config import RolloutConfig
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.generator.endpoint import Endpoint, EndpointEngine
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.tokens.chat import ChatTokenizer
+from rl_bridge.types import Completion, SamplingSettings
+
+CALL_TIMEOUT_S: Final = 3600.0
+"""The longest that one answer may take; a server that samples nothing meanwhile is noticed earlier."""
+
+
+@asynccontextmanager
+async def upstream_policy(
+    endpoint: Endpoint, tokenizer: ChatTokenizer, rollout: RolloutConfig
+) -> AsyncIterator[ChatPolicy]:
+    """Connect to a server, and return the policy on it.
+
+    Raises:
+        ConfigError: The server does not serve the model, or its answers lack tokens or log-probabilities.
+        GeneratorError: It cannot be reached.
+    """
+    engine = EndpointEngine(endpoint, rollout)
+
+    async def generate(
+        prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None, ids: list[str]
+    ) -> list[Completion]:
+        return await asyncio.wrap_future(engine.generate(prompts, sampling, seeds, ids))
+
+    try:
+        await asyncio.wrap_future(engine.start())
+        # One prompt a call: a server batches by itself, and a call ends with its longest answer.
+        client = GeneratorClient(
+            generate, max_batch=1, max_calls=rollout.max_num_seqs, timeout_s=CALL_TIMEOUT_S
+        )
+        try:
+            yield ChatPolicy(
+                tokenizer, client, max_new_tokens=rollout.max_new_tokens, max_length=rollout.max_length
+            )
+        finally:
+            await client.close()
+    finally:
+        await asyncio.to_thread(engine.close)
