@@ -104,6 +104,25 @@ def encode_frame(header: Mapping[str, bytes], arrays: Sequence[Array]) -> str | 
     return b"".join(pieces)
 
 
+def encode_reply(
+    request_id: int | None, fields: Mapping[str, bytes], arrays: Sequence[Array] = (), *, last: bool = True
+) -> str | bytes:
+    """Encode a reply to a request for several sessions, or to one that opens, ends or copies sessions.
+
+    Args:
+        request_id: The request's id; None if it could not be read.
+        fields: Further header fields, with their values as JSON.
+        arrays: As of `encode_frame`.
+        last: Whether no further reply to the request follows.
+    """
+    return encode_frame({"id": dumps(request_id), **fields, "last": dumps(last)}, arrays)
+
+
+def encode_single_reply(request_id: int, reply: str) -> str:
+    """Encode a reply to a request for one session: a frame of the released dialect with the request's id."""
+    return f'{{"id":{request_id},{reply[1:]}'
+
+
 def decode_frame(frame: str | bytes | bytearray) -> tuple[dict[str, Any], list[Array]]:
     """Return a frame's header, without the key `arrays`, and its arrays, whose data are not copied.
 

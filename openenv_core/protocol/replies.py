@@ -155,11 +155,6 @@ def encode_error(code: str, message: str, extra: Mapping[str, Any] | None = None
     return (b'{"type":"error","data":%b}' % dumps({"message": clean, "code": code, **(extra or {})})).decode()
 
 
-def add_id(request_id: int, reply: str) -> str:
-    """Add the id of its request to a reply, for `ropewalk.v1`."""
-    return f'{{"id":{request_id},{reply[1:]}'
-
-
 def encode_mcp(response: bytes) -> str:
     """Encode a frame with a JSON-RPC response."""
     return (b'{"type":"mcp","data":%b}' % response).decode()

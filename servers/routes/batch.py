@@ -112,7 +112,7 @@ class BatchDialect:
         fields = self._encode_fields(succeeded, arrays)
         if errors:
             fields["errors"] = dumps(errors)
-        return wire.encode_frame({"id": dumps(request_id), **fields, "last": dumps(last)}, arrays), errors
+        return wire.encode_reply(request_id, fields, arrays, last=last), errors
 
     def _encode_fields(self, calls: list[MemberCall], arrays: list[Array]) -> dict[str, bytes]:
         fields = {"members": dumps([call.member.number for call in calls])}

@@ -26,7 +26,7 @@ from openenv_core.protocol.errors import (
     RefusalError,
 )
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import add_id, encode_error
+from openenv_core.protocol.replies import encode_error
 from openenv_core.protocol.requests import Close, Mcp, NumberedFrame, RequestDecoder, RequestHead
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentCall, keep
 from servers.metrics import size_of
@@ -93,7 +93,7 @@ class LinkRequest:
 
     def reply(self, reply: str) -> None:
         """Send the reply to a single request."""
-        self.link.send(add_id(self.head.id, reply))
+        self.link.send(wire.encode_single_reply(self.head.id, reply))
         self.remove()
 
     def refuse(self, error: BaseException) -> None:
@@ -393,8 +393,7 @@ class Link:
             else:
                 assert isinstance(head, wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest)
                 request.executing = True
-                answer = {"id": dumps(head.id), **await self._manage_sessions(head), "last": b"true"}
-                self.send(wire.encode_frame(answer, []))
+                self.send(wire.encode_reply(head.id, await self._manage_sessions(head)))
         except RefusalError as refusal:
             request.refuse(refusal)
         except asyncio.CancelledError:
@@ -431,13 +430,12 @@ class Link:
         else:
 
             async def notify(place: dict[str, Any]) -> None:
-                fields = {"id": dumps(head.id), "queue": dumps(place), "last": b"false"}
-                self.send(wire.encode_frame(fields, []))
+                self.send(wire.encode_reply(head.id, {"queue": dumps(place)}, last=False))
 
             self._check_count(0)
             wait_s = math.inf if head.wait_s is None else head.wait_s
             members = await self.batch.open(head.count, head.snapshot, notify, wait_s)
-        fields = {"id": dumps(head.id), "members": dumps([member.number for member in members])}
+        fields = {"members": dumps([member.number for member in members])}
         if head.lease_s is not None:
             if not self.id:
                 self.links.add(self, min(head.lease_s, MAX_LEASE_S))
@@ -446,7 +444,7 @@ class Link:
                 "secret": dumps(self.secret),
                 "lease_s": dumps(self.lease_s),
             }
-        self.send(wire.encode_frame({**fields, "last": b"true"}, []))
+        self.send(wire.encode_reply(head.id, fields))
 
     async def _manage_sessions(
         self, head: wire.ForkRequest | wire.SnapshotRequest | wire.CloseRequest
@@ -472,7 +470,7 @@ class Link:
         for request in [request for request in self.running if request.head.id == head.request]:
             text = "the request was cancelled before it had begun; it was not executed"
             self._cancel_unstarted(request, RefusalError(NOT_EXECUTED, text))
-        self.send(wire.encode_frame({"id": dumps(head.id), "last": b"true"}, []))
+        self.send(wire.encode_reply(head.id, {}))
 
     def _cancel_unstarted(self, request: LinkRequest, refusal: RefusalError) -> None:
         """Refuse a request unless its call has started; in a batch, each call that has not."""
@@ -551,10 +549,9 @@ class Links:
         """Return the error frame of a refusal, and count it; the id is null (0 if `single`) if it could not be read."""
         self.sessions.metrics.count_error(refusal.code)
         if single:
-            return add_id(request_id or 0, encode_error(refusal.code, refusal.message, refusal.extra))
-        frame = wire.encode_frame(
-            {"id": dumps(request_id), "error": dumps(error_data(refusal)), "last": b"true"}, []
-        )
+            text = encode_error(refusal.code, refusal.message, refusal.extra)
+            return wire.encode_single_reply(request_id or 0, text)
+        frame = wire.encode_reply(request_id, {"error": dumps(error_data(refusal))})
         assert isinstance(frame, str)
         return frame
 
@@ -666,11 +663,11 @@ class LinkConversation(Conversation):
 
     def resume(self, link: Link, request: wire.ResumeRequest) -> None:
         """Attach to an existing link, and send the frames that the client has not read."""
-        fields = {"id": request.id, "taken": link.last_id, "lease_s": link.lease_s, "last": True}
+        fields = {"taken": dumps(link.last_id), "lease_s": dumps(link.lease_s)}
         self._link = link
         link.attach(self)
         link.frames.discard(request.read)
-        self.connection.send(dumps(fields).decode())
+        self.connection.send(wire.encode_reply(request.id, fields))
         for frame in link.frames.kept():
             self.connection.send(frame)
         self.update()
