@@ -1,4 +1,4 @@
-"""Gymnasium's spaces and their values as JSON.
+"""Gymnasium's spaces: of a model's fields, declared or derived from their JSON schemas, and as JSON.
 
 A model's field that holds values of a space describes it in its JSON schema, under `gymnasium_space`: an object with a
 `type` and the arguments of the space's constructor, in which null is an infinite bound. A value is JSON as of numpy's
@@ -6,15 +6,181 @@ A model's field that holds values of a space describes it in its JSON schema, un
 """
 
 import base64
+import json
 import math
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self
 
 import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
+from openenv_core.adapters.episode import resolve
 from openenv_core.errors import ConfigurationError
+from openenv_core.pictures import PNG, Picture
+from openenv_core.protocol.batch import SPACE, layout_of
+
+MAX_TEXT_CHARS: Final = 1 << 20
+
+_INTEGERS: Final = np.iinfo(np.int64)
+
+
+class Fields:
+    """The fields of a model that form its space: those that declare a space, else all.
+
+    Args:
+        schema: The model's JSON schema.
+
+    Attributes:
+        space: The space: that of a single field, or a Dict of all fields' spaces by name.
+        single: Name of the single field; None if there are several.
+        parts: The fields by name.
+        layouts: Layouts in batches of the actions' fields that may be sent as arrays, by name.
+
+    Raises:
+        ConfigurationError: The model has no fields of its own.
+    """
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        definitions = schema.get("$defs", {})
+        properties = {
+            name: _resolve_parts(field, definitions)
+            for name, field in schema.get("properties", {}).items()
+            if name not in ("metadata", "done", "reward", "terminated", "truncated")
+        }
+        declared = {name: read_space(field[SPACE]) for name, field in properties.items() if SPACE in field}
+        self.parts: dict[str, FieldSpace] = (
+            {name: FieldSpace.declared(space, properties[name]) for name, space in declared.items()}
+            if declared
+            else {name: FieldSpace.derived(field) for name, field in properties.items()}
+        )
+        if not self.parts:
+            raise ConfigurationError("the environment's model has no field of its own to make a space of")
+        field_spaces = {name: field.space for name, field in self.parts.items()}
+        # The JSON of a uint8 Box is no list of numbers, so that the server cannot make it from an array.
+        layouts = {
+            name: None if has_bytes(space) else layout_of(properties[name].get(SPACE, {}))
+            for name, space in field_spaces.items()
+        }
+        self.layouts = {name: layout for name, layout in layouts.items() if layout is not None}
+        self.single = next(iter(field_spaces)) if len(field_spaces) == 1 else None
+        self.space = field_spaces[self.single] if self.single else spaces.Dict(field_spaces)
+
+    def read(self, fields: Mapping[str, Any]) -> Any:
+        """Decode a value of the space from the model's fields as JSON."""
+        if self.single:
+            return self.parts[self.single].read(fields[self.single])
+        return {name: field.read(fields.get(name)) for name, field in self.parts.items()}
+
+    def write(self, value: Any) -> dict[str, Any]:
+        """Encode a value of the space as the model's fields in JSON."""
+        if self.single:
+            return {self.single: self.parts[self.single].write(value)}
+        return {name: field.write(value[name]) for name, field in self.parts.items()}
+
+
+class FieldSpace:
+    """A field with its space and the conversion of its values from and to JSON.
+
+    Args:
+        space: Space of the field's values.
+        read: Decodes a value from JSON.
+        write: Encodes a value as JSON.
+    """
+
+    def __init__(self, space: Space[Any], read: Callable[[Any], Any], write: Callable[[Any], Any]) -> None:
+        self.space = space
+        self.read = read
+        self.write = write
+
+    @classmethod
+    def declared(cls, space: Space[Any], schema: Mapping[str, Any] | None = None) -> Self:
+        """Return the field of a declared space; its JSON schema tells a picture from plain bytes."""
+        if schema is not None and schema.get("contentMediaType") == PNG and space.shape is not None:
+            picture = Picture(*space.shape)
+            return cls(space, picture.read, picture.write)
+        return cls(space, lambda value: read_value(space, value), lambda value: write_value(space, value))
+
+    @classmethod
+    def derived(cls, schema: Mapping[str, Any]) -> Self:
+        """Return the field with a space derived from its JSON schema."""
+        kinds = [option for option in schema.get("anyOf", [schema]) if option.get("type") != "null"]
+        if len(kinds) == 1 and kinds[0] is not schema:
+            if choices := _choices_of(kinds[0]):
+                return cls._discrete([None, *choices])
+            # Any other nullable field becomes a text space, in which "" stands for null.
+            return cls._text(empty_is_null=True)
+        if choices := _choices_of(schema):
+            return cls._discrete(choices)
+        if schema.get("type") == "array" and (choices := _choices_of(schema.get("items", {}))):
+            item = cls._discrete(choices)
+            return cls(
+                spaces.Sequence(item.space),
+                lambda value: tuple(map(item.read, value)),
+                lambda value: list(map(item.write, value)),
+            )
+        low, high = schema.get("minimum"), schema.get("maximum")
+        match schema.get("type"):
+            case "boolean":
+                return cls(spaces.Discrete(2), lambda value: np.int64(bool(value)), bool)
+            case "integer":
+                if low is not None and high is not None and max(-low, high, high - low) < _INTEGERS.max:
+                    return cls.declared(spaces.Discrete(high - low + 1, start=low))
+                return cls.declared(_box(low, high, np.int64))
+            case "number":
+                return cls.declared(_box(low, high, np.float64))
+        return cls._text()
+
+    @classmethod
+    def _discrete(cls, choices: Sequence[Any]) -> Self:
+        return cls(
+            spaces.Discrete(len(choices)),
+            lambda value: np.int64(choices.index(value)),
+            lambda value: choices[int(value)],
+        )
+
+    @classmethod
+    def _text(cls, *, empty_is_null: bool = False) -> Self:
+        def read(value: Any) -> str:
+            if value is None:
+                return ""
+            return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+        return cls(
+            AnyText(MAX_TEXT_CHARS, min_length=0),
+            read,
+            lambda value: value or None if empty_is_null else value,
+        )
+
+
+class AnyText(spaces.Text):
+    """A text space with any characters; samples consist of letters and digits."""
+
+    def contains(self, x: Any) -> bool:
+        """Whether `x` is text of at most `max_length` characters."""
+        return isinstance(x, str) and len(x) <= self.max_length
+
+
+def _resolve_parts(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Resolve the `$ref` of a field's schema, and those of its options and items."""
+    resolved = dict(resolve(schema, definitions))
+    if "anyOf" in resolved:
+        resolved["anyOf"] = [resolve(option, definitions) for option in resolved["anyOf"]]
+    if "items" in resolved:
+        resolved["items"] = resolve(resolved["items"], definitions)
+    return resolved
+
+
+def _choices_of(schema: Mapping[str, Any]) -> list[Any]:
+    """Return the values that a JSON schema lists; none if it lists none."""
+    return [schema["const"]] if "const" in schema else list(schema.get("enum", ()))
+
+
+def _box(low: float | None, high: float | None, dtype: type[np.int64 | np.float64]) -> Space[Any]:
+    # Without the highest integer: Gymnasium draws samples below the bound plus one, which would overflow.
+    lowest, highest = (_INTEGERS.min, _INTEGERS.max - 1) if dtype is np.int64 else (-np.inf, np.inf)
+    low, high = lowest if low is None else max(low, lowest), highest if high is None else min(high, highest)
+    return spaces.Box(low, high, (), dtype)
 
 
 def describe_space(space: Space[Any]) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from numpy.typing import NDArray
 
 from openenv_core.adapters.episode import fetch_schema
-from openenv_core.adapters.gymnasium import Fields, find_picture, make_info
+from openenv_core.adapters.gymnasium import find_picture, make_info
+from openenv_core.adapters.spaces import Fields
 from openenv_core.client import GenericEnvClient
 from openenv_core.client.conversation import BatchReply
 from openenv_core.client.vector import VectorClient

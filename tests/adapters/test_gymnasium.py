@@ -24,8 +24,8 @@ from envs.gymnasium_env.models import GymnasiumAction
 from envs.gymnasium_env.server.app import gymnasium_app
 from envs.gymnasium_env.server.environment import QuickGymnasiumEnvironment
 from openenv_core import Action
-from openenv_core.adapters.gymnasium import Fields, ServedEnv
-from openenv_core.adapters.spaces import describe_space, read_space, read_value, write_value
+from openenv_core.adapters.gymnasium import ServedEnv
+from openenv_core.adapters.spaces import Fields, describe_space, read_space, read_value, write_value
 from openenv_core.adapters.vector import ServedVectorEnv
 from openenv_core.errors import ConfigurationError, EnvironmentFailureError, EpisodeOverError, ExecutionError
 from servers import create_app
