@@ -7,7 +7,6 @@ access.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from openenv_core import errors
 from openenv_core.environment import Environment
 from openenv_core.errors import (
     AccessRefusedError,
@@ -138,8 +137,6 @@ def __getattr__(name: str) -> Any:
             return version("ropewalk")
         except PackageNotFoundError:
             return "(not installed)"
-    if name in errors.FORMER_NAMES:
-        return errors.__getattr__(name, stacklevel=3)
     if name in _LAZY:
         value = getattr(import_module(_LAZY[name]), name)
         globals()[name] = value

@@ -38,7 +38,6 @@ ConnectionLostError from ConnectionError, RequestTimeoutError from TimeoutError,
 ProviderError from RuntimeError, ConfigurationError from ValueError.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -318,52 +317,6 @@ def make_lazy_getattr(module: dict[str, Any], modules: Mapping[str, str]) -> Cal
         return value
 
     return resolve
-
-
-def make_former_getattr(module: dict[str, Any], names: Mapping[str, str]) -> Callable[..., Any]:
-    """Return a module's `__getattr__` that resolves the names that errors had before 0.2, with a warning.
-
-    Args:
-        module: The module's globals.
-        names: Map from old to new names.
-
-    Returns:
-        `resolve(name, stacklevel=2)`. A module that calls it from its own `__getattr__` passes 3, so that the warning
-        points at the caller.
-    """
-
-    def resolve(name: str, stacklevel: int = 2) -> Any:
-        if name not in names:
-            raise AttributeError(f"module {module['__name__']!r} has no attribute {name!r}")
-        warnings.warn(f"{name} is now called {names[name]}", DeprecationWarning, stacklevel=stacklevel)
-        return module[names[name]]
-
-    return resolve
-
-
-FORMER_NAMES: Final = {
-    "AccessRefused": "AccessRefusedError",
-    "AuthenticationFailed": "AuthenticationError",
-    "CapacityReached": "CapacityError",
-    "ClientClosed": "ClientClosedError",
-    "ConnectionFailed": "ConnectionFailedError",
-    "ConnectionLost": "ConnectionLostError",
-    "EngineRefused": "EngineRefusedError",
-    "EngineUnavailable": "EngineUnavailableError",
-    "EnvironmentFailure": "EnvironmentFailureError",
-    "EpisodeOver": "EpisodeOverError",
-    "ExecutionFailed": "ExecutionError",
-    "FactoryFailed": "FactoryError",
-    "ImageNotFound": "ImageNotFoundError",
-    "OptionUnavailable": "OptionUnavailableError",
-    "RequestTimeout": "RequestTimeoutError",
-    "ServerStartFailed": "ServerStartError",
-    "SessionFailed": "SessionError",
-    "ToolCallFailed": "ToolCallError",
-    "ValidationFailed": "ValidationFailedError",
-}
-
-__getattr__ = make_former_getattr(globals(), FORMER_NAMES)
 
 
 MAX_FAULTS: Final = 8

@@ -178,20 +178,8 @@ def _image_or_module(text: str) -> Target:
 
 
 @contextmanager
-def run_target(
-    target: Target,
-    *,
-    env_vars: Mapping[str, str] | None = None,
-    start_timeout_s: float = 60.0,
-    docker_options: Mapping[str, Any] | None = None,
-) -> Iterator[RunningTarget]:
+def run_target(target: Target) -> Iterator[RunningTarget]:
     """Run a target for the duration of the block; a URL is assumed to be running.
-
-    Args:
-        target: The target to run.
-        env_vars: Environment variables of the server, in addition to this process's own.
-        start_timeout_s: Seconds within which it must become healthy.
-        docker_options: Arguments of `LocalDockerProvider`, for an image.
 
     Raises:
         ProviderError: It could not be started.
@@ -199,9 +187,7 @@ def run_target(
     if target.kind is TargetKind.URL:
         yield RunningTarget(target.text.rstrip("/"))
         return
-    provider = provider_of(
-        target, env_vars=env_vars, start_timeout_s=start_timeout_s, docker_options=docker_options
-    )
+    provider = provider_of(target)
     try:
         yield RunningTarget(provider.start(), provider)
     finally:

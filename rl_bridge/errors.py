@@ -3,7 +3,7 @@
 import importlib.util
 from types import TracebackType
 
-from openenv_core.errors import PicklableError, make_former_getattr
+from openenv_core.errors import PicklableError
 
 OPTIONAL_SIBLINGS = ("torchvision", "torchaudio", "torchcodec")
 """Packages that nothing here uses, but that break transformers and vLLM if they do not match torch."""
@@ -175,27 +175,3 @@ class NoRecordsError(BridgeError):
 
 class StatusError(BridgeError):
     """A run's status cannot be read, or the response is not that of a run."""
-
-
-__getattr__ = make_former_getattr(
-    globals(),
-    {
-        "EngineFailed": "EngineFailedError",
-        "PromptRefused": "PromptRefusedError",
-        "StateUnavailable": "StateUnavailableError",
-        "SnapshotOverwritten": "SnapshotOverwrittenError",
-        "EpisodeLost": "EpisodeLostError",
-        "SessionUnavailable": "SessionUnavailableError",
-        "EpisodeUnscored": "EpisodeUnscoredError",
-        "NonFiniteLoss": "NonFiniteLossError",
-        "ReplicaLost": "ReplicaLostError",
-        "RankLost": "RankLostError",
-        "NoReplica": "NoReplicaError",
-        "TrainerWentBack": "TrainerWentBackError",
-        "RunInUse": "RunInUseError",
-        "NoRecords": "NoRecordsError",
-        "MissingStack": "MissingDependencyError",
-        "RoleFailed": "RoleError",
-        "RewardFailed": "RewardError",
-    },
-)

@@ -5,7 +5,7 @@ import json
 import math
 import random
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -13,7 +13,6 @@ from typing import Any, Final, TypeAlias
 from uuid import UUID
 
 from openenv_core.checker.check import CheckError, import_package
-from openenv_core.tools import RESERVED_TOOL_NAMES
 from openenv_core.tools.specs import is_of_tools
 
 Json: TypeAlias = dict[str, Any]
@@ -385,12 +384,3 @@ def require_schema(schema: Any, owner: str, change: str) -> None:
             f"expected a valid JSON schema of {owner}, got an error at {fault.json_path}: {fault.message}",
             change=change,
         ) from fault
-
-
-def require_own_names(tools: Iterable[str]) -> None:
-    """Raise `CheckError` if a tool has the name of a client method."""
-    if wrong := sorted(RESERVED_TOOL_NAMES & set(tools)):
-        raise CheckError(
-            f"expected tools without reserved names, got {', '.join(wrong)}",
-            change=f"rename them: clients have the methods {', '.join(sorted(RESERVED_TOOL_NAMES))}",
-        )

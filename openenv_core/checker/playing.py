@@ -1,21 +1,13 @@
-"""Plays episodes, in this process or over the wire, and compares them.
-
-`python -m openenv_core.checker.playing TARGET JOB OUT` plays episodes in a separate interpreter. JOB is a JSON file,
-`{"reset_options": {}, "episodes": [[seed, [action, ...]], ...]}`. OUT receives the list of episodes; it is a file, so
-that output of the author's code does not mix with it.
-"""
+"""Plays episodes, in this process or over the wire, and compares them."""
 
 import asyncio
 import copy
 import inspect
-import json
 import math
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
 from openenv_core.checker.check import CheckError
@@ -25,7 +17,7 @@ from openenv_core.protocol import errors as codes
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.replies import decode_reply, encode_observation
 from openenv_core.protocol.requests import RequestDecoder
-from openenv_core.targets import AppDescription, load_app
+from openenv_core.targets import AppDescription
 from openenv_core.types import StepResult
 
 EPISODES: Final = 10
@@ -375,18 +367,3 @@ def _find_difference(left: Any, right: Any, path: str) -> str | None:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def main(target: str, job: str, out: str) -> None:
-    """Play each episode of a job in a new instance."""
-    app = load_app(target)
-    job_document = json.loads(Path(job).read_text(encoding="utf-8"))
-    episodes = []
-    for seed, actions in job_document["episodes"]:
-        with LocalEnvironment(app, job_document["reset_options"]) as environment:
-            episodes.append(play(environment, seed, actions))
-    Path(out).write_text(json.dumps(episodes), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

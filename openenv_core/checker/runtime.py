@@ -12,7 +12,7 @@ from openenv_core.checker.check import (
     check,
     import_package,
 )
-from openenv_core.checker.drawing import require_own_names, require_schema
+from openenv_core.checker.drawing import require_schema
 from openenv_core.checker.playing import EPISODES, Turn, play_episode, play_episodes, play_in_process
 from openenv_core.checker.subject import Client, Subject
 from openenv_core.errors import (
@@ -23,6 +23,7 @@ from openenv_core.errors import (
 )
 from openenv_core.protocol.replies import encode_model, encode_observation
 from openenv_core.tools.specs import is_of_tools
+from openenv_core.tools.wire import RESERVED_TOOL_NAMES
 from openenv_core.types import EnvironmentMetadata, Observation
 
 _PLAY_BUDGET_S: Final = 60.0
@@ -91,14 +92,18 @@ def check_schema_valid(subject: Subject) -> None:
 
 @check(CheckLevel.RUNTIME)
 def check_observations_follow_schema(subject: Subject) -> str:
-    """Every observation over the WebSocket follows the server's schema."""
-    return _observations(subject, "websocket")
-
-
-@check(CheckLevel.RUNTIME)
-def check_http_follows_schema(subject: Subject) -> str:
-    """Every observation and state over plain HTTP follows the server's schema."""
-    return _observations(subject, "http")
+    """Every observation follows the server's schema."""
+    schema = subject.schema
+    count = 0
+    with subject.client() as client:
+        for turn in play_episodes(subject, client):
+            count += 1
+            wire_fields = {**turn.result.observation, "reward": turn.result.reward, "done": turn.done}
+            key = "reset_observation" if turn.action is None else "observation"
+            _require_agreement(
+                "observation", turn.position_text, schema.get(key, schema["observation"]), wire_fields
+            )
+    return f"{count} observations"
 
 
 @check(CheckLevel.RUNTIME)
@@ -110,22 +115,6 @@ def check_states_follow_schema(subject: Subject) -> str:
             count += 1
             _require_agreement("state", turn.position_text, subject.schema["state"], client.state())
     return f"{count} states"
-
-
-def _observations(subject: Subject, transport: str) -> str:
-    schema = subject.schema
-    count = 0
-    with subject.client(transport=transport) as client:
-        for turn in play_episodes(subject, client):
-            count += 1
-            wire_fields = {**turn.result.observation, "reward": turn.result.reward, "done": turn.done}
-            key = "reset_observation" if turn.action is None else "observation"
-            _require_agreement(
-                "observation", turn.position_text, schema.get(key, schema["observation"]), wire_fields
-            )
-        if transport == "http":
-            _require_agreement("state", "over HTTP", schema["state"], client.state())
-    return f"{count} observations"
 
 
 def _require_agreement(label: str, position_text: str, schema: dict[str, Any], value: Any) -> None:
@@ -161,7 +150,11 @@ def check_tools_listed(subject: Subject) -> str:
             f"expected each tool once, got {', '.join(duplicates)} several times",
             change="rename or remove one",
         )
-    require_own_names(names)
+    if reserved := sorted(RESERVED_TOOL_NAMES & set(names)):
+        raise CheckError(
+            f"expected tools without reserved names, got {', '.join(reserved)}",
+            change=f"rename them: clients have the methods {', '.join(sorted(RESERVED_TOOL_NAMES))}",
+        )
     for tool in tools:
         schema = tool.get("input_schema") or tool.get("inputSchema") or {}
         require_schema(schema, f"the arguments of {tool.get('name')}", "describe the tool's arguments")
@@ -327,21 +320,6 @@ def check_invalid_action_refused(subject: Subject) -> None:
                 f"expected the session to continue after a refused action, got {type(error).__name__}: {error}",
                 change="raise only subclasses of Exception in the action's validators",
             ) from error
-
-
-@check(CheckLevel.RUNTIME)
-def check_http_refuses_invalid_action(subject: Subject) -> None:
-    """Over plain HTTP, an action with an unknown key gets status 422."""
-    valid = next(subject.actions(0))
-    with subject.http() as http:
-        reply = http.post("/step", json={"action": {**valid, _NOT_A_FIELD: 1}})
-    if reply.status_code == 404:
-        raise NotApplicableError("the server has no /step")
-    if reply.status_code != 422:
-        raise CheckError(
-            f"expected status 422 for an action with an unknown key, got {reply.status_code} {reply.text[:200]}",
-            change=_REFUSE,
-        )
 
 
 @check(CheckLevel.RUNTIME)

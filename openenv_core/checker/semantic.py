@@ -2,14 +2,10 @@
 
 import ipaddress
 import json
-import os
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from openenv_core.checker import inside
@@ -28,7 +24,6 @@ from openenv_core.checker.playing import (
 from openenv_core.checker.subject import Client, Subject, SubjectServer
 from openenv_core.checker.watching import hook_folder, poll, server_pids
 from openenv_core.errors import CapacityError, ExecutionError, NotForkableError
-from openenv_core.packages import module_command
 from openenv_core.targets import TargetKind
 
 _SEEDED: Final = (
@@ -44,8 +39,6 @@ _DIFFERENT: Final = 8
 
 _HASH_SEEDS: Final = ("0", "1")
 """PYTHONHASHSEED of two interpreters, which hash text and order sets of it differently."""
-
-_WORKER_TIMEOUT_S: Final = 60.0
 
 ISOLATION_ADVICE: Final = (
     "keep an episode's state in attributes that __init__ or reset sets on self, never on the class or in the module; "
@@ -165,45 +158,22 @@ def check_reset_forgets(subject: Subject) -> None:
 
 @check(CheckLevel.SEMANTIC)
 def check_same_seed_in_another_process(subject: Subject) -> None:
-    """The same seed gives the same episode in another process, with another hash seed."""
+    """The same seed gives the same episode in a server's process, with another hash seed."""
     _require_repeats(subject)
-    job = _make_job(subject)
-    if _is_local(subject):
-        local = [_play_fresh(subject, *episode) for episode in job]
-        remotes = [_play_in_other_process(subject, job, hash_seed) for hash_seed in _HASH_SEEDS]
-    elif subject.kind is TargetKind.URL:
+    if subject.kind is TargetKind.URL:
         raise NotApplicableError("a URL has one process, and its code is not available here")
-    else:
-        with subject.server(env_vars={"PYTHONHASHSEED": _HASH_SEEDS[0]}) as server:
-            remotes = [[_play_fresh(subject, *episode, server.url) for episode in job]]
-        local = [_play_fresh(subject, *episode) for episode in job]
-    for remote in remotes:
-        for (seed, _), expected, actual in zip(job, local, remote, strict=True):
+    job = _make_job(subject)
+    local = [_play_fresh(subject, *episode) for episode in job]
+    # In reverse order for the second hash seed, so that state left in a module reaches other episodes.
+    for hash_seed, order in zip(_HASH_SEEDS, (1, -1), strict=True):
+        with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
+            remote = [_play_fresh(subject, *episode, server.url) for episode in job[::order]]
+        for (seed, _), expected, actual in zip(job, local, remote[::order], strict=True):
             if (difference := find_difference(expected, actual)) is not None:
                 raise CheckError(
-                    f"expected seed {seed} to give the same episode in another process, got: {difference}",
+                    f"expected seed {seed} to give the same episode in a server's process, got: {difference}",
                     change="let nothing in an episode depend on hash() of text, on the order of a set, on id(), the "
-                    f"process, the time, or which episodes were played before; {_SEEDED}",
-                )
-
-
-@check(CheckLevel.SEMANTIC)
-def check_same_seed_over_the_wire(subject: Subject) -> None:
-    """The same seed gives the same episode over the wire as in process."""
-    _require_repeats(subject)
-    if not _is_local(subject):
-        return  # `_require_repeats` has already played over the wire
-    job, hash_seed = _make_job(subject), _HASH_SEEDS[0]
-    local_episodes = _play_in_other_process(subject, job, hash_seed)
-    with subject.server(env_vars={"PYTHONHASHSEED": hash_seed}) as server:
-        for (seed, actions), expected in zip(job, local_episodes, strict=True):
-            if (
-                difference := find_difference(expected, _play_fresh(subject, seed, actions, server.url))
-            ) is not None:
-                raise CheckError(
-                    f"expected seed {seed} to give the same episode over the wire as in process, got: {difference}",
-                    change="let nothing in an episode depend on the thread or the event loop that it is played "
-                    "in, nor on what else its process has done",
+                    "process, its thread, the time, or which episodes were played before; " + _SEEDED,
                 )
 
 
@@ -376,48 +346,6 @@ def _play_fresh(
 ) -> list[Result]:
     with _open_instance(subject, url) as instance:
         return play(instance, seed, actions)
-
-
-def _play_in_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
-    """Play a job in a separate interpreter; cached by hash seed."""
-    episodes: list[list[Result]] = subject.compute_cached(
-        f"elsewhere {hash_seed}", lambda: _run_other_process(subject, job, hash_seed)
-    )
-    return episodes
-
-
-def _run_other_process(subject: Subject, job: Job, hash_seed: str) -> list[list[Result]]:
-    # In reverse order for the second hash seed, so that state left in a module reaches other episodes.
-    order = -1 if hash_seed == _HASH_SEEDS[1] else 1
-    with tempfile.TemporaryDirectory(prefix="ropewalk-check-") as folder:
-        job_file, episodes_file = Path(folder, "job.json"), Path(folder, "episodes.json")
-        job_file.write_text(
-            json.dumps({"reset_options": subject.reset_options, "episodes": job[::order]}), encoding="utf-8"
-        )
-        command = module_command("openenv_core.checker.playing")
-        try:
-            process = subprocess.run(
-                [*command, subject.target.text, str(job_file), str(episodes_file)],
-                env={**os.environ, "PYTHONHASHSEED": hash_seed},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=_WORKER_TIMEOUT_S,
-            )
-        except subprocess.TimeoutExpired:
-            raise _make_worker_error(f"no end within {_WORKER_TIMEOUT_S:g} s") from None
-        if process.returncode or not episodes_file.exists():
-            raise _make_worker_error(f"status {process.returncode}: {process.stderr.strip()[-500:]}")
-        episodes: list[list[Result]] = json.loads(episodes_file.read_text(encoding="utf-8"))
-        return episodes[::order]
-
-
-def _make_worker_error(outcome: str) -> CheckError:
-    return CheckError(
-        f"expected another interpreter to play {_SEEDS} episodes and end, got {outcome}",
-        change="make the application importable by any process, and its episodes playable in it",
-    )
 
 
 SessionTrace: TypeAlias = list[tuple[Result, tuple[Any, Any]]]

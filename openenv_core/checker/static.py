@@ -7,7 +7,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 
 from openenv_core.checker.check import CheckError, CheckLevel, NotApplicableError, check
-from openenv_core.checker.drawing import require_own_names, require_schema, sample
+from openenv_core.checker.drawing import require_schema, sample
 from openenv_core.checker.imports import PROJECT, find_undeclared, read_dependencies
 from openenv_core.checker.subject import Subject
 from openenv_core.manifest import MANIFEST, ManifestError
@@ -105,16 +105,6 @@ def check_manifest_app(subject: Subject) -> None:
             f"expected {manifest.app!r} to be in {folder}, got no {'/'.join(parts)}.py there",
             change=f"set `app:` in {MANIFEST} to the application's module and attribute: server.app:app",
         )
-
-
-@check(CheckLevel.STATIC)
-def check_declared_tools(subject: Subject) -> None:
-    """No tool declared in the manifest has the name of a client method."""
-    subject.require_folder()
-    declared = subject.manifest.validation.capabilities.declared_tools
-    if not declared:
-        raise NotApplicableError("the manifest declares no tools")
-    require_own_names(declared)
 
 
 @check(CheckLevel.STATIC)
@@ -229,23 +219,6 @@ def check_reserved_fields(subject: Subject) -> None:
                     f"got {' or '.join(wrong)}: it hides the protocol's field {field!r}",
                     change=f"rename the field {field!r} of {_name(model)}",
                 )
-
-
-@check(CheckLevel.STATIC)
-def check_reserved_tool_names(subject: Subject) -> None:
-    """No tool named in the action model is called reset, step, state or close."""
-    schema = TypeAdapter(subject.app.action).json_schema()
-    parts = [schema, *schema.get("$defs", {}).values()]
-    names: set[str] = set()
-    for action in parts:
-        tool = action.get("properties", {}).get("tool_name", {})
-        names |= {
-            str(tool_name)
-            for tool_name in [*tool.get("enum", ()), *([tool["const"]] if "const" in tool else ())]
-        }
-    if not any("tool_name" in action.get("properties", {}) for action in parts):
-        raise NotApplicableError("its actions are not tool calls")
-    require_own_names(names)
 
 
 @check(CheckLevel.STATIC)

@@ -14,9 +14,8 @@ from openenv_core.errors import ConfigurationError, OpenEnvError
 from openenv_core.manifest import MANIFEST
 
 if TYPE_CHECKING:
-    import docker
-
     from openenv_core.images.build import BuildPlan
+    from openenv_core.providers.docker.engine import DockerEngine
 
 BASE: Final = "base"
 """The target that means the base images."""
@@ -73,10 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     failures: dict[str, OpenEnvError] = {}
     with ExitStack() as staged:
         plans = _plans(arguments, staged)
-        api = DockerEngine.find().client()
+        engine = DockerEngine.find()
+        engine.client()  # raises before anything is built, if there is no engine or no SDK
         for target, build_plan in plans:
             try:
-                _build(api, target, build_plan, arguments)
+                _build(engine, target, build_plan, arguments)
             except OpenEnvError as error:
                 print(f"ropewalk: {target}: {error}", file=sys.stderr)
                 failures[target] = error
@@ -144,21 +144,19 @@ def _folder(target: str, staged: ExitStack) -> Path:
 
 
 def _build(
-    api: "docker.APIClient", target: str, build_plan: "BuildPlan | None", arguments: argparse.Namespace
+    engine: "DockerEngine", target: str, build_plan: "BuildPlan | None", arguments: argparse.Namespace
 ) -> None:
     from openenv_core.images import base
     from openenv_core.images.build import build, read_build_args
-    from openenv_core.images.engine import find_image
     from openenv_core.images.errors import BuildError
 
     began = time.monotonic()
     print(f"{target}:", file=sys.stderr)
     if build_plan is not None:
-        built = {build_plan.request.tags: build(api, build_plan)}
+        built = {build_plan.request.tags: build(build_plan)}
     else:
         for variant in base.Variant:
             base.ensure(
-                api,
                 variant,
                 build_args=read_build_args(arguments.build_arg),
                 no_cache=arguments.no_cache,
@@ -166,7 +164,7 @@ def _build(
             )
         built = {base.tags(variant): base.tags(variant)[0] for variant in base.Variant}
     for tags, image in built.items():
-        details = find_image(api, image)
+        details = engine.find_image(image)
         if details is None:
             raise BuildError(f"the image {image!r} was removed as soon as it was built", "build it again")
         size = f"{details['Size'] / 1e6:.0f} MB"

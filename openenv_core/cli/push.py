@@ -66,11 +66,11 @@ def _push_images(arguments: argparse.Namespace) -> int:
     images = [_image_of(target) for target in dict.fromkeys(arguments.targets)]
     remotes = [(image, remote_name(image, arguments.registry)) for image in images]
     failed = 0
-    api = DockerEngine.find().client()
+    engine = DockerEngine.find()
     for image, remote in remotes:
         print(f"{image} -> {remote}", file=sys.stderr)
         try:
-            digest = push(api, image, remote)
+            digest = push(engine, image, remote)
         except OpenEnvError as error:
             print(f"ropewalk: {error}", file=sys.stderr)
             failed += 1

@@ -14,13 +14,10 @@ from enum import StrEnum
 from importlib.metadata import Distribution, distributions
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from openenv_core.errors import ConfigurationError
-from openenv_core.images.engine import BuildRequest, build_image, find_image
-
-if TYPE_CHECKING:
-    import docker
+from openenv_core.images.engine import BuildRequest, build_image
 
 OUR_BASE: Final = "ropewalk-base"
 """The name of our base image; the runtime variant has a user, a health check and a port."""
@@ -116,7 +113,6 @@ def tags(variant: Variant) -> tuple[str, ...]:
 
 
 def ensure(
-    api: "docker.APIClient",
     variant: Variant,
     *,
     build_args: Mapping[str, str | None] | None = None,
@@ -128,9 +124,11 @@ def ensure(
     Raises:
         BuildError: It cannot be built.
     """
+    from openenv_core.providers.docker.engine import DockerEngine
+
     image_tags = tags(variant)
     with context() as request:
-        image = find_image(api, image_tags[0]) or {}
+        image = DockerEngine.find().find_image(image_tags[0]) or {}
         fingerprint = ((image.get("Config") or {}).get("Labels") or {}).get(FINGERPRINT)
         if not (no_cache or pull or build_args) and fingerprint == request.labels[FINGERPRINT]:
             return image_tags[0]

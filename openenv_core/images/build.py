@@ -6,16 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images import base
 from openenv_core.images.engine import BuildRequest, build_image
 from openenv_core.images.ignore_rules import find_context_secrets
 from openenv_core.manifest import MANIFEST, ManifestError, read_keys
-
-if TYPE_CHECKING:
-    import docker
 
 PLACES: Final = ("server/Dockerfile", "Dockerfile")
 """Paths of a folder's Dockerfile; the first that exists is used."""
@@ -212,7 +209,7 @@ def _dockerfile_of(folder: Path, file: str | None) -> str:
     )
 
 
-def build(api: "docker.APIClient", build_plan: BuildPlan) -> str:
+def build(build_plan: BuildPlan) -> str:
     """Build an environment's image and return its id; docker's output goes to standard error.
 
     Raises:
@@ -222,7 +219,7 @@ def build(api: "docker.APIClient", build_plan: BuildPlan) -> str:
     for note in build_plan.notes:
         sys.stderr.write(f"note: {note}\n")
     if build_plan.variant is not None:
-        base.ensure(api, build_plan.variant)
+        base.ensure(build_plan.variant)
     return build_image(build_plan.request)
 
 

@@ -1,4 +1,4 @@
-"""The command `docker`, which builds and pushes images, and images of the engine."""
+"""The command `docker`, which builds and pushes images."""
 
 import os
 import re
@@ -12,13 +12,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.errors import BuildError, remedy_for
-
-if TYPE_CHECKING:
-    import docker
 
 
 def _engine_variables() -> dict[str, str]:
@@ -158,14 +155,3 @@ def run_docker(*arguments: str, timeout_s: float | None = None) -> tuple[int, li
                 process.kill()
                 process.wait()
         process.stdout.close()
-
-
-def find_image(api: "docker.APIClient", image: str) -> dict[str, Any] | None:
-    """Return the engine's details of an image; None if it has no image of that name."""
-    from docker.errors import ImageNotFound
-
-    try:
-        details: dict[str, Any] = api.inspect_image(image)  # type: ignore[no-untyped-call]
-    except ImageNotFound:
-        return None
-    return details

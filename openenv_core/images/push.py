@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 from openenv_core.errors import ConfigurationError
 from openenv_core.images.build import complete_tags
-from openenv_core.images.engine import find_image, run_docker
+from openenv_core.images.engine import run_docker
 from openenv_core.images.errors import NoSuchImageError, NotAllowedError, NotReachedError, PushError
 
 if TYPE_CHECKING:
-    import docker
+    from openenv_core.providers.docker.engine import DockerEngine
 
 _REGISTRY = re.compile(
     r"(?P<host>localhost|[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:\d)|\[[0-9a-fA-F:]+\])(?::\d+)?"
@@ -54,7 +54,7 @@ def remote_name(image: str, registry: str | None) -> str:
     return f"{registry.rstrip('/')}/{name.rpartition('/')[2]}"
 
 
-def push(api: "docker.APIClient", image: str, remote: str) -> str:
+def push(engine: "DockerEngine", image: str, remote: str) -> str:
     """Push an image with `docker push` under a registry's name, and return its digest.
 
     It uses the credentials stored by `docker login`. Afterwards the local image has the registry's name too.
@@ -68,8 +68,9 @@ def push(api: "docker.APIClient", image: str, remote: str) -> str:
     """
     from docker.errors import APIError, ImageNotFound
 
+    api = engine.client()
     repository, _, tag = remote.rpartition(":")
-    added = image != remote and find_image(api, remote) is None
+    added = image != remote and not engine.has_image(remote)
     try:
         if image != remote:
             api.tag(image, repository, tag)

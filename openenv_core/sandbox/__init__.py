@@ -6,7 +6,6 @@ guarantees.
 
 from typing import TYPE_CHECKING, Any
 
-from openenv_core.errors import make_former_getattr
 from openenv_core.sandbox.config import Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.errors import (
     FileRefusedError,
@@ -66,15 +65,4 @@ def __getattr__(name: str) -> Any:
         from openenv_core.sandbox import sync
 
         return getattr(sync, name)
-    return _former(name, stacklevel=3)
-
-
-_former = make_former_getattr(
-    globals(),
-    {
-        "SandboxClosed": "SandboxClosedError",
-        "SandboxFailure": "SandboxFailureError",
-        "SandboxUnavailable": "SandboxUnavailableError",
-        "Session": "SandboxSession",
-    },
-)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

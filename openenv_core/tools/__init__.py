@@ -3,7 +3,6 @@
 Importing this package loads nothing heavier than pydantic; only the server imports the MCP SDK.
 """
 
-from openenv_core.errors import make_former_getattr
 from openenv_core.tools.context import SILENT, Elicit, LogLevel, Request, Roots, Sample, ToolContext
 from openenv_core.tools.declare import completion, prompt, resource, tool
 from openenv_core.tools.environment import DeclaredTools, ToolEnvironment, ToolHost, is_tool_host
@@ -95,17 +94,3 @@ __all__ = [
     "resource",
     "tool",
 ]
-
-__getattr__ = make_former_getattr(
-    globals(),
-    {
-        "AskingUnavailable": "AskingUnavailableError",
-        "Completion": "ArgumentCompletion",
-        "InvalidArguments": "InvalidArgumentsError",
-        "Link": "ResourceLink",
-        "Message": "PromptMessage",
-        "NoSuchTool": "NoSuchToolError",
-        "ToolFailed": "ToolFailedError",
-        "ToolUnavailable": "ToolUnavailableError",
-    },
-)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -12,9 +12,8 @@ from subjects import Here, Loose, folder_with, look, of_folder, run, walk
 from openenv_core import Action, Observation, State
 from openenv_core.checker.check import CheckLevel, checks
 from openenv_core.checker.results import Status
-from openenv_core.tools import CallToolAction
 
-UNDECLARED = {"declared_tools", "example_actions", "imports_declared", "reserved_tool_names"}
+UNDECLARED = {"example_actions", "imports_declared"}
 IMAGES = {"image_user", "image_health", "image_port", "image_size"}
 """tests/docker looks at those."""
 
@@ -80,10 +79,6 @@ class Narrower(Action):
         return value
 
 
-class Close(CallToolAction):
-    tool_name: Literal["roll", "close"]
-
-
 @pytest.mark.parametrize(
     ("check", "app", "words"),
     [
@@ -92,7 +87,6 @@ class Close(CallToolAction):
         ("models_have_schemas", walk(observation=Unrepresentable), "Unrepresentable"),
         ("reserved_fields", walk(observation=WrongReward), "WrongReward.reward"),
         ("reserved_fields", walk(state=WrongCount), "WrongCount.step_count"),
-        ("reserved_tool_names", walk(action=Close), "got close"),
         ("action_schema_agrees", walk(action=Narrower), "32 of 32 refused"),
     ],
 )
@@ -103,29 +97,15 @@ def test_a_fault_in_a_model_is_found(check: str, app: Any, words: str) -> None:
     assert result.change
 
 
-class Roll(CallToolAction):
-    tool_name: Literal["roll"]
-
-
-def test_tools_with_names_of_their_own_pass() -> None:
-    assert look("reserved_tool_names", walk(action=Roll)).status is Status.PASSED
-    assert look("reserved_tool_names", walk()).status is Status.SKIPPED
-
-
 @pytest.mark.parametrize(
     ("check", "validation", "status"),
     [
-        ("declared_tools", "capabilities: {declared_tools: [roll]}", Status.PASSED),
-        ("declared_tools", "capabilities: {declared_tools: [roll, step]}", Status.FAILED),
-        ("declared_tools", "capabilities: {declared_tools: []}", Status.SKIPPED),
         ("example_actions", "episodes: {example_actions: [{by: 2}]}", Status.PASSED),
         ("example_actions", "episodes: {example_actions: [{by: 9}]}", Status.FAILED),
         ("example_actions", "episodes: {example_actions: []}", Status.SKIPPED),
     ],
 )
-def test_declared_tools_and_example_actions(
-    check: str, validation: str, status: Status, tmp_path: Path
-) -> None:
+def test_example_actions(check: str, validation: str, status: Status, tmp_path: Path) -> None:
     folder_with(tmp_path, **in_validation(validation))
     assert look(check, walk(), tmp_path).status is status
 

@@ -53,7 +53,7 @@ def still(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPat
 
 @pytest.fixture(scope="module")
 def runtime(api: docker.APIClient, still: pytest.MonkeyPatch) -> Iterator[str]:
-    yield base.ensure(api, base.Variant.RUNTIME)
+    yield base.ensure(base.Variant.RUNTIME)
     for image in api.images(name=REPOSITORY):
         for tag in image["RepoTags"]:
             api.remove_image(tag, force=True)
@@ -74,7 +74,7 @@ def test_base_is_built_once_and_again_when_its_parts_change(
     api: docker.APIClient, runtime: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    assert base.ensure(api, base.Variant.RUNTIME) == runtime
+    assert base.ensure(base.Variant.RUNTIME) == runtime
     assert capsys.readouterr().err == ""
     place = base.copy_package
 
@@ -85,7 +85,7 @@ def test_base_is_built_once_and_again_when_its_parts_change(
 
     before = api.inspect_image(runtime)["Id"]
     monkeypatch.setattr(base, "copy_package", with_more)
-    base.ensure(api, base.Variant.RUNTIME)
+    base.ensure(base.Variant.RUNTIME)
     assert "making the base image" in capsys.readouterr().err
     after = api.inspect_image(runtime)
     assert after["Id"] != before
@@ -144,7 +144,7 @@ def test_pip_installs_beside_ropewalk(api: docker.APIClient, runtime: str, tmp_p
 def test_the_variant_for_released_folders_can_build(
     api: docker.APIClient, runtime: str, still: pytest.MonkeyPatch
 ) -> None:
-    image = base.ensure(api, base.Variant.BUILD)
+    image = base.ensure(base.Variant.BUILD)
     assert image.endswith("-build")
     assert in_container(image, "id", "-u") == "0"
     assert in_container(image, "sh", "-c", "uv --version && git --version && curl --version").count("\n") > 1

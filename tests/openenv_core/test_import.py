@@ -69,20 +69,6 @@ def test_every_public_name_exists() -> None:
     assert not hasattr(openenv_core.providers, "Nobody")
 
 
-def test_errors_keep_their_former_names() -> None:
-    for module, former, name in (
-        (openenv_core, "CapacityReached", "CapacityError"),
-        (openenv_core.errors, "ConnectionLost", "ConnectionLostError"),
-        (importlib.import_module("openenv_core.tools"), "ToolFailed", "ToolFailedError"),
-        (importlib.import_module("openenv_core.sandbox"), "SandboxUnavailable", "SandboxUnavailableError"),
-        (importlib.import_module("rl_bridge.errors"), "EpisodeLost", "EpisodeLostError"),
-    ):
-        with pytest.warns(DeprecationWarning, match=f"{former} is now called {name}") as warned:
-            assert getattr(module, former) is getattr(module, name)
-        assert warned[0].filename == __file__
-        assert not hasattr(module, "NoSuchName")
-
-
 def test_missing_package_is_reported_with_its_extra() -> None:
     expected_error = pytest.raises(
         ConfigurationError, match=r"expected a spoon, got: .*no_such.*ropewalk\[author\]"

@@ -105,7 +105,7 @@ BUGS = [
     Bug(
         "other_when_served",
         "A shortcut for tests that is left in: outside of a server the number is one of ten.",
-        "same_seed_over_the_wire",
+        "same_seed_in_another_process",
         {
             "import random\n": "import random\nimport sys\n",
             "self._random.randint(1, 100)": 'self._random.randint(1, 100 if "uvicorn" in sys.modules else 10)',
@@ -221,7 +221,6 @@ BUGS = [
                 "different_seeds_differ",
                 "reset_forgets",
                 "same_seed_in_another_process",
-                "same_seed_over_the_wire",
             ]
         ),
     ),
