@@ -177,6 +177,14 @@ class ResultCall(EnvironmentCall):
 
     result: asyncio.Future[Any]
 
+    def discard_result(self) -> bool:
+        """Discard the result if the call had ended as its caller was cancelled; return whether it had."""
+        if not self.result.done() or self.result.cancelled():
+            return False
+        if self.result.exception() is None:
+            self.discard(self.result.result())
+        return True
+
 
 class AwaitedCall(ResultCall):
     """A call whose caller awaits its `result`. `on_unclaimed` is called with a result that nobody takes."""
@@ -451,10 +459,7 @@ class EnvironmentRunner:
         try:
             return await call.result
         except asyncio.CancelledError:
-            if not call.result.cancelled():  # it ended as the caller was cancelled
-                if call.result.exception() is None:
-                    call.discard(call.result.result())
-            else:
+            if not call.discard_result():
                 self.abandon(call)
             raise
 

@@ -259,6 +259,8 @@ class EnvironmentSession:
         try:
             return await call.result
         except asyncio.CancelledError:
+            if call.discard_result():
+                raise
             self.leave(call)
             if call is self._call and not self.id:
                 task = call.task

@@ -11,7 +11,7 @@ from serving import ask, eventually, open_session, request, rpc, serving, socket
 from simulated_time import simulate
 
 from openenv_core.protocol.errors import RefusalError
-from servers.execution import Executor
+from servers.execution import AwaitedCall, Executor, Pending
 from servers.sessions import SessionTable
 from servers.sessions import table as sessions_table
 
@@ -38,6 +38,19 @@ async def test_cancelled_callers_leave_the_queue_of_their_session(monkeypatch: p
             await eventually(lambda: standing.waiting_calls == 0)
         env.release.set()
         assert (await call).status_code == 200
+
+
+async def test_result_that_comes_as_its_caller_is_cancelled_is_discarded() -> None:
+    app = app_of(Counter)
+    session = await app.sessions.open("")
+    discarded: list[str] = []
+    call = AwaitedCall(lambda: Pending(asyncio.sleep(0.01, "a state")), True, discarded.append)
+    caller = asyncio.create_task(session.perform(call))
+    call.result.add_done_callback(lambda _: caller.cancel())
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert discarded == ["a state"]
+    await app.sessions.shut_down()
 
 
 def test_concurrent_requests_for_a_pending_session_share_one_wait() -> None:
