@@ -41,9 +41,7 @@ def typed_commands() -> list[str]:
     """Return what a reader would type or run, one command each; a Python block is a script to run."""
     found: list[str] = []
     for language, block in re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE):
-        if language == "text":  # the file that `ropewalk init` writes, and what may stand in it
-            continue
-        if language == "text":
+        if language == "py":  # a file that is shown: what `ropewalk init` writes, and what may stand in it
             continue
         assert language in ("bash", "python"), f"nobody runs blocks of {language}"
         found += commands(block) if language == "bash" else [f"python - <<'SCRIPT'\n{block}SCRIPT"]
@@ -57,7 +55,7 @@ def test_the_page_is_short_and_goes_from_an_installation_to_a_checked_image() ->
     assert f"ropewalk validate {IMAGE}" in found
     assert (FOLDER / "place_holder.py").read_text().replace("place_holder", "dice").replace(
         "PlaceHolder", "Dice"
-    ) == blocks(PAGE, "text")[0]
+    ) == blocks(PAGE, "py")[0]
     assert all(f"ropewalk {word}" in "\n".join(found) for word in ("init", "play", "validate", "build"))
 
 

@@ -51,7 +51,8 @@ class Reader:
                 for line in block.splitlines():
                     assert line in output, output
             else:
-                assert language in ("json", "yaml"), f"nobody runs blocks of {language}"
+                # `py` is a file that is shown.
+                assert language in ("json", "yaml", "py"), f"nobody runs blocks of {language}"
 
     def type(self, command: str) -> str:
         if command.startswith(ELSEWHERE):

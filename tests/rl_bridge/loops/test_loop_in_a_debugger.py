@@ -35,7 +35,7 @@ def test_a_person_steps_through_an_iteration(tmp_path: Path) -> None:
         # By breakpoints: `until` and `next` stop in `collect` too, which goes on while this one waits.
         f"tbreak {LOOP}:{line_of('metrics = await trainer.train_step')}",
         "continue",
-        "p ('groups', [group.id for group in groups], len(batch))",
+        "p ('groups', [group.id for group in groups], len(trained))",
         f"tbreak {LOOP}:{line_of('run.version += 1')}",
         "continue",
         "p ('metrics', metrics)",

@@ -77,8 +77,8 @@ async def test_cancelled_group_is_generated_no_longer_and_the_other_one_to_its_e
             await rollout.cancel.fanout((1,))
             result: AssignmentResult = await cancelled
             assert absences(result) == [Absence.UNFINISHED] * SIBLINGS
-            answers = [turn.completion for one in trajectories(await other) for turn in one.turns]
-            assert [len(answer.tokens) for answer in answers] == [ANSWER_TOKENS] * SIBLINGS
+            answers = [one.summarize() for one in trajectories(await other)]
+            assert [answer.tokens for answer in answers] == [ANSWER_TOKENS] * SIBLINGS
             # The statistics are those of the engine's last step, so one is needed in which nothing else is left.
             one_token = SamplingSettings(temperature=1.0, max_new_tokens=1)
             await policy.generate_many.route([[1, 2, 3]], one_token)
