@@ -166,6 +166,7 @@ async def test_refusals_are_the_sdks_own_errors(stage: Make) -> None:
             await mine.responses.create(model="m", input="a", previous_response_id="r")
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore")  # its own
 async def test_litellm(stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch prices
