@@ -7,18 +7,19 @@ with a `state` of its own, as released environments have, keeps them by hand, an
 import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import wraps
+from functools import lru_cache, wraps
 from random import Random
 from typing import Any, Final, Generic, TypeVar, get_args, get_origin, get_type_hints
 from uuid import uuid4
 
-from pydantic import ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, create_model
 
 from openenv_core.errors import ConfigurationError, EpisodeOverError
 from openenv_core.tasks import check_reset, draw_seed, read_reset
 from openenv_core.types import Observation, State
 
 _COMMON: Final = ("seed", "episode_id")
+_MAX_CACHED: Final = 1024
 _KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -110,7 +111,7 @@ class _Reset(_Call):
         cls, (seed, episode_id) = type(self.environment), self._given
         self.options = _read_options(cls, self._method, seed, episode_id, self.options)
         seed = draw_seed() if seed is None else seed
-        accepted = inspect.signature(self._method).parameters
+        accepted = [each.name for each in _parameters_of(self._method)]
         common = zip(_COMMON, (seed, episode_id), strict=True)
         self.options |= {name: value for name, value in common if name in accepted}
         self.environment.rng = Random(seed)
@@ -307,7 +308,7 @@ def _read_options(
     cls: type, method: Callable[..., Any], seed: Any, episode_id: Any, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Validate the options of a reset by the types of the author's parameters; None means the default."""
-    parameters = list(inspect.signature(method).parameters.values())[1:]
+    parameters = _parameters_of(method)
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         check_reset((), {}, seed, episode_id)
         return dict(options)
@@ -316,22 +317,34 @@ def _read_options(
     check_reset((*_COMMON, *names), unknown, seed, episode_id)
     if not options:
         return {}
+    model = _options_model(cls, method, frozenset(options))
+    given = read_reset(model, options)
+    return {name: getattr(given, name) for name in given.model_fields_set}
+
+
+@lru_cache(maxsize=_MAX_CACHED)
+def _parameters_of(method: Callable[..., Any]) -> tuple[inspect.Parameter, ...]:
+    """Return the parameters of an author's method, without `self`."""
+    return tuple(inspect.signature(method).parameters.values())[1:]
+
+
+@lru_cache(maxsize=_MAX_CACHED)
+def _options_model(cls: type, method: Callable[..., Any], names: frozenset[str]) -> type[BaseModel]:
+    """Return a model of the options with these names; making one takes much longer than to validate by it."""
     try:
         hints = get_type_hints(method, include_extras=True)
     except Exception:  # a quoted annotation may fail in any way
         hints = {}
     fields: dict[str, Any] = {
         each.name: (hints.get(each.name, Any), each.default)
-        for each in parameters
-        if each.name in names and each.name in options
+        for each in _parameters_of(method)
+        if each.name in names
     }
-    model = create_model(
+    return create_model(
         f"{cls.__name__}Options",
         __config__=ConfigDict(arbitrary_types_allowed=True, extra="forbid"),
         **fields,
     )
-    given = read_reset(model, options)
-    return {name: getattr(given, name) for name in given.model_fields_set}
 
 
 class Models:

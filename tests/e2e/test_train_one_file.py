@@ -39,14 +39,14 @@ def train(
 ) -> list[dict[str, float]]:
     file = folder / "dice.py"
     file.write_text(GAME.replace('"{hint}"', hint))
-    words = (
+    arguments = (
         "--name",
         "run",
         f"output_dir={folder}",
         f"model.path={published_model()}",
         "evaluation.episodes=16",
     )
-    run = ropewalk("train", "--env", str(file), *words, "evaluation.interval=0", *overrides)
+    run = ropewalk("train", "--env", str(file), *arguments, "evaluation.interval=0", *overrides)
     assert run.wait(800) == 0, run.output()[-3000:]
     return rows(folder / "run")
 

@@ -36,7 +36,7 @@ class _Engine(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def requested_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The paths of the requests that an engine got."""
     paths = list[str]()
     handler = type("Engine", (_Engine,), {"paths": paths})
@@ -62,26 +62,28 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]
     ],
 )
 def test_misspelt_target_is_an_error_at_once(
-    text: str, message: str, asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, message: str, requested_paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "envs" / "blackjack_env").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match=message):
         target_of(text)
-    assert asked == []
+    assert requested_paths == []
 
 
-def test_engine_is_asked_last(asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_is_asked_last(
+    requested_paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert target_of("docker://blackjack") == Target(TargetKind.IMAGE, "blackjack")
     assert target_of("blackjack").kind is TargetKind.NAME
     assert target_of("no.such.module:app").kind is target_of("nosuch:app").kind is TargetKind.MODULE
-    assert asked == []
+    assert requested_paths == []
     assert target_of("team/game:1") == Target(TargetKind.IMAGE, "team/game:1")
     with pytest.raises(
         ConfigurationError, match=r"there are: .*blackjack.*docker://IMAGE \(the Docker engine has no"
     ):
         target_of("team/game:2")
-    assert [path.rpartition("/images/")[2] for path in asked if "/images/" in path] == [
+    assert [path.rpartition("/images/")[2] for path in requested_paths if "/images/" in path] == [
         "team/game:1/json",
         "team/game:2/json",
     ]
@@ -91,9 +93,9 @@ def test_engine_is_asked_last(asked: list[str], tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("text", ["http://127.0.0.1:8000", "docker://blackjack"])
-def test_what_runs_elsewhere_cannot_be_imported(text: str, asked: list[str]) -> None:
+def test_what_runs_elsewhere_cannot_be_imported(text: str, requested_paths: list[str]) -> None:
     with pytest.raises(
         ConfigurationError, match=r"expected something to import, got .* Give FILE.py, module:attribute"
     ):
         importable_target(text)
-    assert asked == []
+    assert requested_paths == []

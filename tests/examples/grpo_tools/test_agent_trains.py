@@ -26,9 +26,9 @@ TOY = (
 AGENT = "rollout.agent.function=examples.grpo_tools.agent:play"
 
 
-def run(*words: str) -> str:
+def run(*arguments: str) -> str:
     done = finished(
-        sys.executable, "-m", *words, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout_s=280
+        sys.executable, "-m", *arguments, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout_s=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -40,9 +40,9 @@ def test_agent_and_dialogue_train_the_same(tmp_path: Path) -> None:
     run("examples.sft", "--config", "examples/sft/tools.yaml", "--name", "taught", output, *TAUGHT)
     policy = f"model.path={tmp_path / 'taught' / 'policy'}"
 
-    def train(name: str, *words: str) -> tuple[list[dict[str, Any]], Any]:
+    def train(name: str, *arguments: str) -> tuple[list[dict[str, Any]], Any]:
         config = ("--config", "examples/grpo_tools/config.yaml", "--name", name)
-        run("rl_bridge.train", *config, output, *TOY, policy, *words)
+        run("rl_bridge.train", *config, output, *TOY, policy, *arguments)
         lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines], json.loads((tmp_path / name / "report.json").read_text())
 
