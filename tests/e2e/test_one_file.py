@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 from docker_engine import engine
+from missing import require
 from serve_process import eventually, serve
 from terminal_process import in_terminal
 
@@ -108,7 +109,7 @@ def test_of_several_environments_in_a_file_the_user_names_one(folder: Path) -> N
 
 
 def test_mcp_offers_the_actions_as_tools(folder: Path) -> None:
-    pytest.importorskip("mcp")
+    require("mcp")
 
     def call(number: int, method: str, **params: object) -> str:
         return json.dumps({"jsonrpc": "2.0", "id": number, "method": method, "params": params})

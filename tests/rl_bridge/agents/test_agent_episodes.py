@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from agent_fixtures import agent_playing
+from missing import require
 from tool_fixtures import LoggingEngine, PieceTokenizer, calling, chat_tokenizer
 from worker_fixtures import Play, absences, playing, trajectories
 
@@ -237,7 +238,7 @@ def test_values_are_filled_in_once_and_as_json_in_files() -> None:
 
 @pytest.mark.slow
 async def test_agent_of_the_page_plays(desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("openai", reason="needs openai; pip install openai")
+    require("openai")
     from doc_pages import blocks, page
 
     from examples.grpo_tools import agent as example

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from faulty_proxy import faulty_proxy
 from gateway_fixtures import Stage, trained, user
+from missing import require
 
 pytestmark = pytest.mark.slow
 
-openai = pytest.importorskip("openai", reason="needs openai and anthropic; pip install openai anthropic")
-anthropic = pytest.importorskip(
-    "anthropic", reason="needs openai and anthropic; pip install openai anthropic"
-)
+openai = require("openai")
+anthropic = require("anthropic")
 
 Make = Callable[..., Stage]
 AGENTS, TURNS = 17, 10

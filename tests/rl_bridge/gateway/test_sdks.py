@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 from gateway_fixtures import ADD, TOOLS, Stage, trained, user
+from missing import require
 
 from rl_bridge.gateway.episode import GatewayEpisode
 
 pytestmark = pytest.mark.slow
 
-openai = pytest.importorskip("openai", reason="needs openai and anthropic; pip install openai anthropic")
-anthropic = pytest.importorskip(
-    "anthropic", reason="needs openai and anthropic; pip install openai anthropic"
-)
+openai = require("openai")
+anthropic = require("anthropic")
 
 Make = Callable[..., Stage]
 THOUGHT = "<think>\nhm\n</think>\n\n"
@@ -170,7 +169,7 @@ async def test_refusals_are_the_sdks_own_errors(stage: Make) -> None:
 @pytest.mark.filterwarnings("ignore")  # its own
 async def test_litellm(stage: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would fetch prices
-    litellm = pytest.importorskip("litellm", reason="needs litellm; pip install litellm")
+    litellm = require("litellm")
     play = stage(SCRIPT)
     url, episode = await play.serve(), play.open()
     chat: list[Any] = [user("sum")]
