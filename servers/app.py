@@ -254,7 +254,8 @@ class EnvironmentApp(FastAPI):
         deadline = asyncio.get_running_loop().time() + deadline_s
         parts = self._ensure_built()
         parts.sessions.draining = True
-        await asyncio.gather(parts.sockets.drain(deadline), parts.links.close())
+        parts.sockets.start_draining()  # before anything is awaited: a reply in between would begin a request
+        await asyncio.gather(parts.sockets.wait_drained(deadline), parts.links.close())
         await parts.sessions.end_standing(deadline)
         await parts.mcp.drain(deadline)
 

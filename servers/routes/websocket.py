@@ -423,15 +423,18 @@ class Sockets:
         self._conversations.discard(conversation)
         self._conversation_removed.set()
 
-    async def drain(self, deadline: float) -> None:
-        """Drain every conversation, and wait until the last one has ended.
+    def start_draining(self) -> None:
+        """End every conversation after its current reply. No request is begun from here on."""
+        self.draining = True
+        for conversation in list(self._conversations):
+            conversation.drain()
+
+    async def wait_drained(self, deadline: float) -> None:
+        """Wait until the last conversation has ended.
 
         Args:
             deadline: When to return in any case, by the event loop's clock.
         """
-        self.draining = True
-        for conversation in list(self._conversations):
-            conversation.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 while self._conversations:
