@@ -20,7 +20,7 @@ from rl_bridge.types import Ending
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1300)]
 
-EPISODES = 3
+EPISODES = 20
 TIMEOUT_S = 400.0
 BINARIES = {
     "claude-code": "node_modules/@anthropic-ai/claude-code-linux-x64/claude",
