@@ -13,12 +13,14 @@ from typing import Any, Final, Protocol
 import httpx
 
 from openenv_core.tracebacks import format_traceback
+from rl_bridge.agents.confine import FOLDER as CONFINED_FOLDER
 from rl_bridge.agents.process import OUTPUT_FILE, ProgramExit, require_program, run_program
 from rl_bridge.agents.programs import PRESETS, AgentProgram
 from rl_bridge.agents.run import AgentRun
+from rl_bridge.agents.sandbox import AgentSandbox
 from rl_bridge.config import resolve
 from rl_bridge.config.agent import AgentConfig
-from rl_bridge.errors import EpisodeLostError, RolloutError
+from rl_bridge.errors import ConfigError, EpisodeLostError, RolloutError
 from rl_bridge.gateway.app import Gateway, GatewayServer
 from rl_bridge.gateway.episode import GatewayEpisode, ToolPort
 from rl_bridge.tokens.chat import ChatMessage
@@ -97,6 +99,8 @@ class AgentHost:
             self._program = make_program(agent)
             require_program(self._program)
         self._server = GatewayServer(self.gateway)
+        self._sandbox: AgentSandbox | None = None
+        self._agent = agent
         self._started: asyncio.Task[None] | None = None
         self._http: httpx.AsyncClient | None = None
         self._outputs = outputs
@@ -107,8 +111,25 @@ class AgentHost:
         if self._started is None:
             if self._function is not None:
                 self._http = httpx.AsyncClient(timeout=None, limits=UNLIMITED)
-            self._started = asyncio.ensure_future(self._server.start())
+            self._started = asyncio.ensure_future(self._start())
         await asyncio.shield(self._started)
+
+    async def _start(self) -> None:
+        await self._server.start()
+        if not self._agent.sandbox:
+            return
+        assert self._program is not None
+        self._sandbox = AgentSandbox(self._program.command[0], self._agent.readable, self._server.address)
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="ropewalk-agent-"))
+        try:
+            tried = await run_program(AgentProgram(command=("true",)), folder, self._sandbox)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        if tried.code:
+            raise ConfigError(
+                "rollout.agent.sandbox: programs cannot be confined here; use a machine on which this user may make "
+                f"namespaces, or set it to false\n{tried.output}"
+            )
 
     async def close(self) -> None:
         """Stop the gateway."""
@@ -151,7 +172,8 @@ class AgentHost:
             await self._function(run)
             return None
         assert self._program is not None
-        return await run_program(self._program.fill(run.values()), run.folder)
+        values = run.values() | ({} if self._sandbox is None else {"folder": CONFINED_FOLDER})
+        return await run_program(self._program.fill(values), run.folder, self._sandbox)
 
     def _keep_output(self, folder: Path) -> None:
         """Keep a program's output, and remove everything else that it wrote."""

@@ -291,10 +291,15 @@ class GatewayServer:
         self._host = host
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Its host and port."""
+        (server,) = self._server.servers
+        return self._host, server.sockets[0].getsockname()[1]
+
+    @property
     def url(self) -> str:
         """Its URL, without `/v1`."""
-        (server,) = self._server.servers
-        return f"http://{self._host}:{server.sockets[0].getsockname()[1]}"
+        return "http://{}:{}".format(*self.address)
 
     async def start(self) -> None:
         """Listen; returns when it does."""
