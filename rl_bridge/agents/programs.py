@@ -116,6 +116,8 @@ view_image = false
 shell_tool = false
 multi_agent = false
 goals = false
+plugins = false
+remote_plugin = false
 apps = false
 """
 
@@ -151,6 +153,7 @@ OPENCODE: Final = AgentProgram(
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+        "npm_config_offline": "true",  # it installs a package for plugins, and goes on without it
         "XDG_DATA_HOME": "{folder}/data",
         "XDG_CONFIG_HOME": "{folder}/config",
         "XDG_CACHE_HOME": "{folder}/cache",
