@@ -289,7 +289,9 @@ def _read_messages(events: Sequence[Any]) -> AgentReply:
 
 def _write_messages_results(calls: Sequence[AgentCall], more: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
     text = {"type": "text", "text": RESULT}
-    blocks: list[Mapping[str, Any]] = [{"type": "tool_result", "tool_use_id": call.id, "content": [text]} for call in calls]
+    blocks: list[Mapping[str, Any]] = [
+        {"type": "tool_result", "tool_use_id": call.id, "content": [text]} for call in calls
+    ]
     return [{"role": "user", "content": [*(blocks or [text]), *more]}]
 
 
