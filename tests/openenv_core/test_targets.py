@@ -91,7 +91,7 @@ def test_engine_is_asked_last(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(ConfigurationError, match="no Docker engine answers"):
         target_of("team/game:1")
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/another.sock")
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "docker", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'ropewalk\[docker\]'"):
         target_of("team/game:1")
