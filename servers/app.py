@@ -192,6 +192,10 @@ class EnvironmentApp(FastAPI):
         self._refusal_collected = True
         return lambda: self._refusal
 
+    def cordon(self) -> None:
+        """Refuse new sessions; the open ones go on."""
+        self._ensure_built().sessions.draining = True
+
     async def drain(self, deadline_s: float) -> None:
         """Refuse new sessions and end the open ones, after the calls in progress.
 
