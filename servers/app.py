@@ -196,7 +196,7 @@ class EnvironmentApp(FastAPI):
 
     def cordon(self) -> None:
         """Refuse new sessions; the open ones go on."""
-        self._ensure_built().sessions.draining = True
+        self.sessions.draining = True
 
     async def drain(self, deadline_s: float) -> None:
         """Refuse new sessions and end the open ones, after the calls in progress.
