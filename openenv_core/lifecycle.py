@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from openenv_core.errors import ConfigurationError, EpisodeOverError
 from openenv_core.pending import Pending
-from openenv_core.tasks import check_reset, draw_seed, read_reset
+from openenv_core.tasks import InvalidResetOptionError, check_reset, draw_seed, read_reset
 from openenv_core.types import Observation, State
 
 _COMMON: Final = ("seed", "episode_id")
@@ -75,7 +75,7 @@ class _Call:
     def begin(self) -> None:
         """Do what comes before the author's method. Raises what refuses the call."""
 
-    def fail(self) -> None:
+    def fail(self, error: BaseException) -> None:
         """Undo it, since the author's method raised."""
         if not self.nested:
             self.episode.busy = False
@@ -118,11 +118,18 @@ class _Reset(_Call):
         accepted = [each.name for each in _parameters_of(self._method)]
         common = zip(_COMMON, (seed, episode_id), strict=True)
         self.options |= {name: value for name, value in common if name in accepted}
+        self._before = self.episode, vars(self.environment).get("rng")
         self.environment.rng = Random(seed)
         episode_id = str(uuid4()) if episode_id is None else episode_id
         self.environment._episode = self.episode = Episode(
             models_of(cls).state(episode_id=episode_id, seed=seed)
         )
+
+    def fail(self, error: BaseException) -> None:
+        """Go on with the episode before, if the author refused an option."""
+        super().fail(error)
+        if not self.nested and isinstance(error, InvalidResetOptionError):
+            self.environment._episode, self.environment.rng = self._before
 
 
 class _Step(_Call):
@@ -136,11 +143,11 @@ class _Step(_Call):
             )
         self.episode.state.step_count += 1
 
-    def fail(self) -> None:
+    def fail(self, error: BaseException) -> None:
         """Count the step no longer."""
         if not self.nested:
             self.episode.state.step_count -= 1
-        super().fail()
+        super().fail(error)
 
     @property
     def is_scored(self) -> bool:
@@ -257,8 +264,8 @@ def _wrap_tool_call(method: Callable[..., Any]) -> Callable[..., Any]:
 def _failing(call: _Call) -> Iterator[None]:
     try:
         yield
-    except BaseException:
-        call.fail()
+    except BaseException as error:
+        call.fail(error)
         raise
 
 

@@ -19,7 +19,7 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
     Args:
         awaitable: What the method has returned.
         then: What is done with its result; may return another `Pending`, which is awaited too.
-        on_failure: Called if the awaitable fails, or is closed.
+        on_failure: Called with the exception of the awaitable; with a GeneratorExit if it is closed.
     """
 
     __slots__ = ("_awaitable", "_on_failure", "_running", "_then")
@@ -28,7 +28,7 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
         self,
         awaitable: Awaitable[Any],
         then: "Callable[[Any], T | Pending[T]]" = _return,
-        on_failure: Callable[[], object] | None = None,
+        on_failure: Callable[[BaseException], object] | None = None,
     ) -> None:
         self._awaitable = awaitable
         self._then = then
@@ -38,9 +38,9 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
     async def _finish(self) -> T:
         try:
             value = await self._awaitable
-        except BaseException:
+        except BaseException as error:
             if self._on_failure is not None:
-                self._on_failure()
+                self._on_failure(error)
             raise
         result = self._then(value)
         return await result if isinstance(result, Pending) else result
@@ -69,7 +69,7 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
         if callable(close := getattr(self._awaitable, "close", None)):
             close()
         if self._on_failure is not None:
-            self._on_failure()
+            self._on_failure(GeneratorExit())
 
 
 def convert(value: Any, then: Callable[[Any], T]) -> T | Pending[T]:
