@@ -1,6 +1,7 @@
 """Unmodified agents play episodes of an environment over MCP, with a policy that solves them in its own call format."""
 
 import os
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -126,3 +127,30 @@ async def test_subagent_is_a_root_of_its_own(tmp_path: Path, monkeypatch: pytest
         len(sampled[0].tokens),
         sum(len(one.tokens) for one in sampled[1:]),
     ]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+async def test_no_other_address_is_contacted(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples.grpo_tools.world import app
+
+    if shutil.which("strace") is None:
+        missing("needs strace")
+    known, trace = PRESETS[preset], tmp_path / "connects"
+    tracing = ("strace", "-f", "-qq", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o", str(trace))
+    agent = {
+        "command": [*tracing, find_program(preset), *known.command[1:]],
+        "env": known.env,
+        "files": known.files,
+        "timeout_s": TIMEOUT_S,
+    }
+    options = policy_of(monkeypatch, SolvingEngine)
+    async with (
+        serving(app) as address,
+        agent_playing(f"http://{address}", tmp_path, agent, str, **options) as play,
+    ):
+        (episode,) = trajectories(await play([0], difficulty="easy", max_calls=6))
+    assert (episode.ending, episode.reward) == (Ending.COMPLETED, 1.0)
+    addresses = Counter(re.findall(r'(?:inet_addr\(|AF_INET6, )"([^"]+)"', trace.read_text()))
+    assert set(addresses) == {"127.0.0.1"}, addresses
