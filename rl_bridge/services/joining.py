@@ -1,11 +1,15 @@
 """Hosts that join a run in progress: the controller's end of a membership, and the host's.
 
 A host connects to the controller, proves that it knows the run's secret, and keeps the connection open for as long as
-it belongs to the run. Messages are JSON objects, one per line. The host sends `{"secret", "address", "gpus"}` with the
-address of its Monarch worker, and `{"leave": true}` when it gets a notice that it will be taken away. The controller
-sends `{"joined": true, "notice_file"}` or `{"refused": reason}`, `{"released": true}` when nothing of the run is left
-on a host that leaves, and `{"over": true}` at the end of the run. A connection that ends without that is a lost host,
-or a lost controller.
+it belongs to the run. Messages are JSON objects, one per line:
+
+    host:       {"secret": ..., "gpus": 0}
+    controller: {"admitted": true, "notice_file": null}, once the run has started; or {"refused": "why"}
+    host:       {"address": "tcp://..."} of the Monarch worker that it has started; the controller starts replicas there
+    host:       {"leave": true}, if it gets a notice that it will be taken away
+    controller: {"released": true}, when the run has left the host; or {"over": true}, at the end of the run
+
+A connection that ends without the last message is a lost host, or a lost controller.
 
 The secret guards joining alone: Monarch's own ports have no authentication.
 """
@@ -137,7 +141,7 @@ class JoinServer:
             if (refusal := self._refusal(request)) is not None:
                 await _send(writer, refused=refusal)
             elif request is not None:
-                await self._serve_host(request, reader, writer)
+                await self._serve_host(request["gpus"], reader, writer)
         except TimeoutError:
             pass
         except asyncio.CancelledError:  # not raised again: asyncio's streams would log it
@@ -148,38 +152,42 @@ class JoinServer:
 
     def _refusal(self, request: Mapping[str, Any] | None) -> str | None:
         match request:
-            case {"secret": str(secret), "address": str(), "gpus": int()}:
+            case {"secret": str(secret), "gpus": int()}:
                 if not hmac.compare_digest(secret.encode(), self._secret.encode()):
                     return f"the secret is not that of this run; give its {SECRET_FILE} as --secret-file"
                 if len(self._tasks) > MAX_HOSTS:
                     return f"{MAX_HOSTS} hosts have joined already"
                 return None
             case _:
-                return "the request needs secret, address and gpus"
+                return "the request needs a secret and a number of gpus"
 
     async def _serve_host(
-        self, request: Mapping[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, gpus: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Have a host join, wait until it leaves or is lost, and take it out."""
-        next_message = asyncio.ensure_future(_receive(reader))
+        """Admit a host, wait until it leaves or is lost, and take it out."""
+        message = asyncio.ensure_future(_receive(reader))
         try:
-            futures: set[asyncio.Future[Any]] = {next_message, self._fleet}
+            futures: set[asyncio.Future[Any]] = {message, self._fleet}
             await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-            if next_message.done():
+            if message.done():
                 return
             fleet = self._fleet.result()
+            await _send(writer, admitted=True, notice_file=self._notice_file)
+            address = (await message or {}).get("address")
+            if not isinstance(address, str):
+                return
+            message = asyncio.ensure_future(_receive(reader))
             try:
-                number = await fleet.add_host(request["address"], request["gpus"])
+                number = await fleet.add_host(address, gpus)
             except RoleError as error:
                 await _send(writer, refused=str(error))
                 return
-            await _send(writer, joined=True, notice_file=self._notice_file)
-            notice = await next_message is not None
+            notice = await message is not None
             await fleet.remove_host(number, notice=notice)
             if notice:
                 await _send(writer, released=True)
         finally:
-            next_message.cancel()
+            message.cancel()
 
 
 CONNECT_TIMEOUT_S = 10.0
@@ -245,53 +253,62 @@ async def _belong_to_run(
 ) -> bool:
     """Join by a connection, and stay; returns whether this ended in order, and not by the loss of the connection."""
     _keep_alive(writer)
-    if address is None:
-        own_host = writer.get_extra_info("sockname")[0]
-        address = f"tcp://{format_address(own_host, find_free_port(own_host))}"
-    worker = await asyncio.create_subprocess_exec(
-        *guard_command(
-            [sys.executable, "-m", "rl_bridge.services.worker", address],
-            grace_s=WORKER_GRACE_S,
-            everything=True,
-        )
-    )
-    tasks: list[asyncio.Task[Any]] = [
-        worker_end := asyncio.create_task(worker.wait()),
-        noticed := asyncio.create_task(notice.wait()),
-        reply := asyncio.create_task(_receive(reader)),
-    ]
-    try:
-        await _send(writer, secret=_read_secret(secret_file), address=address, gpus=len(visible_gpus()))
-        await asyncio.wait({worker_end, noticed, reply}, return_when=asyncio.FIRST_COMPLETED)
-        if reply.done() and (joined := reply.result() or {}).get("joined"):
-            print(f"worker: {address} has joined the run", flush=True)  # noqa: T201
-            if (notice_file := joined["notice_file"]) is not None:
-                tasks.append(asyncio.create_task(_wait_for_file(Path(notice_file), notice)))
-            tasks.append(reply := asyncio.create_task(_receive(reader)))
-            await asyncio.wait({worker_end, noticed, reply}, return_when=asyncio.FIRST_COMPLETED)
-            if noticed.done() and not reply.done():
-                print("worker: leaving the run after a notice", flush=True)  # noqa: T201
-                await _send(writer, leave=True)
-                await asyncio.wait(
-                    {worker_end, reply}, timeout=RELEASE_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
-                )
-        if noticed.done():
-            return True
-        if worker_end.done():
-            raise RoleError(
-                f"the Monarch worker {address} ended with status {worker_end.result()}; see its messages"
-            )
+    noticed = asyncio.create_task(notice.wait())
+    tasks: list[asyncio.Task[Any]] = [noticed]
+
+    async def receive(*ends: asyncio.Task[Any], timeout_s: float | None = None) -> dict[str, Any] | None:
+        """Return the next message, {} if something else ends the wait, or None at the end of the connection."""
+        tasks.append(reply := asyncio.create_task(_receive(reader)))
+        await asyncio.wait({reply, *ends}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not reply.done():
+            reply.cancel()
+            return {}
         message = reply.result()
         if message is not None and "refused" in message:
             raise RoleError(f"the controller refuses this host: {message['refused']}")
-        return message is not None
+        return message
+
+    try:
+        await _send(writer, secret=_read_secret(secret_file), gpus=len(visible_gpus()))
+        message = await receive(noticed)
+        if not message or not message.get("admitted"):
+            return message is not None
+        if message["notice_file"] is not None:
+            tasks.append(asyncio.create_task(_wait_for_file(Path(message["notice_file"]), notice)))
+        if address is None:
+            own_host = writer.get_extra_info("sockname")[0]
+            address = f"tcp://{format_address(own_host, find_free_port(own_host))}"
+        async with _run_worker(address) as worker:
+            tasks.append(worker)
+            await _send(writer, address=address)
+            print(f"worker: joining the run as {address}", flush=True)  # noqa: T201
+            message = await receive(noticed, worker)
+            if noticed.done() and message == {}:
+                print("worker: leaving the run after a notice", flush=True)  # noqa: T201
+                await _send(writer, leave=True)
+                await receive(worker, timeout_s=RELEASE_TIMEOUT_S)
+            elif worker.done():
+                raise RoleError(f"the Monarch worker {address} ended with status {worker.result()}")
+            return message is not None
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            worker.terminate()
-        await worker.wait()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def _run_worker(address: str) -> AsyncIterator[asyncio.Task[int]]:
+    """Run a Monarch worker within the block, and end it with all that it has started; yields its end."""
+    command = [sys.executable, "-m", "rl_bridge.services.worker", address]
+    guard = await asyncio.create_subprocess_exec(
+        *guard_command(command, grace_s=WORKER_GRACE_S, everything=True)
+    )
+    try:
+        yield asyncio.create_task(guard.wait())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            guard.terminate()
+        await guard.wait()
 
 
 async def _wait_for_file(file: Path, found: asyncio.Event) -> None:
