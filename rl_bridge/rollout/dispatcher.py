@@ -135,7 +135,7 @@ class Dispatcher:
         self._config = config
         self._filter = make_group_filter(config)
         in_flight = sum(env.sessions for env in environments.values()) or (
-            rollouts.max_num_seqs * config.monarch.roles.policy.replicas
+            rollouts.max_num_seqs * config.monarch.roles.policy.min_replicas
         )
         # Admission bounds groups and sessions bound episodes. More groups than sessions would only wait at the workers.
         self._max_groups = max(1, in_flight)
