@@ -5,7 +5,7 @@ with a `state` of its own, as released environments have, keeps them by hand, an
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from random import Random
@@ -15,6 +15,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, create_model
 
 from openenv_core.errors import ConfigurationError, EpisodeOverError
+from openenv_core.pending import Pending
 from openenv_core.tasks import check_reset, draw_seed, read_reset
 from openenv_core.types import Observation, State
 
@@ -239,18 +240,15 @@ def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_tool_call(method: Callable[..., Any]) -> Callable[..., Any]:
-    async def finish_later(call: _Call, pending: Awaitable[Any]) -> Any:
-        with _failing(call):
-            result = await pending
-        return call.finish(result)
-
     def call_tool(self: Any, *values: Any) -> Any:
         if not self.KEEPS_EPISODES:
             return method(self, *values)
         call = _Step(self)
         with _failing(call):
             result = method(self, *values)
-        return finish_later(call, result) if inspect.isawaitable(result) else call.finish(result)
+        if inspect.isawaitable(result):
+            return Pending(result, call.finish, call.fail)
+        return call.finish(result)
 
     return _author(method, call_tool)
 
@@ -302,7 +300,7 @@ def _require_value(value: Any, method: Callable[..., Any]) -> Any:
     """Return what a plain method returned. Raises TypeError for an awaitable."""
     if isinstance(value, Observation) or not inspect.isawaitable(value):
         return value
-    if inspect.iscoroutine(value):
+    if isinstance(value, Coroutine):
         value.close()
     raise TypeError(f"{method.__qualname__} returned an awaitable; write it as `async def`")
 

@@ -12,7 +12,7 @@ counts it until then.
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from sys import float_info
@@ -22,6 +22,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, State, unscored_reason
 from openenv_core.outcomes import UNSCORED
+from openenv_core.pending import Pending
 from openenv_core.tools import is_tool_host
 from servers.threads import Outcome, ThreadCall, ThreadPool, contain, containable, max_threads, outcome_of
 
@@ -213,28 +214,6 @@ class AwaitedCall(ResultCall):
         """Pass the result to `on_unclaimed`."""
         if self._on_unclaimed is not None:
             self._on_unclaimed(value)
-
-
-class Pending:
-    """An awaitable that a method has returned, and what is done with its result, which may be another one."""
-
-    __slots__ = ("_awaitable", "_then")
-
-    def __init__(self, awaitable: Any, then: Callable[[Any], Any] = lambda result: result) -> None:
-        self._awaitable = awaitable
-        self._then = then
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._finish().__await__()
-
-    async def _finish(self) -> Any:
-        result = self._then(await self._awaitable)
-        return await result if isinstance(result, Pending) else result
-
-    def close(self) -> None:
-        """Close it instead of awaiting it, if it is a coroutine."""
-        if callable(close := getattr(self._awaitable, "close", None)):
-            close()
 
 
 def pending_or_plain(result: Any) -> Any:

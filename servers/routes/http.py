@@ -69,6 +69,14 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
 
 
+def make_route(path: str, endpoint: Callable[..., Any], *methods: str) -> Route:
+    """Return a route without HEAD, which Starlette adds to GET, but the OpenAPI document does not describe."""
+    route = Route(path, endpoint, methods=methods)
+    assert route.methods is not None
+    route.methods.discard("HEAD")
+    return route
+
+
 def path_of(scope: Mapping[str, Any]) -> str:
     """Return a connection's path without the prefix under which a parent app has mounted this one, if any."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))
@@ -272,15 +280,11 @@ class HttpRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes; `servers.routes.description` describes them in the OpenAPI document."""
-        routes = [
-            Route("/reset", self._serve_reset, methods=["POST"]),
-            Route("/step", self._serve_step, methods=["POST"]),
-            Route("/state", self._serve_state, methods=["GET"]),
+        return [
+            make_route("/reset", self._serve_reset, "POST"),
+            make_route("/step", self._serve_step, "POST"),
+            make_route("/state", self._serve_state, "GET"),
         ]
-        for route in routes:
-            assert route.methods is not None
-            route.methods.discard("HEAD")  # which Starlette adds to GET, but the document does not describe
-        return routes
 
     async def _serve_reset(self, request: Request) -> Response:
         return await self._serve(request, lambda body: (Reset(http_reset(body)), {}))
@@ -295,12 +299,19 @@ class HttpRoutes:
         self, request: Request, decode: Callable[[bytes], tuple[Any, dict[str, Any]]] | None
     ) -> Response:
         """Decode the body to a request and its options, and answer it until the client disconnects."""
+        metrics = self._sessions.metrics
         try:
             decoded = (READ_STATE, {}) if decode is None else decode(await json_body(request))
             session_id = requested_session_id(request)
         except RefusalError as refusal:
-            return refusal_response(refusal, self._sessions.metrics)
-        return await respond(request, self._answer(request, session_id, *decoded))
+            response = refusal_response(refusal, metrics)
+        else:
+            response = await respond(request, self._answer(request, session_id, *decoded))
+        if metrics.enabled:
+            metrics.count_sent(bytes(response.body))
+            if decode is not None:
+                metrics.count_received(await request.body())
+        return response
 
     async def _answer(
         self, request: Request, session_id: str | None, decoded: Any, options: dict[str, Any]

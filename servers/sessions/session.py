@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum, auto
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
+from openenv_core.pending import Pending
 from openenv_core.protocol.errors import EXECUTION_ERROR, RefusalError, text_of
 from openenv_core.watchdog import Watchdog
 from servers.execution import (
@@ -14,7 +15,6 @@ from servers.execution import (
     AwaitedCall,
     EnvironmentCall,
     EnvironmentRunner,
-    Pending,
     ResultCall,
     keep,
     pending_or_plain,

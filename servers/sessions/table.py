@@ -38,6 +38,11 @@ _Key: TypeAlias = tuple[str, str]
 """Owner and id: clients may choose ids, and one client's choice must reveal nothing about another's."""
 
 
+def new_session_id() -> str:
+    """Return an id that nobody can guess."""
+    return str(uuid4())
+
+
 def _stopping_error() -> RefusalError:
     return RefusalError(CAPACITY_REACHED, "the server is stopping; connect to another")
 
@@ -63,7 +68,7 @@ class SessionTable:
         executor: Executor,
         settings: ServerSettings | None = None,
         slots: SessionSlots | None = None,
-        new_id: Callable[[], str] = lambda: str(uuid4()),
+        new_id: Callable[[], str] = new_session_id,
         metrics: ServerMetrics | None = None,
     ) -> None:
         settings = settings or ServerSettings()

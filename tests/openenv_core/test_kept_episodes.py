@@ -1,8 +1,9 @@
 """What the base guarantees of a class that does not write its own `state`."""
 
 import asyncio
+import gc
 import random
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -214,6 +215,21 @@ def test_calls_of_tools_are_steps_and_lists_are_none() -> None:
     assert adder.state.step_count == 2
     with pytest.raises(EpisodeOverError):
         adder.step(CallToolAction(tool_name="submit", arguments={"total": 1}))
+
+
+def test_a_call_that_is_closed_before_it_starts_is_no_step_and_no_warning() -> None:
+    adder = Adder()
+    reset(adder)
+    for call in (
+        adder.step(CallToolAction(tool_name="wait")),
+        adder.call_tool("wait", {}, SILENT),
+    ):
+        assert isinstance(call, Coroutine)
+        call.close()
+        del call
+        gc.collect()  # of a coroutine that was never awaited, Python warns here
+    assert adder.state.step_count == 0
+    assert asyncio.run(adder.step(CallToolAction(tool_name="wait"))).result == 1
 
 
 class ByHand(Dice):
