@@ -85,6 +85,7 @@ class GameTable:
         self._game: Any = game
         self._policies = dict(policies)
         self._rng = Random(0)
+        self._turn: list[str] = []
         self._latest: dict[str, Observation] = {}
         self._actions: dict[str, Any] = {}
         self._ended: set[str] = set()
@@ -181,7 +182,7 @@ class GameTable:
             if self._left:
                 self._replace(self._left.pop())
                 continue
-            turn = [seat for seat in self._game.turn if seat not in self._ended]
+            turn = [seat for seat in self._turn if seat not in self._ended]
             if not turn:
                 raise EnvironmentFailureError(
                     f"it is nobody's turn in {self._game_type.__name__}; see its `turn`"
@@ -203,6 +204,7 @@ class GameTable:
                     name = self._game_type.__name__
                     raise EnvironmentFailureError(f"{name} returned no observation for the seat {seat!r}")
                 self._show(seat, observation)
+        self._turn = list(self._game.turn)
 
     def _show(self, seat: str, observation: Observation) -> None:
         self._latest[seat] = observation
@@ -226,7 +228,7 @@ class GameTable:
         if seat is None:
             if not done:
                 return None
-            seat = player.seats[0]
+            seat = next((each for each in self._turn if each in player.seats), player.seats[0])
         elif player.watchdog is not None:
             player.watchdog.start()
         observation = self._latest[seat]
@@ -234,7 +236,7 @@ class GameTable:
         fresh, player.fresh = player.fresh, {}
         reward = rewards.get(seat)
         if len(player.seats) == 1:
-            if reward == observation.reward:
+            if reward == observation.reward:  # it is the only one since the last reply
                 return observation
             return observation.model_copy(update={"reward": reward})
         others = {each: self._describe(each, rewards.get(each)) for each in fresh if each != seat}
@@ -244,9 +246,9 @@ class GameTable:
     def _seat_to_ask(self, player: Player) -> str | None:
         if self.over:
             return None
-        for seat in self._game.turn:
+        for seat in self._turn:
             if seat in player.seats and seat not in self._actions and seat not in self._ended:
-                return str(seat)
+                return seat
         return None
 
     def _describe(self, seat: str, reward: Any) -> dict[str, Any]:
