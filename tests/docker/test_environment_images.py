@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from mcp import Client
 from module_run import finished
+from sqlite_solver import solve
 
 from envs.mcp_tools_env import McpToolsEnv
 from envs.sqlite_env import SqliteEnv
-from envs.sqlite_env.solver import solve
 from openenv_core.cli.main import main
 from openenv_core.client import GenericEnvClient
 from openenv_core.images.space import stage
