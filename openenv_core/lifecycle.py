@@ -123,9 +123,10 @@ class _Reset(_Call):
         )
 
     def fail(self, error: BaseException) -> None:
-        """Go on with the episode before, if the author refused an option."""
+        """Go on with the episode before, if the author refused an option; not with a rubric, which has been reset."""
         super().fail(error)
-        if not self.nested and isinstance(error, InvalidResetOptionError):
+        was_refused = isinstance(error, InvalidResetOptionError) and self.environment.rubric is None
+        if was_refused and not self.nested:
             self.environment._episode, self.environment.rng = self._before
 
 
