@@ -87,7 +87,10 @@ class _Call:
         self.episode.busy = False
         if isinstance(result, Observation):
             result = self.environment._apply_transform(result)
-        self.episode.over = getattr(result, "done", False)
+        if isinstance(result, Mapping):  # of a `MultiAgentEnvironment`, by seat
+            self.episode.over = all(each.done for each in result.values())
+        else:
+            self.episode.over = getattr(result, "done", False)
         return result
 
 
@@ -163,7 +166,7 @@ def keep_episodes(cls: type, base: type) -> None:
     Raises:
         ConfigurationError: The state's class has a field without a default.
     """
-    cls._models = Models(*_arguments(cls, base))  # type: ignore[attr-defined]
+    cls._models = Models(*type_arguments(cls, base))  # type: ignore[attr-defined]
     kept = inspect.getattr_static(cls, "state") is vars(base)["state"]
     cls.KEEPS_EPISODES = kept  # type: ignore[attr-defined]
     said = [
@@ -405,8 +408,8 @@ def default_cap(factory: Any) -> int:
     return DEFAULT_SESSIONS if kept and factory.SUPPORTS_CONCURRENT_SESSIONS else 1
 
 
-def _arguments(cls: type, environment: type) -> tuple[Any, Any, Any]:
-    """Return the arguments of `Environment[...]`; None for each that the class leaves open."""
+def type_arguments(cls: type, environment: type) -> tuple[Any, Any, Any]:
+    """Return the arguments that a class gives a generic base: `Environment[...]`; None for each that it leaves open."""
 
     def search(owner: type, values: Mapping[Any, Any]) -> list[Any] | None:
         for base in getattr(owner, "__orig_bases__", owner.__bases__):

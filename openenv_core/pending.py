@@ -20,24 +20,27 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
         awaitable: What the method has returned.
         then: What is done with its result; may return another `Pending`, which is awaited too.
         on_failure: Called with the exception of the awaitable; with a GeneratorExit if it is closed.
+        wait: Awaits it, if not plainly.
     """
 
-    __slots__ = ("_awaitable", "_on_failure", "_running", "_then")
+    __slots__ = ("_awaitable", "_on_failure", "_running", "_then", "_wait")
 
     def __init__(
         self,
         awaitable: Awaitable[Any],
         then: "Callable[[Any], T | Pending[T]]" = _return,
         on_failure: Callable[[BaseException], object] | None = None,
+        wait: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
     ) -> None:
         self._awaitable = awaitable
         self._then = then
+        self._wait = wait
         self._on_failure = on_failure
         self._running: Coroutine[Any, Any, T] | None = None
 
     async def _finish(self) -> T:
         try:
-            value = await self._awaitable
+            value = await (self._awaitable if self._wait is None else self._wait(self._awaitable))
         except BaseException as error:
             if self._on_failure is not None:
                 self._on_failure(error)

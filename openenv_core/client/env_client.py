@@ -182,6 +182,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         servers = Servers(
             validate_urls(base_url),
             None if provider is None else adapt_provider(provider, started=base_url is not None),
+            settings.carrier_options.headers,
         )
         session_id = None if session_id is None else validate_session_id(session_id)
         self._session = ClientSession(settings, servers, session_id)
