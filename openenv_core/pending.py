@@ -78,3 +78,16 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
 def convert(value: Any, then: Callable[[Any], T]) -> T | Pending[T]:
     """Return what `then` makes of a method's value; of an awaitable's result once it is awaited."""
     return Pending(value, then) if inspect.isawaitable(value) else then(value)
+
+
+def require_value(value: T, method: str, advice: str = "write it as `async def`") -> T:
+    """Return what a plain method has returned.
+
+    Raises:
+        TypeError: It is an awaitable, which is closed.
+    """
+    if not inspect.isawaitable(value):
+        return value
+    if isinstance(value, Coroutine):
+        value.close()
+    raise TypeError(f"expected a value from {method}, got {type(value).__name__}; {advice}")
