@@ -301,13 +301,13 @@ async def _run_worker(address: str) -> AsyncIterator[asyncio.Task[int]]:
     """Run a Monarch worker within the block, and end it with all that it has started; yields its end."""
     command = [sys.executable, "-m", "rl_bridge.services.worker", address]
     guard = await asyncio.create_subprocess_exec(
-        *guard_command(command, grace_s=WORKER_GRACE_S, everything=True)
+        *guard_command(command, grace_s=WORKER_GRACE_S, everything=True), stdin=asyncio.subprocess.PIPE
     )
+    assert guard.stdin is not None
     try:
         yield asyncio.create_task(guard.wait())
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            guard.terminate()
+        guard.stdin.close()  # as happens if this process is killed
         await guard.wait()
 
 
