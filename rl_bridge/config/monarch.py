@@ -53,6 +53,11 @@ class RoleConfig(Section):
         """The number of replicas up to which hosts that join add some."""
         return self.replicas.max if isinstance(self.replicas, ReplicaRange) else self.replicas
 
+    @property
+    def ranks(self) -> int:
+        """Processes of a replica on all of its hosts."""
+        return self.procs * self.hosts
+
 
 class CoderConfig(RoleConfig):
     """`monarch.roles.coder`: servers that run code for reward functions and tasks."""
@@ -77,19 +82,19 @@ class RolesConfig(Section):
     def _check(self) -> Self:
         for name in ("trainer", "reference", "reward"):  # the policy's depend on generator.tensor_parallel
             role: RoleConfig = getattr(self, name)
-            if role.gpus not in (0, role.procs * role.hosts):
+            if role.gpus not in (0, role.ranks):
                 raise ValueError(
-                    f"expected monarch.roles.{name}.gpus to be 0 or one a process, {role.procs * role.hosts}, "
-                    f"got {role.gpus}" + ("; set procs to as many" if name == "trainer" else "")
+                    f"expected monarch.roles.{name}.gpus to be 0 or one a process, {role.ranks}, "
+                    f"got {role.gpus}" + ("; set procs to as many" if name != "reward" else "")
                 )
         if self.trainer.replicas != 1:
             raise ValueError(
                 f"expected monarch.roles.trainer.replicas of 1, got {self.trainer.replicas}; "
                 "more ranks are monarch.roles.trainer.procs"
             )
-        for name in ("policy", "reference", "reward"):
+        for name in ("policy", "reward"):
             role = getattr(self, name)
-            if (role.procs, role.hosts) != (1, 1):
+            if role.ranks != 1:
                 raise ValueError(
                     f"expected monarch.roles.{name} with one process a replica, "
                     f"got procs={role.procs} and hosts={role.hosts}; more of it are replicas"

@@ -19,6 +19,7 @@ from rl_bridge.config.sections import (
     Count,
     GeneratorConfig,
     MetricsConfig,
+    ParallelConfig,
     Positive,
     RecordsConfig,
     RewardConfig,
@@ -341,6 +342,14 @@ class Config(Section):
         return self.model_copy(update={"env": env, "rollout": rollout})
 
     @property
+    def reference_parallel(self) -> ParallelConfig:
+        """How the ranks of a replica of the reference share its weights: like the trainer's, in one copy."""
+        parallel = self.trainer.parallel
+        if self.monarch.roles.reference.ranks == 1:
+            return ParallelConfig()
+        return ParallelConfig(tp=parallel.tp, ep=parallel.ep)
+
+    @property
     def has_reference(self) -> bool:
         """Whether there is a separate reference model; with LoRA the trainer serves as one, its adapters off."""
         return self.algorithm.kl_coef > 0 and self.model.lora is None
@@ -512,12 +521,8 @@ class Config(Section):
             raise ValueError(
                 "expected monarch.join_port with replicas as {min, max}, which grow with hosts that join"
             )
-        role, degree = roles.trainer, self.trainer.tensor_parallel
-        if role.procs * role.hosts % degree:
-            raise ValueError(
-                "expected trainer.tensor_parallel to divide the trainer's ranks (monarch.roles.trainer, or "
-                f"trainer.num_gpus), got {degree} and {role.procs * role.hosts}"
-            )
+        self.trainer.parallel.require_ranks(roles.trainer.ranks)
+        self.reference_parallel.require_ranks(roles.reference.ranks, role="reference")
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "

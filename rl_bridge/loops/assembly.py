@@ -29,7 +29,7 @@ from rl_bridge.environments.servers import (
 )
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
-from rl_bridge.generator.client import ABORT_REPLY_TIMEOUT_S, GeneratorClient
+from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.observation import RunObserver
@@ -306,14 +306,8 @@ async def open_players(
             stack.push_async_callback(store.close)
         with span("start", waits_for="processes"):
             roles = await fleet.guard(start_roles(config, folder, model_path, store, print_line))
-        policy = roles["policy"]
         client = GeneratorClient(
-            policy.generate_many.route,
-            max_batch=config.rollout.max_num_seqs,
-            replicas=lambda: len(policy.roster.targets),
-            timeout_s=config.call_timeout_s,
-            open_session=lambda near: policy.session(near=near, max_sessions=config.rollout.max_num_seqs),
-            abort=lambda ids: policy.query_replicas("abort", ids, timeout_s=ABORT_REPLY_TIMEOUT_S),
+            roles["policy"], max_batch=config.rollout.max_num_seqs, timeout_s=config.call_timeout_s
         )
         stack.push_async_callback(client.close)
         chat = ChatPolicy(

@@ -36,7 +36,7 @@ from rl_bridge.rollout.groups import (
     playable_environments,
     summarize_outcomes,
 )
-from rl_bridge.services.handle import BalancedEndpoints, LocalService
+from rl_bridge.services.handle import BalancedEndpoints
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        rollout: BalancedEndpoints | LocalService,
+        rollout: BalancedEndpoints,
         buffer: ReplayBuffer,
         config: Config,
         *,
