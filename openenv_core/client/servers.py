@@ -58,7 +58,9 @@ class Servers:
         self.urls = list(urls)
         self.url = self.urls[0] if self.urls else None
         self.provider = provider
-        self.list_urls = provider.urls if isinstance(provider, FleetProvider) else None
+        self.list_urls: Callable[[], list[str]] | None = (
+            provider.urls if isinstance(provider, FleetProvider) else None
+        )
         self._headers = headers or {}
         self._start: asyncio.Future[str] | None = None
         self._aborted = False
