@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from openenv_core.providers.docker import ContainerOptions, LocalDockerProvider
     from openenv_core.providers.docker.fleet import DockerFleet
     from openenv_core.providers.fleet import ServerFleet
+    from openenv_core.providers.kubernetes import KubernetesFleet
     from openenv_core.providers.pool import DockerPool
     from openenv_core.providers.process import LocalProcessProvider
     from openenv_core.providers.ray import RayFleet
@@ -19,6 +20,7 @@ __all__ = [
     "ContainerOptions",
     "DockerFleet",
     "DockerPool",
+    "KubernetesFleet",
     "LocalDockerProvider",
     "LocalProcessProvider",
     "Provider",
@@ -33,6 +35,7 @@ __getattr__ = make_lazy_getattr(
         "ContainerOptions": "openenv_core.providers.docker",
         "DockerFleet": "openenv_core.providers.docker.fleet",
         "DockerPool": "openenv_core.providers.pool",
+        "KubernetesFleet": "openenv_core.providers.kubernetes",
         "LocalDockerProvider": "openenv_core.providers.docker",
         "LocalProcessProvider": "openenv_core.providers.process",
         "RayFleet": "openenv_core.providers.ray",

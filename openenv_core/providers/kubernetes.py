@@ -3,7 +3,7 @@
 import base64
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
@@ -121,10 +121,8 @@ class KubernetesFleet(ServerFleet):
 
     def stop(self) -> None:
         """Delete the StatefulSet, and with it what it owns."""
-        with _translated_errors(missing_ok=True):
-            self._apps.delete_namespaced_stateful_set(
-                self.name, self._namespace, propagation_policy="Background"
-            )
+        delete = self._apps.delete_namespaced_stateful_set
+        _unless_missing(lambda: delete(self.name, self._namespace, propagation_policy="Background"))
 
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """End a pod, whose server drains, and wait for the next one of its name."""
@@ -134,18 +132,16 @@ class KubernetesFleet(ServerFleet):
             self._core.delete_namespaced_pod(name, self._namespace, grace_period_seconds=DRAIN_TIMEOUT_S)
 
         def is_replaced() -> bool:
-            with _translated_errors(missing_ok=True):
-                return self._core.read_namespaced_pod(name, self._namespace).metadata.uid != before and any(
-                    server.ready for server in self.servers() if server.name == name
-                )
-            return False
+            pod = _unless_missing(lambda: self._core.read_namespaced_pod(name, self._namespace))
+            ready = any(server.ready for server in self.servers() if server.name == name)
+            return ready and pod is not None and pod.metadata.uid != before
 
         self._wait(is_replaced, timeout_s, f"{name} to be ready again; see kubectl describe pod {name}")
 
     def _resize(self, servers: int) -> None:
-        with _translated_errors(missing_ok=True):
-            patch = {"spec": {"replicas": servers}}
-            self._apps.patch_namespaced_stateful_set_scale(self.name, self._namespace, patch)
+        patch = {"spec": {"replicas": servers}}
+        scale = self._apps.patch_namespaced_stateful_set_scale
+        if _unless_missing(lambda: scale(self.name, self._namespace, patch)) is not None:
             return
         self._sweep()
         with _translated_errors():
@@ -162,11 +158,12 @@ class KubernetesFleet(ServerFleet):
                     "uid": created.metadata.uid,
                 }
             ]
-            secret = {"metadata": metadata, "stringData": {"token": self.token}}
+            about = {"apiVersion": "v1", "metadata": metadata}
+            secret = {**about, "kind": "Secret", "stringData": {"token": self.token}}
             self._core.create_namespaced_secret(self._namespace, secret)
             ports = [{"name": "http", "port": PORT, "targetPort": "http"}]
             spec = {"clusterIP": "None", "selector": {**NAME, INSTANCE: self.name}, "ports": ports}
-            self._core.create_namespaced_service(self._namespace, {"metadata": metadata, "spec": spec})
+            self._core.create_namespaced_service(self._namespace, {**about, "kind": "Service", "spec": spec})
 
     def _cordon(self, server: FleetServer) -> None:
         """Do nothing: the hook that runs before the pod ends does it."""
@@ -196,7 +193,7 @@ class KubernetesFleet(ServerFleet):
         return {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid}]}
 
     def _describe_stateful_set(self, metadata: Mapping[str, Any], servers: int) -> dict[str, Any]:
-        """Return the StatefulSet; `dockerfiles/chart` has the same, and says why."""
+        """Return the StatefulSet, whose pods are those of `dockerfiles/chart`, which says why."""
         labels = {**NAME, INSTANCE: self.name}
         health = {"exec": {"command": ["healthcheck"]}, "timeoutSeconds": 5}
         env = {
@@ -241,6 +238,8 @@ class KubernetesFleet(ServerFleet):
             ],
         }
         return {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
             "metadata": metadata,
             "spec": {
                 "serviceName": self.name,
@@ -272,14 +271,23 @@ def _configure() -> str:
         ) from error
 
 
+def _unless_missing(call: Callable[[], Any]) -> Any:
+    """Return the result of a call; None if its object does not exist. Raises as `_translated_errors`."""
+    with _translated_errors():
+        try:
+            return call()
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return None
+
+
 @contextmanager
-def _translated_errors(*, missing_ok: bool = False) -> Iterator[None]:
-    """Convert the client's exceptions in the block to ProviderError; a missing object may end it."""
+def _translated_errors() -> Iterator[None]:
+    """Convert the client's exceptions in the block to ProviderError."""
     try:
         yield
     except ApiException as error:
-        if missing_ok and error.status == 404:
-            return
         raise ProviderError(
             f"expected the cluster to do it, got {error.status} {error.reason}: {error.body}"
         ) from error
