@@ -17,11 +17,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import uvicorn
 
 from openenv_core.errors import ConfigurationError, OpenEnvError
-from servers.app import EnvironmentApp
+from servers.app import EnvironmentApp, building_apps
 from servers.listening import BACKLOG
 from servers.protocols import PING_INTERVAL_S, PONG_TIMEOUT_S, raise_descriptor_limit
 from servers.security import Guard
 from servers.settings import ServerSettings
+from servers.target import load_app
 
 logger = logging.getLogger("servers")
 
@@ -44,17 +45,22 @@ class Assembled(NamedTuple):
     cordon: Callable[[], None] = lambda: None
 
 
-def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
-    """Apply the settings to an application, and return it with its hooks.
+def assemble(target: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
+    """Import the application that a target names, built with these settings, and return it with its hooks.
 
-    An application that is not of `create_app` gets a guard only. ConfigurationError: it does not support `options`.
+    An application that is not of `create_app` gets a guard only.
+
+    Raises:
+        ConfigurationError: As `load_app`; or the application does not support `options`.
+        Exception: Whatever the environment's own code raised on import.
     """
+    with building_apps(lambda served, _: EnvironmentApp(served, settings)):
+        app = load_app(target)
     if isinstance(app, EnvironmentApp):
-        app.configure(settings)
         return Assembled(app, app.drain, app.collect_refusals(), app.cordon)
     if options:
         raise ConfigurationError(
-            f"expected an app of create_app for {', '.join(options)}, got {type(app).__name__} at {name!r}; "
+            f"expected an app of create_app for {', '.join(options)}, got {type(app).__name__} at {target!r}; "
             "leave the options out, or build the app with create_app"
         )
     return Assembled(Guard(app, settings))

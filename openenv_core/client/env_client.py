@@ -404,7 +404,10 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: No connection could be made.
         """
-        return ResetResult(**vars(await self._play("reset", b"", options)))
+        result = await self._play("reset", b"", options)
+        if type(result) is not StepResult:  # from the hook of a subclass
+            return result
+        return ResetResult(result.observation, result.reward, result.done, result.metadata)
 
     @waits_without_loop
     async def step(self, action: ActT) -> StepResult[ObsT]:

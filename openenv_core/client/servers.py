@@ -58,7 +58,7 @@ class Servers:
         self.urls = list(urls)
         self.url = self.urls[0] if self.urls else None
         self.provider = provider
-        self.list_urls: Callable[[], list[str]] | None = (
+        self.list_urls: Callable[[], Sequence[str]] | None = (
             provider.urls if isinstance(provider, FleetProvider) else None
         )
         self._headers = headers or {}
