@@ -16,11 +16,11 @@ from counter_client import CounterEnv
 from scripted import scripted
 from serve_process import SUPPORT
 from serving import eventually, open_session, serving
-from simulated_time import simulate
 from socket_servers import frame, silent_server
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request
 
+from benchmarks.simulated_time import simulate
 from openenv_core import (
     Action,
     CapacityError,
