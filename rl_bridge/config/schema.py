@@ -7,11 +7,19 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.agent import AgentConfig
 from rl_bridge.config.algorithm import AlgorithmConfig
-from rl_bridge.config.monarch import Dtype, MonarchConfig, derive_monarch, resolve_dtype
+from rl_bridge.config.monarch import (
+    Dtype,
+    MonarchConfig,
+    ReplicaRange,
+    derive_monarch,
+    min_of,
+    resolve_dtype,
+)
 from rl_bridge.config.sections import (
     Count,
     GeneratorConfig,
     MetricsConfig,
+    ParallelConfig,
     Positive,
     RecordsConfig,
     RewardConfig,
@@ -178,9 +186,10 @@ class RolloutConfig(Section):
     tools whose first observation states its task in words."""
     agent: AgentConfig | None = None
     """An agent that plays in place of our own dialogue, and calls the policy as its model; None for none."""
-    num_workers: Count = 1
-    """Processes that play episodes; each has an equal share of `env.sessions`. If generators have GPUs, the default is
-    one per generator."""
+    num_workers: Count | ReplicaRange = 1
+    """Processes that play episodes, or `{min, max}`, which adds one for each host that joins. The first have equal
+    shares of `env.sessions`, and each further one brings as many more. If generators have GPUs, the default is one per
+    generator."""
     batch_size: Count = 512
     """Trajectories per iteration; a multiple of `group_size`."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -259,6 +268,11 @@ class RolloutConfig(Section):
         return self
 
     @property
+    def min_workers(self) -> int:
+        """The number of workers with which a run starts, and can go on."""
+        return min_of(self.num_workers)
+
+    @property
     def groups_per_step(self) -> int:
         """Groups per iteration."""
         return self.batch_size // self.group_size
@@ -330,6 +344,14 @@ class Config(Section):
         env = self.environments[name]
         rollout = self.rollout.model_copy(update={"task": env.task or self.rollout.task})
         return self.model_copy(update={"env": env, "rollout": rollout})
+
+    @property
+    def reference_parallel(self) -> ParallelConfig:
+        """How the ranks of a replica of the reference share its weights: like the trainer's, in one copy."""
+        parallel = self.trainer.parallel
+        if self.monarch.roles.reference.ranks == 1:
+            return ParallelConfig()
+        return ParallelConfig(tp=parallel.tp, ep=parallel.ep)
 
     @property
     def has_reference(self) -> bool:
@@ -406,7 +428,7 @@ class Config(Section):
         """
         rollout, num_gpus = self.rollout, self.trainer.num_gpus
         if num_gpus is not None:
-            workers = rollout.num_workers if "num_workers" in rollout.model_fields_set else None
+            workers = rollout.min_workers if "num_workers" in rollout.model_fields_set else None
             monarch = derive_monarch(
                 num_gpus,
                 self.monarch,
@@ -423,7 +445,7 @@ class Config(Section):
         environments = self.environments
         if policy.gpus and environments:
             in_flight = (1 + rollout.max_staleness) * rollout.batch_size
-            sessions = max(1, min(policy.replicas * rollout.max_num_seqs, in_flight) // len(environments))
+            sessions = max(1, min(policy.min_replicas * rollout.max_num_seqs, in_flight) // len(environments))
             derived = {name: env.with_defaults(sessions=sessions) for name, env in environments.items()}
             object.__setattr__(self, "env", derived if isinstance(self.env, dict) else derived[""])
             self._set_derived(
@@ -445,10 +467,15 @@ class Config(Section):
         if not self.monarch.colocate:
             return self
         policy, trainer, rollout = self.monarch.roles.policy, self.monarch.roles.trainer, self.rollout
-        if policy.replicas * policy.gpus != trainer.gpus:
+        if self.monarch.join_port is not None:
+            raise ValueError(
+                "expected no monarch.join_port with monarch.colocate: hosts that join have no trainer"
+            )
+        if policy.min_replicas * policy.gpus != trainer.gpus:
             raise ValueError(
                 f"expected generators with as many GPUs as the trainer with monarch.colocate, {trainer.gpus}, got "
-                f"{policy.replicas} with {policy.gpus} each; change monarch.roles.policy, or set monarch.colocate=false"
+                f"{policy.min_replicas} with {policy.gpus} each; change monarch.roles.policy, or set "
+                "monarch.colocate=false"
             )
         if rollout.weight_update == "keep_cache":
             raise ValueError(
@@ -477,24 +504,29 @@ class Config(Section):
         decided = {
             "model.dtype": self.model.dtype,
             "trainer.activation_checkpointing": self.trainer.activation_checkpointing,
-            "monarch.roles.policy.replicas": self.monarch.roles.policy.replicas,
+            "monarch.roles.policy.replicas": self.monarch.roles.policy.min_replicas,
         }
         if not self.environments:  # which the other keys are about; the file may still lack it
             return decided
         return decided | {
-            "rollout.num_workers": self.rollout.num_workers,
+            "rollout.num_workers": self.rollout.min_workers,
             "env.sessions": sum(env.sessions for env in self.environments.values()),
             "evaluation.episodes": self.evaluation.episodes,
         }
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        role, degree = self.monarch.roles.trainer, self.trainer.tensor_parallel
-        if role.procs * role.hosts % degree:
+        roles = self.monarch.roles
+        growing = (
+            self.rollout.num_workers,
+            *(each.replicas for each in (roles.policy, roles.reference, roles.reward)),
+        )
+        if self.monarch.join_port is None and any(isinstance(each, ReplicaRange) for each in growing):
             raise ValueError(
-                "expected trainer.tensor_parallel to divide the trainer's ranks (monarch.roles.trainer, or "
-                f"trainer.num_gpus), got {degree} and {role.procs * role.hosts}"
+                "expected monarch.join_port with replicas as {min, max}, which grow with hosts that join"
             )
+        self.trainer.parallel.require_ranks(roles.trainer.ranks)
+        self.reference_parallel.require_ranks(roles.reference.ranks, role="reference")
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "

@@ -33,7 +33,7 @@ class _Upstream:
 async def upstream_policy(
     endpoint: Endpoint, tokenizer: ChatTokenizer, rollout: RolloutConfig
 ) -> AsyncIterator[ChatPolicy]:
-    """Connect to a server, and return the policy on it.
+    """Connect to a server, have it sample one token at `rollout.temperature`, and return the policy on it.
 
     Raises:
         ConfigError: The server does not serve the model, or its answers lack tokens or log-probabilities.
@@ -48,9 +48,12 @@ async def upstream_policy(
             service, max_batch=1, max_calls=rollout.max_num_seqs, timeout_s=rollout.timeout_s
         )
         try:
-            yield ChatPolicy(
+            policy = ChatPolicy(
                 tokenizer, client, max_new_tokens=rollout.max_new_tokens, max_length=rollout.max_length
             )
+            prompt = tokenizer.prompt([{"role": "user", "content": "a"}])
+            await policy.answer(prompt, temperature=rollout.temperature, max_new_tokens=1)
+            yield policy
         finally:
             await client.close()
     finally:

@@ -50,6 +50,7 @@ from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import Roster
 from rl_bridge.services.hosts import Hosts
+from rl_bridge.services.joining import SECRET_FILE, JoinServer, make_secret
 from rl_bridge.services.options import options_of, order_for_placement
 from rl_bridge.services.service import Service, report_errors
 from rl_bridge.tokens.chat import ChatTokenizer
@@ -296,6 +297,9 @@ async def open_players(
             write_coder_urls(coder_urls_file(folder), coder.urls)
             stack.callback(_watch(coder, on_failure).cancel)
         print_line(f"loading {model_path} …")
+        joining = _make_join_server(config.monarch, folder) if trains else None
+        if joining is not None:
+            await stack.enter_async_context(joining)
         await stack.enter_async_context(fleet)
         store = None
         if trains:
@@ -315,6 +319,9 @@ async def open_players(
             max_length=config.rollout.max_length,
         )
         await fleet.guard(_send_initial_updates(worker_updates, trainer_updates, roles, servers))
+        if joining is not None:
+            await stack.enter_async_context(joining.admit(fleet))
+            print_line(f"hosts can join at {joining.address}, with the secret in {folder / SECRET_FILE}")
         dataset = roles.get("dataset")
         print_line(f"everything has started, after {time.perf_counter() - began:.0f} s")
         dispatcher = Dispatcher(
@@ -465,7 +472,7 @@ def _make_servers(
             app=env.app,
             image=env.image,
             urls=env.urls,
-            count=config.monarch.roles.environment.replicas,
+            count=config.monarch.roles.environment.min_replicas,
             restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
             on_change=on_change,
             logs=logs,
@@ -484,7 +491,9 @@ def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServer
     if role is None:
         return []
     return [
-        EnvironmentServers(app=role.app, count=role.replicas, restarts=monarch.restarts, on_change=on_change)
+        EnvironmentServers(
+            app=role.app, count=role.min_replicas, restarts=monarch.restarts, on_change=on_change
+        )
     ]
 
 
@@ -501,7 +510,18 @@ def _make_hosts(monarch: MonarchConfig) -> Hosts:
             gpus_per_host=monarch.gpus_per_node,
             address=address,
         )
-    return Hosts.this_machine()
+    return Hosts.this_machine(address=None if monarch.join_port is None else address)
+
+
+def _make_join_server(monarch: MonarchConfig, folder: Path) -> JoinServer | None:
+    if monarch.join_port is None:
+        return None
+    return JoinServer(
+        monarch.master_addr,
+        monarch.join_port,
+        make_secret(folder),
+        notice_file=monarch.preemption_notice_file,
+    )
 
 
 def _make_store(config: Config) -> WeightStore:

@@ -143,7 +143,7 @@ class Dispatcher:
         self._buffer = buffer
         self._config = config
         self._filter = make_group_filter(config)
-        prompts = rollouts.max_num_seqs * config.monarch.roles.policy.replicas
+        prompts = rollouts.max_num_seqs * config.monarch.roles.policy.min_replicas
         # Admission bounds groups and sessions bound episodes. More groups than sessions would only wait at the workers.
         self._max_groups = max(1, sum(env.sessions for env in environments.values()) or prompts)
         # At first, as many as fill the engines if environments take no time.

@@ -94,7 +94,19 @@ def test_every_fault_is_listed(file: Path) -> None:
         (["monarch.gpus_per_node=1", "monarch.roles.policy={replicas: 2, gpus: 1}"], "at most the 1 GPUs"),
         (["monarch.workers=[tcp://a:1]", "monarch.transport=cuda_ipc"], "with monarch.transport=cuda_ipc"),
         (["monarch.workers=[tcp://a:1]", "monarch.job=a:b"], "monarch.workers or monarch.job, got both"),
-        (["trainer.tensor_parallel=2"], "expected trainer.tensor_parallel to divide the trainer's ranks"),
+        (["trainer.tensor_parallel=2"], "to be the trainer's ranks"),
+        (["trainer.parallel={fsdp: 2}"], "got 1 x 2 x 1 and 1; change trainer.parallel, or"),
+        (
+            ["trainer.parallel.ep=2"],
+            "expected trainer.parallel.ep to divide fsdp x tp of the trainer, got 2 and 1",
+        ),
+        (
+            ["trainer.parallel.tp=2", "monarch.roles={trainer: {procs: 4}, reference: {procs: 3}}"],
+            "to be the reference's ranks, got 1 x any x 2 and 3",
+        ),
+        (["trainer.parallel.cp=2"], "a row stays on one rank"),
+        (["trainer.parallel.pp=2"], "there are no pipelines"),
+        (["trainer.parallel.tp=2", "trainer.tensor_parallel=4"], "as trainer.parallel.tp says, 2, got 4"),
         (
             ["reward.function=[a.b, c.d]", "reward.weights=[1]"],
             "reward.weights with one a function, 2, got 1",

@@ -179,6 +179,25 @@ def test_as_little_is_computed_anew_as_there_is_room_for(tmp_path: Path) -> None
     assert choose_checkpointing(bytes_by_checkpointing(config, ModelSize(parameters=1000)), 1e15) == "full"
 
 
+def test_every_replica_of_the_weights_has_its_own(tmp_path: Path) -> None:
+    one, two = (
+        roles(load(tmp_path, "monarch.roles.trainer={procs: 4}", f"trainer.parallel.hsdp={replicas}"))
+        for replicas in (1, 2)
+    )
+    held = sum(one["trainer"].parts.values())
+    assert sum(two["trainer"].parts.values()) == 2 * held
+    assert two["trainer"].process_bytes - one["trainer"].process_bytes == held // 4
+
+
+def test_the_ranks_of_a_reference_share_it(tmp_path: Path) -> None:
+    spread = ("monarch.roles={trainer: {procs: 4}, reference: {procs: 2}}", "trainer.parallel.tp=2")
+    one, two = (
+        roles(load(tmp_path, "algorithm.kl_coef=0.1", *overrides))["reference"] for overrides in ((), spread)
+    )
+    assert (two.processes, two.parts) == (2, one.parts)
+    assert two.per_process["activations"] == one.per_process["activations"] // 2
+
+
 def test_tensor_parallel_ranks_share_a_pass(tmp_path: Path) -> None:
     alone = roles(load(tmp_path))["trainer"].per_process
     config = load(tmp_path, "monarch.roles.trainer={procs: 4}", "trainer.tensor_parallel=4")
