@@ -176,7 +176,7 @@ def memory_of_roles(
         _trainer_memory(config, size),
         RoleMemory(
             role="policy",
-            replicas=roles.policy.replicas,
+            replicas=roles.policy.min_replicas,
             processes=config.generator.tensor_parallel,
             parts={"weights": width * size.parameters, **_cache_memory(config, size, width)},
             # The largest tensor, held beside the one that it replaces.
@@ -293,7 +293,7 @@ def _make_frozen_role(
 ) -> RoleMemory:
     return RoleMemory(
         role=role,
-        replicas=config.replicas,
+        replicas=config.min_replicas,
         processes=config.ranks,
         parts={"weights": FROZEN_BYTES * size.parameters},
         per_process=per_process,
@@ -534,7 +534,7 @@ class RunPlan:
         receivers, copies = None, 1.0
         if config is not None:
             monarch = config.monarch
-            receivers = monarch.roles.policy.replicas
+            receivers = monarch.roles.policy.min_replicas
             senders = 1 if monarch.transport == "torchstore" else monarch.roles.trainer.hosts
             copies = max(receivers / senders, _max_generators_per_host(monarch))
         broadcasts = []
@@ -565,7 +565,7 @@ def split_spot_gpus(config: Config) -> tuple[int, int]:
     """
     total, policy = config.monarch.gpus, config.monarch.roles.policy
     is_spot = config.rollout.spot_eligible and not config.monarch.colocate
-    spot = policy.replicas * policy.gpus if is_spot else 0
+    spot = policy.min_replicas * policy.gpus if is_spot else 0
     return spot, total - spot
 
 
@@ -573,7 +573,7 @@ def _max_generators_per_host(monarch: MonarchConfig) -> int:
     """Return the most generators on one host when the run places them and the trainer."""
     if not (monarch.gpus_per_node and monarch.roles.policy.gpus):
         # Generators run on CPUs, or the hosts' GPUs are not configured yet: assume an even spread.
-        return math.ceil(monarch.roles.policy.replicas / monarch.num_nodes)
+        return math.ceil(monarch.roles.policy.min_replicas / monarch.num_nodes)
     placement, generators_by_host = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
     roles = {
         name: ServiceOptions(
@@ -582,7 +582,7 @@ def _max_generators_per_host(monarch: MonarchConfig) -> int:
         for name in ("trainer", "policy")
     }
     for name in order_for_placement(roles):
-        for _ in range(getattr(monarch.roles, name).replicas):
+        for _ in range(getattr(monarch.roles, name).min_replicas):
             slot = placement.reserve(roles[name], 0.0)
             if name == "policy":
                 generators_by_host[slot.first] += 1

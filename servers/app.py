@@ -3,19 +3,21 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openenv_core import ConcurrencyConfig, ConfigurationError, State
 from openenv_core.errors import OpenEnvError
 from openenv_core.lifecycle import default_cap, read_models
+from openenv_core.multi_agent import MultiAgentEnvironment
 from openenv_core.protocol.batch import ObservationEncoder
 from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory, name_of
@@ -31,8 +33,9 @@ from servers.routes.jsonrpc import JsonRpc
 from servers.routes.link import Links
 from servers.routes.tasks import tasks_router
 from servers.routes.websocket import SESSION_PATH, FrameDialect, RpcDialect, SocketRoute, Sockets
+from servers.seats import seat_environment
 from servers.security import Guard
-from servers.sessions import SessionSlots, SessionTable
+from servers.sessions import SessionSlots, SessionTable, new_session_id
 from servers.settings import MODES, Mode, ServerSettings
 from servers.tooling import Tooling
 
@@ -41,9 +44,6 @@ logger = logging.getLogger("servers")
 _API_VERSION: Final = "1.0.0"
 """Version of the HTTP interface. Released validators choose their profile by its major number."""
 
-
-_SESSION_PATHS: Final = ("/reset", "/step", "/state", MCP_PATH)
-"""Prefixes of the HTTP paths whose bytes the metrics count."""
 
 _SOCKET_PATHS: Final = (SESSION_PATH, MCP_PATH)
 
@@ -70,8 +70,11 @@ class AppSettings:
     page: PageOptions | None = None
 
 
-class _InnermostMiddleware:
-    """Passes what middleware of the app's author has let through to standard MCP, to our sockets, or to the routes."""
+class _SocketMiddleware:
+    """Passes our sockets, which middleware of the app's author has let through, to the router.
+
+    The framework's own middleware wraps every send of a WebSocket, which would take a quarter of a trivial step's time.
+    """
 
     def __init__(self, app: ASGIApp, owner: "EnvironmentApp") -> None:
         self._app = app
@@ -79,171 +82,121 @@ class _InnermostMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        if scope["type"] == "websocket" and path_of(scope) in _SOCKET_PATHS:
-            await self._owner.router(scope, receive, send)
-        elif scope["type"] == "http" and path_of(scope).startswith(MCP_PATH):
-            await self._owner.mcp(self._app, scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
+        is_ours = scope["type"] == "websocket" and path_of(scope) in _SOCKET_PATHS
+        await (self._owner.router if is_ours else self._app)(scope, receive, send)
 
 
 class EnvironmentApp(FastAPI):
-    """A FastAPI app whose own sockets pass the author's middleware, but not the framework's.
+    """The server of one environment. Routes and middleware that its author adds come before and after ours.
 
-    That wraps every send of a WebSocket, which would take a quarter of the time of a trivial step.
+    Args:
+        served: What the app serves.
+        settings: The server's settings.
+        slots: Counts sessions; by default those of this process only.
+        new_id: Generates session ids; by default uuid4.
+        counts: Counters shared by several processes; by default this process counts alone.
 
     Attributes:
         served: What the app serves; the checker reads it.
         settings: The server's settings.
+        sessions: The app's sessions.
+        tooling: Lists and calls the environments' tools.
+        sockets: The conversations of the open WebSockets.
+        links: The clients of `ropewalk.v1`.
+        mcp: Serves /mcp over HTTP.
+
+    Raises:
+        ConfigurationError: The class does not allow so many sessions, or a setting is malformed.
     """
 
-    def __init__(self, served: AppSettings, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        served: AppSettings,
+        settings: ServerSettings,
+        *,
+        slots: SessionSlots | None = None,
+        new_id: Callable[[], str] = new_session_id,
+        counts: SharedCounts | None = None,
+    ) -> None:
+        cap = settings.max_sessions or served.cap
+        _check_cap(served.factory, cap)
+        title = served.name or name_of(served.factory)
         super().__init__(
-            title=_title(served),
+            title=title,
             version=_API_VERSION,
             lifespan=_lifespan,
             docs_url=None,
             redoc_url=None,
-            # Middleware that the author adds comes before it.
-            middleware=[Middleware(_InnermostMiddleware, owner=self)],
+            middleware=[Middleware(_SocketMiddleware, owner=self)],
         )
         self.served = served
         self.settings = settings
-        self._slots: SessionSlots | None = None
-        self._new_id: Callable[[], str] | None = None
-        self._counts: SharedCounts | None = None
-        self._components: _Parts | None = None
-        self._started = False
-        self._own_route_count = len(self.router.routes)
         self._refusal: OpenEnvError | None = None
         self._refusal_collected = False
-        _check_cap(served.factory, settings.max_sessions or served.cap)
-
-    @property
-    def routes(self) -> list[BaseRoute]:
-        """Every route: ours, and after them those of the author."""
-        self._ensure_built()
-        return self.router.routes
-
-    @property
-    def sessions(self) -> SessionTable:
-        """The app's sessions."""
-        return self._ensure_built().sessions
-
-    @property
-    def tooling(self) -> Tooling:
-        """Lists and calls the environments' tools."""
-        return self._ensure_built().tooling
-
-    @property
-    def cap(self) -> int:
-        """Greatest number of sessions."""
-        return self.settings.max_sessions or self.served.cap
-
-    def configure(
-        self,
-        settings: ServerSettings,
-        *,
-        slots: SessionSlots | None = None,
-        new_id: Callable[[], str] | None = None,
-        counts: SharedCounts | None = None,
-    ) -> None:
-        """Replace the settings, before the server starts.
-
-        Args:
-            settings: Settings that override environment variables and the arguments of `create_app`.
-            slots: Counts sessions; by default those of this process only.
-            new_id: Generates session ids; by default uuid4.
-            counts: Counters shared by several processes; by default this process counts alone.
-
-        Raises:
-            ConfigurationError: The server is running, or the class does not allow so many sessions.
-        """
-        if self._started:
-            raise ConfigurationError("the server runs already; give it other settings before it starts")
-        if self._components is not None:  # already built, since a property was read
-            del self.router.routes[self._own_route_count : self._own_route_count + self._components.routes]
-            self._components = None
-        _check_cap(self.served.factory, settings.max_sessions or self.served.cap)
-        self.settings, self._slots, self._new_id, self._counts = settings, slots, new_id, counts
-
-    def _ensure_built(self) -> "_Parts":
-        """Return the app's parts, built on first use, which is usually when its server starts."""
-        if self._components is None:
-            self._components = self._build()
-        return self._components
-
-    def _build(self) -> "_Parts":
-        served, settings = self.served, self.settings
-        extra: dict[str, Any] = {} if self._new_id is None else {"new_id": self._new_id}
-        cap = self.cap
-        metrics = ServerMetrics(_title(served), settings.metrics, self._counts)
-        executor = Executor(cap)
-        sessions = SessionTable(
-            served.factory, cap, executor, settings, self._slots, metrics=metrics, **extra
+        metrics = ServerMetrics(title, settings.metrics, counts)
+        self.sessions = SessionTable(
+            served.factory, cap, Executor(cap), settings, slots, new_id=new_id, metrics=metrics
         )
-        self.state.sessions = sessions
-        production = settings.mode == "production"
+        self.state.sessions = self.sessions
+        self.tooling = Tooling(served.factory, served.action)
+        self.sockets = Sockets()
         schemas = describe_each(served.models)
-        encoder = ObservationEncoder(schemas["observation"], schemas["reset_observation"])
-        decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=production)
-        tooling = Tooling(served.factory, served.action)
-        rpc = JsonRpc(sessions, tooling)
-        sockets = Sockets()
+        decoder: RequestDecoder[Any] = RequestDecoder(served.action, production=self._in_production)
+        rpc = JsonRpc(self.sessions, self.tooling)
         frames = FrameDialect(decoder, rpc, metrics)
-        links = Links(
-            sessions,
+        encoder = ObservationEncoder(schemas["observation"], schemas["reset_observation"])
+        self.links = Links(
+            self.sessions,
             decoder,
             frames,
             BatchDialect(decoder, encoder, metrics),
-            production=production,
+            production=self._in_production,
             send_timeout_s=settings.send_timeout_s,
         )
-        # Routes that the environment's author adds come after ours, whenever they were added.
-        added = self.router.routes[self._own_route_count :]
-        del self.router.routes[self._own_route_count :]
-        # Plain Starlette routes: FastAPI would do nothing for these, and double the time of each request.
-        send_timeout_s = settings.send_timeout_s
-        unlisted_routes: list[BaseRoute] = [
-            WebSocketRoute(SESSION_PATH, SocketRoute(sessions, frames, sockets, send_timeout_s, links)),
-            WebSocketRoute(MCP_PATH, SocketRoute(sessions, RpcDialect(rpc), sockets, send_timeout_s)),
-            Route(MCP_PATH, rpc.serve, methods=["POST"]),
-        ]
-        if settings.metrics:
-            unlisted_routes.append(Route(METRICS_PATH, metrics.serve, methods=["GET"]))
-        if not production:
-            unlisted_routes += HttpRoutes(sessions, decoder).routes()
-        self.router.routes.extend(unlisted_routes)
-        metadata = MetadataSource(sessions, served.name)
-        page = None
+        self.mcp = McpEntry(self.sessions, self.tooling, rpc, title, settings)
+        metadata = MetadataSource(self.sessions, served.name)
+        self._page: Page | None = None
         if served.page is None:
             if settings.web:
                 logger.warning("the app has no page: it is not one of create_app")
-        elif not production and (settings.web or served.page.always):  # production serves no reset or step
-            page = Page(served.page, served.action, sessions, decoder, metadata, _title(served), settings)
-            self.router.routes.extend(page.routes())
-        # Not by `include_router`, which would build each of these routes a second time.
-        self.router.routes += about_router(sessions, schemas, metadata).routes
-        self.router.routes += page_router(_title(served), metadata, schemas, self.openapi).routes
-        self.router.routes += tasks_router(sessions, _title(served)).routes
-        routes = len(self.router.routes) - self._own_route_count
-        self.router.routes.extend(added)
-        self.openapi_schema = None
-        return _Parts(
-            routes=routes,
-            sessions=sessions,
-            tooling=tooling,
-            sockets=sockets,
-            links=links,
-            mcp=McpEntry(sessions, tooling, _title(served), settings),
-            guard=Guard(self.serve_admitted, settings, is_open=page.is_open if page else lambda _: False),
-            page=page,
+        elif not self._in_production and (
+            settings.web or served.page.always
+        ):  # production serves no reset or step
+            self._page = Page(served.page, served.action, self.sessions, decoder, metadata, title, settings)
+        self._guard = Guard(
+            self.serve_admitted, settings, is_open=self._page.is_open if self._page else lambda _: False
         )
+        # Plain Starlette routes where FastAPI would do nothing but double the time of each request.
+        self.router.routes += [
+            WebSocketRoute(
+                SESSION_PATH,
+                SocketRoute(self.sessions, frames, self.sockets, settings.send_timeout_s, self.links),
+            ),
+            WebSocketRoute(
+                MCP_PATH, SocketRoute(self.sessions, RpcDialect(rpc), self.sockets, settings.send_timeout_s)
+            ),
+            *self.mcp.routes(),
+            *([Route(METRICS_PATH, metrics.serve, methods=["GET"])] if settings.metrics else []),
+            *([] if self._in_production else HttpRoutes(self.sessions, decoder).routes()),
+            *([] if self._page is None else self._page.routes()),
+            # Not by `include_router`, which would build each of these routes a second time.
+            *about_router(self.sessions, schemas, metadata).routes,
+            *page_router(title, metadata, schemas, self.openapi).routes,
+            *tasks_router(self.sessions, title).routes,
+        ]
+
+    @property
+    def _in_production(self) -> bool:
+        return self.settings.mode == "production"
 
     def collect_refusals(self) -> Callable[[], OpenEnvError | None]:
         """Return a function that gives the error that refused the start, if any; the caller reports it, not the log."""
         self._refusal_collected = True
         return lambda: self._refusal
+
+    def cordon(self) -> None:
+        """Refuse new sessions; the open ones go on."""
+        self.sessions.draining = True
 
     async def drain(self, deadline_s: float) -> None:
         """Refuse new sessions and end the open ones, after the calls in progress.
@@ -252,81 +205,58 @@ class EnvironmentApp(FastAPI):
             deadline_s: Seconds to wait for the calls in progress.
         """
         deadline = asyncio.get_running_loop().time() + deadline_s
-        parts = self._ensure_built()
-        parts.sessions.draining = True
-        parts.sockets.start_draining()  # before anything is awaited: a reply in between would begin a request
-        await asyncio.gather(parts.sockets.wait_drained(deadline), parts.links.close())
-        await parts.sessions.end_standing(deadline)
-        await parts.mcp.drain(deadline)
+        self.sessions.draining = True
+        self.sockets.start_draining()  # before anything is awaited: a reply in between would begin a request
+        await asyncio.gather(self.sockets.wait_drained(deadline), self.links.close())
+        await self.sessions.end_standing(deadline)
+        await self.mcp.drain(deadline)
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document."""
-        self._ensure_built()
         if self.openapi_schema is None:
             self.openapi_schema = describe_api(
-                super().openapi(), self.served.models, production=self.settings.mode == "production"
+                super().openapi(), self.served.models, production=self._in_production
             )
         return self.openapi_schema
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, or the application's lifespan."""
-        if scope["type"] == "lifespan":
-            await self.serve_admitted(scope, receive, send)
-        else:
-            await self._ensure_built().guard(scope, receive, send)
+        await (self.serve_admitted if scope["type"] == "lifespan" else self._guard)(scope, receive, send)
 
     async def serve_admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a connection that the guard has admitted, or the application's lifespan."""
         if scope["type"] == "lifespan":
-            await super().__call__(scope, receive, self._without_traceback(send))
-            return
-        parts = self._ensure_built()
-        path = path_of(scope)
-        metrics = parts.sessions.metrics
-        if metrics.enabled and scope["type"] == "http" and path.startswith(_SESSION_PATHS):
-            receive, send = metrics.wrap_http(receive, send)
+            send = self._without_traceback(send)
         await super().__call__(scope, receive, send)
-
-    async def mcp(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request to /mcp: by standard MCP, or by `app` if it is of the released dialect."""
-        await self._ensure_built().mcp(app, scope, receive, send)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the app and stop it afterwards, as its lifespan. It may be served again after its server has stopped.
 
         Raises:
-            ConfigurationError: The settings are invalid for this app.
             Exception: Whatever the author's lifespan raised.
         """
         self._refusal = None
-        try:
-            parts = self._ensure_built()
-        except OpenEnvError as error:
-            self._refusal = error
-            raise
-        self._started = True
-        parts.sessions.draining = parts.sockets.draining = False
-        parts.sessions.metrics.start()
+        self.sessions.draining = self.sockets.draining = False
+        self.sessions.metrics.start()
         lifespan = self.served.lifespan
         try:
             async with (
                 nullcontext() if lifespan is None else lifespan(self),
-                nullcontext() if parts.page is None else parts.page.lifespan(),
+                nullcontext() if self._page is None else self._page.lifespan(),
             ):
                 try:
                     yield
                 finally:
-                    await parts.links.close()
-                    await parts.sessions.shut_down()
-                    await parts.mcp.stop()
-                    parts.sessions.metrics.stop()
+                    await self.links.close()
+                    await self.sessions.shut_down()
+                    await self.mcp.stop()
+                    self.sessions.metrics.stop()
         except OpenEnvError as error:
             self._refusal = error
             raise
         finally:
-            parts.sessions.executor.close()
-            self._started = False
+            self.sessions.executor.close()
 
     def _without_traceback(self, send: Send) -> Send:
         """Return a `send` that reports a start refused with an `OpenEnvError` by its message, without a traceback."""
@@ -339,29 +269,11 @@ class EnvironmentApp(FastAPI):
         return send_refusal
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Parts:
-    """The parts of an app, built from its settings. `routes` is the number of routes without those of its author."""
-
-    routes: int
-    sessions: SessionTable
-    tooling: Tooling
-    sockets: Sockets
-    links: Links
-    mcp: McpEntry
-    guard: Guard
-    page: Page | None
-
-
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     assert isinstance(app, EnvironmentApp)
     async with app.running():
         yield
-
-
-def _title(served: AppSettings) -> str:
-    return served.name or name_of(served.factory)
 
 
 def _check_cap(factory: Factory, cap: int) -> None:
@@ -372,6 +284,23 @@ def _check_cap(factory: Factory, cap: int) -> None:
             f"expected a cap of 1 session for {factory.__name__}, got {cap}; if several instances can live in "
             "one process, set SUPPORTS_CONCURRENT_SESSIONS = True on the class"
         )
+
+
+AppBuilder: TypeAlias = Callable[[AppSettings, ServerSettings], EnvironmentApp]
+"""Builds an app from what it serves and its settings."""
+
+_builder: ContextVar[AppBuilder] = ContextVar("builder of apps", default=EnvironmentApp)
+
+
+@contextmanager
+def building_apps(build: AppBuilder) -> Iterator[AppBuilder]:
+    """Have `create_app` build apps so while the block runs, by a server that imports one; yield the builder before."""
+    before = _builder.get()
+    token = _builder.set(build)
+    try:
+        yield before
+    finally:
+        _builder.reset(token)
 
 
 def create_app(
@@ -441,6 +370,10 @@ def create_app(
             raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
         # By its plain value: folders written for the released package give a member of an enum of strings.
         settings = replace(settings, mode="production" if mode == "production" else "simulation")
+    cap = default_cap(env) if max_concurrent_envs is None else max_concurrent_envs
+    game: Any = env
+    if isinstance(game, type) and issubclass(game, MultiAgentEnvironment):
+        env = seat_environment(game)
     models = read_models(env)
     action_cls, observation_cls = action_cls or models.action, observation_cls or models.observation
     if action_cls is None or observation_cls is None:
@@ -454,7 +387,6 @@ def create_app(
         "state": state_cls or models.state,
         "reset_observation": reset_observation_cls or models.reset_observation or observation_cls,
     }
-    cap = default_cap(env) if max_concurrent_envs is None else max_concurrent_envs
     page = PageOptions(
         title=title_override,
         builder=gradio_builder,
@@ -465,7 +397,7 @@ def create_app(
     served = AppSettings(
         factory=env, action=action_cls, models=described, name=env_name, cap=cap, lifespan=lifespan, page=page
     )
-    return EnvironmentApp(served, settings)
+    return _builder.get()(served, settings)
 
 
 def create_fastapi_app(
@@ -481,15 +413,15 @@ def create_fastapi_app(
     reset_observation_cls: Any = None,
 ) -> EnvironmentApp:
     """Build the same server without a page, under the released name and with its order of parameters."""
-    app = create_app(
-        env,
-        action_cls,
-        observation_cls,
-        env_name,
-        max_concurrent_envs,
-        concurrency_config,
-        state_cls=state_cls,
-        mode=mode,
-        reset_observation_cls=reset_observation_cls,
-    )
-    return EnvironmentApp(replace(app.served, page=None), app.settings)
+    with building_apps(lambda served, settings: build(replace(served, page=None), settings)) as build:
+        return create_app(
+            env,
+            action_cls,
+            observation_cls,
+            env_name,
+            max_concurrent_envs,
+            concurrency_config,
+            state_cls=state_cls,
+            mode=mode,
+            reset_observation_cls=reset_observation_cls,
+        )

@@ -12,7 +12,7 @@ counts it until then.
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from sys import float_info
@@ -20,8 +20,9 @@ from time import perf_counter
 from types import CoroutineType, MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
-from openenv_core import Action, Environment, Observation, State, unscored_reason
+from openenv_core import Action, Environment, Observation, unscored_reason
 from openenv_core.outcomes import UNSCORED
+from openenv_core.pending import Pending
 from openenv_core.tools import is_tool_host
 from servers.threads import Outcome, ThreadCall, ThreadPool, contain, containable, max_threads, outcome_of
 
@@ -215,28 +216,6 @@ class AwaitedCall(ResultCall):
             self._on_unclaimed(value)
 
 
-class Pending:
-    """An awaitable that a method has returned, and what is done with its result, which may be another one."""
-
-    __slots__ = ("_awaitable", "_then")
-
-    def __init__(self, awaitable: Any, then: Callable[[Any], Any] = lambda result: result) -> None:
-        self._awaitable = awaitable
-        self._then = then
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._finish().__await__()
-
-    async def _finish(self) -> Any:
-        result = self._then(await self._awaitable)
-        return await result if isinstance(result, Pending) else result
-
-    def close(self) -> None:
-        """Close it instead of awaiting it, if it is a coroutine."""
-        if callable(close := getattr(self._awaitable, "close", None)):
-            close()
-
-
 def pending_or_plain(result: Any) -> Any:
     """Return what an arbitrary method has returned, an awaitable as a `Pending`."""
     return Pending(result) if inspect.isawaitable(result) else result
@@ -347,7 +326,7 @@ class EnvironmentRunner:
     """Runs the methods of one environment, one call at a time.
 
     `start` takes every call and decides, at this one place, whether it runs on the event loop or in a thread.
-    `invoke_reset` and `invoke_step` are the one place where `reset` and `step` of an environment are called.
+    `invoke_reset`, `invoke_step`, `read_state` and `invoke_method` are the one place where an environment is called.
 
     Attributes:
         environment: The environment itself, for the call that runs.
@@ -450,11 +429,13 @@ class EnvironmentRunner:
         for callback in callbacks:
             self.on_free(callback)
 
-    async def _invoke(
-        self, work: Callable[[], Any], on_loop: bool, on_unclaimed: Callable[[Any], None] | None = None
-    ) -> Any:
-        """Run a function, and return its result, or that of an awaitable that it returned."""
-        call = AwaitedCall(work, on_loop, on_unclaimed)
+    async def run(self, work: Callable[[], Any], on_loop: bool) -> Any:
+        """Run a function as part of a longer call; return its result, or that of an awaitable that it returned.
+
+        Raises:
+            Exception: Whatever the environment raised.
+        """
+        call = AwaitedCall(work, on_loop)
         self.start(call, _deliver)
         try:
             return await call.result
@@ -496,7 +477,12 @@ class EnvironmentRunner:
             return self._mark_unscored(observation)
         return self._then(result, self._check_and_mark)
 
-    def _then(self, result: Any, then: Callable[[object], Any]) -> Any:
+    def _then(
+        self,
+        result: Any,
+        then: Callable[[object], Any],
+        wait: Callable[[Any], Awaitable[Any]] | None = None,
+    ) -> Any:
         """Go on with what a method has returned that is no observation; an awaitable is awaited first."""
         if not inspect.isawaitable(result):
             return then(result)
@@ -506,15 +492,7 @@ class EnvironmentRunner:
             self.spent_s = spent_s + perf_counter() - awaited_at
             return then(observation)
 
-        return Pending(result, finish)
-
-    async def reset(self, options: Mapping[str, Any]) -> Observation:
-        """Start an episode, as part of a longer call. Exception: Whatever the environment raised; so the next ones."""
-        return await self._invoke(partial(self.invoke_reset, options), self.plan.reset_on_loop)  # type: ignore[no-any-return]
-
-    async def step(self, action: Action, options: Mapping[str, Any] = MappingProxyType({})) -> Observation:
-        """Apply an action, as part of a longer call."""
-        return await self._invoke(partial(self.invoke_step, action, options), self.plan.step_on_loop)  # type: ignore[no-any-return]
+        return Pending(result, finish, wait=wait)
 
     def _begin_episode(self, observation: object) -> Any:
         """Return the observation of a reset, as `_mark_unscored` returns a step's."""
@@ -547,49 +525,22 @@ class EnvironmentRunner:
         """Read the environment's state; as `invoke_reset`."""
         return self.environment.state
 
-    async def state(self) -> State:
-        """Read the environment's state, as part of a longer call."""
-        return await self._invoke(self.read_state, self.plan.on_loop)  # type: ignore[no-any-return]
-
-    async def call(self, name: str, *args: Any, on_unclaimed: Callable[[Any], None] | None = None) -> Any:
-        """Run another method of the environment, as part of a longer call.
-
-        Args:
-            name: Name of the method.
-            *args: Its arguments.
-            on_unclaimed: Called on the event loop with a result whose caller was cancelled.
+    def invoke_method(
+        self, name: str, args: tuple[Any, ...], wait: Callable[[Any], Awaitable[Any]] | None = None
+    ) -> Any:
+        """Call another method of the environment; as `invoke_reset`. `wait` awaits what it returns, if not plainly.
 
         Raises:
             AttributeError: The environment has no such method.
         """
-        method = getattr(self.environment, name)
-        work = partial(self._call_plainly, method, args)
-        return await self._invoke(work, self.is_on_loop(method), on_unclaimed)
-
-    def _call_plainly(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        return pending_or_plain(method(*args))
-
-    async def start_method(self, name: str, *args: Any) -> Any:
-        """Call another method of the environment without awaiting its result.
-
-        Returns:
-            What the method returned. If that is awaitable, the caller awaits it on the event loop, and may cancel it;
-            the method itself cannot be cancelled before it has returned.
-
-        Raises:
-            AttributeError: The environment has no such method.
-        """
-        method = getattr(self.environment, name)
-
-        def start() -> tuple[Any]:  # a tuple is not awaited
-            started_at = perf_counter()
-            result = method(*args)
+        started_at = perf_counter()
+        try:
+            result = getattr(self.environment, name)(*args)
+        finally:
             self.spent_s = perf_counter() - started_at
-            return (result,)
+        return self._then(result, lambda value: value, wait)
 
-        return (await self._invoke(start, self.is_on_loop(method)))[0]
-
-    def is_on_loop(self, method: Callable[..., Any]) -> bool:
+    def is_on_loop(self, method: object) -> bool:
         """Whether a method runs on the event loop."""
         return self.plan.on_loop or inspect.iscoroutinefunction(method)
 
@@ -643,7 +594,7 @@ class EnvironmentRunner:
                         loop.call_soon_threadsafe(start_deadline)
                     return pending_or_plain(close())
 
-                await self._invoke(close_timed, on_loop)
+                await self.run(close_timed, on_loop)
         except FATAL:
             logger.exception("closing %s failed", self.name)
         if not self._abandoned:

@@ -17,11 +17,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import uvicorn
 
 from openenv_core.errors import ConfigurationError, OpenEnvError
-from servers.app import EnvironmentApp
+from servers.app import EnvironmentApp, building_apps
 from servers.listening import BACKLOG
 from servers.protocols import PING_INTERVAL_S, PONG_TIMEOUT_S, raise_descriptor_limit
 from servers.security import Guard
 from servers.settings import ServerSettings
+from servers.target import load_app
 
 logger = logging.getLogger("servers")
 
@@ -35,24 +36,31 @@ class Assembled(NamedTuple):
         app: The application.
         drain: Ends its sessions within the given number of seconds; None if it has no sessions.
         refusal: Returns the error that refused the application's start, if known.
+        cordon: Has it refuse new sessions, while the open ones go on; called on SIGUSR1.
     """
 
     app: Any
     drain: Drain | None = None
     refusal: Callable[[], OpenEnvError | None] = lambda: None
+    cordon: Callable[[], None] = lambda: None
 
 
-def assemble(app: Any, name: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
-    """Apply the settings to an application, and return it with its hooks.
+def assemble(target: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
+    """Import the application that a target names, built with these settings, and return it with its hooks.
 
-    An application that is not of `create_app` gets a guard only. ConfigurationError: it does not support `options`.
+    An application that is not of `create_app` gets a guard only.
+
+    Raises:
+        ConfigurationError: As `load_app`; or the application does not support `options`.
+        Exception: Whatever the environment's own code raised on import.
     """
+    with building_apps(lambda served, _: EnvironmentApp(served, settings)):
+        app = load_app(target)
     if isinstance(app, EnvironmentApp):
-        app.configure(settings)
-        return Assembled(app, app.drain, app.collect_refusals())
+        return Assembled(app, app.drain, app.collect_refusals(), app.cordon)
     if options:
         raise ConfigurationError(
-            f"expected an app of create_app for {', '.join(options)}, got {type(app).__name__} at {name!r}; "
+            f"expected an app of create_app for {', '.join(options)}, got {type(app).__name__} at {target!r}; "
             "leave the options out, or build the app with create_app"
         )
     return Assembled(Guard(app, settings))
@@ -111,7 +119,7 @@ def host(
     raise_descriptor_limit()
     _tune_garbage_collector()
     config = uvicorn.Config(assembled.app, log_config=None, **SETTINGS)
-    server = _Server(config, assembled.drain, drain_s, on_started, lifeline, ExitTimer(on_cut))
+    server = _Server(config, assembled, drain_s, on_started, lifeline, ExitTimer(on_cut))
     try:
         server.run(sockets=list(listeners))
     except SystemExit:  # uvicorn exits if the application does not start
@@ -180,14 +188,14 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        drain: Drain | None,
+        assembled: Assembled,
         drain_s: float,
         on_started: Callable[[], None] | None,
         lifeline: int | None,
         end: ExitTimer,
     ) -> None:
         super().__init__(config)
-        self._drain = drain
+        self._drain, self._cordon = assembled.drain, assembled.cordon
         self._drain_s = drain_s
         self._on_started = on_started
         self._lifeline = lifeline
@@ -195,6 +203,8 @@ class _Server(uvicorn.Server):
         self.end = end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        signal.signal(signal.SIGUSR1, lambda *_: loop.call_soon_threadsafe(self._cordon))
         if (lifeline := self._lifeline) is not None:  # after the handlers are installed: it sends a signal
             watch = threading.Thread(
                 target=self._watch_lifeline, args=(lifeline,), name="ropewalk-lifeline", daemon=True

@@ -29,12 +29,15 @@ NAMES: Final[Extra] = {
 
 def create_web_interface_app(*args: Any, **options: Any) -> "EnvironmentApp":
     """Build a server as `create_app` does, with the same parameters, and with the page enabled."""
-    from servers.app import EnvironmentApp, create_app
+    from servers.app import AppSettings, EnvironmentApp, building_apps, create_app
+    from servers.settings import ServerSettings
 
-    app = create_app(*args, **options)
-    assert app.served.page is not None
-    served = replace(app.served, page=replace(app.served.page, always=True))
-    return EnvironmentApp(served, app.settings)
+    def build_with_page(served: AppSettings, settings: ServerSettings) -> EnvironmentApp:
+        assert served.page is not None
+        return build(replace(served, page=replace(served.page, always=True)), settings)
+
+    with building_apps(build_with_page) as build:
+        return create_app(*args, **options)
 
 
 class HTTPEnvServer:

@@ -251,15 +251,12 @@ def _serve_refusal(plan: ServePlan, reason: str) -> int:
 
 
 def _serve_source(plan: ServePlan) -> int:
-    from servers.target import load_app
-
-    app = load_app(plan.app)
     with installed_with("server", "a server's packages"):
         from servers.hosting import assemble, host
     from servers.logs import configure_logging
 
+    assembled = assemble(plan.app, plan.settings, plan.options)
     configure_logging(plan.log_level, plan.settings.tokens)
-    assembled = assemble(app, plan.app, plan.settings, plan.options)
 
     def on_started() -> None:
         if _RESTARTED in sys.argv[1:]:

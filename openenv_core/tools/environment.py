@@ -2,11 +2,12 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, overload
 
 from openenv_core.environment import Environment
 from openenv_core.errors import ConfigurationError, EpisodeOverError
+from openenv_core.pending import Pending, convert
 from openenv_core.protocol.errors import text_of
 from openenv_core.tools.context import SILENT, ToolContext
 from openenv_core.tools.declare import declared_as
@@ -146,7 +147,7 @@ class DeclaredTools:
         result = self.call_tool(action.tool_name, action.arguments, SILENT)
         if isinstance(result, ToolResult):
             return result.observation(action.tool_name)
-        return _to_observation(action, result)
+        return Pending(result, lambda done: done.observation(action.tool_name))
 
     def list_tools(self) -> Sequence[ToolSpec]:
         """Return the tools that the class declares."""
@@ -213,7 +214,7 @@ class DeclaredTools:
             raise NoSuchPromptError(f"expected one of the prompts {known_names}, got {name[:200]!r}")
         call_arguments = prompt.signature.read(arguments, context, strict=False)
         description = prompt.spec.description
-        return _apply(
+        return convert(
             getattr(self, prompt.attribute)(**call_arguments),
             lambda value: PromptResult(messages=_messages(value, prompt.attribute), description=description),
         )
@@ -227,7 +228,7 @@ class DeclaredTools:
         method = self.TOOLSET.completions.get((reference, str(argument.get("name"))))
         if method is None:
             return ArgumentCompletion(values=[])
-        return _apply(
+        return convert(
             getattr(self, method)(str(argument.get("value", ""))),
             lambda values: _check_completion(values, method),
         )
@@ -242,7 +243,7 @@ class DeclaredTools:
             raise NoSuchResourceError(
                 f"expected an address like {form}, got {uri[:200]!r}; {error}"
             ) from None
-        return _apply(
+        return convert(
             getattr(self, resource.attribute)(**call_arguments),
             lambda value: [_resource_contents(uri, value, resource.spec.mime_type)],
         )
@@ -309,21 +310,6 @@ class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
         return self.tool_step(action)
 
 
-async def _to_observation(action: CallToolAction, result: Awaitable[ToolResult]) -> CallToolObservation:
-    return (await result).observation(action.tool_name)
-
-
-def _apply(value: Any, convert: Callable[[Any], T]) -> Now[T]:
-    """Apply a function to a method's value; return an awaitable if the value is one."""
-    if not inspect.isawaitable(value):
-        return convert(value)
-
-    async def apply_later() -> T:
-        return convert(await value)
-
-    return apply_later()
-
-
 MAX_COMPLETIONS: Final = 100
 """MCP's limit for one response."""
 
@@ -388,7 +374,7 @@ def _require_returned(value: object, method: str) -> object:
     """Return the value of a synchronous method. Raises TypeError if it is an awaitable."""
     if not inspect.isawaitable(value):
         return value
-    if inspect.iscoroutine(value):
+    if isinstance(value, Coroutine):
         value.close()
     raise TypeError(
         f"expected a value from {method}, got {type(value).__name__}; write it as `async def`, or give it the return "

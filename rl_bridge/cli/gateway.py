@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument(
         "--temperature",
-        type=number_type("--temperature", float, least=0.0),
+        type=number_type("--temperature", float, least=0.01),
         default=1.0,
         metavar="T",
         help="of all answers; default: %(default)s",
@@ -75,6 +75,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         max_length=arguments.max_length,
         max_new_tokens=arguments.max_tokens,
         max_num_seqs=arguments.requests,
+        temperature=arguments.temperature,
     )
     name = arguments.model if arguments.name is None else arguments.name
     endpoint = Endpoint(url=arguments.endpoint, model=name, key_variable=arguments.api_key_env)

@@ -7,7 +7,14 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.agent import AgentConfig
 from rl_bridge.config.algorithm import AlgorithmConfig
-from rl_bridge.config.monarch import Dtype, MonarchConfig, derive_monarch, resolve_dtype
+from rl_bridge.config.monarch import (
+    Dtype,
+    MonarchConfig,
+    ReplicaRange,
+    derive_monarch,
+    min_of,
+    resolve_dtype,
+)
 from rl_bridge.config.sections import (
     Count,
     GeneratorConfig,
@@ -179,9 +186,10 @@ class RolloutConfig(Section):
     tools whose first observation states its task in words."""
     agent: AgentConfig | None = None
     """An agent that plays in place of our own dialogue, and calls the policy as its model; None for none."""
-    num_workers: Count = 1
-    """Processes that play episodes; each has an equal share of `env.sessions`. If generators have GPUs, the default is
-    one per generator."""
+    num_workers: Count | ReplicaRange = 1
+    """Processes that play episodes, or `{min, max}`, which adds one for each host that joins. The first have equal
+    shares of `env.sessions`, and each further one brings as many more. If generators have GPUs, the default is one per
+    generator."""
     batch_size: Count = 512
     """Trajectories per iteration; a multiple of `group_size`."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -254,6 +262,11 @@ class RolloutConfig(Section):
                 f"got {self.min_group_size} and {self.group_size}"
             )
         return self
+
+    @property
+    def min_workers(self) -> int:
+        """The number of workers with which a run starts, and can go on."""
+        return min_of(self.num_workers)
 
     @property
     def groups_per_step(self) -> int:
@@ -411,7 +424,7 @@ class Config(Section):
         """
         rollout, num_gpus = self.rollout, self.trainer.num_gpus
         if num_gpus is not None:
-            workers = rollout.num_workers if "num_workers" in rollout.model_fields_set else None
+            workers = rollout.min_workers if "num_workers" in rollout.model_fields_set else None
             monarch = derive_monarch(
                 num_gpus,
                 self.monarch,
@@ -428,7 +441,7 @@ class Config(Section):
         environments = self.environments
         if policy.gpus and environments:
             in_flight = (1 + rollout.max_staleness) * rollout.batch_size
-            sessions = max(1, min(policy.replicas * rollout.max_num_seqs, in_flight) // len(environments))
+            sessions = max(1, min(policy.min_replicas * rollout.max_num_seqs, in_flight) // len(environments))
             derived = {name: env.with_defaults(sessions=sessions) for name, env in environments.items()}
             object.__setattr__(self, "env", derived if isinstance(self.env, dict) else derived[""])
             self._set_derived(
@@ -450,10 +463,15 @@ class Config(Section):
         if not self.monarch.colocate:
             return self
         policy, trainer, rollout = self.monarch.roles.policy, self.monarch.roles.trainer, self.rollout
-        if policy.replicas * policy.gpus != trainer.gpus:
+        if self.monarch.join_port is not None:
+            raise ValueError(
+                "expected no monarch.join_port with monarch.colocate: hosts that join have no trainer"
+            )
+        if policy.min_replicas * policy.gpus != trainer.gpus:
             raise ValueError(
                 f"expected generators with as many GPUs as the trainer with monarch.colocate, {trainer.gpus}, got "
-                f"{policy.replicas} with {policy.gpus} each; change monarch.roles.policy, or set monarch.colocate=false"
+                f"{policy.min_replicas} with {policy.gpus} each; change monarch.roles.policy, or set "
+                "monarch.colocate=false"
             )
         if rollout.weight_update == "keep_cache":
             raise ValueError(
@@ -482,12 +500,12 @@ class Config(Section):
         decided = {
             "model.dtype": self.model.dtype,
             "trainer.activation_checkpointing": self.trainer.activation_checkpointing,
-            "monarch.roles.policy.replicas": self.monarch.roles.policy.replicas,
+            "monarch.roles.policy.replicas": self.monarch.roles.policy.min_replicas,
         }
         if not self.environments:  # which the other keys are about; the file may still lack it
             return decided
         return decided | {
-            "rollout.num_workers": self.rollout.num_workers,
+            "rollout.num_workers": self.rollout.min_workers,
             "env.sessions": sum(env.sessions for env in self.environments.values()),
             "evaluation.episodes": self.evaluation.episodes,
         }
@@ -495,6 +513,14 @@ class Config(Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         roles = self.monarch.roles
+        growing = (
+            self.rollout.num_workers,
+            *(each.replicas for each in (roles.policy, roles.reference, roles.reward)),
+        )
+        if self.monarch.join_port is None and any(isinstance(each, ReplicaRange) for each in growing):
+            raise ValueError(
+                "expected monarch.join_port with replicas as {min, max}, which grow with hosts that join"
+            )
         self.trainer.parallel.require_ranks(roles.trainer.ranks)
         self.reference_parallel.require_ranks(roles.reference.ranks, role="reference")
         if self.deterministic and self.rollout.max_staleness:

@@ -29,7 +29,7 @@ from rl_bridge.environments.servers import (
 )
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
-from rl_bridge.generator.client import ABORT_REPLY_TIMEOUT_S, GeneratorClient
+from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.observation import RunObserver
@@ -50,6 +50,7 @@ from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import Roster
 from rl_bridge.services.hosts import Hosts
+from rl_bridge.services.joining import SECRET_FILE, JoinServer, make_secret
 from rl_bridge.services.options import options_of, order_for_placement
 from rl_bridge.services.service import Service, report_errors
 from rl_bridge.tokens.chat import ChatTokenizer
@@ -294,6 +295,9 @@ async def open_players(
             write_coder_urls(coder_urls_file(folder), coder.urls)
             stack.callback(_watch(coder, on_failure).cancel)
         print_line(f"loading {model_path} …")
+        joining = _make_join_server(config.monarch, folder) if trains else None
+        if joining is not None:
+            await stack.enter_async_context(joining)
         await stack.enter_async_context(fleet)
         store = None
         if trains:
@@ -302,14 +306,8 @@ async def open_players(
             stack.push_async_callback(store.close)
         with span("start", waits_for="processes"):
             roles = await fleet.guard(start_roles(config, folder, model_path, store, print_line))
-        policy = roles["policy"]
         client = GeneratorClient(
-            policy.generate_many.route,
-            max_batch=config.rollout.max_num_seqs,
-            replicas=lambda: len(policy.roster.targets),
-            timeout_s=config.call_timeout_s,
-            open_session=lambda near: policy.session(near=near, max_sessions=config.rollout.max_num_seqs),
-            abort=lambda ids: policy.query_replicas("abort", ids, timeout_s=ABORT_REPLY_TIMEOUT_S),
+            roles["policy"], max_batch=config.rollout.max_num_seqs, timeout_s=config.call_timeout_s
         )
         stack.push_async_callback(client.close)
         chat = ChatPolicy(
@@ -319,6 +317,9 @@ async def open_players(
             max_length=config.rollout.max_length,
         )
         await fleet.guard(_send_initial_updates(worker_updates, trainer_updates, roles, servers))
+        if joining is not None:
+            await stack.enter_async_context(joining.admit(fleet))
+            print_line(f"hosts can join at {joining.address}, with the secret in {folder / SECRET_FILE}")
         dataset = roles.get("dataset")
         print_line(f"everything has started, after {time.perf_counter() - began:.0f} s")
         dispatcher = Dispatcher(
@@ -464,7 +465,7 @@ def _make_servers(
             app=env.app,
             image=env.image,
             urls=env.urls,
-            count=config.monarch.roles.environment.replicas,
+            count=config.monarch.roles.environment.min_replicas,
             restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
             on_change=on_change,
             logs=logs,
@@ -483,7 +484,9 @@ def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServer
     if role is None:
         return []
     return [
-        EnvironmentServers(app=role.app, count=role.replicas, restarts=monarch.restarts, on_change=on_change)
+        EnvironmentServers(
+            app=role.app, count=role.min_replicas, restarts=monarch.restarts, on_change=on_change
+        )
     ]
 
 
@@ -500,7 +503,18 @@ def _make_hosts(monarch: MonarchConfig) -> Hosts:
             gpus_per_host=monarch.gpus_per_node,
             address=address,
         )
-    return Hosts.this_machine()
+    return Hosts.this_machine(address=None if monarch.join_port is None else address)
+
+
+def _make_join_server(monarch: MonarchConfig, folder: Path) -> JoinServer | None:
+    if monarch.join_port is None:
+        return None
+    return JoinServer(
+        monarch.master_addr,
+        monarch.join_port,
+        make_secret(folder),
+        notice_file=monarch.preemption_notice_file,
+    )
 
 
 def _make_store(config: Config) -> WeightStore:

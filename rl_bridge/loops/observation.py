@@ -136,11 +136,7 @@ class RunObserver:
         span_metrics, replies = await asyncio.gather(
             self.spans.metrics(), query_services(self._fleet, "statistics")
         )
-        statistics = {
-            replica: totals
-            for replica, totals in replies.get("policy", {}).items()
-            if totals is not None  # from a server that this run did not start
-        }
+        statistics: dict[int, EngineTotals] = replies.get("policy", {})
         metrics = generator_metrics(self._generators, statistics)
         self._generators |= statistics
         return {**span_metrics, **metrics}

@@ -36,7 +36,7 @@ from rl_bridge.rollout.groups import (
     playable_environments,
     summarize_outcomes,
 )
-from rl_bridge.services.handle import BalancedEndpoints, LocalService
+from rl_bridge.services.handle import BalancedEndpoints
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        rollout: BalancedEndpoints | LocalService,
+        rollout: BalancedEndpoints,
         buffer: ReplayBuffer,
         config: Config,
         *,
@@ -135,7 +135,7 @@ class Dispatcher:
         self._config = config
         self._filter = make_group_filter(config)
         in_flight = sum(env.sessions for env in environments.values()) or (
-            rollouts.max_num_seqs * config.monarch.roles.policy.replicas
+            rollouts.max_num_seqs * config.monarch.roles.policy.min_replicas
         )
         # Admission bounds groups and sessions bound episodes. More groups than sessions would only wait at the workers.
         self._max_groups = max(1, in_flight)

@@ -79,7 +79,7 @@ def _serve(
     arguments: argparse.Namespace, options: dict[str, Any], settings: ServerSettings, wire: Any
 ) -> int:
     from openenv_core.tracebacks import show
-    from servers.app import EnvironmentApp
+    from servers.app import EnvironmentApp, building_apps
     from servers.hosting import ExitTimer
     from servers.logs import configure_logging
     from servers.mcp.stdio import serve_stdio
@@ -87,12 +87,12 @@ def _serve(
 
     configure_logging(arguments.log_level)
     try:
-        app = load_app(arguments.app)
+        with building_apps(lambda served, _: EnvironmentApp(served, settings)):
+            app = load_app(arguments.app)
         if not isinstance(app, EnvironmentApp):
             raise ConfigurationError(
                 f"expected an app of create_app for MCP, got {type(app).__name__} at {arguments.app!r}"
             )
-        app.configure(settings)
         served = asyncio.run(serve_stdio(app, app.title, options, wire))
     except (OpenEnvError, ModuleNotFoundError):
         raise

@@ -115,18 +115,16 @@ def _run_in_process(arguments: argparse.Namespace, settings: ServerSettings, lis
     gc.set_threshold(_GC_THRESHOLD)  # imports make little garbage, and frequent collections delay the start
     from servers.hosting import assemble, host
     from servers.logs import configure_logging
-    from servers.target import load_app
 
     gc.freeze()  # what is loaded so far stays: the collection before serving has only the app's objects to look at
     try:
-        app = load_app(arguments.app)
+        assembled = assemble(arguments.app, settings, _find_session_options(arguments))
     except (OpenEnvError, ModuleNotFoundError):
         raise
     except Exception as error:  # an error in the author's code, shown to the author
         show(error)
         return _FAILED
     configure_logging(arguments.log_level, settings.tokens)
-    assembled = assemble(app, arguments.app, settings, _find_session_options(arguments))
     announce = partial(_announce, arguments, listener)  # not before an application that may refuse to start
     return host(assembled, [listener], drain_s=settings.drain_s, on_started=announce)
 

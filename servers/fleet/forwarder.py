@@ -4,7 +4,6 @@ import json
 import zlib
 from collections.abc import Callable
 from urllib.parse import parse_qs
-from uuid import uuid4
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,6 +17,7 @@ from servers.page.manager import WEB_SESSION
 from servers.routes.http import NEW, path_of, requested_session_id
 from servers.routes.websocket import SESSION_PATH
 from servers.security import replay
+from servers.sessions import new_session_id
 
 
 def worker_of(session_id: str, workers: int) -> int:
@@ -29,7 +29,7 @@ def ids_of(worker: int, workers: int) -> Callable[[], str]:
     """Return a function that draws session ids of one worker, on average from as many uuid4s as there are workers."""
 
     def draw() -> str:
-        while worker_of(session_id := str(uuid4()), workers) != worker:
+        while worker_of(session_id := new_session_id(), workers) != worker:
             pass
         return session_id
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from openenv_core.errors import ConfigurationError, OpenEnvError
-from servers.settings import ServePlan
+from servers.settings import ServePlan, ServerSettings
 
 if TYPE_CHECKING:
     from servers.hosting import Assembled
@@ -120,10 +120,9 @@ def _take_plan() -> tuple[WorkerPlan, int]:
 def _serve(plan: WorkerPlan, lifeline: int) -> int:
     from servers.hosting import host
     from servers.logs import configure_logging
-    from servers.target import load_app
 
     configure_logging(plan.log_level, plan.settings.tokens)
-    served = _assemble(load_app(plan.app), plan)
+    served = _assemble(plan)
     path = plan.private_socket(plan.index)
     if os.path.exists(path):
         os.unlink(path)
@@ -149,51 +148,61 @@ def _serve(plan: WorkerPlan, lifeline: int) -> int:
         )
 
 
-def _assemble(app: Any, plan: WorkerPlan) -> "Assembled":
-    """Configure an application as one of several workers.
+def _assemble(plan: WorkerPlan) -> "Assembled":
+    """Import the application, built as one of several workers.
 
     Raises:
         ConfigurationError: It is not from create_app, or its class allows fewer sessions than the settings.
     """
-    from servers.app import EnvironmentApp
+    from servers.app import AppSettings, EnvironmentApp, building_apps
     from servers.fleet.forwarder import Forwarder, ids_of
     from servers.fleet.peers import UnixPeers
     from servers.fleet.slots import SharedSlots, SlotTable
     from servers.hosting import Assembled
     from servers.metrics import SharedCounts
     from servers.security import Guard, principals
+    from servers.target import load_app
 
+    settings, workers = plan.settings, plan.workers
+
+    def build(served: AppSettings, _: ServerSettings) -> EnvironmentApp:
+        total = settings.max_sessions or served.cap
+        is_concurrent = getattr(served.factory, "SUPPORTS_CONCURRENT_SESSIONS", False)
+        alone = isinstance(served.factory, type) and not is_concurrent
+        if alone and total > workers:
+            raise ConfigurationError(
+                f"expected max_sessions of at most {workers} for {served.factory.__name__} in {workers} workers, got "
+                f"{total}; a process holds one of its instances, unless the class sets "
+                "SUPPORTS_CONCURRENT_SESSIONS = True"
+            )
+        owners = principals(settings.tokens) or [""]
+        slots = SharedSlots(
+            SlotTable(plan.slots, workers, len(owners), settings.max_waiting, plan.wakers),
+            worker=plan.index,
+            workers=workers,
+            owners=owners,
+            total=total,
+            local=1 if alone else total,
+            per_owner=settings.max_sessions_per_token,
+            waker=plan.waker,
+        )
+        return EnvironmentApp(
+            served,
+            replace(settings, max_sessions=1) if alone else settings,
+            slots=slots,
+            new_id=ids_of(plan.index, workers),
+            counts=SharedCounts(plan.counts, plan.index, workers),
+        )
+
+    with building_apps(build):
+        app = load_app(plan.app)
     if not isinstance(app, EnvironmentApp):
         raise ConfigurationError(
             f"expected an app of create_app for --workers, got {type(app).__name__} at {plan.app!r}; the workers "
             "share what only such an app knows: its sessions and their cap"
         )
-    settings, workers = plan.settings, plan.workers
-    total = settings.max_sessions or app.cap
-    factory = app.served.factory
-    local = total
-    if isinstance(factory, type) and not getattr(factory, "SUPPORTS_CONCURRENT_SESSIONS", False):
-        local = 1
-        if total > workers:
-            raise ConfigurationError(
-                f"expected max_sessions of at most {workers} for {factory.__name__} in {workers} workers, got {total}; "
-                "a process holds one of its instances, unless the class sets SUPPORTS_CONCURRENT_SESSIONS = True"
-            )
-        settings = replace(settings, max_sessions=1)
-    owners = principals(settings.tokens) or [""]
-    slots = SharedSlots(
-        SlotTable(plan.slots, workers, len(owners), settings.max_waiting, plan.wakers),
-        worker=plan.index,
-        workers=workers,
-        owners=owners,
-        total=total,
-        local=local,
-        per_owner=settings.max_sessions_per_token,
-        waker=plan.waker,
-    )
-    counts = SharedCounts(plan.counts, plan.index, workers)
-    app.configure(settings, slots=slots, new_id=ids_of(plan.index, workers), counts=counts)
-
+    slots = app.sessions.slots
+    assert isinstance(slots, SharedSlots)
     forwarder = Forwarder(
         app.serve_admitted,
         index=plan.index,
@@ -202,7 +211,7 @@ def _assemble(app: Any, plan: WorkerPlan) -> "Assembled":
         peers=UnixPeers(plan.private_socket, settings.step_timeout_s),
         find_free_worker=slots.find_free_worker,
     )
-    return Assembled(Guard(forwarder, settings), app.drain, app.collect_refusals())
+    return Assembled(Guard(forwarder, settings), app.drain, app.collect_refusals(), app.cordon)
 
 
 if __name__ == "__main__":

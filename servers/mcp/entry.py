@@ -6,12 +6,16 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.mcp.requests import Exchange, McpRequestRefusedError, is_mcp, parse_request
-from servers.routes.http import json_answer, retry_headers
+from servers.mcp.requests import MCP_PATH, Exchange, McpRequestRefusedError, is_mcp, parse_request
+from servers.routes.http import json_answer, make_route, retry_headers
+from servers.routes.jsonrpc import JsonRpc
 from servers.sessions import SessionTable
 from servers.settings import ServerSettings
 from servers.threads import ThreadPool
@@ -29,23 +33,36 @@ _MISSING: Final = "standard MCP needs the package mcp; on the server: pip instal
 
 
 class McpEntry:
-    """Serves standard MCP and passes all other requests on."""
+    """Serves HTTP requests to /mcp: those of standard MCP by its engine, those of the released dialect by `rpc`."""
 
-    def __init__(self, sessions: SessionTable, tooling: Tooling, name: str, settings: ServerSettings) -> None:
+    def __init__(
+        self, sessions: SessionTable, tooling: Tooling, rpc: JsonRpc, name: str, settings: ServerSettings
+    ) -> None:
         self._engine_args = (sessions, tooling, name, settings)
+        self._metrics = sessions.metrics
+        self._rpc = rpc
         self._loading: asyncio.Task[McpEngine] | None = None
 
-    async def __call__(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one HTTP request, or have `app` serve it."""
+    def routes(self) -> list[Route]:
+        """Return the routes of /mcp and of the sessions below it."""
+        paths = (MCP_PATH, f"{MCP_PATH}/{{session_id}}")
+        return [make_route(path, self, "GET", "POST", "DELETE") for path in paths]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
         if not is_mcp(scope):
-            await app(scope, receive, send)
-            return
+            raise HTTPException(404)
+        if self._metrics.enabled:
+            receive, send = self._metrics.wrap_http(receive, send)
         # `servers.security` has already read the whole body.
         body = (await receive()).get("body", b"") if scope["method"] == "POST" else b""
         request = parse_request(scope, body)
         exchange = Exchange(request, scope, body, receive, send)
         if not request.standard:
-            await app(scope, exchange.replay_body, send)
+            if request.http != "POST":
+                raise HTTPException(405, headers={"Allow": "POST"})
+            response = await self._rpc.serve(Request(scope, exchange.replay_body))
+            await response(scope, receive, send)
             return
         try:
             engine = await self._engine()

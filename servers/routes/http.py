@@ -39,9 +39,9 @@ from openenv_core.protocol.requests import (
     validate,
 )
 from openenv_core.tracebacks import authors_part
-from servers.execution import FATAL, ResultCall, cancel_task
+from servers.execution import FATAL, cancel_task
 from servers.metrics import ServerMetrics
-from servers.routes.answer import RequestCall
+from servers.routes.answer import answer_request
 from servers.security import owner_of
 from servers.sessions import (
     REQUEST_WAIT_S,
@@ -67,6 +67,14 @@ _PREFERRED_WAIT: Final = re.compile(rb"(?:^|[,;])\s*wait\s*=\s*(\d{1,6})\s*(?:$|
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 T = TypeVar("T")
+
+
+def make_route(path: str, endpoint: Callable[..., Any], *methods: str) -> Route:
+    """Return a route without HEAD, which Starlette adds to GET, but the OpenAPI document does not describe."""
+    route = Route(path, endpoint, methods=methods)
+    assert route.methods is not None
+    route.methods.discard("HEAD")
+    return route
 
 
 def path_of(scope: Mapping[str, Any]) -> str:
@@ -230,39 +238,6 @@ def _is_encrypted(request: Request) -> bool:
     return request.url.scheme == "https" or forwarded == "https"
 
 
-class _HttpCall(RequestCall, ResultCall):
-    """A request over plain HTTP. Its result is the body of the response."""
-
-    __slots__ = ("result",)
-
-    def __init__(
-        self,
-        session: EnvironmentSession,
-        request: Any,
-        metrics: ServerMetrics,
-        received_at: float,
-        options: dict[str, Any],
-        traceparent: str | None,
-    ) -> None:
-        super().__init__(session, request, metrics, received_at, self, options, traceparent)
-        self.result = asyncio.get_running_loop().create_future()
-
-    encode = staticmethod(replies.encode_http_result)
-    encode_state = staticmethod(replies.encode_model)
-
-    def reply(self, reply: bytes) -> None:
-        """Set the result."""
-        self.target = None  # a reference to itself, which would be left to the garbage collector
-        if not self.result.done():  # or else the client has disconnected
-            self.result.set_result(reply)
-
-    def refuse(self, error: Exception) -> None:
-        """Set the error."""
-        self.target = None
-        if not self.result.done():
-            self.result.set_exception(error)
-
-
 class HttpRoutes:
     """The routes of reset, step and state, each run in the session that a request names or in one of its own."""
 
@@ -272,15 +247,11 @@ class HttpRoutes:
 
     def routes(self) -> list[Route]:
         """Return the routes; `servers.routes.description` describes them in the OpenAPI document."""
-        routes = [
-            Route("/reset", self._serve_reset, methods=["POST"]),
-            Route("/step", self._serve_step, methods=["POST"]),
-            Route("/state", self._serve_state, methods=["GET"]),
+        return [
+            make_route("/reset", self._serve_reset, "POST"),
+            make_route("/step", self._serve_step, "POST"),
+            make_route("/state", self._serve_state, "GET"),
         ]
-        for route in routes:
-            assert route.methods is not None
-            route.methods.discard("HEAD")  # which Starlette adds to GET, but the document does not describe
-        return routes
 
     async def _serve_reset(self, request: Request) -> Response:
         return await self._serve(request, lambda body: (Reset(http_reset(body)), {}))
@@ -295,12 +266,19 @@ class HttpRoutes:
         self, request: Request, decode: Callable[[bytes], tuple[Any, dict[str, Any]]] | None
     ) -> Response:
         """Decode the body to a request and its options, and answer it until the client disconnects."""
+        metrics = self._sessions.metrics
         try:
             decoded = (READ_STATE, {}) if decode is None else decode(await json_body(request))
             session_id = requested_session_id(request)
         except RefusalError as refusal:
-            return refusal_response(refusal, self._sessions.metrics)
-        return await respond(request, self._answer(request, session_id, *decoded))
+            response = refusal_response(refusal, metrics)
+        else:
+            response = await respond(request, self._answer(request, session_id, *decoded))
+        if metrics.enabled:
+            metrics.count_sent(bytes(response.body))
+            if decode is not None:
+                metrics.count_received(await request.body())
+        return response
 
     async def _answer(
         self, request: Request, session_id: str | None, decoded: Any, options: dict[str, Any]
@@ -338,8 +316,11 @@ class HttpRoutes:
     async def _call(
         self, request: Request, session: EnvironmentSession, decoded: Any, options: dict[str, Any]
     ) -> bytes:
-        metrics = self._sessions.metrics
-        received_at = perf_counter() if metrics.enabled else 0.0
-        traceparent = request.headers.get("traceparent")
-        call = _HttpCall(session, decoded, metrics, received_at, options, traceparent)
-        return await session.perform(call)  # type: ignore[no-any-return]
+        return await answer_request(  # type: ignore[no-any-return]
+            session,
+            decoded,
+            replies.encode_model if decoded is READ_STATE else replies.encode_http_result,
+            received_at=perf_counter() if session.metrics.enabled else 0.0,
+            options=options,
+            traceparent=request.headers.get("traceparent"),
+        )

@@ -326,7 +326,7 @@ class Link:
                     return
                 request.session = session = member.session
                 request.call = call = FrameCall(
-                    session, parsed, self.metrics, request.received_at, request, traceparent=head.traceparent
+                    session, parsed, request.received_at, request, traceparent=head.traceparent
                 )
                 session.submit(call)
             elif isinstance(head, wire.BatchRequest):

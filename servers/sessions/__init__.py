@@ -9,7 +9,7 @@ from servers.sessions.slots import (
     SessionSlots,
     UnknownSessionError,
 )
-from servers.sessions.table import SessionTable
+from servers.sessions.table import SessionTable, new_session_id
 
 __all__ = [
     "REQUEST_WAIT_S",
@@ -23,4 +23,5 @@ __all__ = [
     "SlotQueue",
     "Ticket",
     "UnknownSessionError",
+    "new_session_id",
 ]

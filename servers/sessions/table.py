@@ -16,6 +16,7 @@ from openenv_core.protocol.errors import (
 )
 from servers.execution import FATAL, Executor, Factory, keep, name_of
 from servers.metrics import ServerMetrics
+from servers.seats import SeatEnvironment
 from servers.sessions.queue import REQUEST_WAIT_S, Notify, SlotQueue, Ticket
 from servers.sessions.session import Attachment, EnvironmentSession, Phase, Slot
 from servers.sessions.slots import DeadlineExceededError, SessionSlots, UnknownSessionError
@@ -35,6 +36,11 @@ _MAX_BUILDS: Final = 16
 
 _Key: TypeAlias = tuple[str, str]
 """Owner and id: clients may choose ids, and one client's choice must reveal nothing about another's."""
+
+
+def new_session_id() -> str:
+    """Return an id that nobody can guess."""
+    return str(uuid4())
 
 
 def _stopping_error() -> RefusalError:
@@ -62,7 +68,7 @@ class SessionTable:
         executor: Executor,
         settings: ServerSettings | None = None,
         slots: SessionSlots | None = None,
-        new_id: Callable[[], str] = lambda: str(uuid4()),
+        new_id: Callable[[], str] = new_session_id,
         metrics: ServerMetrics | None = None,
     ) -> None:
         settings = settings or ServerSettings()
@@ -403,6 +409,8 @@ class SessionTable:
                     raise RefusalError(FACTORY_ERROR, text, {"factory_name": name})
                 if state is not None:
                     await state.restore(runner)
+            if isinstance(runner.environment, SeatEnvironment):  # a player that stalls holds no slot
+                runner.environment.on_absence = lambda: self.drop(session)
             self.metrics.counts.opened_sessions += 1
             return session
         except BaseException as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from counter import Add, Count, Counter, Diverging, Failing, SlowAsync, Unscored
-from serving import serving
+from serving import reconfigured, serving
 
 from envs.blackjack_env.server.app import app as blackjack
 from envs.shop_env.server.app import app as shop
@@ -15,7 +15,6 @@ from openenv_core import Action
 from openenv_core.adapters.episode import TextEpisode, fetch_schema, read_call
 from openenv_core.errors import AuthenticationError, ConnectionFailedError, ProtocolError
 from servers import create_app
-from servers.settings import ServerSettings
 
 
 @asynccontextmanager
@@ -140,8 +139,7 @@ async def test_lost_server_gives_no_reward_and_fails_the_next_reset() -> None:
 
 
 async def test_refused_token_is_reported_at_once() -> None:
-    app = create_app(Counter, Add, Count)
-    app.configure(ServerSettings(tokens=("correct-horse-battery-staple",)))
+    app = reconfigured(create_app(Counter, Add, Count), tokens=("correct-horse-battery-staple",))
     async with serving(app) as address:
         with pytest.raises(AuthenticationError, match=r"HTTP 401.*ROPEWALK_TOKEN"):
             await fetch_schema(f"http://{address}", token="wrong")

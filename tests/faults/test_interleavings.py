@@ -97,7 +97,7 @@ async def play(tasks: list[Asking], timeout_s: float, end: str) -> None:
         def is_gone() -> bool:
             if end == "vanish":  # also over a connection that the proxy was making just now
                 proxy.cut()
-            return not (app.sessions.active or app._ensure_built().links.registered)
+            return not (app.sessions.active or app.links.registered)
 
         proxy.cut_after = lambda: (0, 0)
         await eventually(is_gone)

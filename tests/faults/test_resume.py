@@ -15,7 +15,7 @@ import pytest
 from counter import Add, Count, Counter, SlowBlocking
 from counter_client import CounterEnv
 from faulty_proxy import FaultyProxy, faulty_proxy
-from serving import eventually, serving, socket_to
+from serving import eventually, reconfigured, serving, socket_to
 from v1_frames import validated_frames  # noqa: F401 - a fixture
 from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
@@ -81,7 +81,7 @@ async def through_proxy(app: EnvironmentApp, **options: Any) -> AsyncIterator[tu
 
 
 def only_link(app: EnvironmentApp) -> server_link.Link:
-    (link,) = app._ensure_built().links.registered.values()
+    (link,) = app.links.registered.values()
     return link
 
 
@@ -158,7 +158,7 @@ async def test_half_open_connection_is_replaced() -> None:
         assert (await client.step(Add(amount=1))).observation.extra == 1
         assert (await client.step(Add(amount=1))).observation.extra == 2
         assert proxy.connections == 2
-        await eventually(lambda: len(app._ensure_built().sockets._conversations) == 1)
+        await eventually(lambda: len(app.sockets._conversations) == 1)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ async def test_expired_lease_frees_its_slots_and_is_reported() -> None:
             proxy.cut_after = lambda: (10, 10)
             proxy.cut()
             await eventually(lambda: app.sessions.active == 0)
-            assert not app._ensure_built().links.registered
+            assert not app.links.registered
             with pytest.raises(
                 ConnectionLostError, match=r"could not be resumed: no connection within its lease"
             ):
@@ -286,9 +286,9 @@ async def test_link_without_sessions_is_closed(monkeypatch: pytest.MonkeyPatch) 
                 await asyncio.wait_for(idle.wait_closed(), 20)
                 assert idle.close_code == 1000
             await ask(first, id=2, op="close", members=[0])
-            assert app._ensure_built().links.registered
+            assert app.links.registered
             first.transport.abort()
-        await eventually(lambda: not app._ensure_built().links.registered)
+        await eventually(lambda: not app.links.registered)
 
 
 async def test_vector_is_resumed_with_its_running_requests() -> None:
@@ -319,8 +319,7 @@ async def test_vector_is_resumed_with_its_running_requests() -> None:
 
 
 async def test_resuming_needs_the_secret_and_the_owning_token() -> None:
-    app = app_of(Tally)
-    app.configure(replace(app.settings, tokens=("one-token-of-good-length", "another-token-of-such")))
+    app = reconfigured(app_of(Tally), tokens=("one-token-of-good-length", "another-token-of-such"))
     mine, other = ({"Authorization": f"Bearer {token}"} for token in app.settings.tokens)
     async with serving(app) as address:
         async with v1_socket(address, additional_headers=mine) as first:

@@ -9,18 +9,16 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import httpx
 import pytest
 from counter import Add, Count, Counter, CountState
 from fuzzing import EXAMPLES, dice
-from serving import eventually, request, serving, socket_to
+from serving import eventually, reconfigured, request, serving, socket_to
 from websockets.exceptions import WebSocketException
 
 from servers import create_app
-from servers.app import EnvironmentApp
 
 pytestmark = pytest.mark.slow
 
@@ -171,15 +169,12 @@ async def test_random_client_schedules_leave_nothing_behind(
     kind: type[Marked], caplog: pytest.LogCaptureFixture
 ) -> None:
     env = type(kind.__name__, (kind,), {"made": 0, "closed": 0})
-    app: EnvironmentApp = create_app(env, Add, Count, max_concurrent_envs=4, state_cls=CountState)
-    app.configure(
-        replace(
-            app.settings,
-            tokens=TOKENS,
-            max_sessions_per_token=3,
-            step_timeout_s=STEP_TIMEOUT_S,
-            idle_timeout_s=0.1,
-        )
+    app = reconfigured(
+        create_app(env, Add, Count, max_concurrent_envs=4, state_cls=CountState),
+        tokens=TOKENS,
+        max_sessions_per_token=3,
+        step_timeout_s=STEP_TIMEOUT_S,
+        idle_timeout_s=0.1,
     )
     async with serving(app) as address:
         callers = [Caller(number, address, dice(number)) for number in range(CALLERS)]

@@ -166,7 +166,7 @@ async def test_batches_forks_and_snapshots_work() -> None:
 
 async def test_failed_resume_is_reported() -> None:
     async with connected_client() as (app, proxy, client):
-        (link,) = app._ensure_built().links.registered.values()
+        (link,) = app.links.registered.values()
         await link.close()
         proxy.cut()
         assert "open a new one" in (await client.ask(type="state"))["failed"]

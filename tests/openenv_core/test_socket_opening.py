@@ -6,7 +6,6 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 from counter import Add, Count, Counter
 from scripted import scripted, url_of
-from serving import eventually, serving
+from serving import eventually, reconfigured, serving
 from socket_servers import frame, reply_seven, silent_server
 from websockets.asyncio.server import Request, Response, ServerConnection
 from websockets.datastructures import Headers
@@ -202,8 +201,7 @@ async def test_connection_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> No
 
         await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer))
 
-    app = create_app(Counter, Add, Count)
-    app.configure(replace(app.settings, allowed_hosts=("*",)))
+    app = reconfigured(create_app(Counter, Add, Count), allowed_hosts=("*",))
     async with serving(app) as address, await asyncio.start_server(handler, "127.0.0.1", 0) as proxy:
         use_proxy(monkeypatch, url_of(proxy))
         async with GenericEnvClient("http://far.example:81") as env:

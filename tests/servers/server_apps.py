@@ -3,12 +3,11 @@
 import asyncio
 import json
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from counter import Add, AsyncCounter, BlockingCounter, Count, Counter, CountState, Slow, SlowAsync
-from serving import eventually
+from serving import eventually, reconfigured
 from websockets.asyncio.client import ClientConnection
 
 from servers import create_app
@@ -34,8 +33,7 @@ class Deaf(SlowAsync):
 def app_of(env: Any, cap: int = 4, **settings: Any) -> EnvironmentApp:
     """Serve counters of some class, with server settings of the test's choice; nobody waits for a slot by default."""
     app = create_app(env, Add, Count, env_name="counter", max_concurrent_envs=cap, state_cls=CountState)
-    app.configure(replace(app.settings, **{"max_wait_s": 0.0, **settings}))
-    return app
+    return reconfigured(app, **{"max_wait_s": 0.0, **settings})
 
 
 def step(amount: int = 2) -> dict[str, Any]:

@@ -14,8 +14,9 @@ import pytest
 from counter import Add, AsyncCounter, Count, Counter, CountState
 from fastapi import FastAPI
 from server_apps import HEADER, STATE, app_of, mcp, step
-from serving import ask, open_session, request, serving, socket_to
+from serving import ask, open_session, reconfigured, request, serving, socket_to
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from toolbox import toolbox_app
 from websockets.asyncio.client import connect
@@ -23,7 +24,7 @@ from websockets.asyncio.client import connect
 from openenv_core import ConfigurationError, EnvironmentMetadata, Observation
 from openenv_core.types import ConcurrencyConfig
 from servers import create_app, create_fastapi_app
-from servers.app import EnvironmentApp
+from servers.app import EnvironmentApp, building_apps
 from servers.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +77,9 @@ async def test_middleware_of_the_author_works_on_every_route() -> None:
     app.add_middleware(CORSMiddleware, allow_origins=[page], allow_methods=["*"], allow_headers=["*"])
     paths = {getattr(route, "path", "") for route in app.routes}
     assert {"/ws", "/mcp", "/reset", "/step", "/state", "/metrics", "/health", "/schema"} <= paths
+    of_mcp = [route for route in app.routes if isinstance(route, Route) and route.path.startswith("/mcp")]
+    assert [route.path for route in of_mcp] == ["/mcp", "/mcp/{session_id}"]
+    assert all(route.methods == {"GET", "POST", "DELETE"} for route in of_mcp)
     allowed = "access-control-allow-origin"
     origin = {"origin": page}
     signed = {**origin, "authorization": f"Bearer {token}"}
@@ -92,10 +96,14 @@ async def test_middleware_of_the_author_works_on_every_route() -> None:
             ("GET", "/health", None, signed),
             ("POST", "/mcp", mcp("tools/list"), signed),
             ("POST", "/mcp", initialize, standard),
+            ("GET", "/mcp", None, standard),
+            ("POST", "/mcp/unknown", mcp("tools/list"), standard),
+            ("DELETE", "/mcp", None, standard),
         ):
+            seen.clear()
             reply = await request(address, method, path, body, headers)
             assert reply.headers.get(allowed) == page, path
-            assert ("http", path) in seen
+            assert seen == [("http", path)]
         for path in ("/ws", "/mcp"):
             async with connect(f"ws://{address}{path}", additional_headers=signed) as ws:
                 await ws.send(json.dumps(step() if path == "/ws" else mcp("tools/list")))
@@ -179,18 +187,19 @@ async def test_mode_comes_from_argument_environment_or_settings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENENV_MODE", "production")
-    app = create_app(Counter, Add, Count)
-    assert app.settings.mode == "production"
+    assert create_app(Counter, Add, Count).settings.mode == "production"
     assert create_app(Counter, Add, Count, mode="simulation").settings.mode == "simulation"
+    with building_apps(lambda served, _: EnvironmentApp(served, ServerSettings())):
+        app = create_app(Counter, Add, Count, mode="production")
+        assert create_fastapi_app(Counter, Add, Count).settings.mode == "simulation"
 
     @app.get("/own")
     async def own() -> str:
         return "here"
 
-    app.configure(ServerSettings())
     async with serving(app) as address:
         assert (await request(address, "POST", "/reset")).status_code == 200
-        assert (await request(address, "GET", "/own")).json() == "here"  # what was added to the app stays
+        assert (await request(address, "GET", "/own")).json() == "here"
     monkeypatch.setenv("OPENENV_MODE", "staging")
     with pytest.raises(ConfigurationError, match="OPENENV_MODE"):
         create_app(Counter, Add, Count)
@@ -215,8 +224,7 @@ def test_cap_and_idle_timeout_come_from_argument_environment_or_settings(
     monkeypatch.setenv("ROPEWALK_MAX_SESSIONS", "5")
     app = create_app(Counter, Add, Count, max_concurrent_envs=2)
     assert app.sessions.slots.cap == 5
-    app.configure(ServerSettings(max_sessions=7))
-    assert app.sessions.slots.cap == 7
+    assert reconfigured(app, max_sessions=7).sessions.slots.cap == 7
     with pytest.raises(ConfigurationError, match="SUPPORTS_CONCURRENT_SESSIONS = True"):
         create_app(Solitary, Add, Count)
 

@@ -530,7 +530,7 @@ async def test_bytes_of_waiting_requests_are_bounded(monkeypatch: pytest.MonkeyP
         assert "queue" in await answer(second)
         for number in range(1, 9):
             await second.send(json.dumps({"id": number, "op": "state"}) + 100 * " ")
-        conversations: Any = app._ensure_built().sockets._conversations
+        conversations: Any = app.sockets._conversations
         (waiting,) = [one for one in conversations if one._link._opening_count]
         await eventually(lambda: len(waiting._link.running) == 3)
         await asyncio.sleep(0.05)  # in which more would be read
@@ -543,7 +543,7 @@ async def test_bytes_of_waiting_requests_are_bounded(monkeypatch: pytest.MonkeyP
 async def test_ended_member_gets_no_requests_and_is_garbage_collected() -> None:
     app = app_of(Counter, cap=2)
     async with serving(app) as address, batch_of(address, 2) as connection:
-        (conversation,) = app._ensure_built().sockets._conversations
+        (conversation,) = app.sockets._conversations
         sessions = [member.session for member in conversation._link.batch.members.values()]  # type: ignore[attr-defined]
         ended, failed = (weakref.ref(session.runner.environment) for session in sessions)
         await request(connection, op="close", members=[0])
@@ -666,7 +666,7 @@ def test_clients_share_the_memory_for_kept_frames(
 async def test_batch_does_not_overtake_a_request_that_waits_for_its_member() -> None:
     app = app_of(BlockingCounter)
     async with app.running():
-        one = Link(app._ensure_built().links, "")
+        one = Link(app.links, "")
         one.receive(json.dumps({"id": 1, "op": "open", "lease_s": 60}))
         await eventually(lambda: one.batch.members)
         one.receive(json.dumps({"id": 2, **step(1)}))
@@ -684,7 +684,7 @@ async def test_request_that_waits_for_a_batch_in_turns_comes_after_it(
     size = 100
     app = app_of(Counter, size)
     async with app.running():
-        one = Link(app._ensure_built().links, "")
+        one = Link(app.links, "")
         one.receive(json.dumps({"id": 1, "op": "open", "count": size, "lease_s": 60}))
         await eventually(lambda: one.batch.opened_count == size)
         one.receive(json.dumps({"id": 2, "op": "reset"}))  # it has many turns to go

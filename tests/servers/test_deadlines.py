@@ -259,7 +259,7 @@ async def test_client_that_does_not_read_is_disconnected(
                     await ws.send(json.dumps(step()))
             await eventually(lambda: app.sessions.active == 1)  # the standing one stays
             await eventually(lambda: not app.sessions.standing[0].attachment)
-            await eventually(lambda: not app._ensure_built().sockets._conversations)
+            await eventually(lambda: not app.sockets._conversations)
             own.transport.abort()
             attached.transport.abort()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from counter import Add, Count, Counter
-from serving import WAIT_TIMEOUT_S, ask, request, serving, socket_to
+from serving import WAIT_TIMEOUT_S, ask, reconfigured, request, serving, socket_to
 from websockets.exceptions import InvalidStatus
 
 from openenv_core import EnvironmentMetadata
@@ -50,8 +50,7 @@ class Early(Counter):
 
 def with_page(env: Any = Counter, settings: dict[str, Any] | None = None, **options: Any) -> EnvironmentApp:
     app = create_app(env, Add, Count, max_concurrent_envs=8, **options)
-    app.configure(ServerSettings(web=True, **(settings or {})))
-    return app
+    return reconfigured(app, web=True, **(settings or {}))
 
 
 def bearer(token: str) -> dict[str, str]:
@@ -101,15 +100,13 @@ def test_environment_variables_switch_the_page_on(name: str) -> None:
 
 
 async def test_page_is_absent_by_default_and_in_production() -> None:
-    plain = create_fastapi_app(Counter, Add, Count)
-    plain.configure(ServerSettings(web=True))
+    plain = reconfigured(create_fastapi_app(Counter, Add, Count), web=True)
     for app in (create_app(Counter, Add, Count), plain, with_page(settings={"mode": "production"})):
         async with serving(app) as address:
             assert (await request(address, "GET", "/")).status_code == 200
             for path in ("/web", "/web/", "/web/page.js", "/web/metadata", "/playground/"):
                 assert (await request(address, "GET", path)).status_code == 404
     always = create_web_interface_app(Counter, Add, Count, "counter", max_concurrent_envs=2)
-    always.configure(ServerSettings())  # as `ropewalk serve` does
     async with serving(always) as address:
         assert (await request(address, "GET", "/web/")).status_code == 200
 
@@ -212,16 +209,15 @@ async def _next(socket: Any) -> Any:
 
 
 def test_gradio_pages_need_gradio_and_a_blocks_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    app = with_page(gradio_builder=lambda *_: None)
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(ConfigurationError, match=r"this environment's page.*ropewalk\[gradio\]"):
-        _ = app.sessions
+        with_page(gradio_builder=lambda *_: None)
     fake, context = ModuleType("gradio"), ModuleType("gradio.context")
     fake.Blocks, context.LocalContext = type("Blocks", (), {}), None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "gradio", fake)
     monkeypatch.setitem(sys.modules, "gradio.context", context)
     with pytest.raises(TypeError, match=r"gradio\.Blocks, got NoneType"):
-        _ = app.sessions
+        with_page(gradio_builder=lambda *_: None)
     fields = action_fields(
         {"properties": {"code": {"type": "string"}, "n": {"type": "integer", "minimum": 1}}}
     )

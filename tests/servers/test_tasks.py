@@ -3,12 +3,11 @@
 import asyncio
 import json
 import threading
-from dataclasses import replace
 from typing import Any
 
 from counter import Add, Count, Counter
 from pydantic import BaseModel
-from serving import WAIT_TIMEOUT_S, eventually, request, serving, socket_to
+from serving import WAIT_TIMEOUT_S, eventually, reconfigured, request, serving, socket_to
 
 from servers import create_app
 
@@ -126,8 +125,7 @@ BAD_BODIES: list[tuple[str, Any]] = [
 
 def mini(environment: type[Counter] = Tasks, cap: int = 4) -> Any:
     app = create_app(environment, Add, Count, env_name="Mini", max_concurrent_envs=cap)
-    app.configure(replace(app.settings, max_wait_s=0.0))  # nobody waits for a slot
-    return app
+    return reconfigured(app, max_wait_s=0.0)  # nobody waits for a slot
 
 
 async def test_every_task_route_answers() -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -47,6 +48,11 @@ async def serving(
         finally:
             server.stop.set()
             await task
+
+
+def reconfigured(app: EnvironmentApp, **settings: Any) -> EnvironmentApp:
+    """Return an app that serves the same with other settings, as `ropewalk serve` builds it."""
+    return EnvironmentApp(app.served, replace(app.settings, **settings))
 
 
 @contextmanager

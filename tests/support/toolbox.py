@@ -165,8 +165,7 @@ class ToolBox(ToolEnvironment[State]):
 def toolbox_app(cap: int = 8, **settings: Any) -> EnvironmentApp:
     """Return an app of tool boxes with its own settings."""
     app = create_app(ToolBox, ToolAction, ToolObservation, env_name="toolbox", max_concurrent_envs=cap)
-    app.configure(replace(ServerSettings(), **settings))
-    return app
+    return EnvironmentApp(app.served, replace(ServerSettings(), **settings))
 
 
 app = create_app(ToolBox, ToolAction, ToolObservation, env_name="toolbox", max_concurrent_envs=64)

@@ -72,7 +72,7 @@ class SolvingEngine(FakeEngine):
         self._said: asyncio.Queue[str] = asyncio.Queue()
         self._solver: asyncio.Task[None] | None = None
 
-    async def __call__(self, prompts: list[Sequence[int]], *arguments: Any) -> list[Completion]:
+    async def generate_many(self, prompts: list[Sequence[int]], *arguments: Any) -> list[Completion]:
         completions = []
         for prompt in prompts:
             text = self.tokenizer.decode(prompt, skip_special_tokens=False)

@@ -1,6 +1,7 @@
 """Unmodified agents play episodes of an environment over MCP, with a policy that solves them in its own call format."""
 
 import os
+import re
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -20,7 +21,7 @@ from rl_bridge.types import Ending
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1300)]
 
-EPISODES = 3
+EPISODES = 20
 TIMEOUT_S = 400.0
 BINARIES = {
     "claude-code": "node_modules/@anthropic-ai/claude-code-linux-x64/claude",
@@ -57,13 +58,19 @@ def policy_of(monkeypatch: pytest.MonkeyPatch, kind: type[SolvingEngine]) -> dic
     }
 
 
+@pytest.mark.parametrize(("sandbox", "episodes"), [(False, EPISODES), (True, 2)])
 @pytest.mark.parametrize("preset", PRESETS)
 async def test_agent_plays_episodes_whose_tokens_are_trained_once(
-    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preset: str, sandbox: bool, episodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from examples.grpo_tools.world import app
 
-    agent = {"preset": preset, "program": find_program(preset), "timeout_s": TIMEOUT_S}
+    agent = {
+        "preset": preset,
+        "program": find_program(preset),
+        "timeout_s": TIMEOUT_S,
+        "sandbox": sandbox,
+    }
     options = policy_of(monkeypatch, SolvingEngine)
     engine = options["engine"]
     async with (
@@ -71,17 +78,17 @@ async def test_agent_plays_episodes_whose_tokens_are_trained_once(
         agent_playing(f"http://{address}", tmp_path, agent, str, **options) as play,
     ):
         outcomes = []
-        for seed in range(EPISODES):  # one at a time: the policy solves one
+        for seed in range(episodes):  # one at a time: the policy solves one
             outcomes += trajectories(await play([seed], difficulty="easy", max_calls=6))
     assert [(one.ending, one.reward, one.tool_calls) for one in outcomes] == [
         (Ending.COMPLETED, 1.0, 4)
-    ] * EPISODES
+    ] * episodes
     rows = [row for one in outcomes for row in training_rows(one, advantage=1.0, index=0)]
     learned = Counter(tuple(turn.completion.tokens) for one in outcomes for turn in one.turns)
     assert learned == Counter(tuple(one.tokens) for one in engine.sampled)
     assert sum(sum(row.loss_mask) for row in rows) == sum(len(one.tokens) for one in engine.sampled)
     # The agent's one conversation is one row, however it rewrote what it sent.
-    assert len(rows) == EPISODES
+    assert len(rows) == episodes
 
 
 class DelegatingEngine(SolvingEngine):
@@ -120,3 +127,30 @@ async def test_subagent_is_a_root_of_its_own(tmp_path: Path, monkeypatch: pytest
         len(sampled[0].tokens),
         sum(len(one.tokens) for one in sampled[1:]),
     ]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+async def test_no_other_address_is_contacted(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples.grpo_tools.world import app
+
+    if shutil.which("strace") is None:
+        missing("needs strace")
+    known, trace = PRESETS[preset], tmp_path / "connects"
+    tracing = ("strace", "-f", "-qq", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o", str(trace))
+    agent = {
+        "command": [*tracing, find_program(preset), *known.command[1:]],
+        "env": known.env,
+        "files": known.files,
+        "timeout_s": TIMEOUT_S,
+    }
+    options = policy_of(monkeypatch, SolvingEngine)
+    async with (
+        serving(app) as address,
+        agent_playing(f"http://{address}", tmp_path, agent, str, **options) as play,
+    ):
+        (episode,) = trajectories(await play([0], difficulty="easy", max_calls=6))
+    assert (episode.ending, episode.reward) == (Ending.COMPLETED, 1.0)
+    addresses = Counter(re.findall(r'(?:inet_addr\(|AF_INET6, )"([^"]+)"', trace.read_text()))
+    assert set(addresses) == {"127.0.0.1"}, addresses

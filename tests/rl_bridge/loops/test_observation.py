@@ -65,14 +65,14 @@ async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
 async def test_generator_statistics_count_since_the_last_iteration_and_restart_at_zero() -> None:
     policy: Any = Service()
     policy.endpoints = frozenset({"statistics"})
-    answers: dict[int, EngineTotals | None] = {}
+    answers: dict[int, EngineTotals] = {}
 
     async def query_replicas(endpoint: str, *, timeout_s: float) -> dict[int, Any]:
         return {"statistics": answers}[endpoint]
 
     policy.query_replicas = query_replicas
     observer = RunObserver(fleet(policy=policy))
-    answers |= {0: EngineTotals(100, 40, 50, 1, 0.25), 1: EngineTotals(100, 20, 60, 0, 0.5), 2: None}
+    answers |= {0: EngineTotals(100, 40, 50, 1, 0.25), 1: EngineTotals(100, 20, 60, 0, 0.5)}
     metrics = await observer.metrics()
     assert metrics["generator/prefix_hit_rate"] == 60 / 200
     # 100 and 10 more prompt tokens; the second has been started again.

@@ -66,7 +66,7 @@ def service_of(actor: type[Any], starts: Iterable[Any] = ()) -> Any:
         actor,
         (),
         ServiceOptions(restarts=RestartPolicy(backoff_s=0.0)),
-        start=lambda replica: next(coming),
+        start=lambda replica, host: next(coming),
         record=lambda replica, what, detail="": None,
         on_failure=lambda failure: None,
     )

@@ -55,7 +55,7 @@ def tool_call(tool: str, **arguments: Any) -> dict[str, Any]:
 
 def engine_of(app: EnvironmentApp) -> McpEngine:
     """Return the MCP engine of an app, which is loaded with the first standard request."""
-    loading = app._ensure_built().mcp._loading
+    loading = app.mcp._loading
     assert loading is not None
     engine: McpEngine = loading.result()
     return engine
