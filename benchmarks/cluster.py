@@ -261,7 +261,7 @@ class Workers(BalancedEndpoints):
 
     def __init__(self, cluster: Cluster, config: Config, generators: "Generators") -> None:
         super().__init__(Balancer("rollout", wait_s=60.0), frozenset({"play", "cancel"}))
-        self._new_worker = lambda: Worker(cluster, config, generators)
+        self._new_worker: Callable[[], Worker] = lambda: Worker(cluster, config, generators)
         self._starts = itertools.count(1)
         self.by_replica: dict[int, Worker] = {}
         for replica in range(cluster.generators):

@@ -390,7 +390,9 @@ class EnvironmentRunner:
         else:
             call.on_end(call, outcome)
 
-    def _end_future(self, call: EnvironmentCall, pending: Pending[Any], future: "asyncio.Future[Any]") -> None:
+    def _end_future(
+        self, call: EnvironmentCall, pending: Pending[Any], future: "asyncio.Future[Any]"
+    ) -> None:
         if future.cancelled():
             outcome: Outcome = False, RuntimeError("the environment cancelled its own call")
         elif (error := future.exception()) is not None:
@@ -527,7 +529,11 @@ class EnvironmentRunner:
         """
         reward: Any = observation.reward
         if self.unscored is None:
-            if type(reward) in _PLAIN_NUMBERS and SCORES not in observation.metadata and -_MAX <= reward <= _MAX:
+            if (
+                type(reward) in _PLAIN_NUMBERS
+                and SCORES not in observation.metadata
+                and -_MAX <= reward <= _MAX
+            ):
                 return observation  # `unscored_reason` would find nothing
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:

@@ -20,7 +20,6 @@ from socket_servers import frame, silent_server
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request
 
-from benchmarks.simulated_time import simulate
 from openenv_core import (
     Action,
     CapacityError,
