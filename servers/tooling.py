@@ -126,11 +126,16 @@ class NoToolsError(Exception):
 
 
 class ToolRefusedError(Exception):
-    """A tool is not called as asked; `result` says why."""
+    """A tool is not called.
+
+    Attributes:
+        error_type: Why not, for programs.
+        message: Why not, for people.
+    """
 
     def __init__(self, error_type: ToolErrorType, message: str) -> None:
-        super().__init__(message)
-        self.result = ToolResult.failed(error_type, message)
+        super().__init__(error_type, message)
+        self.error_type, self.message = error_type, message
 
 
 def _is_tool_action(action: Any) -> bool:

@@ -19,9 +19,9 @@ from counter import (
 from server_apps import HEADER, STATE, Deaf, action, start_step, step
 from server_apps import app_of as app_with
 from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
-from simulated_time import simulate
 from toolbox import toolbox_app
 
+from benchmarks.simulated_time import simulate
 from openenv_core import EnvironmentMetadata
 from openenv_core.watchdog import Watchdog
 from servers.app import EnvironmentApp
