@@ -14,6 +14,7 @@ import pytest
 import openenv_core.errors
 from openenv_core.errors import ConnectionLostError, OpenEnvError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
+from openenv_core.tools import ToolErrorType
 
 ROOT = Path(openenv_core.errors.__file__).parents[1]
 SAMPLES = {
@@ -24,6 +25,7 @@ SAMPLES = {
     "fault": JsonRpcFaultError(-32600, "no method"),
     "last_failure": ValueError("no image"),
     "limit_s": 2.0,
+    "error_type": ToolErrorType.TIMEOUT,
 }
 """Arguments that are neither a text nor a number."""
 
