@@ -38,6 +38,21 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
         self._on_failure = on_failure
         self._running: Coroutine[Any, Any, T] | None = None
 
+    @property
+    def awaited(self) -> Awaitable[Any] | None:
+        """What it awaits in the end, if that is all: whoever knows how may wait for it otherwise, and call `finish`."""
+        inner = self._awaitable
+        if self._on_failure is not None or self._running is not None:
+            return None
+        return inner.awaited if isinstance(inner, Pending) else inner
+
+    def finish(self, value: Any) -> "T | Pending[T]":
+        """Return what becomes of the result of `awaited`."""
+        if not isinstance(self._awaitable, Pending):
+            return self._then(value)
+        result = self._awaitable.finish(value)
+        return Pending(result, self._then) if isinstance(result, Pending) else self._then(result)
+
     async def _finish(self) -> T:
         try:
             value = await (self._awaitable if self._wait is None else self._wait(self._awaitable))

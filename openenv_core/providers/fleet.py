@@ -11,8 +11,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final, Self
 
-import httpx
-
 from openenv_core.errors import ConfigurationError, ProviderError
 from openenv_core.proxies import client_for
 
@@ -141,8 +139,10 @@ class ServerFleet(ABC):
         """Start the servers, wait until all are ready, and return the URL of one.
 
         Raises:
-            ProviderError: They were not ready in time.
+            ProviderError: They were not ready in time, or there is a fleet of this name.
         """
+        if self.servers():
+            raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
         try:
             self._resize(self._size)
             self.wait_ready(self._size)
@@ -301,6 +301,8 @@ def read_load(url: str, token: str | None) -> Load | None:
     Raises:
         ProviderError: It answers, but is no server that tells.
     """
+    import httpx  # takes longer than the rest of `ropewalk --help`
+
     try:
         with client_for(url, token) as http:
             response = http.get(f"{url}/capacity", timeout=REQUEST_TIMEOUT_S)

@@ -69,7 +69,12 @@ class _RayServer:
     def __init__(self, options: RayServerOptions) -> None:
         self._options = options
         self._provider: LocalProcessProvider | None = None
-        self._serve(port=0)
+        try:
+            self._serve(port=0)
+        except ProviderError:
+            if ray.get_runtime_context().was_current_actor_reconstructed:
+                os._exit(1)  # Ray tries again, which it does not after an exception
+            raise
         threading.Thread(target=self._watch, name="ropewalk-watch", daemon=True).start()
 
     def options(self) -> RayServerOptions:
@@ -200,6 +205,14 @@ class RayFleet(ServerFleet):
     def stop(self) -> None:
         """End the actors, and so their servers, which drain."""
         self._remove(0)
+
+    def wait_ready(self, servers: int, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until this many servers are ready; raise ProviderError at once if one could not start."""
+        with _translated_errors():
+            for handle in self._handles.values():
+                with suppress(ray.exceptions.ActorUnavailableError):  # it is being restarted
+                    ray.get(handle.url.remote(), timeout=timeout_s)
+        super().wait_ready(servers, timeout_s)
 
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Drain a server, and start it anew at the same URL."""
