@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, get_args
 
+from openenv_core.errors import PicklableError
 from openenv_core.outcomes import outcome_of
 from openenv_core.protocol.errors import short
 from openenv_core.tools import (
@@ -125,17 +126,12 @@ class NoToolsError(Exception):
     """The environment has no tools."""
 
 
-class ToolRefusedError(Exception):
-    """A tool is not called.
-
-    Attributes:
-        error_type: Why not, for programs.
-        message: Why not, for people.
-    """
+class ToolRefusedError(PicklableError):
+    """A tool is not called as asked; `result` says why."""
 
     def __init__(self, error_type: ToolErrorType, message: str) -> None:
-        super().__init__(error_type, message)
-        self.error_type, self.message = error_type, message
+        super().__init__(message)
+        self.result = ToolResult.failed(error_type, message)
 
 
 def _is_tool_action(action: Any) -> bool:

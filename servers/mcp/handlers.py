@@ -180,7 +180,7 @@ class Handlers:
         except InvalidResetOptionError as error:
             return encode(ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)), context)
         except ToolRefusedError as refused:
-            return encode(ToolResult.failed(refused.error_type, refused.message), context)
+            return encode(refused.result, context)
 
     async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
         """Answer resources/read."""
