@@ -261,7 +261,9 @@ async def open_players(
     """
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
     fleet = Fleet(
-        folder / LOGS, hosts=_make_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval
+        folder / LOGS,
+        hosts=_make_hosts(config.monarch, joinable=trains),
+        heartbeat_s=config.monarch.heartbeat_interval,
     )
 
     def print_line(text: str) -> None:
@@ -497,7 +499,7 @@ def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServer
     ]
 
 
-def _make_hosts(monarch: MonarchConfig) -> Hosts:
+def _make_hosts(monarch: MonarchConfig, *, joinable: bool) -> Hosts:
     address = f"tcp://{monarch.master_addr}:{monarch.master_port}"
     if monarch.workers:
         return Hosts.workers(monarch.workers, address=address, gpus_per_host=monarch.gpus_per_node)
@@ -510,7 +512,7 @@ def _make_hosts(monarch: MonarchConfig) -> Hosts:
             gpus_per_host=monarch.gpus_per_node,
             address=address,
         )
-    return Hosts.this_machine(address=None if monarch.join_port is None else address)
+    return Hosts.this_machine(address=address if joinable and monarch.join_port is not None else None)
 
 
 def _make_join_server(monarch: MonarchConfig, folder: Path) -> JoinServer | None:
