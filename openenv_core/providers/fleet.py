@@ -99,6 +99,7 @@ class ServerFleet(ABC):
             )
         self.token = token or secrets.token_urlsafe(32)
         self._size = servers
+        self._is_another = False
 
     @classmethod
     @abstractmethod
@@ -114,10 +115,6 @@ class ServerFleet(ABC):
         """Return the servers that there are, by number. Raises ProviderError if the engine does not answer."""
 
     @abstractmethod
-    def stop(self) -> None:
-        """Stop all servers, whatever their sessions do. Idempotent."""
-
-    @abstractmethod
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Drain a server, and start it anew, from the current code or image, at the same URL if possible.
 
@@ -126,6 +123,10 @@ class ServerFleet(ABC):
         Raises:
             ProviderError: There is no such server, or it was not ready in time.
         """
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Stop all servers. Idempotent."""
 
     @abstractmethod
     def _resize(self, servers: int) -> None:
@@ -141,7 +142,8 @@ class ServerFleet(ABC):
         Raises:
             ProviderError: They were not ready in time, or there is a fleet of this name.
         """
-        if self.servers():
+        self._is_another = bool(self.servers())
+        if self._is_another:
             raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
         try:
             self._resize(self._size)
@@ -150,6 +152,11 @@ class ServerFleet(ABC):
             self.stop()
             raise
         return self.urls()[0]
+
+    def stop(self) -> None:
+        """Stop all servers, whatever their sessions do. Idempotent. Leaves another fleet that had the name alone."""
+        if not self._is_another:
+            self._end()
 
     def __enter__(self) -> Self:
         self.start()

@@ -119,7 +119,7 @@ class KubernetesFleet(ServerFleet):
             found.append(FleetServer(name, url, ready and pod.metadata.deletion_timestamp is None))
         return sorted(found, key=lambda server: server.number)
 
-    def stop(self) -> None:
+    def _end(self) -> None:
         """Delete the StatefulSet, and with it what it owns."""
         delete = self._apps.delete_namespaced_stateful_set
         _unless_missing(lambda: delete(self.name, self._namespace, propagation_policy="Background"))

@@ -202,7 +202,7 @@ class RayFleet(ServerFleet):
             found.append(FleetServer(name, url, url is not None))
         return sorted(found, key=lambda server: server.number)
 
-    def stop(self) -> None:
+    def _end(self) -> None:
         """End the actors, and so their servers, which drain."""
         self._remove(0)
 

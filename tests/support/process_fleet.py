@@ -20,7 +20,7 @@ class ProcessFleet(ServerFleet):
     def servers(self) -> list[FleetServer]:
         return [FleetServer(name, each.url, each.alive) for name, each in sorted(self.providers.items())]
 
-    def stop(self) -> None:
+    def _end(self) -> None:
         self._resize(0)
 
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:

@@ -81,7 +81,7 @@ class DockerFleet(ServerFleet):
             found.append(FleetServer(container["Names"][0].lstrip("/"), url, ready))
         return sorted(found, key=lambda server: server.number)
 
-    def stop(self) -> None:
+    def _end(self) -> None:
         """Remove the containers."""
         self._remove(self.servers(), grace_s=0)
 
