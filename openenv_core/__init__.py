@@ -57,6 +57,7 @@ from openenv_core.types import (
 if TYPE_CHECKING:
     from openenv_core.client import EnvClient, GenericAction, GenericEnvClient, MCPToolClient, SyncEnvClient
     from openenv_core.making import make
+    from openenv_core.multi_agent import MultiAgentEnvironment
     from openenv_core.pictures import Picture
     from openenv_core.providers import ContainerOptions, DockerPool, LocalDockerProvider, LocalProcessProvider
 
@@ -89,6 +90,7 @@ __all__ = [
     "LocalDockerProvider",
     "LocalProcessProvider",
     "MCPToolClient",
+    "MultiAgentEnvironment",
     "NotExecutedError",
     "Observation",
     "OpenEnvError",
@@ -121,6 +123,7 @@ _LAZY = {
     "MCPToolClient": "openenv_core.client.tools",
     "SyncEnvClient": "openenv_core.client",
     "make": "openenv_core.making",
+    "MultiAgentEnvironment": "openenv_core.multi_agent",
     "Picture": "openenv_core.pictures",
     "ContainerOptions": "openenv_core.providers",
     "DockerPool": "openenv_core.providers",

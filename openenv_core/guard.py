@@ -4,7 +4,8 @@
 
 LIFELINE is the read end of a pipe. End of file on it, when the program closes it or dies (even by SIGKILL), ends the
 command: SIGTERM to its process group, SIGKILL after GRACE_S seconds. SIGTERM to the guard does the same with LIFELINE
-0, and otherwise the same as a byte on LIFELINE. If the guard itself is killed, the kernel kills the command (on Linux).
+0, and otherwise the same as a byte on LIFELINE. SIGUSR1 is passed on to the command. If the guard itself is killed, the
+kernel kills the command (on Linux).
 
 With LIFELINE 0 the command has no input. Otherwise it owns standard input, output and error, and the guard closes its
 copies; a byte on LIFELINE then says that the program has closed the command's input as a first request to exit, which
@@ -73,6 +74,7 @@ def main(arguments: list[str]) -> int:
         _report(status, f"failed {error}")
         sys.stderr.write(f"cannot run {command[0]!r}: {os.strerror(error)}\n")
         return 127
+    signal.signal(signal.SIGUSR1, lambda number, _: _forward(child, number))
     if lifeline != 0:
         _close_standard_streams()
     _report(status, f"started {child}")
@@ -255,6 +257,11 @@ def _signal_group(group: int, number: signal.Signals) -> None:
     # The group may be empty; macOS raises EPERM for a group of zombies.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def _forward(child: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(child, number)
 
 
 def _kill_remaining(child: int, everything: bool) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openenv_core.client import EnvClient, GenericEnvClient, SyncEnvClient
+from openenv_core.client.settings import named_parameters
 from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import ConfigurationError
 from openenv_core.lifecycle import models_of
@@ -13,12 +14,20 @@ from openenv_core.targets import TargetKind, require_package, split_path, target
 
 
 def make(
-    target: str | Sequence[str], *, client: type[EnvClient[Any, Any, Any]] | None = None, **options: Any
+    target: str | Sequence[str],
+    *,
+    client: type[EnvClient[Any, Any, Any]] | None = None,
+    fleet: str | None = None,
+    servers: int = 1,
+    **options: Any,
 ) -> SyncEnvClient[Any, Any, Any]:
     """Return a client of an environment. A server, if needed, starts at the first use and stops with the client.
 
         with make("blackjack") as env:
             result = env.reset(seed=1)
+
+        with make("blackjack", fleet="ray", servers=8) as env:
+            others = [env.new_session() for _ in range(100)]
 
     `await` the client, or use it with `async with`, to get the async one.
 
@@ -29,25 +38,43 @@ def make(
         client: The client's class. Default: the environment's own if `target` is a name, one with the models of the
             class if it is a file with an environment's class, otherwise `GenericEnvClient`, whose actions and
             observations are dicts.
-        options: Arguments of the client's constructor, and of `from_process` or `from_docker_image` if a server is
-            started.
+        fleet: The engine of the servers: `ray`, whose nodes have the target, or `docker` or `kubernetes`, where it is
+            an image.
+        servers: The number of the fleet's servers.
+        options: Arguments of the client's constructor, and of `from_process`, `from_docker_image` or the fleet's class
+            (`openenv_core.providers.RayFleet` etc.) if servers are started.
 
     Raises:
         ConfigurationError: The target is none of these, or an option does not exist.
     """
     if not isinstance(target, str):
         return (client or GenericEnvClient)(target, **options).sync()
+    if fleet is not None and fleet != "ray":
+        return _client_of_fleet(client or GenericEnvClient, fleet, target, servers, options)
     resolved = target_of(target)
     if resolved.kind is TargetKind.NAME:
         client = client or client_class(target)
     elif client is None and resolved.kind is TargetKind.PATH:
         client = client_of_file(resolved.text)
     client = client or GenericEnvClient
+    if fleet is not None:
+        return _client_of_fleet(client, fleet, resolved.text, servers, options)
     if resolved.kind is TargetKind.URL:
         return client(resolved.text, **options).sync()
     if resolved.kind is TargetKind.IMAGE:
         return client.from_docker_image(resolved.text, **options)
     return client.from_process(resolved.text, **options)
+
+
+def _client_of_fleet(
+    client: type[EnvClient[Any, Any, Any]], engine: str, target: str, servers: int, options: dict[str, Any]
+) -> SyncEnvClient[Any, Any, Any]:
+    from openenv_core.providers.fleet import open_fleet
+
+    known = named_parameters(client) | named_parameters(EnvClient)
+    mine = {name: options.pop(name) for name in known & options.keys()}
+    fleet = open_fleet(engine, target.removeprefix("docker://"), servers, options)
+    return client(provider=fleet, **{"token": fleet.token, **mine}).sync()
 
 
 def client_class(name: str) -> type[EnvClient[Any, Any, Any]]:

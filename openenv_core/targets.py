@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, cast
 from openenv_core.errors import (
     ConfigurationError,
     EngineRefusedError,
+    EngineUnavailableError,
     ImageNotFoundError,
     OpenEnvError,
     installed_with,
@@ -457,8 +458,10 @@ def _missing_image(image: str) -> str:
         engine = DockerEngine.find()
         engine.ping()
         return "" if engine.has_image(image) else "the Docker engine has no such image"
-    except OpenEnvError:
+    except EngineUnavailableError:
         return "no Docker engine answers"
+    except OpenEnvError as error:
+        return str(error)
 
 
 APPS: Final = "ropewalk.apps"

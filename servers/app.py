@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from openenv_core import ConcurrencyConfig, ConfigurationError, State
 from openenv_core.errors import OpenEnvError
 from openenv_core.lifecycle import default_cap, read_models
+from openenv_core.multi_agent import MultiAgentEnvironment
 from openenv_core.protocol.batch import ObservationEncoder
 from openenv_core.protocol.requests import RequestDecoder
 from servers.execution import Executor, Factory, name_of
@@ -32,6 +33,7 @@ from servers.routes.jsonrpc import JsonRpc
 from servers.routes.link import Links
 from servers.routes.tasks import tasks_router
 from servers.routes.websocket import SESSION_PATH, FrameDialect, RpcDialect, SocketRoute, Sockets
+from servers.seats import seat_environment
 from servers.security import Guard
 from servers.sessions import SessionSlots, SessionTable, new_session_id
 from servers.settings import MODES, Mode, ServerSettings
@@ -191,6 +193,10 @@ class EnvironmentApp(FastAPI):
         """Return a function that gives the error that refused the start, if any; the caller reports it, not the log."""
         self._refusal_collected = True
         return lambda: self._refusal
+
+    def cordon(self) -> None:
+        """Refuse new sessions; the open ones go on."""
+        self.sessions.draining = True
 
     async def drain(self, deadline_s: float) -> None:
         """Refuse new sessions and end the open ones, after the calls in progress.
@@ -364,6 +370,10 @@ def create_app(
             raise ConfigurationError(f"expected mode to be one of {', '.join(MODES)}, got {mode!r}")
         # By its plain value: folders written for the released package give a member of an enum of strings.
         settings = replace(settings, mode="production" if mode == "production" else "simulation")
+    cap = default_cap(env) if max_concurrent_envs is None else max_concurrent_envs
+    game: Any = env
+    if isinstance(game, type) and issubclass(game, MultiAgentEnvironment):
+        env = seat_environment(game)
     models = read_models(env)
     action_cls, observation_cls = action_cls or models.action, observation_cls or models.observation
     if action_cls is None or observation_cls is None:
@@ -377,7 +387,6 @@ def create_app(
         "state": state_cls or models.state,
         "reset_observation": reset_observation_cls or models.reset_observation or observation_cls,
     }
-    cap = default_cap(env) if max_concurrent_envs is None else max_concurrent_envs
     page = PageOptions(
         title=title_override,
         builder=gradio_builder,

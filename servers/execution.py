@@ -12,7 +12,7 @@ counts it until then.
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from sys import float_info
@@ -21,7 +21,8 @@ from types import CoroutineType, MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, unscored_reason
-from openenv_core.outcomes import UNSCORED
+from openenv_core.outcomes import SCORES, UNSCORED
+from openenv_core.pending import Pending
 from openenv_core.tools import is_tool_host
 from servers.threads import Outcome, ThreadCall, ThreadPool, contain, containable, max_threads, outcome_of
 
@@ -144,7 +145,7 @@ class EnvironmentCall:
     Attributes:
         on_end: Called with the call and its outcome when it has ended: by whom it was started.
         thread_call: The call in a thread, while it waits for one or runs in it.
-        task: Awaits what `work` has returned.
+        task: Awaits what `work` has returned; if that is a future, itself.
         was_awaited: Whether there has been such a task.
     """
 
@@ -155,7 +156,7 @@ class EnvironmentCall:
         self.on_loop = on_loop
         self.on_end: Callable[[EnvironmentCall, Outcome], None] = _deliver
         self.thread_call: ThreadCall | None = None
-        self.task: asyncio.Task[Outcome] | None = None
+        self.task: asyncio.Future[Any] | None = None
         self.was_awaited = False
 
     def deliver(self, outcome: Outcome) -> None:
@@ -213,40 +214,6 @@ class AwaitedCall(ResultCall):
         """Pass the result to `on_unclaimed`."""
         if self._on_unclaimed is not None:
             self._on_unclaimed(value)
-
-
-class Pending:
-    """An awaitable that a method has returned.
-
-    Args:
-        awaitable: The awaitable.
-        then: Takes its result, and returns another or a further `Pending`.
-        wait: Awaits it, if not plainly.
-    """
-
-    __slots__ = ("_awaitable", "_then", "_wait")
-
-    def __init__(
-        self,
-        awaitable: Any,
-        then: Callable[[Any], Any] = lambda result: result,
-        wait: Callable[[Any], Awaitable[Any]] | None = None,
-    ) -> None:
-        self._awaitable = awaitable
-        self._then = then
-        self._wait = wait
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._finish().__await__()
-
-    async def _finish(self) -> Any:
-        result = self._then(await (self._awaitable if self._wait is None else self._wait(self._awaitable)))
-        return await result if isinstance(result, Pending) else result
-
-    def close(self) -> None:
-        """Close it instead of awaiting it, if it is a coroutine."""
-        if callable(close := getattr(self._awaitable, "close", None)):
-            close()
 
 
 def pending_or_plain(result: Any) -> Any:
@@ -415,19 +382,37 @@ class EnvironmentRunner:
             self._end_abandoned(call, outcome)
         elif succeeded and isinstance(value, Pending | CoroutineType):
             call.was_awaited = True
-            call.task = keep(asyncio.create_task(_outcome_of_awaitable(value)))
-            call.task.add_done_callback(partial(self._end_task, call))
+            if isinstance(value, Pending) and isinstance(future := value.awaited, asyncio.Future):
+                call.task = future  # a task for it would take longer than many a step
+                future.add_done_callback(partial(self._end_future, call, value))
+                return
+            task = keep(asyncio.create_task(_outcome_of_awaitable(value)))
+            task.add_done_callback(partial(self._end_task, call))
+            call.task = task
         else:
             call.on_end(call, outcome)
 
+    def _end_future(
+        self, call: EnvironmentCall, pending: Pending[Any], future: "asyncio.Future[Any]"
+    ) -> None:
+        if future.cancelled():
+            outcome: Outcome = False, RuntimeError("the environment cancelled its own call")
+        elif (error := future.exception()) is not None:
+            outcome = False, containable(error)
+        else:
+            outcome = outcome_of(partial(pending.finish, future.result()))
+        self._end_awaited(call, outcome)
+
     def _end_task(self, call: EnvironmentCall, task: asyncio.Task[Outcome]) -> None:
-        call.task = None
         cancelled = RuntimeError("the environment cancelled its own call")
-        outcome = (False, cancelled) if task.cancelled() else task.result()
+        self._end_awaited(call, (False, cancelled) if task.cancelled() else task.result())
+
+    def _end_awaited(self, call: EnvironmentCall, outcome: Outcome) -> None:
+        call.task = None
         if call in self._abandoned:
             self._end_abandoned(call, outcome)
         else:
-            call.on_end(call, outcome)
+            self._settle(call, outcome)
 
     def abandon(self, call: EnvironmentCall) -> None:
         """End a call that nobody waits for any more.
@@ -527,7 +512,7 @@ class EnvironmentRunner:
             self.spent_s = spent_s + perf_counter() - awaited_at
             return then(observation)
 
-        return Pending(result, finish, wait)
+        return Pending(result, finish, wait=wait)
 
     def _begin_episode(self, observation: object) -> Any:
         """Return the observation of a reset, as `_mark_unscored` returns a step's."""
@@ -546,7 +531,11 @@ class EnvironmentRunner:
         """
         reward: Any = observation.reward
         if self.unscored is None:
-            if type(reward) in _PLAIN_NUMBERS and not observation.metadata and -_MAX <= reward <= _MAX:
+            if (
+                type(reward) in _PLAIN_NUMBERS
+                and SCORES not in observation.metadata
+                and -_MAX <= reward <= _MAX
+            ):
                 return observation  # `unscored_reason` would find nothing
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:

@@ -36,11 +36,13 @@ class Assembled(NamedTuple):
         app: The application.
         drain: Ends its sessions within the given number of seconds; None if it has no sessions.
         refusal: Returns the error that refused the application's start, if known.
+        cordon: Has it refuse new sessions, while the open ones go on; called on SIGUSR1.
     """
 
     app: Any
     drain: Drain | None = None
     refusal: Callable[[], OpenEnvError | None] = lambda: None
+    cordon: Callable[[], None] = lambda: None
 
 
 def assemble(target: str, settings: ServerSettings, options: Sequence[str]) -> Assembled:
@@ -60,7 +62,7 @@ def assemble(target: str, settings: ServerSettings, options: Sequence[str]) -> A
                 f"expected {target!r} to call create_app as it is imported, got an app that was made before, without "
                 "the settings of this server; call it in the module that is served"
             )
-        return Assembled(app, app.drain, app.collect_refusals())
+        return Assembled(app, app.drain, app.collect_refusals(), app.cordon)
     if options:
         raise ConfigurationError(
             f"expected an app of create_app for {', '.join(options)}, got {type(app).__name__} at {target!r}; "
@@ -122,7 +124,7 @@ def host(
     raise_descriptor_limit()
     _tune_garbage_collector()
     config = uvicorn.Config(assembled.app, log_config=None, **SETTINGS)
-    server = _Server(config, assembled.drain, drain_s, on_started, lifeline, ExitTimer(on_cut))
+    server = _Server(config, assembled, drain_s, on_started, lifeline, ExitTimer(on_cut))
     try:
         server.run(sockets=list(listeners))
     except SystemExit:  # uvicorn exits if the application does not start
@@ -191,14 +193,14 @@ class _Server(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        drain: Drain | None,
+        assembled: Assembled,
         drain_s: float,
         on_started: Callable[[], None] | None,
         lifeline: int | None,
         end: ExitTimer,
     ) -> None:
         super().__init__(config)
-        self._drain = drain
+        self._drain, self._cordon = assembled.drain, assembled.cordon
         self._drain_s = drain_s
         self._on_started = on_started
         self._lifeline = lifeline
@@ -206,6 +208,8 @@ class _Server(uvicorn.Server):
         self.end = end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        signal.signal(signal.SIGUSR1, lambda *_: loop.call_soon_threadsafe(self._cordon))
         if (lifeline := self._lifeline) is not None:  # after the handlers are installed: it sends a signal
             watch = threading.Thread(
                 target=self._watch_lifeline, args=(lifeline,), name="ropewalk-lifeline", daemon=True

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import httpx
 
-from openenv_core.client import MCPToolClient
+from openenv_core.client import MCPToolClient, SyncEnvClient
 from openenv_core.client.carrier import refusal
 from openenv_core.errors import (
     AccessRefusedError,
@@ -25,6 +25,7 @@ from openenv_core.errors import (
     ToolCallError,
     ValidationFailedError,
 )
+from openenv_core.loop_thread import shared_loop
 from openenv_core.pictures import describe_picture
 from openenv_core.protocol.http import http_url, redact_url
 from openenv_core.protocol.jsonio import from_json
@@ -250,6 +251,12 @@ class TextEpisode:
                     raise
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_BACKOFF_S)
+
+
+def schema_of(client: SyncEnvClient[Any, Any, Any]) -> dict[str, Any]:
+    """Return the JSON schemas of the server of a client, as `fetch_schema` does, with the client's own headers."""
+    headers = client.async_client._session.settings.carrier_options.headers  # which may come from env_vars
+    return shared_loop().run(fetch_schema, client.base_url, headers=headers)
 
 
 async def fetch_schema(

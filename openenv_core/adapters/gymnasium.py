@@ -18,11 +18,10 @@ import gymnasium
 import numpy as np
 from gymnasium import Space
 
-from openenv_core.adapters.episode import fetch_schema
+from openenv_core.adapters.episode import schema_of
 from openenv_core.adapters.spaces import Fields
 from openenv_core.client import GenericEnvClient
 from openenv_core.errors import ConfigurationError, EnvironmentFailureError
-from openenv_core.loop_thread import shared_loop
 from openenv_core.making import make
 from openenv_core.outcomes import UNSCORED
 from openenv_core.types import StepResult
@@ -56,10 +55,7 @@ class ServedEnv(gymnasium.Env[Any, Any]):
             options["token"] = token
         self._client = make(target, client=GenericEnvClient, **options)
         try:
-            headers = (
-                self._client.async_client._session.settings.carrier_options.headers
-            )  # which may come from env_vars
-            schema = shared_loop().run(fetch_schema, self._client.base_url, headers=headers)
+            schema = schema_of(self._client)
             self._action = Fields(schema["action"])
             self._observation = Fields(schema["observation"])
         except BaseException:

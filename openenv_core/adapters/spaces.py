@@ -20,6 +20,9 @@ from openenv_core.errors import ConfigurationError
 from openenv_core.pictures import PNG, Picture
 from openenv_core.protocol.batch import SPACE, layout_of
 
+SEAT_SPACES: Final = "seat_spaces"
+"""Key of a field's JSON schema where the seats of a game have different spaces: the description of each, by seat."""
+
 MAX_TEXT_CHARS: Final = 1 << 20
 
 _INTEGERS: Final = np.iinfo(np.int64)
@@ -30,6 +33,7 @@ class Fields:
 
     Args:
         schema: The model's JSON schema.
+        seat: The seat whose spaces are read, in a game of several.
 
     Attributes:
         space: The space: that of a single field, or a Dict of all fields' spaces by name.
@@ -41,12 +45,17 @@ class Fields:
         ConfigurationError: The model has no fields of its own.
     """
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+    def __init__(self, schema: Mapping[str, Any], seat: str | None = None) -> None:
         definitions = schema.get("$defs", {})
         properties = {
             name: _resolve_parts(field, definitions)
             for name, field in schema.get("properties", {}).items()
             if name not in ("metadata", "done", "reward", "terminated", "truncated")
+        }
+        properties |= {
+            name: {**field, SPACE: field[SEAT_SPACES][seat]}
+            for name, field in properties.items()
+            if seat in field.get(SEAT_SPACES, ())
         }
         declared = {name: read_space(field[SPACE]) for name, field in properties.items() if SPACE in field}
         self.parts: dict[str, FieldSpace] = (

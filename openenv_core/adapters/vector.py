@@ -19,7 +19,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from numpy.typing import NDArray
 
-from openenv_core.adapters.episode import fetch_schema
+from openenv_core.adapters.episode import schema_of
 from openenv_core.adapters.gymnasium import find_picture, make_info
 from openenv_core.adapters.spaces import Fields
 from openenv_core.client import GenericEnvClient
@@ -125,10 +125,7 @@ class ServedVectorEnv(VectorEnv[Any, Any, Any]):
             options["token"] = token
         self._server = make(target, client=GenericEnvClient, **options)
         try:
-            headers = (
-                self._server.async_client._session.settings.carrier_options.headers
-            )  # which may come from env_vars
-            schema = shared_loop().run(fetch_schema, self._server.base_url, headers=headers)
+            schema = schema_of(self._server)
             self._actions = Fields(schema["action"])
             self._fields = Fields(schema["observation"])
             self.single_action_space = self._actions.space

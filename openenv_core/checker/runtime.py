@@ -22,6 +22,7 @@ from openenv_core.errors import (
     ValidationFailedError,
 )
 from openenv_core.protocol.replies import encode_model, encode_observation
+from openenv_core.protocol.requests import encode_request
 from openenv_core.tools.specs import is_of_tools
 from openenv_core.tools.wire import RESERVED_TOOL_NAMES
 from openenv_core.types import EnvironmentMetadata, Observation
@@ -33,6 +34,8 @@ _EPISODE_ID: Final = "ropewalk-validate"
 
 _COMPARED: Final = 3
 """Number of episodes played with and without reading the state."""
+
+_OR_LEAVE_IT: Final = "or leave it to the base class, which does so for a class without a `state` of its own"
 
 _NOT_A_FIELD: Final = "ropewalk_no_such_field"
 
@@ -248,6 +251,54 @@ def _play_to_end(subject: Subject, client: Client, seed: int) -> Turn:
     steps = subject.manifest_or_defaults.validation.episodes.max_steps
     *_, last = play_episode(subject, client, seed, steps=steps, seconds=_PLAY_BUDGET_S)
     return last
+
+
+@check(CheckLevel.RUNTIME)
+def check_episodes_by_hand(subject: Subject) -> None:
+    """A class that writes its own state keeps id and number of steps in it, and goes on after no end."""
+    if getattr(getattr(subject.app, "factory", None), "KEEPS_EPISODES", False):
+        raise NotApplicableError("the base class keeps its episodes")
+    ids: list[Any] = []
+    with subject.client() as client:
+        for _ in range(2):  # the client's own reset draws an id
+            client.send_frame(encode_request("reset", subject.reset_options))
+            ids.append(client.state().get("episode_id"))
+        for turn in play_episode(subject, client, 0, steps=subject.limits.steps, episode_id=_EPISODE_ID):
+            state = client.state()
+            if turn.action is None:
+                ids.append(state.get("episode_id"))
+            count = state.get("step_count")
+            # The environment may count failed steps or not.
+            if not isinstance(count, int) or not turn.step <= count <= turn.step + turn.refused:
+                raise CheckError(
+                    f"expected step_count {turn.step} in the state {turn.position_text} got {count!r}",
+                    change=f"set step_count to 0 in reset, and add 1 in each step that is taken; {_OR_LEAVE_IT}",
+                )
+        if None in ids or len({*ids}) < len(ids) or ids[-1] != _EPISODE_ID:
+            raise CheckError(
+                f"expected the state's episode_id to be that of the reset, or a new one, got {ids} after two resets "
+                f"without and one with {_EPISODE_ID!r}",
+                change=f"set it in reset: str(uuid4()) if episode_id is None else episode_id; {_OR_LEAVE_IT}",
+            )
+        if turn.done:
+            _require_end(subject, client)
+
+
+def _require_end(subject: Subject, client: Client) -> None:
+    """Take a step after the end of an episode, which must be refused, or be an unrewarded end of the same episode."""
+    got = ""
+    try:
+        after = client.step(next(subject.actions(0)))
+        got = "" if after.done and not after.reward else f"done={after.done} and the reward {after.reward}"
+    except (ExecutionError, ValidationFailedError):
+        pass  # refused
+    if not got and (now := client.state().get("episode_id")) != _EPISODE_ID:
+        got = f"the episode {now!r}"
+    if got:
+        raise CheckError(
+            f"expected a step after the end to be refused, or to be an end without reward, got {got}",
+            change=f"begin step() with: if self._done: raise EpisodeOverError (from openenv_core); {_OR_LEAVE_IT}",
+        )
 
 
 @check(CheckLevel.RUNTIME)

@@ -44,6 +44,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "OpenAI-compatible server, up to and with /v1; or a checkpoint's folder (needs the extra rl or rl-cpu)",
     )
     add(
+        "--agent",
+        metavar="AGENT",
+        help="an agent that plays with the model at --policy URL: claude-code, codex, opencode or mini-swe-agent, or "
+        "module:function (needs the extra rl or rl-cpu)",
+    )
+    add(
         "--out", metavar="FOLDER", help=f"folder of records and figures; by default a new one below {FOLDER}/"
     )
     add("--resume", metavar="FOLDER", help="continue an interrupted evaluation")
@@ -81,6 +87,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--policy-timeout", type=float, metavar="SECONDS", help="timeout of an answer, retries included (600)"
     )
+    model.add_argument(
+        "--agent-timeout", type=float, metavar="SECONDS", help="an agent's time for an episode (600)"
+    )
+    model.add_argument(
+        "--agent-sandbox",
+        action="store_true",
+        default=None,
+        help="confine an agent's program to an empty folder and to the model and the tools, of all networks (Linux)",
+    )
     group = parser.add_argument_group("sessions")
     group.add_argument("--sessions", type=int, metavar="N", help="concurrent episodes (64)")
     group.add_argument("--timeout", type=float, metavar="SECONDS", help="timeout of a reset or step (60)")
@@ -93,10 +108,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 _PLAYING: Final = (
-    *("policy", "model", "mode", "system", "temperature", "max_tokens", "key_variable", "episodes", "seed"),
+    *(
+        "policy",
+        "agent",
+        "agent_sandbox",
+        "model",
+        "mode",
+        "system",
+        "temperature",
+        "max_tokens",
+        "key_variable",
+        "episodes",
+        "seed",
+    ),
     *("split", "repetitions", "reset", "max_turns", "success", "sessions"),
 )
-_SECONDS: Final = ("policy_timeout", "timeout", "patience")
+_SECONDS: Final = ("policy_timeout", "agent_timeout", "timeout", "patience")
 _ALONE: Final = {
     "config": ("name",),
     "compare": ("json",),
@@ -200,7 +227,7 @@ async def _play(folder: "EvaluationFolder", settings: "EvaluationSettings") -> N
         _print_status(f"{finished:,} episodes have been played already")
     targets = {text: target_of(text) for text in settings.environments}
     first = 0
-    async with open_policy(settings) as policy:
+    async with open_policy(settings, folder.path) as policy:
         for text, target in targets.items():
             with run_target(target) as running:
                 first += await _play_environment(folder, settings, text, target, running, policy, first)
@@ -267,7 +294,8 @@ def _report(folder: "EvaluationFolder", settings: "EvaluationSettings", *, as_js
         )
         for name in settings.environments
     }
-    report = {"policy": settings.policy, "environments": summaries}
+    agent = {} if settings.agent is None else {"agent": settings.agent}
+    report = {"policy": settings.policy, **agent, "environments": summaries}
     folder.finish(report)
     if as_json:
         print(json.dumps(report, indent=2))
@@ -381,6 +409,7 @@ COMMAND = Command(
         "ropewalk eval blackjack --policy random --episodes 20000",
         "ropewalk eval blackjack --policy my_policies:basic --episodes 1000 --out evals/basic",
         "ropewalk eval shop sqlite --policy http://localhost:8000/v1 --model NAME --repetitions 4",
+        "ropewalk eval sqlite --agent codex --policy http://localhost:8000/v1 --model NAME --sessions 4",
         "ropewalk eval shop --split test --policy path/to/checkpoint",
         "ropewalk eval --resume evals/basic",
         "ropewalk eval --compare evals/random evals/basic",

@@ -182,6 +182,7 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
         servers = Servers(
             validate_urls(base_url),
             None if provider is None else adapt_provider(provider, started=base_url is not None),
+            settings.carrier_options.headers,
         )
         session_id = None if session_id is None else validate_session_id(session_id)
         self._session = ClientSession(settings, servers, session_id)
@@ -403,7 +404,10 @@ class EnvClient(Generic[ActT, ObsT, StateT]):
             ConnectionLostError: The connection broke before the reply.
             ConnectionFailedError: No connection could be made.
         """
-        return ResetResult(**vars(await self._play("reset", b"", options)))
+        result = await self._play("reset", b"", options)
+        if type(result) is not StepResult:  # from the hook of a subclass
+            return result
+        return ResetResult(result.observation, result.reward, result.done, result.metadata)
 
     @waits_without_loop
     async def step(self, action: ActT) -> StepResult[ObsT]:

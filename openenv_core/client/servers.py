@@ -1,11 +1,14 @@
-"""The servers that a client may use: equal ones at several URLs, or the one that a provider starts."""
+"""The servers that a client may use: equal ones at several URLs, or those that a provider starts."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar, cast
+from urllib.parse import urlsplit
 
 from openenv_core.backoff import Backoff
-from openenv_core.client.settings import validate_url
+from openenv_core.client.settings import validate_url, validate_urls
 from openenv_core.client.waiting import SlotWait
 from openenv_core.errors import (
     CapacityError,
@@ -15,7 +18,9 @@ from openenv_core.errors import (
     ConnectionLostError,
 )
 from openenv_core.loop_thread import start_in_thread
-from openenv_core.providers.base import describe_death
+from openenv_core.protocol.http import http_url
+from openenv_core.providers.base import FleetProvider, describe_death
+from openenv_core.proxies import proxy_for
 
 if TYPE_CHECKING:
     from openenv_core.providers.base import Provider
@@ -25,24 +30,38 @@ T = TypeVar("T")
 _MIN_RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 1.0
 
+CAPACITY_TIMEOUT_S: Final = 1.0
+"""How long a server may take to say how full it is."""
+
 
 class Servers:
     """The servers of a client, one of which is the current one.
 
     Args:
         urls: Their URLs, the current one first; none if the provider starts the server.
-        provider: Starts the server, or has started it.
+        provider: Starts the server or the fleet, or has started it.
+        headers: Headers of every request.
 
     Attributes:
-        urls: Their URLs, the current one first; none of a server that the provider starts.
+        urls: Their URLs, the current one first; none of a single server that the provider starts.
         url: URL of the current one; None until the provider has started it.
-        provider: Starts the server, or has started it.
+        provider: Starts the server or the fleet, or has started it.
+        list_urls: Returns the URLs that a fleet's servers have now; may block. None if the servers are always the same.
     """
 
-    def __init__(self, urls: Sequence[str], provider: "Provider | None" = None) -> None:
+    def __init__(
+        self,
+        urls: Sequence[str],
+        provider: "Provider | None" = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.urls = list(urls)
         self.url = self.urls[0] if self.urls else None
         self.provider = provider
+        self.list_urls: Callable[[], Sequence[str]] | None = (
+            provider.urls if isinstance(provider, FleetProvider) else None
+        )
+        self._headers = headers or {}
         self._start: asyncio.Future[str] | None = None
         self._aborted = False
 
@@ -56,6 +75,7 @@ class Servers:
         """Return the URL of the current server, which the provider starts first if need be."""
         if self.url is None:
             self.url = validate_url(await self._start_provider(cast("Provider", self.provider)))
+            await self._list()
         return self.url
 
     async def attempt(
@@ -72,6 +92,8 @@ class Servers:
             CapacityError: A server was full until the wait's deadline, and no other accepted.
             ConnectionFailedError: No server answered.
         """
+        if len(self.urls) > 1:
+            await self._prefer_emptier()
         clock = asyncio.get_running_loop().time
         retry_until, backoff = clock() + retry_for_s, Backoff(_MIN_RETRY_S, _MAX_RETRY_S)
         while True:
@@ -85,6 +107,8 @@ class Servers:
                 except ConnectionFailedError as error:
                     failed = error
                 self.use_next()
+            if await self._list():
+                continue
             if capacity_error is not None:
                 await wait.pause(capacity_error)
                 retry_until = clock() + retry_for_s
@@ -121,6 +145,56 @@ class Servers:
             self.provider.stop()
         else:
             await stopping
+
+    async def _list(self) -> bool:
+        """Take the servers that a fleet has now, in random order; return whether some are new.
+
+        Without any, those that are known are kept.
+        """
+        if self.list_urls is None or not (
+            urls := validate_urls(await asyncio.to_thread(self.list_urls) or None)
+        ):
+            return False
+        known, self.urls = self.urls, urls
+        self.url = urls[0]
+        return not set(urls) <= set(known)
+
+    async def _prefer_emptier(self) -> None:
+        """Make the emptier of the first two servers the current one; the order of all is random.
+
+        The better of two random choices keeps a crowd of clients, which know nothing of each other, from rushing to the
+        one server that is the emptiest (Mitzenmacher 2001). A server that does not say how full it is, such as a
+        released one, counts as empty; one that is not there as full.
+        """
+        first, second = await asyncio.gather(*(self._measure_load(url) for url in self.urls[:2]))
+        if second < first:
+            self.urls[:2] = reversed(self.urls[:2])
+            self.url = self.urls[0]
+
+    async def _measure_load(self, url: str) -> float:
+        """Return a server's sessions and waiting clients for each slot."""
+        parts = urlsplit(http_url(url))
+        if parts.scheme != "http" or proxy_for(url) is not None:
+            return 0.0  # not worth another TLS handshake
+        fields = {"Host": parts.netloc.rpartition("@")[2], "Connection": "close", **self._headers}
+        lines = [
+            f"GET {parts.path}/capacity HTTP/1.0",
+            *(f"{name}: {value}" for name, value in fields.items()),
+        ]
+        try:
+            async with asyncio.timeout(CAPACITY_TIMEOUT_S):
+                reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+                try:
+                    writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
+                    answer = b"".join([line async for line in reader])
+                finally:
+                    writer.close()
+        except (OSError, ValueError):  # a timeout too; a line beyond the reader's limit
+            return float("inf")
+        with suppress(ValueError, KeyError, TypeError, ZeroDivisionError):
+            numbers = json.loads(answer.partition(b"\r\n\r\n")[2])
+            return float((numbers["in_use"] + numbers["waiting"]) / numbers["slots"])
+        return 0.0
 
     async def _start_provider(self, provider: "Provider") -> str:
         """Start the server in a thread, and return its URL."""

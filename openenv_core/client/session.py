@@ -220,6 +220,7 @@ class ClientSession:
     def add_child(self, child: "ClientSession", snapshot: str | None) -> None:
         """Have a session end with this one, and start from a snapshot on this one's server, if one is given."""
         self.children = [*(known for known in self.children if not known.closed), child]
+        child.servers.list_urls = self.servers.list_urls
         if snapshot is not None:
             child._snapshot = snapshot
             child.servers.urls, child.servers.url = self.servers.urls, self.servers.url
@@ -260,7 +261,8 @@ class ClientSession:
             return await self.servers.attempt(self._connect, wait)
         if journal.obstacle is not None:
             raise (ConnectionLostError if journal.attached else EpisodeLostError)(state.reason)
-        retry_for_s = self.settings.connect_timeout_s if self.servers.provider is None else 0.0
+        lasting = self.servers.provider is None or self.servers.list_urls is not None
+        retry_for_s = self.settings.connect_timeout_s if lasting else 0.0
         try:
             return await self.servers.attempt(partial(self._replay, state.reason), wait, retry_for_s)
         except ClientError as error:

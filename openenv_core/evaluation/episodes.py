@@ -30,6 +30,7 @@ from openenv_core.evaluation.policies import (
     ActionPolicy,
     AnyPolicy,
     ChatModel,
+    EpisodePolicy,
     Json,
     PolicyError,
     PolicyLostError,
@@ -186,7 +187,7 @@ class Arena:
 
     def _player(self, schema: Json) -> "ActionPlayer | ChatPlayer":
         if hasattr(self.policy, "close"):
-            return ChatPlayer(self, cast(ChatModel, self.policy))
+            return ChatPlayer(self, cast(ChatModel | EpisodePolicy, self.policy))
         return ActionPlayer(self, self.policy, schema)
 
     async def _play_until_done(
@@ -335,11 +336,11 @@ def _text_of(observation: Json) -> str:
 
 
 class ChatPlayer(_Player):
-    """A session in which a chat model plays, by tool calls or in text."""
+    """A session in which a chat model plays, by tool calls or in text, or an agent that has one."""
 
-    def __init__(self, arena: Arena, model: ChatModel) -> None:
+    def __init__(self, arena: Arena, policy: ChatModel | EpisodePolicy) -> None:
         super().__init__(arena)
-        self._model = model
+        self._policy = policy
         self._episode = self._make_episode()
 
     def _make_episode(self) -> TextEpisode:
@@ -365,15 +366,35 @@ class ChatPlayer(_Player):
 
     async def play(self, episode: PlannedEpisode, record: EpisodeRecord) -> None:
         """See `ActionPlayer.play`; PolicyLostError if the model does not answer."""
-        settings, game = self._arena.settings, self._episode
+        game = self._episode
         observation = await game.reset(**episode.options)
+        seed = random.Random(self._key(episode)).getrandbits(SEED_BITS)
+        record.ending = "completed"
+        if hasattr(self._policy, "play"):
+            await self._policy.play(game, observation, record, seed)
+        else:
+            await self._chat(self._policy, observation, record, seed)
+        if game.failure is not None:
+            record.ending, record.reason = FAILED_ENVIRONMENT, game.failure[:REASON_CHARS]
+            await self.leave()
+            return
+        if game.truncated:
+            record.ending = "truncated_environment"
+        record.reward = game.reward
+        if record.reward is None or not math.isfinite(record.reward):
+            record.ending, record.reward, record.reason = (
+                UNSCORED,
+                None,
+                game.unscored or "it has no finite reward",
+            )
+
+    async def _chat(self, model: ChatModel, observation: str, record: EpisodeRecord, seed: int) -> None:
+        settings, game = self._arena.settings, self._episode
         is_text_mode = settings.mode == "text"
         system = "\n\n".join(filter(None, [settings.system, game.instructions if is_text_mode else None]))
         messages: list[Json] = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": observation})
-        seed = random.Random(self._key(episode)).getrandbits(SEED_BITS)
-        chat = self._model.begin(messages, [] if is_text_mode else game.tools, seed)
-        record.ending = "completed"
+        chat = model.begin(messages, [] if is_text_mode else game.tools, seed)
         while not game.over:
             if len(record.turns) == settings.max_turns:
                 record.ending = "truncated_turns"
@@ -397,16 +418,3 @@ class ChatPlayer(_Player):
             if not answer.calls:
                 messages.append({"role": "user", "content": await game.answer(answer.text)})
             chat.add_messages(messages)
-        if game.failure is not None:
-            record.ending, record.reason = FAILED_ENVIRONMENT, game.failure[:REASON_CHARS]
-            await self.leave()
-            return
-        if game.truncated:
-            record.ending = "truncated_environment"
-        record.reward = game.reward
-        if record.reward is None or not math.isfinite(record.reward):
-            record.ending, record.reward, record.reason = (
-                UNSCORED,
-                None,
-                game.unscored or "it has no finite reward",
-            )

@@ -15,10 +15,11 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
+from openenv_core.adapters.episode import TextEpisode
 from openenv_core.checker.drawing import Sampler
 from openenv_core.errors import ConfigurationError, OpenEnvError, installed_with
 from openenv_core.evaluation.endpoint import EndpointClient, RequestRefusedError, to_plain_text
-from openenv_core.evaluation.records import EvaluationSettings
+from openenv_core.evaluation.records import EpisodeRecord, EvaluationSettings
 from openenv_core.protocol.jsonio import from_json
 from openenv_core.tools.specs import is_of_tools
 from openenv_core.tracebacks import in_place
@@ -27,13 +28,18 @@ Json: TypeAlias = dict[str, Any]
 
 RANDOM: Final = "random"
 GROUP: Final = "ropewalk.evaluation"
-"""Entry points of higher packages: `checkpoint` makes a `ChatModel` of a folder, `config` plays a run's policy."""
+"""Entry points of higher packages: `checkpoint` makes a `ChatModel` of a folder, `agent` an `EpisodePolicy`, `config`
+plays a run's policy."""
 
 MAX_ANSWER_BYTES: Final = 16 << 20
 
 
 class PolicyError(OpenEnvError):
     """The policy itself is broken or does not answer, whatever the episode; the message says how."""
+
+
+class PolicyRefusedError(PolicyError):
+    """The model's server refuses a request, for example because the chat is too long."""
 
 
 class PolicyLostError(OpenEnvError):
@@ -102,10 +108,13 @@ class RequestedCall:
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """A model's answer: its text and its tool calls."""
+    """A model's answer: its text and its tool calls; how many tokens it has, if known; whether a limit cut it."""
 
     text: str
     calls: tuple[RequestedCall, ...] = ()
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    was_cut: bool = False
 
     @property
     def shown(self) -> str:
@@ -147,19 +156,51 @@ class ChatModel(Protocol):
         """Release all that was started for the model."""
 
 
-AnyPolicy: TypeAlias = ActionPolicy | ChatModel
+class EpisodePolicy(Protocol):
+    """A policy that plays whole episodes by itself, as an agent does."""
+
+    async def play(self, game: TextEpisode, observation: str, record: EpisodeRecord, seed: int) -> None:
+        """Play an episode after its reset; set the record's `ending`, `turns` and `tool_calls`.
+
+        Args:
+            game: The episode.
+            observation: Its first observation.
+            record: The record to fill in; its reward is set by the caller.
+            seed: The seed of the policy's random choices.
+
+        Raises:
+            PolicyLostError: The policy failed, and the episode may be played again.
+        """
+
+    async def close(self) -> None:
+        """Release all that was started for the policy."""
+
+
+AnyPolicy: TypeAlias = ActionPolicy | ChatModel | EpisodePolicy
 
 
 @asynccontextmanager
-async def open_policy(settings: EvaluationSettings) -> AsyncIterator[AnyPolicy]:
-    """Open the policy of the settings, and close it after the block; ConfigurationError if it cannot be loaded."""
+async def open_policy(settings: EvaluationSettings, folder: Path) -> AsyncIterator[AnyPolicy]:
+    """Open the policy of the settings, and close it after the block; ConfigurationError if it cannot be loaded.
+
+    Args:
+        settings: The evaluation's settings.
+        folder: Its folder, where an agent's outputs are kept.
+    """
     if settings.policy == RANDOM:
         yield RandomPolicy()
     elif settings.policy.startswith(("http://", "https://")):
         model = EndpointModel(settings)
         try:
             await model.start()
-            yield model
+            if settings.agent is None:
+                yield model
+            else:
+                agent: EpisodePolicy = load_provided("agent", "an agent")(settings, model, folder)
+                try:
+                    yield agent
+                finally:
+                    await agent.close()
         finally:
             await model.close()
     elif _is_folder(settings.policy):
@@ -224,10 +265,17 @@ class _Message(BaseModel):
 
 class _ChatChoice(BaseModel):
     message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
 
 
 class _ChatResponse(BaseModel):
     choices: list[_ChatChoice]
+    usage: _Usage | None = None
 
 
 class EndpointModel:
@@ -317,16 +365,18 @@ class EndpointChat:
         except RequestRefusedError as error:
             if self._answers:  # the chat has outgrown the context
                 return None
-            raise PolicyError(
+            raise PolicyRefusedError(
                 f"{settings.policy} refuses the first request of an episode: {error}; --mode text does without tools"
             ) from error
         try:
-            message = _ChatResponse.model_validate(response).choices[0].message
+            parsed = _ChatResponse.model_validate(response)
+            choice = parsed.choices[0]
         except (ValidationError, IndexError) as error:
             raise PolicyError(
                 f"expected an answer of the OpenAI chat protocol, got {to_plain_text(repr(response))}"
             ) from error
         self._answers += 1
+        message, usage = choice.message, parsed.usage or _Usage()
         calls = tuple(
             RequestedCall(
                 tool_call.id or f"call_{number}",
@@ -339,7 +389,13 @@ class EndpointChat:
             {"role": "assistant", "content": message.content or ""}
             | ({"tool_calls": [_call_as_json(call) for call in calls]} if calls else {})
         )
-        return ChatAnswer(message.content or "", calls)
+        return ChatAnswer(
+            message.content or "",
+            calls,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            was_cut=choice.finish_reason == "length",
+        )
 
     def add_messages(self, messages: Sequence[Json]) -> None:
         """See `Chat.add_messages`."""

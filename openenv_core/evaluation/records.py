@@ -10,7 +10,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal, Self, TextIO, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from openenv_core.errors import ConfigurationError, OpenEnvError, describe_faults
 from openenv_core.evaluation.statistics import paired_statistics, reward_statistics
@@ -60,6 +68,22 @@ class EvaluationSettings(BaseModel):
     sessions: PositiveInt = 64
     timeout_s: PositiveFloat = 60.0
     patience_s: PositiveFloat = 60.0
+    agent: str | None = None
+    agent_timeout_s: PositiveFloat = 600.0
+    agent_sandbox: bool = False
+
+    @model_validator(mode="after")
+    def _check_agent(self) -> Self:
+        if self.agent is None:
+            return self
+        if not self.policy.startswith(("http://", "https://")):
+            raise ValueError(
+                "expected --agent with a model's server as --policy, its URL up to and with /v1; serve a checkpoint "
+                "first, or play it by: ropewalk eval --config FILE rollout.agent.preset=NAME"
+            )
+        if self.mode == "text":
+            raise ValueError("expected --agent without --mode text: agents call tools by the protocol")
+        return self
 
 
 class EpisodeRecord(BaseModel):
@@ -74,7 +98,8 @@ class EpisodeRecord(BaseModel):
         reward: The sum of its rewards; None if it could not be scored.
         reason: Why it has no reward, or why the environment refused an action.
         tool_calls: Number of tool calls.
-        turns: The turns in order, each with the policy's input as `context` and its `answer`.
+        turns: The turns in order, each with the policy's input as `context` and its `answer`; an agent's also with
+            `parent`, the index of the turn that it continues, or None.
         iteration, version, advantage: Fields of training records, without meaning here.
     """
 

@@ -42,6 +42,14 @@ class WatchedProvider(Protocol):
         """Return the last lines of the server's output."""
 
 
+@runtime_checkable
+class FleetProvider(Protocol):
+    """A provider of several equal servers."""
+
+    def urls(self) -> list[str]:
+        """Return the URLs of the servers that are ready; may block."""
+
+
 AnyProvider: TypeAlias = Provider | Any
 """A `Provider`, or an object with one of the released interfaces:
 
@@ -61,25 +69,26 @@ EXIT_WAIT_S: Final = 0.5
 """How long, in seconds, until the end of a process can be observed after its connections broke."""
 
 
-def status_of(port: int, timeout_s: float, token: str | None = None) -> str:
+def status_of(port: int, timeout_s: float, token: str | None = None, *, host: str = LOOPBACK) -> str:
     """Return the status that a server reports on /health.
 
     The timeout is for the whole response, however slowly it arrives.
 
     Args:
-        port: The server's port on the loopback interface.
+        port: The server's port.
         timeout_s: Timeout in seconds.
         token: Its bearer token.
+        host: The server's IPv4 address.
 
     Raises:
         OSError: There is no response.
         ValueError: The response has no status.
     """
     deadline = time.monotonic() + timeout_s
-    with socket.create_connection((LOOPBACK, port), timeout_s) as connection:
+    with socket.create_connection((host, port), timeout_s) as connection:
         authorization = "" if token is None else f"Authorization: Bearer {token}\r\n"
         connection.sendall(
-            f"GET /health HTTP/1.0\r\nHost: {LOOPBACK}:{port}\r\nConnection: close\r\n{authorization}\r\n".encode()
+            f"GET /health HTTP/1.0\r\nHost: {host}:{port}\r\nConnection: close\r\n{authorization}\r\n".encode()
         )
         answer = b""
         while len(answer) < ANSWER_BYTES:
@@ -108,16 +117,17 @@ def _status(answer: bytes) -> str | None:
         return None
 
 
-def health_of(port: int, timeout_s: float, token: str | None = None) -> str | None:
-    """Return None if a server on the loopback interface is healthy, otherwise a description of the failure.
+def health_of(port: int, timeout_s: float, token: str | None = None, *, host: str = LOOPBACK) -> str | None:
+    """Return None if a server is healthy, otherwise a description of the failure.
 
     Args:
         port: The server's port.
         timeout_s: Seconds to wait for the response.
         token: Its bearer token.
+        host: The server's IPv4 address.
     """
     try:
-        status = status_of(port, timeout_s, token)
+        status = status_of(port, timeout_s, token, host=host)
     except (OSError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return None if status == "healthy" else f"status {status!r}"
@@ -163,14 +173,14 @@ REMOTE_POLL_FACTOR: Final = 20.0
 RETRY_INTERVAL_S: Final = 0.05
 
 
-def listen(port: int = 0, backlog: int = 2048) -> socket.socket:
-    """Return a listening socket on the loopback interface whose descriptor a child process can inherit.
+def listen(port: int = 0, backlog: int = 2048, host: str = LOOPBACK) -> socket.socket:
+    """Return a listening socket on an IPv4 address whose descriptor a child process can inherit.
 
     If this program's standard streams are closed, a new socket gets one of their numbers, and the child's own streams
     would replace it; so the descriptor is duplicated to a higher number.
     """
     first_free = 3  # below are the standard streams
-    with socket.create_server((LOOPBACK, port), backlog=backlog) as listener:
+    with socket.create_server((host, port), backlog=backlog) as listener:
         return socket.socket(fileno=fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, first_free))
 
 

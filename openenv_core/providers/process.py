@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import threading
 import weakref
@@ -43,7 +44,7 @@ KILL_MARGIN_S: Final = 5.0
 
 
 class LocalProcessProvider(OwnedServerProvider):
-    """Serves an app in a local process, on a free port of the loopback interface.
+    """Serves an app in a local process, by default on a free port of the loopback interface.
 
     The port is bound here and inherited, so that no other process can take it, and connections made while the server
     starts wait in the accept queue. A small guard process between this process and the server ends the server when
@@ -61,6 +62,8 @@ class LocalProcessProvider(OwnedServerProvider):
         command: Command to run instead of `ropewalk serve`; `{app}` and `{fd}` are replaced by the app and the
             descriptor of the listening socket.
         log: A file to which the server's output is appended.
+        host: IPv4 address to listen on; on any other than loopback the server needs a token in `env_vars`.
+        port: Port to listen on; 0 for a free one.
     """
 
     def __init__(
@@ -73,9 +76,12 @@ class LocalProcessProvider(OwnedServerProvider):
         stop_timeout_s: float = 5.0,
         command: Sequence[str] | None = None,
         log: Path | None = None,
+        host: str = LOOPBACK,
+        port: int = 0,
     ) -> None:
         super().__init__()
         self.app = app
+        self._host, self._port = host, port
         self._env_vars = dict(env_vars or {})
         self._cwd = cwd
         self._start_timeout_s = start_timeout_s
@@ -100,6 +106,11 @@ class LocalProcessProvider(OwnedServerProvider):
         """The first of the server's bearer tokens; None if `env_vars` has none."""
         return read_first_token(self._env_vars, self._cwd or ".")
 
+    def cordon(self) -> None:
+        """Have the server refuse new sessions, while the open ones go on."""
+        if self._guard is not None:
+            self._guard.send_signal(signal.SIGUSR1)
+
     def output(self) -> str:
         """Return the end of the server's output, including standard error; "" before the start."""
         return "" if self._tail is None else self._tail.text()
@@ -108,12 +119,12 @@ class LocalProcessProvider(OwnedServerProvider):
         self._guard = self._tail = None
         server = _GuardedServer(self._stop_timeout_s + KILL_MARGIN_S)
         self._ending = weakref.finalize(self, server.end)  # first: a Ctrl-C may come at any moment
-        with listen() as listener, server.stdin:
+        with listen(self._port, host=self._host) as listener, server.stdin:
             port = int(listener.getsockname()[1])
             guard = server.guard = self._guard = self._spawn(listener.fileno(), server.stdin)
         output = server.output = self._tail = _OutputTail(guard, self._log)
         self._wait_until_healthy(guard, port, output)
-        return f"http://{LOOPBACK}:{port}"
+        return f"http://{self._host}:{port}"
 
     def _spawn(self, fd: int, lifeline: IO[bytes]) -> "subprocess.Popen[bytes]":
         command = [argument.replace("{app}", self.app).replace("{fd}", str(fd)) for argument in self._command]
@@ -149,7 +160,9 @@ class LocalProcessProvider(OwnedServerProvider):
             )
 
         token = self.token
-        trouble = wait_healthy(lambda left_s: health_of(port, left_s, token), self._start_timeout_s, pause)
+        trouble = wait_healthy(
+            lambda left_s: health_of(port, left_s, token, host=self._host), self._start_timeout_s, pause
+        )
         if trouble is not None:
             raise ServerStartError(
                 f"expected {self.app} to be healthy within {self._start_timeout_s:g} s, got {trouble}; "

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, overload
 
 from openenv_core.environment import Environment
 from openenv_core.errors import ConfigurationError, EpisodeOverError
+from openenv_core.pending import Pending, convert, require_value
 from openenv_core.protocol.errors import text_of
 from openenv_core.tools.context import SILENT, ToolContext
 from openenv_core.tools.declare import declared_as
@@ -36,6 +37,8 @@ from openenv_core.tools.wire import (
     ToolUnavailableError,
 )
 from openenv_core.types import StateT
+
+_ASYNC_ADVICE: Final = "write it as `async def`, or give it the return type Awaitable[...]"
 
 T = TypeVar("T")
 Now: TypeAlias = T | Awaitable[T]
@@ -146,7 +149,7 @@ class DeclaredTools:
         result = self.call_tool(action.tool_name, action.arguments, SILENT)
         if isinstance(result, ToolResult):
             return result.observation(action.tool_name)
-        return _to_observation(action, result)
+        return Pending(result, lambda done: done.observation(action.tool_name))
 
     def list_tools(self) -> Sequence[ToolSpec]:
         """Return the tools that the class declares."""
@@ -170,9 +173,8 @@ class DeclaredTools:
         if tool.asynchronous:
             return self._call_async(tool, arguments, lambda: method(**call_arguments))
         try:
-            result = ToolResult.of(
-                _require_returned(method(**call_arguments), tool.attribute), wrapped=tool.wrapped
-            )
+            value = require_value(method(**call_arguments), tool.attribute, _ASYNC_ADVICE)
+            result = ToolResult.of(value, wrapped=tool.wrapped)
         except (EpisodeOverError, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit, or a panic of a compiled library
@@ -213,7 +215,7 @@ class DeclaredTools:
             raise NoSuchPromptError(f"expected one of the prompts {known_names}, got {name[:200]!r}")
         call_arguments = prompt.signature.read(arguments, context, strict=False)
         description = prompt.spec.description
-        return _apply(
+        return convert(
             getattr(self, prompt.attribute)(**call_arguments),
             lambda value: PromptResult(messages=_messages(value, prompt.attribute), description=description),
         )
@@ -227,7 +229,7 @@ class DeclaredTools:
         method = self.TOOLSET.completions.get((reference, str(argument.get("name"))))
         if method is None:
             return ArgumentCompletion(values=[])
-        return _apply(
+        return convert(
             getattr(self, method)(str(argument.get("value", ""))),
             lambda values: _check_completion(values, method),
         )
@@ -242,7 +244,7 @@ class DeclaredTools:
             raise NoSuchResourceError(
                 f"expected an address like {form}, got {uri[:200]!r}; {error}"
             ) from None
-        return _apply(
+        return convert(
             getattr(self, resource.attribute)(**call_arguments),
             lambda value: [_resource_contents(uri, value, resource.spec.mime_type)],
         )
@@ -309,21 +311,6 @@ class ToolEnvironment(DeclaredTools, Environment[ToolAction, Any, StateT]):
         return self.tool_step(action)
 
 
-async def _to_observation(action: CallToolAction, result: Awaitable[ToolResult]) -> CallToolObservation:
-    return (await result).observation(action.tool_name)
-
-
-def _apply(value: Any, convert: Callable[[Any], T]) -> Now[T]:
-    """Apply a function to a method's value; return an awaitable if the value is one."""
-    if not inspect.isawaitable(value):
-        return convert(value)
-
-    async def apply_later() -> T:
-        return convert(await value)
-
-    return apply_later()
-
-
 MAX_COMPLETIONS: Final = 100
 """MCP's limit for one response."""
 
@@ -382,18 +369,6 @@ def count_cancellations() -> int:
     """Return the number of pending cancellation requests of the current task."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
-
-
-def _require_returned(value: object, method: str) -> object:
-    """Return the value of a synchronous method. Raises TypeError if it is an awaitable."""
-    if not inspect.isawaitable(value):
-        return value
-    if inspect.iscoroutine(value):
-        value.close()
-    raise TypeError(
-        f"expected a value from {method}, got {type(value).__name__}; write it as `async def`, or give it the return "
-        "type Awaitable[...]"
-    )
 
 
 def _checked_result(hook: str, result: object) -> ToolResult:

@@ -12,7 +12,10 @@ from typing import Final
 
 from openenv_core.guard import guard_command
 from openenv_core.signals import signal_name
+from rl_bridge.agents.confine import FOLDER as CONFINED_FOLDER
+from rl_bridge.agents.confine import write_files
 from rl_bridge.agents.programs import AgentProgram
+from rl_bridge.agents.sandbox import AgentSandbox
 from rl_bridge.errors import ConfigError
 
 GRACE_S: Final = 1.0
@@ -45,29 +48,41 @@ def require_program(program: AgentProgram) -> None:
         )
 
 
-async def run_program(program: AgentProgram, folder: Path) -> ProgramExit:
-    """Run a program, whose values are filled in, to its end; if cancelled, it and its descendants are killed."""
-    for name, text in program.files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+async def run_program(
+    program: AgentProgram, folder: Path, sandbox: AgentSandbox | None = None
+) -> ProgramExit:
+    """Run a program, whose values are filled in, to its end; if cancelled, it and its descendants are killed.
+
+    Args:
+        program: The program.
+        folder: Where its output is kept; without a sandbox also its own folder.
+        sandbox: Confines it; None runs it as a plain process.
+    """
     output_path = folder / OUTPUT_FILE
-    with output_path.open("wb") as output:
+    async with contextlib.AsyncExitStack() as stack:
+        output = stack.enter_context(output_path.open("wb"))
+        if sandbox is None:
+            write_files(folder, program.files)
+            command, link, home = program.command, -1, str(folder)
+        else:
+            command, link = await stack.enter_async_context(sandbox.open(program.command, program.files))
+            home = CONFINED_FOLDER
         process = await asyncio.create_subprocess_exec(
-            *guard_command(program.command, grace_s=GRACE_S, everything=True),
+            *guard_command(command, grace_s=GRACE_S, everything=True, inherited_fd=link),
             stdin=asyncio.subprocess.PIPE,
             stdout=output,
             stderr=output,
             cwd=folder,
-            env=_make_environment(program.env, folder),
+            env=_make_environment(program.env, home),
+            pass_fds=() if link < 0 else (link,),
         )
-    try:
-        code = await process.wait()
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGTERM)
-            await process.wait()
+        try:
+            code = await process.wait()
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
+                await process.wait()
     return ProgramExit(128 - code if code > 128 else code, read_tail(output_path))
 
 
@@ -78,7 +93,7 @@ def read_tail(path: Path) -> str:
         return file.read().decode(errors="replace").strip()
 
 
-def _make_environment(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
+def _make_environment(variables: Mapping[str, str], home: str) -> dict[str, str]:
     """Return a program's variables: nothing of this process's own that could be a secret."""
     passed = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
-    return {**passed, "HOME": str(folder), "TMPDIR": str(folder), **variables}
+    return {**passed, "HOME": home, "TMPDIR": home, **variables}

@@ -11,7 +11,7 @@ from rl_bridge.tokens.chat import ChatMessage
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-    from rl_bridge.agents.tools import EnvironmentTools
+    from rl_bridge.gateway.episode import ToolPort
 
 MODEL: Final = "policy"
 """The model's name for agents; the gateway answers to any."""
@@ -36,7 +36,7 @@ class AgentRun:
     url: str
     key: str
     folder: Path
-    tools: "EnvironmentTools"
+    tools: "ToolPort"
     http: Any = None
 
     @property

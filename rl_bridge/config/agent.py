@@ -25,6 +25,11 @@ class AgentConfig(Section):
     files: dict[str, str] = Field(default_factory=dict)
     """Files to write before the program starts, by their paths in the episode's folder, beside the preset's; the same
     names stand for the episode's, as within a string of JSON."""
+    sandbox: bool = False
+    """Whether a program is confined (Linux): it sees the system's programs, what it is installed with, an empty folder
+    in memory, and of all networks the gateway alone, which has the policy and the environment's tools."""
+    readable: tuple[str, ...] = ()
+    """Further files and folders that a confined program may read, such as a compiler below a home."""
     timeout_s: Seconds = 600.0
     """How long after the reset the agent may take; then the episode is truncated."""
     untrained: tuple[str, ...] = ()
@@ -38,6 +43,10 @@ class AgentConfig(Section):
             raise ValueError(
                 "expected rollout.agent to have one of preset (a known program), command (another program) and "
                 "function (of Python)"
+            )
+        if self.function is not None and self.sandbox:
+            raise ValueError(
+                "expected rollout.agent.sandbox with a preset or a command; a function runs in the worker's process"
             )
         if self.program is not None and self.preset is None:
             raise ValueError(

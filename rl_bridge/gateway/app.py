@@ -15,10 +15,9 @@ from starlette.routing import Route
 
 from rl_bridge.gateway.dialects import ChatDialect, Dialect, MessagesDialect, ResponsesDialect
 from rl_bridge.gateway.dialects.base import encode
-from rl_bridge.gateway.episode import CallRecord, CallSettings, GatewayEpisode, RetryMarks, ToolPort
+from rl_bridge.gateway.episode import CallRecord, GatewayEpisode, RetryMarks
 from rl_bridge.gateway.mcp import answer_mcp
 from rl_bridge.gateway.messages import GatewayError, ModelRequest
-from rl_bridge.rollout.policy import ChatPolicy
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -46,13 +45,9 @@ class Gateway:
         self._episodes: dict[str, GatewayEpisode] = {}
         self.app = Starlette(routes=[*self._routes(), *routes])
 
-    def open(
-        self, policy: ChatPolicy, settings: CallSettings | None = None, tools: ToolPort | None = None
-    ) -> GatewayEpisode:
-        """Begin an episode under a new key; see `GatewayEpisode`."""
-        episode = GatewayEpisode(policy, settings or CallSettings(), tools)
+    def open(self, episode: GatewayEpisode) -> None:
+        """Answer requests with an episode's key from now on."""
         self._episodes[episode.key] = episode
-        return episode
 
     async def close(self, episode: GatewayEpisode) -> None:
         """End an episode's key, and abort its answers in progress. Its calls stay readable."""
@@ -296,10 +291,15 @@ class GatewayServer:
         self._host = host
 
     @property
+    def address(self) -> tuple[str, int]:
+        """Its host and port."""
+        (server,) = self._server.servers
+        return self._host, server.sockets[0].getsockname()[1]
+
+    @property
     def url(self) -> str:
         """Its URL, without `/v1`."""
-        (server,) = self._server.servers
-        return f"http://{self._host}:{server.sockets[0].getsockname()[1]}"
+        return "http://{}:{}".format(*self.address)
 
     async def start(self) -> None:
         """Listen; returns when it does."""

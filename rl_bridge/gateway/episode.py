@@ -1,38 +1,22 @@
-"""One episode at the gateway: its key, its calls, and the answers that are sampled for it."""
+"""One episode at the gateway: its key, its calls, and the answers to them."""
 
 import asyncio
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final, Protocol
 
-from rl_bridge.errors import BridgeError, GeneratorError, ModelError, PromptRefusedError
-from rl_bridge.gateway.messages import (
-    TOO_LONG,
-    Finish,
-    FunctionCall,
-    GatewayError,
-    ModelRequest,
-    Reply,
-    ReplyHead,
-)
-from rl_bridge.gateway.rows import turns_of
+from openenv_core.errors import OpenEnvError
+from rl_bridge.errors import BridgeError, GeneratorError
+from rl_bridge.gateway.messages import TOO_LONG, GatewayError, Message, ModelRequest, Reply, ReplyHead
 from rl_bridge.gateway.tree import CallNode, CallTree
-from rl_bridge.rollout.policy import ChatPolicy
-from rl_bridge.tokens.chat import ChatTokenizer
-from rl_bridge.tokens.tool_calls import (
-    OPEN,
-    THOUGHT,
-    THOUGHT_END,
-    CallStyle,
-    UnparsableCall,
-    parse_tool_calls,
-)
-from rl_bridge.types import Completion, Turn
+from rl_bridge.tokens.tool_calls import CallStyle
+from rl_bridge.types import Completion
 
 
 class ToolPort(Protocol):
@@ -116,32 +100,29 @@ class CallRecord:
 KEY_BYTES: Final = 24
 
 
-class GatewayEpisode:
+class GatewayEpisode(ABC):
     """The calls of one episode, under a random key that ends with it.
 
     A record is begun before anything is sampled, and ended before the reply leaves. A request that its client marks as
     a retry is answered from its record; any other one is sampled anew, even if it is equal to an earlier one.
 
     Args:
-        policy: The policy, bound to a replica.
         settings: How calls are answered.
         tools: The environment's tools; None if it has none for agents.
     """
 
-    def __init__(self, policy: ChatPolicy, settings: CallSettings, tools: ToolPort | None = None) -> None:
+    def __init__(self, settings: CallSettings, tools: ToolPort | None = None) -> None:
         self.key = f"sk-{secrets.token_urlsafe(KEY_BYTES)}"
         self.tools = tools
         self.over = asyncio.Event()
         """Set when a limit ends the episode: the agent gets no more answers."""
-        self.failure: BridgeError | None = None
-        """The engine's latest failure; None after an answer."""
+        self.failure: Exception | None = None
+        """The model's latest failure; None after an answer."""
         self.was_full = False
         """Whether a chat was refused because it left no room for an answer."""
-        self._policy = policy
-        self._settings = settings
-        self._tokenizer: ChatTokenizer = policy.tokenizer
-        self._style = settings.style or self._tokenizer.call_style
-        self._tree = CallTree(self._tokenizer, is_excluded=settings.is_excluded)
+        self.tree = CallTree(self.tokenize, is_excluded=settings.is_excluded)
+        """Its calls."""
+        self.settings = settings
         self._by_digest: defaultdict[bytes, list[CallRecord]] = defaultdict(list)
         self._by_key: dict[str, CallRecord] = {}
         self._tasks: set[asyncio.Task[Reply]] = set()
@@ -150,16 +131,7 @@ class GatewayEpisode:
     @property
     def calls(self) -> int:
         """How many calls were begun."""
-        return len(self._tree.nodes)
-
-    def turns(self) -> list[Turn]:
-        """Return the answers to be learned from; see `rl_bridge.gateway.rows.turns_of`."""
-        return turns_of(self._tree)
-
-    @property
-    def tree(self) -> CallTree:
-        """Its calls."""
-        return self._tree
+        return len(self.tree.nodes)
 
     def request(self, request: ModelRequest, marks: RetryMarks) -> CallRecord:
         """Return the record of a request, begun now unless it is a retry; its caller has to `leave` it.
@@ -177,10 +149,29 @@ class GatewayEpisode:
             self._by_key[marks.key] = record
         return record.join()
 
+    @abstractmethod
     def count_tokens(self, request: ModelRequest) -> int:
         """Return how many tokens the prompt of a request would have; nothing is recorded."""
-        with _convert_model_errors():
-            return len(self._tree.prepare(request)[0].prompt())
+
+    @abstractmethod
+    def tokenize(
+        self, request: ModelRequest, parent: CallNode | None, rest: Sequence[Message]
+    ) -> Sequence[int]:
+        """Return the tokens that a request adds to its parent's answer; see `rl_bridge.gateway.tree.Tokenize`."""
+
+    @abstractmethod
+    def prepare(self, request: ModelRequest) -> tuple[CallNode, Sequence[CallNode], Sequence[int]]:
+        """Return a request's call and what else it may continue, as `CallTree.prepare` does, and its whole prompt.
+
+        Raises:
+            GatewayError: The chat cannot be answered.
+        """
+
+    @abstractmethod
+    async def complete(
+        self, node: CallNode, prompt: Sequence[int], head: ReplyHead, request: ModelRequest, number: int
+    ) -> tuple[Completion, Reply]:
+        """Have the model answer the call of this number in the episode; may raise anything."""
 
     async def close(self) -> None:
         """End the key, and abort what is being sampled."""
@@ -206,7 +197,7 @@ class GatewayEpisode:
         return candidates[0] if len(candidates) == 1 else None
 
     def _begin(self, request: ModelRequest) -> CallRecord:
-        settings, number = self._settings, self.calls
+        settings, number = self.settings, self.calls
         if settings.max_calls is not None and number >= settings.max_calls:
             self.over.set()
             raise GatewayError(
@@ -214,19 +205,8 @@ class GatewayEpisode:
                 status=HTTPStatus.FORBIDDEN,
                 code="episode_over",
             )
-        if request.functions and self._style is None:
-            raise GatewayError(
-                "expected no tools, as the checkpoint's chat template does not define how calls are written; set "
-                "model.tool_calls to hermes or llama, whichever it was trained to"
-            )
-        if not self._policy.may_have_room((), [message.for_template() for message in request.messages]):
-            raise self._make_full_error("its text")
-        with _convert_model_errors():
-            node, unclear = self._tree.prepare(request)
-        prompt = node.prompt()
-        if not self._policy.has_room(prompt):
-            raise self._make_full_error(f"{len(prompt)} tokens")
-        self._tree.begin(node, unclear)
+        node, unclear, prompt = self.prepare(request)
+        self.tree.begin(node, unclear)
         head = ReplyHead(
             id=secrets.token_hex(12),
             created=int(time.time()),
@@ -239,88 +219,32 @@ class GatewayEpisode:
         task.add_done_callback(self._tasks.discard)
         return CallRecord(node, head, request.digest, task)
 
-    def _make_full_error(self, what: str) -> GatewayError:
+    def make_full_error(self, what: str, limit: str) -> GatewayError:
+        """Return the error for a chat that leaves no room for an answer, and record that there was one."""
         self.was_full = True
         return GatewayError(
             f"prompt is too long: {what} leaves no room for an answer in the context, whose maximum context length is "
-            f"{self._policy.max_length} tokens",
+            f"{limit}",
             code=TOO_LONG,
         )
 
     async def _answer(
         self, node: CallNode, prompt: Sequence[int], head: ReplyHead, request: ModelRequest, number: int
     ) -> Reply:
-        settings = self._settings
-        seed = None if settings.seed_of is None else settings.seed_of(number)
         try:
-            with settings.wait_for_turn():
-                turn, _ = await self._policy.answer(
-                    prompt,
-                    temperature=settings.temperature,
-                    seed=seed,
-                    max_new_tokens=request.max_tokens,
-                )
-        except PromptRefusedError as error:
-            raise GatewayError(str(error)) from error
+            with self.settings.wait_for_turn():
+                completion, reply = await self.complete(node, prompt, head, request, number)
+        except GatewayError:
+            raise
         except Exception as error:
-            reason = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
-            self.failure = error if isinstance(error, BridgeError) else GeneratorError(reason)
+            known = isinstance(error, BridgeError | OpenEnvError)
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            self.failure = error if known else GeneratorError(reason)
             raise GatewayError(
                 f"the policy did not answer: {reason}",
                 status=HTTPStatus.SERVICE_UNAVAILABLE,
                 code="overloaded",
             ) from error
         self.failure = None
-        reply = self._read(turn.completion, prompt, head, request)
-        self._tree.end(node, turn.completion, reply)
+        self.tree.end(node, completion, reply)
         return reply
-
-    def _read(
-        self, completion: Completion, prompt: Sequence[int], head: ReplyHead, request: ModelRequest
-    ) -> Reply:
-        """Read the thought, the text and the calls of an answer; what cannot be read as a call is text."""
-        tokenizer, style = self._tokenizer, self._style
-        in_thought = tokenizer.opens_thought(prompt)
-        thought, text = _split_thought(tokenizer.text(completion.tokens), in_thought)
-        calls: tuple[FunctionCall, ...] = ()
-        if request.functions and style is not None:
-            written = tokenizer.decode_written(completion.tokens)
-            parsed = parse_tool_calls(
-                written,
-                style=style,
-                repair=self._settings.repair and completion.stopped,
-                in_thought=in_thought,
-            )
-            if parsed and not isinstance(parsed, UnparsableCall):
-                calls = tuple(
-                    FunctionCall(f"call_{secrets.token_hex(12)}", call.name, dict(call.arguments))
-                    for call in parsed
-                )
-                said = _split_thought(written, in_thought)[1]
-                text = said.partition(OPEN)[0] if style is CallStyle.HERMES else ""
-        ended = Finish.STOP if completion.stopped else Finish.LENGTH
-        return Reply(
-            head=head,
-            text=text.strip(),
-            thought=thought.strip(),
-            calls=calls,
-            finish=Finish.CALLS if calls else ended,
-            completion_tokens=len(completion.tokens),
-        )
-
-
-def _split_thought(text: str, in_thought: bool) -> tuple[str, str]:
-    """Return the thought at the beginning of an answer, and the rest."""
-    thought, closing, after = text.partition(THOUGHT_END)
-    opened = in_thought or thought.lstrip().startswith(THOUGHT)
-    if not closing and not opened:
-        return "", text
-    return thought.lstrip().removeprefix(THOUGHT), after
-
-
-@contextmanager
-def _convert_model_errors() -> Iterator[None]:
-    try:
-        yield
-    except ModelError as error:
-        raise GatewayError(str(error)) from error

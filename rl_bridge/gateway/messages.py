@@ -49,12 +49,14 @@ class Message:
         content: Its text. Thoughts are no part of it: clients may send them back or not.
         calls: The calls in a message of the assistant.
         name: The tool that a message of the role `tool` is from; empty if it is unknown.
+        call_id: The id of the call that a message of the role `tool` answers.
     """
 
     role: str
     content: str
     calls: tuple[FunctionCall, ...] = ()
     name: str = ""
+    call_id: str = ""
 
     def for_template(self) -> ChatMessage:
         """Return it in the form that chat templates take."""
@@ -189,7 +191,7 @@ def join_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 class CallNames:
-    """The names of the calls in a chat by their ids, as results of tools name only the id."""
+    """The names of the calls in a chat by their ids, as results of tools may name only the id."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
@@ -198,9 +200,10 @@ class CallNames:
         """Remember calls."""
         self._names |= {call.id: call.name for call in calls}
 
-    def find(self, call_id: object) -> str:
-        """Return the name of a call; empty if the chat has no such call."""
-        return self._names.get(str(call_id), "")
+    def make_result(self, call_id: object, content: str, name: str = "") -> Message:
+        """Return the message of a call's result; `name` is the tool's if the chat has no such call."""
+        found = self._names.get(str(call_id), name)
+        return Message(role="tool", content=content, name=found, call_id=str(call_id))
 
 
 def make_request(

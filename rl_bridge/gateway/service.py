@@ -15,13 +15,14 @@ from starlette.routing import Route
 
 from rl_bridge.gateway.app import Gateway, read_body
 from rl_bridge.gateway.dialects.base import openai_error
-from rl_bridge.gateway.episode import KEY_BYTES, CallSettings, GatewayEpisode
+from rl_bridge.gateway.episode import KEY_BYTES, CallSettings
 from rl_bridge.gateway.messages import GatewayError
+from rl_bridge.gateway.sampled import SampledEpisode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.tokens.conversation import join_turns
 
 
-def make_trace(episode: GatewayEpisode, **fields: Any) -> dict[str, Any]:
+def make_trace(episode: SampledEpisode, **fields: Any) -> dict[str, Any]:
     """Return an episode's calls and training rows as JSON.
 
     In `calls`, in their order: `parent`, the index of the call that it continues, or null; `prompt_tokens`, those that
@@ -71,7 +72,7 @@ class GatewayService:
     traces: Path | None = None
     key: str = field(default_factory=lambda: f"ak-{secrets.token_urlsafe(KEY_BYTES)}")
     gateway: Gateway = field(init=False)
-    _open: dict[str, GatewayEpisode] = field(init=False, default_factory=dict)
+    _open: dict[str, SampledEpisode] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         routes = [
@@ -85,7 +86,8 @@ class GatewayService:
             self._require_key(request)
         except GatewayError as error:
             return JSONResponse(openai_error(error), error.status)
-        episode = self.gateway.open(self.policy, self.settings)
+        episode = SampledEpisode(self.policy, self.settings)
+        self.gateway.open(episode)
         self._open[episode.key] = episode
         return JSONResponse({"key": episode.key})
 

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_bridge.gateway.messages import Message, ModelRequest, Reply, extend_key
-from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.types import Completion
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
+Tokenize: TypeAlias = "Callable[[ModelRequest, CallNode | None, Sequence[Message]], Sequence[int]]"
+"""Returns the tokens that a request adds to the answer of the call that it continues, given the messages after it."""
 
 NO_TOKENS: Tokens = np.zeros(0, np.int32)
 
@@ -23,6 +24,7 @@ class CallNode:
 
     Attributes:
         parent: The call whose answer this call's chat continues; None if it continues none.
+        messages: How many messages its chat has.
         added: The tokens of the prompt after the parent's answer, or all of them, shape [P].
         tokens: The answer's tokens, shape [T]; empty until it is ended.
         logprobs: Their log-probabilities, shape [T].
@@ -35,6 +37,7 @@ class CallNode:
     """
 
     parent: "CallNode | None"
+    messages: int
     added: Tokens
     request_key: bytes
     excluded: bool
@@ -68,8 +71,8 @@ class CallTree:
     side calls are roots or branches, and every token is sampled in exactly one place.
     """
 
-    def __init__(self, tokenizer: ChatTokenizer, *, is_excluded: Callable[[ModelRequest], bool]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenize: Tokenize, *, is_excluded: Callable[[ModelRequest], bool]) -> None:
+        self._tokenize = tokenize
         self._is_excluded = is_excluded
         self._clock = 0
         self._by_chat: defaultdict[bytes, list[CallNode]] = defaultdict(list)
@@ -93,6 +96,7 @@ class CallTree:
         parent, rest, unclear = self._find_parent(request.messages, keys)
         node = CallNode(
             parent=parent,
+            messages=len(request.messages),
             added=np.asarray(self._tokenize(request, parent, rest), np.int32),
             request_key=keys[-1],
             excluded=self._is_excluded(request),
@@ -148,13 +152,3 @@ class CallTree:
             same_tokens = all(np.array_equal(node.tokens, found[-1].tokens) for node in found)
             return found[-1], messages[index + 1 :], () if same_tokens else found
         return None, messages, ()
-
-    def _tokenize(
-        self, request: ModelRequest, parent: CallNode | None, rest: Sequence[Message]
-    ) -> Sequence[int]:
-        messages = [message.for_template() for message in rest]
-        if parent is None:
-            return self._tokenizer.render_opening(messages, request.functions)
-        # An answer that was cut lacks the token that ends it.
-        end = () if parent.stopped else self._tokenizer.stop_token_ids[:1]
-        return (*end, *self._tokenizer.continuation(messages, request.functions))

@@ -1,22 +1,24 @@
 """The policy as a Monarch actor."""
 
 import asyncio
-import inspect
+import functools
 import logging
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from monarch.actor import concurrent_endpoint
 
 from rl_bridge.config import Config
 from rl_bridge.errors import EngineFailedError
+from rl_bridge.generator.base import UpdateMetrics
 from rl_bridge.generator.replica import PolicyReplica
-from rl_bridge.generator.vllm_api import engine_environment
+from rl_bridge.generator.vllm_api import EngineTotals, engine_environment
 from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.options import GpuLock, derive_seed
+from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 from rl_bridge.weights.store import WeightStore
 
 POLL_INTERVAL_S = 5.0
@@ -24,33 +26,46 @@ POLL_INTERVAL_S = 5.0
 SHUTDOWN_TIMEOUT_S = 60.0
 """How long the process may take to end after the engine has failed."""
 
-T = TypeVar("T")
-
 _log = logging.getLogger(__name__)
 
 
-def _make_endpoint(method: Callable[..., Any]) -> Any:
-    """Make an endpoint that calls the replica's method of the same name."""
+def _engine_endpoint(method: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+    """Make a concurrent endpoint that withholds the error of a failed engine from its caller, who is not to blame.
 
-    async def call(self: "PolicyActor", *args: Any, **kwargs: Any) -> Any:
-        result = method(self._replica, *args, **kwargs)
-        return await self._hide_engine_failure(result) if inspect.isawaitable(result) else result
+    The process ends meanwhile, so the service sees a lost replica and retries the call on another one.
+    """
 
-    call.__name__ = call.__qualname__ = method.__name__
+    @functools.wraps(method)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await method(*args, **kwargs)
+        except EngineFailedError:
+            await asyncio.sleep(SHUTDOWN_TIMEOUT_S)
+            raise
+
     return concurrent_endpoint(call)
 
 
 class PolicyActor(ServiceActor):
-    """A thin shell around `PolicyReplica`. Its process ends with its engine, so that the service restarts it."""
+    """Has an engine complete prompts, with the weights that `PolicyReplica` loads.
+
+    Its process ends with its engine, so that the service restarts it.
+    """
 
     REPLAYED = (("update_weights", "sleep"),)  # a sleeping replica needs no weights, which may be gone
     REPEATABLE = frozenset({"generate", "generate_many", "version"})
 
     def __init__(self, config: Config, model_path: str | Path, store: WeightStore | None = None) -> None:
+        rollout = config.rollout
+        self._sampling = SamplingSettings(
+            temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens
+        )
         gpu_lock = GpuLock() if config.monarch.colocate and store is not None else None
         self._replica = PolicyReplica(
             config, model_path, store, gpu_lock=gpu_lock, seed=derive_seed(config.seed)
         )
+        self._engine = self._replica.engine
+        self._requests: set[asyncio.Future[list[Completion]]] = set()
 
     @classmethod
     def options(
@@ -67,10 +82,10 @@ class PolicyActor(ServiceActor):
         self._watch = asyncio.ensure_future(self._exit_with_engine())
 
     async def _exit_with_engine(self) -> None:
-        ended = asyncio.wrap_future(self._replica.ended)
+        ended = asyncio.wrap_future(self._engine.ended)
         try:
             while not ended.done():
-                self._replica.health()
+                self._engine.check()
                 await asyncio.wait({ended}, timeout=POLL_INTERVAL_S)
             ended.result()
         except Exception:
@@ -78,25 +93,58 @@ class PolicyActor(ServiceActor):
             sys.stderr.flush()
             os._exit(1)
 
-    async def _hide_engine_failure(self, work: Awaitable[T]) -> T:
-        """Await `work`, but withhold the error of a failed engine from the caller, which is not to blame.
+    @_engine_endpoint
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
+    ) -> Completion:
+        """Complete one prompt; see `Engine.generate`. The sampling settings default to those of `rollout`."""
+        seeds = None if seed is None else [seed]
+        work = self._engine.generate([prompt], sampling or self._sampling, seeds)
+        return (await asyncio.wrap_future(work))[0]
 
-        The process ends meanwhile, so the service sees a lost replica and retries the call on another one.
-        """
-        try:
-            return await work
-        except EngineFailedError:
-            await asyncio.sleep(SHUTDOWN_TIMEOUT_S)
-            raise
+    @_engine_endpoint
+    async def generate_many(self, *args: Any) -> list[Completion]:
+        """See `Engine.generate`."""
+        request = asyncio.wrap_future(self._engine.generate(*args))
+        self._requests.add(request)
+        request.add_done_callback(self._requests.discard)
+        return await request
 
-    generate = _make_endpoint(PolicyReplica.generate)
-    generate_many = _make_endpoint(PolicyReplica.generate_many)
-    abort = _make_endpoint(PolicyReplica.abort)
-    update_weights = _make_endpoint(PolicyReplica.update_weights)
-    sleep = _make_endpoint(PolicyReplica.sleep)
-    version = _make_endpoint(PolicyReplica.version)
-    statistics = _make_endpoint(PolicyReplica.statistics)
-    health = _make_endpoint(PolicyReplica.health)
+    @_engine_endpoint
+    async def abort(self, ids: Sequence[str]) -> None:
+        """See `Engine.abort`."""
+        await asyncio.wrap_future(self._engine.abort(ids))
+
+    @_engine_endpoint
+    async def update_weights(self, version: PolicyVersion) -> UpdateMetrics:
+        """See `PolicyReplica.update_weights`."""
+        return await self._replica.update_weights(version)
+
+    @_engine_endpoint
+    async def sleep(self) -> None:
+        """See `PolicyReplica.sleep`."""
+        await self._replica.sleep()
+
+    @concurrent_endpoint
+    async def version(self) -> PolicyVersion:
+        """Return the version of the weights that the engine samples from."""
+        return self._engine.version
+
+    @concurrent_endpoint
+    async def statistics(self) -> EngineTotals:
+        """Return the engine's totals since it started."""
+        return self._engine.statistics.totals
+
+    @concurrent_endpoint
+    async def health(self) -> None:
+        """See `Engine.check`."""
+        self._engine.check()
+
+    @concurrent_endpoint
+    async def drain(self) -> None:
+        """Wait until no request is in progress."""
+        while self._requests:
+            await asyncio.wait(self._requests)
 
     @concurrent_endpoint
     async def close(self) -> None:

@@ -15,8 +15,6 @@ from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rl_bridge.generator.vllm_api import EngineStatistics
-
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class UpdateMetrics:
@@ -54,10 +52,7 @@ class Engine(ABC):
     Attributes:
         version: The version of the weights that it samples from.
         ended: Done when the engine has ended: with None after `close`, otherwise with its error.
-        statistics: vLLM's statistics of its cache and tokens; None for a remote server.
     """
-
-    statistics: "EngineStatistics | None"
 
     def __init__(self, name: str, *, stop_timeout_s: float) -> None:
         self.version: PolicyVersion = 0

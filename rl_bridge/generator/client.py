@@ -4,24 +4,18 @@ import asyncio
 import math
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
 from rl_bridge.errors import GeneratorError, PromptRefusedError
-from rl_bridge.services.handle import StickySession
+from rl_bridge.services.handle import BalancedEndpoints, StickySession
 from rl_bridge.types import Completion, SamplingSettings
 
-GenerateCall = Callable[
-    [list[Sequence[int]], SamplingSettings, list[int] | None, list[str]], Awaitable[list[Completion]]
-]
-"""Sends prompts, sampling settings, seeds and the prompts' ids to an engine: `policy.generate_many.route`."""
-AbortCall = Callable[[list[str]], Awaitable[object]]
-"""Has the engine end its work on prompts, by their ids. Bounded in time; raises nothing."""
 ABORT_REPLY_TIMEOUT_S = 2.0
-"""How long an `AbortCall` should wait for replies. The request itself has been sent by then."""
+"""How long replies to an abort are waited for. The request itself has been sent by then."""
 
 MAX_TOKENS_PER_CALL = 512
 """The most new tokens that a call may request, over all of its prompts: short answers wait for the call's longest."""
@@ -62,52 +56,34 @@ class GeneratorClient:
     that took too long, are aborted by their ids; the others of a call are completed.
 
     Args:
-        call: Sends a batch to the least loaded replica; usually `policy.generate_many.route`.
+        policy: The service of `PolicyActor`, or any other with `generate_many` and `abort`.
         max_batch: The most prompts of a call.
         max_calls: The most full calls in flight per replica: one being generated, one waiting at the engine.
-        replicas: Returns the current number of replicas.
         timeout_s: The deadline of one call, including the wait for a replica to serve.
-        open_session: Opens a session of `generate_many`, near another one; None if there is only one replica.
-        abort: Aborts prompts at every replica, as one may have taken over another's; None if cancelling a call ends it.
     """
 
     def __init__(
-        self,
-        call: GenerateCall,
-        *,
-        max_batch: int,
-        max_calls: int = 2,
-        replicas: Callable[[], int] = lambda: 1,
-        timeout_s: float = 300.0,
-        open_session: Callable[[StickySession | None], StickySession] | None = None,
-        abort: AbortCall | None = None,
+        self, policy: BalancedEndpoints, *, max_batch: int, max_calls: int = 2, timeout_s: float = 300.0
     ) -> None:
-        self._call = call
-        self._abort_call = abort
+        self._policy = policy
         self._name, self._numbers = uuid.uuid4().hex, count()
         self._to_abort: list[str] = []
         self._aborts: set[asyncio.Task[None]] = set()
         self._max_batch = max_batch
         self._max_calls = max_calls
-        self._replicas = replicas
         self._timeout_s = timeout_s
-        self._open_session = open_session
         self._queues: defaultdict[int | None, _PromptQueue] = defaultdict(_PromptQueue)
         """By replica; the lane of None is for prompts that any replica may complete."""
         self._closed = False
 
     @contextmanager
-    def pin_replica(self, near: StickySession | None = None) -> Iterator[StickySession | None]:
-        """Open a session for one conversation, bound to a replica: that of `near`, which shares its prefix, if any.
-
-        The session is None where there is only one replica.
-        """
-        session = None if self._open_session is None else self._open_session(near)
+    def pin_replica(self, near: StickySession | None = None) -> Iterator[StickySession]:
+        """Open a session for one conversation, bound to a replica: that of `near`, which shares its prefix, if any."""
+        session = self._policy.session(near=near, max_sessions=self._max_batch)
         try:
             yield session
         finally:
-            if session is not None:
-                session.close()
+            session.close()
 
     async def complete(
         self,
@@ -135,7 +111,7 @@ class GeneratorClient:
 
     def _has_capacity(self, replica: int | None, size: int) -> bool:
         """Whether one more call of this size may be sent."""
-        replicas = max(1, self._replicas()) if replica is None else 1
+        replicas = max(1, self._policy.serving) if replica is None else 1
         return (
             sum(self._queues[replica].calls.values()) + size <= self._max_calls * self._max_batch * replicas
         )
@@ -143,7 +119,7 @@ class GeneratorClient:
     def _flush(self, replica: int | None) -> None:
         queue = self._queues[replica]
         queue.scheduled = False
-        idle = max(1, self._replicas() - len(queue.calls)) if replica is None else 1
+        idle = max(1, self._policy.serving - len(queue.calls)) if replica is None else 1
         share = math.ceil(len(queue.waiting) / idle)
         while queue.waiting and self._has_capacity(replica, self._batch_size(queue.waiting[0].sampling)):
             first = queue.waiting[0]
@@ -176,18 +152,16 @@ class GeneratorClient:
             self._abort([pending])
 
     def _abort(self, prompts: Sequence[_PendingPrompt]) -> None:
-        if self._abort_call is None:
-            return
         self._to_abort += [pending.id for pending in prompts]
-        task = asyncio.ensure_future(self._send_aborts(self._abort_call))
+        task = asyncio.ensure_future(self._send_aborts())
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
-    async def _send_aborts(self, call: AbortCall) -> None:
-        """Abort all prompts that are to be aborted by now."""
+    async def _send_aborts(self) -> None:
+        """Abort all prompts that are to be aborted by now, at every replica: one may have taken over another's."""
         ids, self._to_abort = self._to_abort, []
         if ids:
-            await call(ids)
+            await self._policy.query_replicas("abort", ids, timeout_s=ABORT_REPLY_TIMEOUT_S)
 
     def _on_batch_done(
         self, replica: int | None, batch: list[_PendingPrompt], task: "asyncio.Task[None]"
@@ -205,14 +179,13 @@ class GeneratorClient:
                 while batch := [ask for ask in batch if not ask.future.done()]:  # without cancelled callers'
                     try:
                         # Prompts of sessions whose replica was lost meanwhile follow the first one's, this once.
-                        session = batch[0].session
-                        call = self._call if session is None else session.generate_many.route
+                        owner = batch[0].session or self._policy
                         seeds = [pending.seed for pending in batch if pending.seed is not None] or None
                         prompts, ids = (
                             [pending.prompt for pending in batch],
                             [pending.id for pending in batch],
                         )
-                        completions = await call(prompts, batch[0].sampling, seeds, ids)
+                        completions = await owner.generate_many.route(prompts, batch[0].sampling, seeds, ids)
                         if len(completions) != len(batch):
                             raise GeneratorError(f"expected {len(batch)} completions, got {len(completions)}")
                         break

@@ -294,7 +294,6 @@ class EndpointEngine(Engine):
 
     def __init__(self, endpoint: Endpoint, rollout: RolloutConfig) -> None:
         super().__init__("endpoint", stop_timeout_s=STOP_TIMEOUT_S)
-        self.statistics = None
         self._rollout = rollout
         self._endpoint = endpoint
         self._http: EndpointClient | None = None

@@ -55,9 +55,11 @@ class _Request:
 
 
 class VllmEngine(Engine):
-    """vLLM's engine, in this process or, with `own_process`, in its own. `seed` seeds its random number generator."""
+    """vLLM's engine, in this process or, with `own_process`, in its own. `seed` seeds its random number generator.
 
-    statistics: EngineStatistics
+    Attributes:
+        statistics: vLLM's statistics of its cache and tokens.
+    """
 
     def __init__(self, config: Config, model_path: str, *, seed: int, own_process: bool = False) -> None:
         super().__init__("vllm-engine", stop_timeout_s=STOP_TIMEOUT_S)

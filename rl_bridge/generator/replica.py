@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,20 +14,20 @@ from torch import Tensor
 from rl_bridge.config import Config
 from rl_bridge.devices import own_device
 from rl_bridge.errors import ModelError, WeightsError
-from rl_bridge.generator.base import Engine, UpdateMetrics
+from rl_bridge.generator.base import UpdateMetrics
 from rl_bridge.generator.engine import VllmEngine
-from rl_bridge.generator.vllm_api import EngineTotals, import_engine
+from rl_bridge.generator.vllm_api import import_engine
 from rl_bridge.metrics.spans import log_phase
 from rl_bridge.services.options import GpuLock
 from rl_bridge.titan.architecture import read_hf_config
-from rl_bridge.types import Completion, PolicyVersion, SamplingSettings
+from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.assembly import without_data
 
 if TYPE_CHECKING:
     from rl_bridge.weights.store import WeightStore
 
 
-def make_engine(config: Config, model_path: str | Path, *, seed: int | None = None) -> Engine:
+def make_engine(config: Config, model_path: str | Path, *, seed: int | None = None) -> VllmEngine:
     """Make the engine that `generator.engine` names, not started yet; `seed` defaults to the run's."""
     own_process = config.generator.engine == "vllm_async"
     if config.generator.engine == "auto":
@@ -42,7 +41,7 @@ INITIAL_VERSION: PolicyVersion = 0
 
 
 class PolicyReplica:
-    """Completes prompts with the version of the weights set by `update_weights`; without a store, the checkpoint's.
+    """An engine with the version of the weights set by `update_weights`; without a store, the checkpoint's.
 
     With the lock of a GPU shared with a trainer, it starts asleep and loads weights once it holds the lock.
     """
@@ -60,16 +59,10 @@ class PolicyReplica:
         self._gpu_lock = gpu_lock
         self._store = store
         self._checkpoint = Checkpoint(model_path)
-        self._engine = make_engine(config, model_path, seed=seed)
+        self.engine = make_engine(config, model_path, seed=seed)
         # If this process holds the engine's weights, tensors are assembled from their parts on the same device.
-        in_process = isinstance(self._engine, VllmEngine) and self._engine.holds_weights
-        self._device = "cuda" if in_process and torch.cuda.is_available() else "cpu"
+        self._device = "cuda" if self.engine.holds_weights and torch.cuda.is_available() else "cpu"
         self._updates = asyncio.Lock()
-
-    @property
-    def ended(self) -> "Future[None]":
-        """A future that is done when the engine has ended: with None after `close`, otherwise with its error."""
-        return self._engine.ended
 
     async def setup(self) -> None:
         """Load the engine; returns when it can generate."""
@@ -80,7 +73,7 @@ class PolicyReplica:
             with log_phase("waiting for a turn on the GPU"):
                 await self._gpu_lock.acquire(self._config.trainer.timeout_s)
         with log_phase("starting the engine"):
-            await asyncio.wrap_future(self._engine.start())
+            await asyncio.wrap_future(self.engine.start())
         if self._gpu_lock is not None:
             with log_phase("putting the engine to sleep"):
                 await self.sleep()
@@ -88,33 +81,9 @@ class PolicyReplica:
     async def sleep(self) -> None:
         """Free the GPU for the trainer, until the next `update_weights`."""
         async with self._updates:
-            await asyncio.shield(asyncio.wrap_future(self._engine.sleep()))
+            await asyncio.shield(asyncio.wrap_future(self.engine.sleep()))
             if self._gpu_lock is not None:
                 self._gpu_lock.release()
-
-    async def generate(
-        self, prompt: Sequence[int], sampling: SamplingSettings | None = None, seed: int | None = None
-    ) -> Completion:
-        """Complete one prompt; see `generate_many`."""
-        return (await self.generate_many([prompt], sampling, None if seed is None else [seed]))[0]
-
-    async def generate_many(
-        self,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingSettings | None = None,
-        seeds: Sequence[int] | None = None,
-        ids: Sequence[str] = (),
-    ) -> list[Completion]:
-        """Complete prompts, in order; see `Engine.generate`. The sampling settings default to those of `rollout`."""
-        rollout = self._config.rollout
-        sampling = sampling or SamplingSettings(
-            temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens
-        )
-        return await asyncio.wrap_future(self._engine.generate(prompts, sampling, seeds, ids))
-
-    async def abort(self, ids: Sequence[str]) -> None:
-        """End the work on prompts of `generate_many` that nobody waits for; see `Engine.abort`."""
-        await asyncio.wrap_future(self._engine.abort(ids))
 
     async def update_weights(self, version: PolicyVersion) -> UpdateMetrics:
         """Load a version: the initial one from the checkpoint, others from the store. One at a time, in order.
@@ -138,9 +107,9 @@ class PolicyReplica:
 
     async def _load_version(self, version: PolicyVersion, began: float) -> UpdateMetrics:
         if version == INITIAL_VERSION:
-            if self._engine.version == INITIAL_VERSION and self._gpu_lock is not None:
+            if self.engine.version == INITIAL_VERSION and self._gpu_lock is not None:
                 return await self._load(version, None, began)
-            if self._engine.version == INITIAL_VERSION:
+            if self.engine.version == INITIAL_VERSION:
                 return UpdateMetrics(version=version)
             # With adapters, the engine's own weights are still the initial ones.
             adapters = self._config.pushed_adapter is not None
@@ -157,7 +126,7 @@ class PolicyReplica:
         self, version: PolicyVersion, state: Mapping[str, Tensor] | None, began: float
     ) -> UpdateMetrics:
         transport_s = time.monotonic() - began
-        load = asyncio.wrap_future(self._engine.load(version, state))
+        load = asyncio.wrap_future(self.engine.load(version, state))
         try:
             metrics = await asyncio.shield(load)
         except asyncio.CancelledError:
@@ -165,21 +134,9 @@ class PolicyReplica:
             raise
         return replace(metrics, transport_s=transport_s + metrics.transport_s)
 
-    def version(self) -> PolicyVersion:
-        """Return the version being served."""
-        return self._engine.version
-
-    def statistics(self) -> EngineTotals | None:
-        """Return the engine's totals since it started; None for a remote server."""
-        return None if self._engine.statistics is None else self._engine.statistics.totals
-
-    def health(self) -> None:
-        """Check the engine; raises GeneratorError if it does not work."""
-        self._engine.check()
-
     async def close(self) -> None:
         """Close the engine. Requests in progress fail."""
-        await asyncio.to_thread(self._engine.close)
+        await asyncio.to_thread(self.engine.close)
 
 
 OUTPUT_LAYER = "lm_head.weight"

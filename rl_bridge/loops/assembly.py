@@ -14,22 +14,25 @@ from typing import Any
 
 from rich.console import Console
 
+from openenv_core.providers import ServerFleet
+from openenv_core.providers.fleet import open_fleet
 from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.config import Config, MonarchConfig, RoleConfig, resolve
+from rl_bridge.config import Config, EnvConfig, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import (
     CODER_URLS_VARIABLE,
     EnvironmentServers,
     coder_urls_file,
+    read_token,
     run_servers,
     write_coder_urls,
 )
 from rl_bridge.errors import ConfigError, NoReplicaError, ReplicaLostError, RoleError
 from rl_bridge.generator.actor import PolicyActor
-from rl_bridge.generator.client import ABORT_REPLY_TIMEOUT_S, GeneratorClient
+from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.generator.vllm_api import ONE_THREAD
 from rl_bridge.loops.grpo import collect
 from rl_bridge.loops.observation import RunObserver
@@ -50,6 +53,7 @@ from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import Roster
 from rl_bridge.services.hosts import Hosts
+from rl_bridge.services.joining import SECRET_FILE, JoinServer, make_secret
 from rl_bridge.services.options import options_of, order_for_placement
 from rl_bridge.services.service import Service, report_errors
 from rl_bridge.tokens.chat import ChatTokenizer
@@ -65,6 +69,8 @@ LOGS = "logs"
 TRANSFER_SHARE = 0.25
 """Share of a synchronisation's deadline for one transfer. The whole deadline covers a push's wait for readers, its
 transfer and the fetch, and a generator whose link hangs is noticed and dropped before it ends."""
+ENGINES_TIMEOUT_S = 5.0
+"""How long to wait for the generators to say how busy they are."""
 UPDATE_TIMEOUT_S = 60.0
 """Deadline in seconds for one update to reach all replicas, before the next is sent."""
 START_REPORT_INTERVAL_S = 20.0
@@ -258,7 +264,9 @@ async def open_players(
     """
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
     fleet = Fleet(
-        folder / LOGS, hosts=_make_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval
+        folder / LOGS,
+        hosts=_make_hosts(config.monarch, joinable=trains),
+        heartbeat_s=config.monarch.heartbeat_interval,
     )
 
     def print_line(text: str) -> None:
@@ -294,6 +302,9 @@ async def open_players(
             write_coder_urls(coder_urls_file(folder), coder.urls)
             stack.callback(_watch(coder, on_failure).cancel)
         print_line(f"loading {model_path} …")
+        joining = _make_join_server(config.monarch, folder) if trains else None
+        if joining is not None:
+            await stack.enter_async_context(joining)
         await stack.enter_async_context(fleet)
         store = None
         if trains:
@@ -302,14 +313,8 @@ async def open_players(
             stack.push_async_callback(store.close)
         with span("start", waits_for="processes"):
             roles = await fleet.guard(start_roles(config, folder, model_path, store, print_line))
-        policy = roles["policy"]
         client = GeneratorClient(
-            policy.generate_many.route,
-            max_batch=config.rollout.max_num_seqs,
-            replicas=lambda: len(policy.roster.targets),
-            timeout_s=config.call_timeout_s,
-            open_session=lambda near: policy.session(near=near, max_sessions=config.rollout.max_num_seqs),
-            abort=lambda ids: policy.query_replicas("abort", ids, timeout_s=ABORT_REPLY_TIMEOUT_S),
+            roles["policy"], max_batch=config.rollout.max_num_seqs, timeout_s=config.call_timeout_s
         )
         stack.push_async_callback(client.close)
         chat = ChatPolicy(
@@ -319,6 +324,9 @@ async def open_players(
             max_length=config.rollout.max_length,
         )
         await fleet.guard(_send_initial_updates(worker_updates, trainer_updates, roles, servers))
+        if joining is not None:
+            await stack.enter_async_context(joining.admit(fleet))
+            print_line(f"hosts can join at {joining.address}, with the secret in {folder / SECRET_FILE}")
         dataset = roles.get("dataset")
         print_line(f"everything has started, after {time.perf_counter() - began:.0f} s")
         dispatcher = Dispatcher(
@@ -328,6 +336,11 @@ async def open_players(
             examples=None if dataset is None else (await dataset.identity.route())["examples"],
             collect=collect,
             explain=(lambda name: servers[name].traceback()) if servers else None,
+            query_engines=(
+                partial(roles["policy"].query_replicas, "statistics", timeout_s=ENGINES_TIMEOUT_S)
+                if config.rollout.concurrency == "adaptive"
+                else None
+            ),
         )
         yield Players(
             config=config, fleet=fleet, roles=roles, chat=chat, dispatcher=dispatcher, servers=servers
@@ -461,10 +474,11 @@ def _make_servers(
 
     servers = {
         name: EnvironmentServers(
-            app=env.app,
-            image=env.image,
+            app=env.app if env.fleet is None else None,
+            image=env.image if env.fleet is None else None,
             urls=env.urls,
-            count=config.monarch.roles.environment.replicas,
+            fleet=_make_fleet(env, config.monarch.roles.environment.min_replicas),
+            count=config.monarch.roles.environment.min_replicas,
             restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
             on_change=on_change,
             logs=logs,
@@ -475,6 +489,13 @@ def _make_servers(
     return servers
 
 
+def _make_fleet(env: EnvConfig, servers: int) -> ServerFleet | None:
+    if env.fleet is None:
+        return None
+    options = {"token": read_token(env.token_file), **env.fleet_options}
+    return open_fleet(env.fleet, str(env.app or env.image), servers, options)
+
+
 def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServers]:
     async def on_change(urls: tuple[str, ...]) -> None:
         write_coder_urls(coder_urls_file(folder), urls)
@@ -483,11 +504,13 @@ def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServer
     if role is None:
         return []
     return [
-        EnvironmentServers(app=role.app, count=role.replicas, restarts=monarch.restarts, on_change=on_change)
+        EnvironmentServers(
+            app=role.app, count=role.min_replicas, restarts=monarch.restarts, on_change=on_change
+        )
     ]
 
 
-def _make_hosts(monarch: MonarchConfig) -> Hosts:
+def _make_hosts(monarch: MonarchConfig, *, joinable: bool) -> Hosts:
     address = f"tcp://{monarch.master_addr}:{monarch.master_port}"
     if monarch.workers:
         return Hosts.workers(monarch.workers, address=address, gpus_per_host=monarch.gpus_per_node)
@@ -500,7 +523,18 @@ def _make_hosts(monarch: MonarchConfig) -> Hosts:
             gpus_per_host=monarch.gpus_per_node,
             address=address,
         )
-    return Hosts.this_machine()
+    return Hosts.this_machine(address=address if joinable and monarch.join_port is not None else None)
+
+
+def _make_join_server(monarch: MonarchConfig, folder: Path) -> JoinServer | None:
+    if monarch.join_port is None:
+        return None
+    return JoinServer(
+        monarch.master_addr,
+        monarch.join_port,
+        make_secret(folder),
+        notice_file=monarch.preemption_notice_file,
+    )
 
 
 def _make_store(config: Config) -> WeightStore:

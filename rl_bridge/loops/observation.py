@@ -115,6 +115,7 @@ def generator_metrics(
         "generator/tokens": float(delta.generated_tokens),
         "generator/preemptions": float(delta.preemptions),
         "generator/kv_cache_usage": max(totals.kv_cache_usage for totals in now.values()),
+        "generator/waiting": float(sum(totals.waiting for totals in now.values())),
     }
 
 
@@ -136,11 +137,7 @@ class RunObserver:
         span_metrics, replies = await asyncio.gather(
             self.spans.metrics(), query_services(self._fleet, "statistics")
         )
-        statistics = {
-            replica: totals
-            for replica, totals in replies.get("policy", {}).items()
-            if totals is not None  # from a server that this run did not start
-        }
+        statistics: dict[int, EngineTotals] = replies.get("policy", {})
         metrics = generator_metrics(self._generators, statistics)
         self._generators |= statistics
         return {**span_metrics, **metrics}

@@ -15,7 +15,7 @@ from rl_bridge.config import Config
 from rl_bridge.data.examples import Example
 from rl_bridge.environments.leases import SessionDeadlines, SessionLeases
 from rl_bridge.environments.servers import read_token
-from rl_bridge.generator.client import ABORT_REPLY_TIMEOUT_S, GeneratorClient
+from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.metrics.spans import PROCESS_SPANS
 from rl_bridge.rollout.assignment import Assignment, AssignmentResult
 from rl_bridge.rollout.policy import ChatPolicy
@@ -23,7 +23,7 @@ from rl_bridge.rollout.single_turn import SingleTurn
 from rl_bridge.rollout.task import Task, load_tasks
 from rl_bridge.rollout.worker import RolloutWorker, on_termination
 from rl_bridge.services.actor import ServiceActor
-from rl_bridge.services.handle import Roster, ServiceHandle, StickySession
+from rl_bridge.services.handle import Roster, ServiceHandle
 from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 
@@ -47,7 +47,7 @@ def _make_sessions(config: Config, task: Task) -> SessionLeases:
         # The client does not queue at a full server: the leases know the other servers and how much room each has.
         return task.client_type(url, token=token, message_timeout_s=max_deadline_s + 1.0, queue_timeout_s=0.0)
 
-    sessions = max(1, env.sessions // config.rollout.num_workers)
+    sessions = max(1, env.sessions // config.rollout.min_workers)
     return SessionLeases(connect, sessions=sessions, deadlines=deadlines)
 
 
@@ -74,7 +74,7 @@ class RolloutActor(ServiceActor):
         self._config = config
         self._folder = folder.absolute()
         self._model_path = model_path
-        self._services: dict[str, ServiceHandle] = {}
+        self._services = {name: ServiceHandle(Roster(name)) for name in USED_SERVICES}
         self._client: GeneratorClient | None = None
 
     @concurrent_endpoint
@@ -82,12 +82,9 @@ class RolloutActor(ServiceActor):
         """Load the task and the tokenizer."""
         config = self._config
         self._client = GeneratorClient(
-            self._generate,
+            self._services["policy"],
             max_batch=config.rollout.max_num_seqs,
-            replicas=lambda: self._services["policy"].serving if "policy" in self._services else 1,
             timeout_s=config.call_timeout_s,
-            open_session=self._open_session,
-            abort=self._abort,
         )
         policy = ChatPolicy(
             ChatTokenizer(self._model_path, thinking=config.model.thinking),
@@ -123,16 +120,7 @@ class RolloutActor(ServiceActor):
         if config.rollout.checkpoint_on_preemption:
             await on_termination(self._preempt)
 
-    # The handles are there before the first assignment.
-
-    async def _generate(self, *args: Any) -> Any:
-        return await self._services["policy"].generate_many.route(*args)
-
-    async def _abort(self, ids: Sequence[str]) -> None:
-        await self._services["policy"].query_replicas("abort", ids, timeout_s=ABORT_REPLY_TIMEOUT_S)
-
-    def _open_session(self, near: StickySession | None) -> StickySession:
-        return self._services["policy"].session(near=near, max_sessions=self._config.rollout.max_num_seqs)
+    # The services have sent their rosters before the first assignment.
 
     async def _evaluate(self, prompt: Sequence[ChatMessage], response: str, target: Any) -> float | None:
         reward: float | None = await self._services["reward"].evaluate_response.route(
@@ -147,31 +135,25 @@ class RolloutActor(ServiceActor):
     async def _keep_tokens(self, tokens: dict[TokenKey, TrajectoryTokens]) -> None:
         await self._services["trainer"].put_tokens.route(tokens)
 
-    def _use(self, name: str, roster: Roster) -> None:
-        if name in self._services:
-            self._services[name].update(roster)
-        else:
-            self._services[name] = ServiceHandle(roster)
-
     @concurrent_endpoint
     async def take_policy(self, roster: Roster) -> None:
         """Use these replicas of the policy from now on."""
-        self._use("policy", roster)
+        self._services["policy"].update(roster)
 
     @concurrent_endpoint
     async def take_reward(self, roster: Roster) -> None:
         """Use these replicas of the reward service from now on."""
-        self._use("reward", roster)
+        self._services["reward"].update(roster)
 
     @concurrent_endpoint
     async def take_dataset(self, roster: Roster) -> None:
         """Use this replica of the dataset from now on."""
-        self._use("dataset", roster)
+        self._services["dataset"].update(roster)
 
     @concurrent_endpoint
     async def take_trainer(self, roster: Roster) -> None:
         """Hand tokens to this start of the trainer's first rank from now on."""
-        self._use("trainer", roster)
+        self._services["trainer"].update(roster)
 
     @concurrent_endpoint
     async def take_servers(self, urls: Mapping[str, Sequence[str]]) -> None:
@@ -208,6 +190,11 @@ class RolloutActor(ServiceActor):
         if self._client is not None:
             await self._client.close()
         await tracing.flush()
+
+    @concurrent_endpoint
+    async def drain(self) -> None:
+        """Hand back all assignments, each with what is finished; no further one is played."""
+        await asyncio.gather(*(worker.preempt() for worker in self._workers.values()))
 
     def _preempt(self) -> None:
         self._exit_task = asyncio.ensure_future(self._hand_back_and_exit())

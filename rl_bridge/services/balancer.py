@@ -81,15 +81,15 @@ class Balancer:
     def __init__(
         self,
         service: str,
-        repeatable: frozenset[str],
-        wait_s: float,
+        repeatable: frozenset[str] = frozenset(),
+        wait_s: float = 0.0,
         *,
         on_gone: Callable[[ReplicaTarget, str], None] = lambda _target, _reason: None,
         on_suspect: Callable[[ReplicaTarget], None] = lambda _target: None,
     ) -> None:
         self._service = service
         self.repeatable = repeatable
-        self._wait_s = wait_s
+        self.wait_s = wait_s
         self._on_gone = on_gone
         self._on_suspect = on_suspect
         self._loads: dict[int, _TargetLoad] = {}
@@ -128,6 +128,11 @@ class Balancer:
         if self.holds(target):
             del self._loads[target.replica]
             self._changed.set()
+
+    async def wait_idle(self, target: ReplicaTarget) -> None:
+        """Wait until a target that gets no more calls has none in flight."""
+        while calls := self._calls_in_flight.get(key_of(target)):
+            await asyncio.wait(calls)
 
     def lose(self, key: Key, reason: str) -> None:
         """End the calls to a target whose process is gone, and send no more to it."""
@@ -194,18 +199,18 @@ class Balancer:
 
         Raises NoReplicaError after the deadline, or the failure passed to `fail`.
         """
-        pick = pick or self._pick_least_loaded
+        pick = pick or self.pick_least_loaded
         if (target := self._pick(pick)) is not None:
             return target
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(self.wait_s):
                 while (target := self._pick(pick)) is None:
                     self._changed.clear()
                     await self._changed.wait()
                 return target
         except TimeoutError as error:
             raise NoReplicaError(
-                f"expected a replica of {self._service} to serve within {self._wait_s:g} s, none did; "
+                f"expected a replica of {self._service} to serve within {self.wait_s:g} s, none did; "
                 "see its log for why it does not start, or give it longer (start_timeout_s)"
             ) from error
 
@@ -214,8 +219,11 @@ class Balancer:
             raise self._failure
         return pick()
 
-    def _pick_least_loaded(self) -> ReplicaTarget | None:
-        """Among equals, take the one picked longest ago; if all are suspended, the one whose suspension ends first."""
+    def pick_least_loaded(self) -> ReplicaTarget | None:
+        """Return the target with the fewest calls, among equals the one picked longest ago; None if there is none.
+
+        If all are suspended, it is the one whose suspension ends first.
+        """
         now, loads = time.monotonic(), self._loads.values()
         if available := [load for load in loads if load.suspended_until <= now]:
             return min(available, key=lambda load: (load.in_flight, load.last_pick)).target

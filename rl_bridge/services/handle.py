@@ -3,7 +3,6 @@
 import asyncio
 import inspect
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,14 +18,22 @@ class Fanout:
     failed: dict[int, Exception]
 
 
-class EndpointOwner(ABC):
-    """An object whose attributes are endpoints."""
+class EndpointOwner:
+    """An object whose attributes are the endpoints of a service, whose calls a balancer sends to replicas.
+
+    Attributes:
+        endpoints: The names that can be called.
+    """
 
     endpoints: frozenset[str] = frozenset()
-    """The names that can be called."""
 
-    @abstractmethod
-    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any: ...
+    def __init__(self, balancer: Balancer, endpoints: frozenset[str]) -> None:
+        self.endpoints = endpoints
+        self._balancer = balancer
+
+    def _pick(self) -> ReplicaTarget | None:
+        """Return the target that the next call goes to; None if there is none."""
+        return self._balancer.pick_least_loaded()
 
     async def _fan_out(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True
@@ -62,7 +69,7 @@ class Endpoint:
             NoReplicaError: No replica served within the deadline.
             RoleError: The service has exhausted its restart budget.
         """
-        return await self._owner._route(self._name, args, kwargs)
+        return await self._owner._balancer.route(self._name, args, kwargs, self._owner._pick)
 
     async def fanout(self, *args: Any, **kwargs: Any) -> Fanout:
         """Call it on all serving replicas; the result has the values and the failures.
@@ -84,18 +91,18 @@ class Roster:
     """The replicas that serve at one moment; it is sent between processes.
 
     Attributes:
-        epoch: Grows with every change; the higher one is the newer.
+        epoch: Grows with every change; the higher one is the newer. The first that a service sends has 1 or more.
         repeatable: Endpoints that are retried if a replica is lost.
         wait_s: Seconds that a call waits while no replica serves.
         lost: Recently lost starts of replicas, whose calls in flight are to be ended.
     """
 
     service: str
-    epoch: int
-    endpoints: frozenset[str]
-    repeatable: frozenset[str]
-    wait_s: float
-    targets: tuple[ReplicaTarget, ...]
+    epoch: int = 0
+    endpoints: frozenset[str] = frozenset()
+    repeatable: frozenset[str] = frozenset()
+    wait_s: float = 0.0
+    targets: tuple[ReplicaTarget, ...] = ()
     lost: tuple[Key, ...] = ()
 
     def of_first_ranks(self) -> "Roster":
@@ -124,8 +131,7 @@ class StickySession(EndpointOwner):
         near: "StickySession | None" = None,
         max_sessions: int = sys.maxsize,
     ) -> None:
-        self._balancer = balancer
-        self.endpoints = endpoints
+        super().__init__(balancer, endpoints)
         self._near = near
         self._max_sessions = max_sessions
         self._target: ReplicaTarget | None = None
@@ -135,7 +141,7 @@ class StickySession(EndpointOwner):
     @property
     def replica(self) -> int | None:
         """The id of the replica that the next call goes to; None if none serves."""
-        target = self._bind()
+        target = self._pick()
         return None if target is None else target.replica
 
     def close(self) -> None:
@@ -145,11 +151,11 @@ class StickySession(EndpointOwner):
             self._balancer.release_session(self._target)
             self._target = None
 
-    def _bind(self) -> ReplicaTarget | None:
+    def _pick(self) -> ReplicaTarget | None:
         current, balancer = self._target, self._balancer
         if current is not None and balancer.holds(current) and not balancer.is_suspended(current.replica):
             return current
-        near = None if self._near is None else self._near._bind()
+        near = None if self._near is None else self._near._pick()
         target = self._balancer.bind_session(near, self._max_sessions)
         if target is not None and self._closed:
             self._balancer.release_session(target)
@@ -160,16 +166,9 @@ class StickySession(EndpointOwner):
             self._target = target
         return target
 
-    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return await self._balancer.route(name, args, kwargs, self._bind)
-
 
 class BalancedEndpoints(EndpointOwner):
     """An object whose calls a balancer spreads over replicas."""
-
-    def __init__(self, balancer: Balancer, endpoints: frozenset[str]) -> None:
-        self.endpoints = endpoints
-        self._balancer = balancer
 
     @property
     def serving(self) -> int:
@@ -199,50 +198,59 @@ class BalancedEndpoints(EndpointOwner):
             if not isinstance(reply, BaseException)
         }
 
-    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return await self._balancer.route(name, args, kwargs)
-
 
 class ServiceHandle(BalancedEndpoints):
     """Routes calls to a service's replicas from any process.
 
     Loads count this handle's own calls only. The controller sends new rosters to `update`; between two rosters, a
-    replica whose process turns out to be gone is left out.
+    replica whose process turns out to be gone is left out. It may begin with `Roster(name)`, of which nobody serves.
     """
 
     def __init__(self, roster: Roster) -> None:
-        balancer = Balancer(roster.service, roster.repeatable, roster.wait_s)
-        super().__init__(balancer, roster.endpoints)
-        self._epoch = roster.epoch
-        balancer.replace(roster.targets)
+        super().__init__(Balancer(roster.service), roster.endpoints)
+        self._epoch = -1
+        self.update(roster)
 
     def update(self, roster: Roster) -> None:
         """Use a roster, unless it is older than the current one."""
         if roster.epoch > self._epoch:
-            self._epoch = roster.epoch
+            self._epoch, self.endpoints = roster.epoch, roster.endpoints
+            self._balancer.repeatable, self._balancer.wait_s = roster.repeatable, roster.wait_s
             self._balancer.replace(roster.targets)
             for key in roster.lost:
                 self._balancer.lose(key, "the controller says that it is gone")
 
 
-class LocalService(EndpointOwner):
+@dataclass(slots=True, frozen=True)
+class LocalTarget:
+    """An object of this process as the only replica of a service."""
+
+    wrapped: object
+    replica: int = 0
+    incarnation: int = 1
+
+    async def call(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Call a method, and await what it returns if it can be awaited."""
+        value = getattr(self.wrapped, name)(*args, **kwargs)
+        return await value if inspect.isawaitable(value) else value
+
+    def first_rank(self) -> "LocalTarget":
+        """Return itself: it is one process."""
+        return self
+
+
+class LocalService(BalancedEndpoints):
     """Wraps a local object as a service: its public methods get `.route` and `.fanout`; its only replica has id 0."""
 
     def __init__(self, wrapped: object) -> None:
-        self._wrapped = wrapped
         kind = type(wrapped)
         public = (name for name in dir(kind) if not name.startswith("_"))
-        self.endpoints = frozenset(name for name in public if callable(getattr(kind, name)))
-
-    async def _route(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        value = getattr(self._wrapped, name)(*args, **kwargs)
-        return await value if inspect.isawaitable(value) else value
+        super().__init__(
+            Balancer(kind.__name__), frozenset(name for name in public if callable(getattr(kind, name)))
+        )
+        self._balancer.add(LocalTarget(wrapped))
 
     async def _fan_out(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, wait: bool = True
     ) -> Fanout:
-        return Fanout({0: await self._route(name, args, kwargs)}, {})
-
-    async def query_replicas(self, name: str, *, timeout_s: float) -> dict[int, Any]:
-        """Call an endpoint and return its reply by replica; see `BalancedEndpoints.query_replicas`."""
-        return {0: await self._route(name, (), {})}
+        return Fanout({0: await self._balancer.route(name, args, kwargs, self._pick)}, {})

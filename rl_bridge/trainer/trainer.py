@@ -81,7 +81,7 @@ class Trainer:
                 max_length=settings.config.rollout.max_length,
                 trainable=True,
                 device=device,
-                tensor_parallel=config.tensor_parallel,
+                parallel=config.parallel,
                 chunk=config.tokens_per_chunk,
                 activation_checkpointing=config.activation_checkpointing,
                 compile=config.compile,
@@ -94,7 +94,7 @@ class Trainer:
         self._optimizer = Optimization(self._model, config, learning_rate=config.learning_rate)
         self.version: PolicyVersion = 0
         self._checkpoints = Checkpoints(settings.folder, timeout_s=config.timeout_s)
-        self._parts = PartScatter(config.tensor_parallel, timeout_s=config.timeout_s)
+        self._parts = PartScatter(config.parallel.tp, timeout_s=config.timeout_s)
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
         self._offload = Offload()
@@ -179,7 +179,7 @@ class Trainer:
     def divide(self, batch: TrainBatch) -> list[RankBatch]:
         """Divide an iteration's loss tokens, on the first rank alone: a part for each rank that shares the data."""
         parts = rank_batches(batch, self._settings, version=self.version, ranks=self._rank.count)
-        return parts[:: self._settings.config.trainer.tensor_parallel]
+        return parts[:: self._settings.config.trainer.parallel.tp]
 
     def receive(self, parts: Sequence[RankBatch] | BridgeError | None) -> RankBatch:
         """Return this rank's part of what the first rank has divided; see `PartScatter`."""

@@ -70,6 +70,7 @@ class Supervisor:
         self._columns = max(1, len(plan.settings.tokens))  # one per possible caller
         self._stopping = asyncio.Event()
         self._forced = asyncio.Event()
+        self._cordoned = False
         self._status = 0
         self._interrupts = 0
 
@@ -110,6 +111,7 @@ class Supervisor:
                 )
                 for index in range(plan.workers)
             ]
+            loop.add_signal_handler(signal.SIGUSR1, self._cordon, workers)
             keepers = [asyncio.create_task(self._keep_running(worker, table)) for worker in workers]
             await asyncio.wait(
                 [asyncio.create_task(self._stopping.wait()), *keepers], return_when=asyncio.FIRST_COMPLETED
@@ -125,6 +127,12 @@ class Supervisor:
                 os.close(end)
             shutil.rmtree(folder, ignore_errors=True)
         return self._status
+
+    def _cordon(self, workers: Sequence[_Worker]) -> None:
+        """Have the workers refuse new sessions, as SIGUSR1 does, those that are restarted later included."""
+        self._cordoned = True
+        for worker in workers:
+            worker.signal(signal.SIGUSR1)
 
     def _on_signal(self, number: int) -> None:
         self._stopping.set()
@@ -207,6 +215,8 @@ class Supervisor:
 
     def _listen(self, worker: _Worker, ready: int) -> None:
         worker.listen(ready)
+        if worker.output == READY and self._cordoned:
+            worker.signal(signal.SIGUSR1)
         if worker.output == READY and self._on_started is not None:
             on_started, self._on_started = self._on_started, None
             on_started()

@@ -211,7 +211,7 @@ def _assemble(plan: WorkerPlan) -> "Assembled":
         peers=UnixPeers(plan.private_socket, settings.step_timeout_s),
         find_free_worker=slots.find_free_worker,
     )
-    return Assembled(Guard(forwarder, settings), app.drain, app.collect_refusals())
+    return Assembled(Guard(forwarder, settings), app.drain, app.collect_refusals(), app.cordon)
 
 
 if __name__ == "__main__":

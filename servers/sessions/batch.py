@@ -9,8 +9,9 @@ from time import perf_counter
 from typing import Any, Final
 
 from openenv_core import Observation
+from openenv_core.pending import Pending
 from openenv_core.protocol.errors import SESSION_ERROR, VALIDATION_ERROR, RefusalError
-from servers.execution import EnvironmentCall, Pending
+from servers.execution import EnvironmentCall
 from servers.sessions.queue import REQUEST_WAIT_S, Notify, Ticket
 from servers.sessions.session import EnvironmentSession
 from servers.sessions.slots import SessionBusyError, UnknownSessionError

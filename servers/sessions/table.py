@@ -16,6 +16,7 @@ from openenv_core.protocol.errors import (
 )
 from servers.execution import FATAL, Executor, Factory, keep, name_of
 from servers.metrics import ServerMetrics
+from servers.seats import SeatEnvironment
 from servers.sessions.queue import REQUEST_WAIT_S, Notify, SlotQueue, Ticket
 from servers.sessions.session import Attachment, EnvironmentSession, Phase, Slot
 from servers.sessions.slots import DeadlineExceededError, SessionSlots, UnknownSessionError
@@ -408,6 +409,8 @@ class SessionTable:
                     raise RefusalError(FACTORY_ERROR, text, {"factory_name": name})
                 if state is not None:
                     await state.restore(runner)
+            if isinstance(runner.environment, SeatEnvironment):  # a player that stalls holds no slot
+                runner.environment.on_absence = lambda: self.drop(session)
             self.metrics.counts.opened_sessions += 1
             return session
         except BaseException as error:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from pydantic import ConfigDict
 from subjects import Go, Here, Loose, Seen, Walk, WalkState, folder_with, look, run, walk
 
-from openenv_core import Environment, EnvironmentMetadata, Observation, State
+from openenv_core import Environment, EnvironmentMetadata, EpisodeOverError, Observation, State
 from openenv_core.checker.check import CheckLevel, checks
 from openenv_core.checker.results import Status
 from openenv_core.tools import (
@@ -71,6 +71,34 @@ def seen_with(name: str, value: Any) -> type[Walk]:
     return after_step(lambda _, seen: setattr(seen, name, value))
 
 
+def after_end(answer: Callable[[Walk], Seen]) -> type[Walk]:
+    """A walk that answers a step after the end."""
+
+    class Answers(Walk):
+        def step(self, action: Go) -> Seen:
+            try:
+                return super().step(action)
+            except EpisodeOverError:
+                return answer(self)
+
+    return Answers
+
+
+def with_state(**values: Any) -> Callable[[Walk, Seen], Seen]:
+    """Return a change that sets fields of the state."""
+
+    def change(env: Walk, seen: Seen) -> Seen:
+        env._state = env._state.model_copy(update=values)
+        return seen
+
+    return change
+
+
+class OneId(Walk):
+    def reset(self, *, seed: int | None = None, episode_id: str | None = None) -> Seen:
+        return super().reset(seed=seed, episode_id=episode_id or "always")
+
+
 SaysText = seen_with("place", "here")
 
 
@@ -128,6 +156,17 @@ def unhealthy() -> Any:
         ("observations_follow_schema", walk(SaysText), "'here' at $.place"),
         ("states_follow_schema", walk(StateOfText), "'here' at $.place"),
         ("episode_ends", walk(Endless), "within 20 steps"),
+        ("episodes_by_hand", walk(after_end(lambda env: env.reset())), "got done=False"),
+        ("episodes_by_hand", walk(after_end(lambda _: Seen(done=True, reward=1.0))), "the reward 1.0"),
+        (
+            "episodes_by_hand",
+            walk(after_end(lambda env: with_state(episode_id="new")(env, Seen(done=True)))),
+            "got the episode 'new'",
+        ),
+        ("episodes_by_hand", walk(after_step(with_state(step_count=0))), "got 0"),
+        ("episodes_by_hand", walk(after_reset(with_state(step_count=3))), "step_count 0"),
+        ("episodes_by_hand", walk(after_reset(with_state(episode_id="own"))), "['own', 'own', 'own']"),
+        ("episodes_by_hand", walk(OneId), "['always', 'always', 'ropewalk-validate']"),
         ("state_is_only_read", walk(StateMoves), "other values of place"),
         ("state_is_only_read", walk(StateCosts), "got another"),
         ("invalid_action_refused", walk(action=Loose), "got an observation"),

@@ -1,8 +1,9 @@
 """What the base guarantees of a class that does not write its own `state`."""
 
 import asyncio
+import gc
 import random
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,8 @@ class Rolls(State):
 
 class Dice(Environment[Guess, Face, Rolls]):
     def reset(self, *, sides: int = 6) -> Face:
+        if sides < 2:
+            raise InvalidResetOptionError(f"a die has no {sides} sides")
         self.state.sides = sides
         self.secret = self.rng.randint(1, sides)
         return Face(hint=f"1 to {sides}")
@@ -92,6 +95,7 @@ def test_steps_before_the_first_reset_and_after_the_end_are_refused() -> None:
     ("options", "said"),
     [
         ({"edges": 6}, "no reset options but seed, episode_id and sides, got edges"),
+        ({"sides": 1}, "a die has no 1 sides"),
         ({"sides": "many"}, "sides: Input should be a valid integer"),
         ({"seed": -1}, "integer >= 0 or null for the seed"),
         ({"episode_id": 5}, "text or null for the episode_id"),
@@ -214,6 +218,21 @@ def test_calls_of_tools_are_steps_and_lists_are_none() -> None:
     assert adder.state.step_count == 2
     with pytest.raises(EpisodeOverError):
         adder.step(CallToolAction(tool_name="submit", arguments={"total": 1}))
+
+
+def test_a_call_that_is_closed_before_it_starts_is_no_step_and_no_warning() -> None:
+    adder = Adder()
+    reset(adder)
+    for call in (
+        adder.step(CallToolAction(tool_name="wait")),
+        adder.call_tool("wait", {}, SILENT),
+    ):
+        assert isinstance(call, Coroutine)
+        call.close()
+        del call
+        gc.collect()  # of a coroutine that was never awaited, Python warns here
+    assert adder.state.step_count == 0
+    assert asyncio.run(adder.step(CallToolAction(tool_name="wait"))).result == 1
 
 
 class ByHand(Dice):

@@ -1,5 +1,6 @@
 """What a command's target is, and that a misspelt one never waits for an engine."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -89,6 +90,10 @@ def test_engine_is_asked_last(
     ]
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     with pytest.raises(ConfigurationError, match="no Docker engine answers"):
+        target_of("team/game:1")
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "docker", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'ropewalk\[docker\]'"):
         target_of("team/game:1")
 
 

@@ -52,6 +52,7 @@ def descriptors():
         ("x = 2\nimport os; os._exit(7)", None, "killed", 7),
         ("x = 2\nimport ctypes; ctypes.string_at(0)", None, "killed", 139),
         (f"x = 2\n{SWALLOWS}", 0.3, "timeout", 124),
+        (f"x = 2\nimport os; os.fork()\n{SWALLOWS}", 0.3, "timeout", 124),
     ],
 )
 async def test_kill_undoes_only_the_killed_execution(
@@ -295,11 +296,12 @@ async def test_an_answer_of_a_process_that_is_killed_at_the_same_time_costs_no_o
 async def test_processes_that_code_forks_cost_the_server_no_descriptors(session: SandboxSession) -> None:
     code = (
         "import os, time\nfor _ in range(16):\n  if not os.fork():\n"
-        "    os.write(3, bytes(8))\n    os.write(1, b'x')\n    time.sleep(60)\ntime.sleep(60)"
+        "    os.write(3, bytes(8))\n    os.write(1, b'x')\n    time.sleep(60)\n"
+        "os.write(1, b'x')\ntime.sleep(60)"  # before this, a hook of fork() could swallow the interrupt
     )
     worker = worker_of(session)
     running = asyncio.create_task(session.execute(code, timeout_s=60.0))
-    await until(lambda: worker._stdout._total == 16)
+    await until(lambda: worker._stdout._total == 17)
     assert len(worker.processes._held) == 2  # one has the state before, the other runs the code
     session.interrupt()
     done = await running

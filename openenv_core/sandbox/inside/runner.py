@@ -166,6 +166,10 @@ class BranchingRunner(RequestRunner):
     def __init__(self, control: socket.socket, outputs_bytes: int) -> None:
         super().__init__(control, outputs_bytes)
         self._branches: list[int] = []
+        self._done: int | None = (
+            None  # while a request runs here: the pipe to the process with the state before it
+        )
+        os.register_at_fork(after_in_child=self._close_done)
 
     def execute(self, request: dict[str, Any], descriptors: list[int]) -> None:
         """Execute a request in a fork, which takes over; or make branches."""
@@ -184,10 +188,12 @@ class BranchingRunner(RequestRunner):
             os.close(done)
             random.setstate(randomness)
             self.interrupts.reset()
+            self._done = done_writer
             self.control.sendall(frames.FORK_NOTICE)
             answer = self.answer(request)
-            os.write(done_writer, _DONE)
-            os.close(done_writer)
+            if self._done is not None:
+                os.write(self._done, _DONE)
+            self._close_done()
             self.control.sendall(answer)
             return
         os.close(done_writer)
@@ -200,6 +206,12 @@ class BranchingRunner(RequestRunner):
         exit_code = 128 - ended if ended < 0 else ended
         rolled_back = _empty_answer(request) | {"status": "rolled_back", "exit_code": exit_code}
         self.control.sendall(frames.pack_answer(rolled_back, []))
+
+    def _close_done(self) -> None:
+        """Close the pipe; a process that the code forks, and which held it open, would hide the end of this one."""
+        if self._done is not None:
+            os.close(self._done)
+            self._done = None
 
     def _branch(self, request: dict[str, Any], descriptors: list[int]) -> None:
         # Branches that have ended count towards the session's processes until they are waited for.

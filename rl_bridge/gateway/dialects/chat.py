@@ -37,8 +37,9 @@ class ChatDialect(Dialect):
             role = item.get("role")
             content = join_parts(item.get("content"), _TEXTS, f"a message of the role {role!r:.20}")
             if role in ("tool", "function"):
-                name = names.find(item.get("tool_call_id")) or str(item.get("name") or "")
-                messages.append(Message(role="tool", content=content, name=name))
+                messages.append(
+                    names.make_result(item.get("tool_call_id"), content, str(item.get("name") or ""))
+                )
             elif role in _ROLES:
                 calls = tuple(map(_read_call, as_list(item.get("tool_calls"), "tool_calls")))
                 names.add(calls)

@@ -140,7 +140,7 @@ def _read_user(blocks: list[Mapping[str, Any]], names: CallNames) -> Iterator[Me
             texts.append(block)
             continue
         content = join_parts(block.get("content"), _TEXTS, "a tool's result")
-        yield Message(role="tool", content=content, name=names.find(block.get("tool_use_id")))
+        yield names.make_result(block.get("tool_use_id"), content)
     if texts:
         yield Message(role="user", content=join_parts(texts, _TEXTS, "a message of the user"))
 

@@ -95,7 +95,7 @@ def _read_item(item: Mapping[str, Any], names: CallNames) -> Message | None:
         return Message(role="assistant", content="", calls=(call,))
     if kind == "function_call_output":
         content = join_parts(item.get("output"), _TEXTS, "a tool's result")
-        return Message(role="tool", content=content, name=names.find(item.get("call_id")))
+        return names.make_result(item.get("call_id"), content)
     if kind == "reasoning":
         return None
     raise GatewayError(

@@ -89,3 +89,22 @@ async def break_down(run: AgentRun) -> None:
 async def never_end(run: AgentRun) -> None:
     await call_once(run)
     await asyncio.sleep(3600)
+
+
+async def ask_aside(run: AgentRun) -> None:
+    """Asks for a title beside its chat, which it then continues."""
+    async with httpx.AsyncClient(
+        base_url=run.url, headers={"authorization": f"Bearer {run.key}"}, timeout=60
+    ) as http:
+
+        async def ask(*messages: Any) -> Any:
+            reply = await http.post(
+                "/v1/chat/completions", json={"messages": messages, "tools": list(run.functions)}
+            )
+            return reply.raise_for_status().json()["choices"][0]["message"]
+
+        chat = [*run.messages, await ask(*run.messages)]
+        await ask({"role": "user", "content": "a title"})
+        chat.append({"role": "user", "content": "go on"})
+        chat += [await ask(*chat), {"role": "user", "content": "and on"}]
+        await ask(*chat)

@@ -11,7 +11,8 @@ import pytest
 from tool_fixtures import END, PieceTokenizer, calling, chat_tokenizer
 
 from rl_bridge.gateway.app import Gateway, GatewayServer
-from rl_bridge.gateway.episode import CallSettings, GatewayEpisode, ToolPort
+from rl_bridge.gateway.episode import CallSettings, ToolPort
+from rl_bridge.gateway.sampled import SampledEpisode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.tokens.arrays import TrajectoryTokens
 from rl_bridge.tokens.conversation import training_rows
@@ -120,15 +121,17 @@ class Stage:
         )
         return self._server.url
 
-    def open(self, tools: ToolPort | None = None, **settings: Any) -> GatewayEpisode:
-        return self.gateway.open(self.policy, CallSettings(**settings), tools)
+    def open(self, tools: ToolPort | None = None, **settings: Any) -> SampledEpisode:
+        episode = SampledEpisode(self.policy, CallSettings(**settings), tools)
+        self.gateway.open(episode)
+        return episode
 
-    async def post(self, episode: GatewayEpisode, path: str, body: Any, **headers: str) -> httpx.Response:
+    async def post(self, episode: SampledEpisode, path: str, body: Any, **headers: str) -> httpx.Response:
         return await self.http.post(
             path, json=body, headers={"authorization": f"Bearer {episode.key}", **headers}
         )
 
-    async def chat(self, episode: GatewayEpisode, messages: Any, **options: Any) -> Any:
+    async def chat(self, episode: SampledEpisode, messages: Any, **options: Any) -> Any:
         """Return the message that a chat is answered with."""
         response = await self.post(
             episode, "/v1/chat/completions", {"model": "m", "messages": messages, **options}
@@ -136,7 +139,7 @@ class Stage:
         assert response.status_code == 200, response.text
         return response.json()["choices"][0]["message"]
 
-    def texts(self, episode: GatewayEpisode) -> list[str]:
+    def texts(self, episode: SampledEpisode) -> list[str]:
         """Return each training row as text, with everything that is trained in brackets."""
         return [self._mark(row) for row in rows_of(episode)]
 
@@ -148,7 +151,7 @@ class Stage:
         return out + "]" * inside
 
 
-def rows_of(episode: GatewayEpisode) -> list[TrainSample]:
+def rows_of(episode: SampledEpisode) -> list[TrainSample]:
     """Return the training rows, which are the same as those that a worker hands to the trainer as arrays."""
     trajectory = Trajectory(seed=0, turns=episode.turns(), ending=Ending.COMPLETED, reward=0.0)
     rows = training_rows(trajectory, advantage=1.0, index=0)
@@ -160,7 +163,7 @@ def rows_of(episode: GatewayEpisode) -> list[TrainSample]:
     return rows
 
 
-def trained(episode: GatewayEpisode) -> list[tuple[list[int], list[float]]]:
+def trained(episode: SampledEpisode) -> list[tuple[list[int], list[float]]]:
     """Return the tokens of each trained answer with their log-probabilities, sorted by these."""
     found: list[tuple[list[int], list[float]]] = []
     for row in rows_of(episode):

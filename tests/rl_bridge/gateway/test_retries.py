@@ -8,7 +8,7 @@ import pytest
 from gateway_fixtures import Stage, trained, user
 
 from rl_bridge.errors import GeneratorError
-from rl_bridge.gateway.episode import GatewayEpisode
+from rl_bridge.gateway.sampled import SampledEpisode
 
 Make = Callable[..., Stage]
 ASK = {"model": "m", "messages": [user("a")]}
@@ -19,11 +19,11 @@ def answers(play: Stage, *numbers: int) -> list[list[int]]:
     return [list(play.generator.sampled[number].tokens) for number in numbers]
 
 
-def learned(episode: GatewayEpisode) -> list[list[int]]:
+def learned(episode: SampledEpisode) -> list[list[int]]:
     return [tokens for tokens, _ in trained(episode)]
 
 
-async def said(play: Stage, episode: GatewayEpisode, **headers: str) -> Any:
+async def said(play: Stage, episode: SampledEpisode, **headers: str) -> Any:
     return (await play.post(episode, CHAT, ASK, **headers)).json()
 
 

@@ -9,7 +9,7 @@ import pytest
 from gateway_fixtures import ADD, TOOLS, Stage, trained, user
 from missing import require
 
-from rl_bridge.gateway.episode import GatewayEpisode
+from rl_bridge.gateway.sampled import SampledEpisode
 
 pytestmark = pytest.mark.slow
 
@@ -22,7 +22,7 @@ SCRIPT = [f"{THOUGHT}I add. {ADD}\n{ADD}", "It is 3."]
 FUNCTION = TOOLS[0]["function"]
 
 
-def check(play: Stage, episode: GatewayEpisode) -> None:
+def check(play: Stage, episode: SampledEpisode) -> None:
     """One row, with all that was sampled."""
     (row,) = play.texts(episode)
     assert [tokens for tokens, _ in trained(episode)] == [list(one.tokens) for one in play.generator.sampled]

@@ -21,6 +21,7 @@ from completions_server import MODEL, VOCABULARY, StandIn, completions_server
 
 from rl_bridge.cli import gateway
 from rl_bridge.config import RolloutConfig
+from rl_bridge.errors import ConfigError
 from rl_bridge.gateway.app import GatewayServer
 from rl_bridge.gateway.episode import CallSettings
 from rl_bridge.gateway.service import GatewayService
@@ -28,6 +29,12 @@ from rl_bridge.gateway.upstream import upstream_policy
 from rl_bridge.generator.endpoint import Endpoint
 
 ASK = {"messages": [{"role": "user", "content": "a"}]}
+
+
+TEXT_ALONE = json.dumps(
+    {"data": [{"id": MODEL}], "choices": [{"text": "a", "finish_reason": "stop"}]}
+).encode()
+"""As its list of models, and as every answer."""
 
 
 class SmallTokenizer(PieceTokenizer):
@@ -47,7 +54,7 @@ async def serving(
 ) -> AsyncIterator[tuple[GatewayService, httpx.AsyncClient]]:
     server.behaviour.max_model_len = None
     endpoint = Endpoint(url=server.url, model=MODEL)
-    rollout = RolloutConfig(max_length=400, max_new_tokens=12, generate_timeout_s=20.0)
+    rollout = RolloutConfig(max_length=400, max_new_tokens=12, temperature=0.8, generate_timeout_s=20.0)
     async with upstream_policy(endpoint, chat_tokenizer(monkeypatch, SmallTokenizer()), rollout) as policy:
         service = GatewayService(policy, CallSettings(temperature=0.8), traces)
         listener = GatewayServer(service.gateway)
@@ -124,13 +131,22 @@ async def test_command_serves_and_says_where(
     assert "expected --port from 0" in capsys.readouterr().err
 
 
-async def test_server_whose_log_probabilities_lack_the_temperature_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        ({"processed": False}, "--logprobs-mode processed_logprobs"),
+        (
+            {"content": TEXT_ALONE},
+            "expected the 5 most likely tokens with an answer from the server, got none",
+        ),
+    ],
+)
+async def test_server_that_lacks_what_training_needs_is_refused_before_any_call(
+    monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, Any], message: str
 ) -> None:
     with completions_server() as server:
-        server.behaviour.processed = False
-        async with serving(server, monkeypatch) as (service, http):
-            key = (await http.post("/episodes", headers=bearer(service.key))).json()["key"]
-            reply = await http.post("/v1/chat/completions", json=ASK, headers=bearer(key))
-    assert reply.status_code == 503
-    assert "--logprobs-mode processed_logprobs" in reply.json()["error"]["message"]
+        for name, value in behaviour.items():
+            setattr(server.behaviour, name, value)
+        with pytest.raises(ConfigError, match=message):
+            async with serving(server, monkeypatch):
+                raise AssertionError("served")

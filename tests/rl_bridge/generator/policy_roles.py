@@ -14,17 +14,17 @@ class BreakablePolicy(PolicyActor):
     @concurrent_endpoint
     async def break_engine(self) -> None:
         """Its next step raises."""
-        self._replica._engine._llm._engine.step = _break
+        self._engine._llm._engine.step = _break
 
     @concurrent_endpoint
     async def break_load(self) -> None:
         """Replacing its weights raises half-way."""
-        self._replica._engine._llm._engine.collective_rpc = _break
+        self._engine._llm._engine.collective_rpc = _break
 
     @concurrent_endpoint
     async def hang_engine(self) -> None:
         """Its next step does not end."""
-        self._replica._engine._llm._engine.step = _hang
+        self._engine._llm._engine.step = _hang
 
 
 def _break(*_: Any, **__: Any) -> None:

@@ -1,5 +1,6 @@
 """Generators answer from base and adapters as the trainer has them, sent merged or by themselves."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from generator_fixtures import MAX_LENGTH, WAIT_S, prompts
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import Config, LoraConfig
 from rl_bridge.tokens.conversation import training_rows
-from rl_bridge.types import Ending, SamplingSettings, Trajectory, Turn
+from rl_bridge.types import Completion, Ending, SamplingSettings, Trajectory, Turn
 from rl_bridge.weights import WeightStore
 from tests.rl_bridge.trainer.trainer_ranks import settings
 from tests.rl_bridge.weights.store_stage import Directory
@@ -59,15 +60,18 @@ async def test_generators_sample_from_what_the_trainer_has_trained(
     await replica.setup()
     batch_prompts = prompts(24)
 
+    async def complete(sampling: SamplingSettings) -> list[Completion]:
+        return await asyncio.wrap_future(replica.engine.generate(batch_prompts, sampling))
+
     async def played() -> tuple[TrainBatch, float]:
-        answers = await replica.generate_many(batch_prompts, SAMPLING)
+        answers = await complete(SAMPLING)
         samples = []
         for number, (prompt, answer) in enumerate(zip(batch_prompts, answers, strict=True)):
             turns = [Turn(prompt=prompt, completion=answer)]
             trajectory = Trajectory(seed=0, turns=turns, ending=Ending.COMPLETED, reward=0.0)
             samples += training_rows(trajectory, advantage=1.0 if number % 2 else -1.0, index=number)
         batch = TrainBatch.from_samples(samples)
-        assert set(batch.versions) == {replica.version()}
+        assert set(batch.versions) == {replica.engine.version}
         off = float(np.abs(trainer.logprobs(batch) - batch.old_logprobs).max())
         return batch, off
 
@@ -87,13 +91,13 @@ async def test_generators_sample_from_what_the_trainer_has_trained(
             assert off <= BAR
         assert np.abs(first - first.mean()).max() > BAR
         greedy = SamplingSettings(temperature=0.0, max_new_tokens=6)
-        adapted = [answer.tokens for answer in await replica.generate_many(batch_prompts, greedy)]
+        adapted = [answer.tokens for answer in await complete(greedy)]
         assert await loaded_adapters(replica, engine) == ({2} if push == "adapter" else set())
         await replica.update_weights(0)  # as a run does that goes back to its beginning
         assert await loaded_adapters(replica, engine) == set()
-        assert [answer.tokens for answer in await replica.generate_many(batch_prompts, greedy)] != adapted
+        assert [answer.tokens for answer in await complete(greedy)] != adapted
         await replica.update_weights(2)
-        assert [answer.tokens for answer in await replica.generate_many(batch_prompts, greedy)] == adapted
+        assert [answer.tokens for answer in await complete(greedy)] == adapted
     finally:
         await replica.close()
         await store.close()
@@ -104,6 +108,6 @@ async def loaded_adapters(replica: Any, engine: str) -> set[int]:
     if not replica._config.pushed_adapter:
         return set()
     if engine == "vllm":
-        return set(replica._engine._llm._engine.list_loras())
-    listed = replica._engine._submit(replica._engine._llm.list_loras())
+        return set(replica.engine._llm._engine.list_loras())
+    listed = replica.engine._submit(replica.engine._llm.list_loras())
     return set(listed.result(WAIT_S))

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from rl_bridge.errors import GeneratorError, PromptRefusedError
 from rl_bridge.generator.client import MAX_TOKENS_PER_CALL, GeneratorClient
-from rl_bridge.services.handle import Roster, ServiceHandle, StickySession
+from rl_bridge.services.handle import LocalService, Roster, ServiceHandle, StickySession
 from rl_bridge.types import Completion, SamplingSettings
 
 WARM = SamplingSettings(temperature=1.0, max_new_tokens=1)
@@ -32,7 +33,7 @@ class FakeEngine:
     async def abort(self, ids: list[str]) -> None:
         self.aborted += ids
 
-    async def __call__(
+    async def generate_many(
         self,
         prompts: list[Sequence[int]],
         sampling: SamplingSettings,
@@ -87,7 +88,7 @@ def answers(completions: Sequence[Completion]) -> list[int]:
 
 async def test_prompts_gather_while_calls_are_under_way() -> None:
     engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=64, max_calls=2)
+    client = GeneratorClient(LocalService(engine), max_batch=64, max_calls=2)
     engine.open.clear()
     tasks = ask(client, 0)
     await settle()
@@ -102,7 +103,7 @@ async def test_prompts_gather_while_calls_are_under_way() -> None:
     assert engine.sizes == [1, 1, 28]
     assert engine.most_under_way == 2
     # A call carries no more than it may.
-    client = GeneratorClient(engine, max_batch=8, max_calls=2)
+    client = GeneratorClient(LocalService(engine), max_batch=8, max_calls=2)
     assert answers(await asyncio.gather(*ask(client, *range(20)))) == list(range(20))
     assert engine.sizes[3:] == [8, 8, 4]
     assert engine.most_under_way == 2
@@ -110,7 +111,7 @@ async def test_prompts_gather_while_calls_are_under_way() -> None:
 
 async def test_settings_are_never_mixed_and_seeds_travel_with_their_prompts() -> None:
     engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=64)
+    client = GeneratorClient(LocalService(engine), max_batch=64)
     tasks = ask(client, 0, 1, 2) + ask(client, 3, 4, sampling=GREEDY) + ask(client, 5)
     assert answers(await asyncio.gather(*tasks)) == list(range(6))
     by_settings = {number: sampling for prompts, sampling in engine.calls for (number,) in prompts}
@@ -125,8 +126,9 @@ async def test_settings_are_never_mixed_and_seeds_travel_with_their_prompts() ->
 
 async def test_every_replica_gets_its_share() -> None:
     engine = FakeEngine()
-    replicas = 3
-    client = GeneratorClient(engine, max_batch=64, max_calls=2, replicas=lambda: replicas)
+    replicas = [Replica(number, engine) for number in range(3)]
+    handle = ServiceHandle(policy_roster(1, *replicas))
+    client = GeneratorClient(handle, max_batch=64, max_calls=2)
     engine.open.clear()
     tasks = ask(client, *range(48))
     await settle()
@@ -136,16 +138,21 @@ async def test_every_replica_gets_its_share() -> None:
     tasks += ask(client, *range(98, 100))
     await settle()
     assert engine.sizes == [16, 16, 16, 50, 2]
-    replicas = 1  # two are lost: their calls come back, but for a while no more go out than one can take
+    handle.update(
+        policy_roster(2, replicas[0])
+    )  # their calls come back, but no more go out than one can take
     engine.open.set()
     assert answers(await asyncio.gather(*tasks)) == list(range(100))
-    replicas = 0  # a call goes out all the same, and waits for one
-    assert answers(await asyncio.gather(*ask(client, *range(5)))) == list(range(5))
+    handle.update(policy_roster(3))
+    tasks = ask(client, *range(5))  # a call goes out all the same, and waits for one
+    await settle()
+    handle.update(policy_roster(4, replicas[1]))
+    assert answers(await asyncio.gather(*tasks)) == list(range(5))
 
 
 async def test_long_answers_travel_in_smaller_calls_and_more_of_them() -> None:
     engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=8, max_calls=2)
+    client = GeneratorClient(LocalService(engine), max_batch=8, max_calls=2)
     engine.open.clear()
     long = SamplingSettings(temperature=1.0, max_new_tokens=MAX_TOKENS_PER_CALL // 2)
     longer = SamplingSettings(temperature=1.0, max_new_tokens=MAX_TOKENS_PER_CALL * 2)
@@ -159,7 +166,7 @@ async def test_long_answers_travel_in_smaller_calls_and_more_of_them() -> None:
 async def test_refused_prompt_fails_its_own_caller_alone() -> None:
     engine = FakeEngine()
     engine.refused = {1, 4}
-    client = GeneratorClient(engine, max_batch=64)
+    client = GeneratorClient(LocalService(engine), max_batch=64)
     results = await asyncio.gather(*ask(client, *range(6), seeded=True), return_exceptions=True)
     for place in (1, 4):
         assert str(results[place]) == f"the engine refused a prompt: {place} is no number"
@@ -173,7 +180,7 @@ async def test_refused_prompt_fails_its_own_caller_alone() -> None:
 
 async def test_cancelled_caller_takes_nobody_along_and_is_not_sent() -> None:
     engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=2, max_calls=1)
+    client = GeneratorClient(LocalService(engine), max_batch=2, max_calls=1)
     engine.open.clear()
     under_way = ask(client, 0, 1)
     await settle()
@@ -203,7 +210,7 @@ async def test_cancelled_caller_takes_nobody_along_and_is_not_sent() -> None:
 async def test_prompts_that_nobody_waits_for_are_aborted_at_the_engine() -> None:
     engine = FakeEngine()
     engine.open.clear()
-    client = GeneratorClient(engine, max_batch=3, max_calls=1, abort=engine.abort)
+    client = GeneratorClient(LocalService(engine), max_batch=3, max_calls=1)
     shared = ask(client, 0, 1, 2)
     await settle()
     shared[0].cancel()
@@ -226,7 +233,7 @@ async def test_prompts_that_nobody_waits_for_are_aborted_at_the_engine() -> None
     assert len(engine.aborted) == 5
     # A call that takes too long is, and so is one in flight when the client is closed.
     engine.open.clear()
-    late = GeneratorClient(engine, max_batch=3, timeout_s=0.01, abort=engine.abort)
+    late = GeneratorClient(LocalService(engine), max_batch=3, timeout_s=0.01)
     with pytest.raises(GeneratorError, match="did not answer 1 prompts"):
         await late.complete([5], WARM)
     closing = ask(client, 6)
@@ -250,15 +257,14 @@ async def test_abort_reaches_every_replica_and_waits_for_none_that_is_silent() -
             await self.engine.abort(*args)
 
     replicas = [Silent(0), Aborting(1), Aborting(2)]
-    names = frozenset({"generate_many"})
-    handle = ServiceHandle(Roster("policy", 1, names, names, 5.0, tuple(replicas)))
+    handle = ServiceHandle(policy_roster(1, *replicas))
     assert await handle.query_replicas("abort", ["a", "b"], timeout_s=0.01) == {1: None, 2: None}
     assert [replica.engine.aborted for replica in replicas] == [[], ["a", "b"], ["a", "b"]]
 
 
 async def test_close_fails_whoever_waits_and_sends_nothing_more() -> None:
     engine = FakeEngine()
-    client = GeneratorClient(engine, max_batch=1, max_calls=2)
+    client = GeneratorClient(LocalService(engine), max_batch=1, max_calls=2)
     engine.open.clear()
     tasks = ask(client, *range(6))
     await settle()
@@ -275,7 +281,7 @@ async def test_close_fails_whoever_waits_and_sends_nothing_more() -> None:
 async def test_close_reaches_a_caller_wherever_its_prompt_is(steps: int) -> None:
     engine = FakeEngine()
     engine.open.clear()
-    client = GeneratorClient(engine, max_batch=1)
+    client = GeneratorClient(LocalService(engine), max_batch=1)
     (task,) = ask(client, 0)
     for _ in range(steps):  # not asked yet, waiting, scheduled, sent
         await asyncio.sleep(0)
@@ -287,37 +293,41 @@ async def test_close_reaches_a_caller_wherever_its_prompt_is(steps: int) -> None
 class Replica:
     """A replica whose engine is a `FakeEngine`."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, engine: FakeEngine | None = None) -> None:
         self.replica, self.incarnation = number, 1
-        self.engine = FakeEngine()
+        self.engine = engine or FakeEngine()
 
     async def call(self, name: str, args: Any, kwargs: Any) -> Any:
-        return await self.engine(*args)
+        return await self.engine.generate_many(*args)
+
+    def first_rank(self) -> "Replica":
+        return self
 
     @property
     def answered(self) -> list[int]:
         return sorted(number for prompts, _ in self.engine.calls for (number,) in prompts)
 
 
+def policy_roster(epoch: int, *replicas: Replica) -> Roster:
+    names = frozenset({"generate_many"})
+    return Roster("policy", epoch, names, names, 60.0, replicas)
+
+
 async def test_turns_go_to_the_replica_of_their_conversation_and_siblings_to_that_of_their_group() -> None:
     replicas = [Replica(number) for number in range(2)]
-    names = frozenset({"generate_many"})
-    handle = ServiceHandle(Roster("policy", 1, names, names, 5.0, tuple(replicas)))
-    client = GeneratorClient(
-        handle.generate_many.route,
-        max_batch=2,
-        max_calls=1,
-        replicas=lambda: 2,
-        open_session=lambda near: handle.session(near=near, max_sessions=9),
-    )
+    handle = ServiceHandle(policy_roster(1, *replicas))
+    client = GeneratorClient(handle, max_batch=2, max_calls=1)
 
-    async def conversation(begin: int, group: StickySession | None, turns: int = 4) -> None:
-        with client.pin_replica(group) as session:
+    def pin(near: StickySession | None = None) -> closing[StickySession]:
+        return closing(handle.session(near=near, max_sessions=9))
+
+    async def conversation(begin: int, group: StickySession, turns: int = 4) -> None:
+        with pin(group) as session:
             for turn in range(turns):
                 (number,) = (await client.complete([begin + turn], WARM, session=session)).tokens
                 assert number == begin + turn
 
-    with client.pin_replica() as first, client.pin_replica() as second:
+    with pin() as first, pin() as second:
         groups = [(100, first), (200, first), (300, first), (500, second), (600, second), (700, second)]
         await asyncio.gather(*(conversation(begin, group) for begin, group in groups))
         parts = [{number // 500 for number in replica.answered} for replica in replicas]

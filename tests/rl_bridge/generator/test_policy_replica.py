@@ -76,7 +76,7 @@ class Stage:
         self.engine, self.store = FakeEngine(), FakeStore()
         store: Any = self.store
         self.replica: Any = PolicyReplica(engine_config(), "nowhere", store, gpu_lock=gpu_lock)
-        self.replica._engine = self.engine
+        self.replica.engine = self.engine
         self.replica._checkpoint = FakeCheckpoint()
 
     def update(self, version: int) -> "asyncio.Task[Any]":
@@ -110,8 +110,8 @@ async def test_snapshot_is_held_until_it_is_loaded_and_version_0_is_the_checkpoi
     metrics = await stage.load(2)
     assert (metrics.version, metrics.pause_s, metrics.load_s) == (2, 0.5, 0.25)
     assert 100.0 <= metrics.transport_s < 200.0  # what the engine copied before its pause is a part of it
-    assert stage.replica.version() == 2
-    assert (await stage.load(0)).version == stage.replica.version() == 0
+    assert stage.engine.version == 2
+    assert (await stage.load(0)).version == stage.engine.version == 0
 
 
 @pytest.mark.parametrize("version", [10, 7])

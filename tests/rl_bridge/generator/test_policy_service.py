@@ -71,12 +71,7 @@ async def test_two_replicas(tiny_policy: Path, tmp_path: Path) -> None:
             await policy.generate_many.route([*BATCH, [-1]], GREEDY)
 
         # A kill in the middle: nobody who asks notices, and the new one serves what the other does.
-        client = GeneratorClient(
-            policy.generate_many.route,
-            max_batch=16,
-            replicas=lambda: len(policy.roster.targets),
-            timeout_s=120,
-        )
+        client = GeneratorClient(policy, max_batch=16, timeout_s=120)
         asking = [asyncio.ensure_future(client.complete(prompt, LONG)) for prompt in prompts(200)]
         await asyncio.sleep(0.05)
         os.kill(policy.replicas[0].pids[0], signal.SIGKILL)

@@ -43,12 +43,7 @@ async def hit_rate(path: Path, folder: Path, *, replicas: int) -> float:
     """Of a task of eight turns, played by groups of siblings."""
     settings = {"max_length": 512, "max_num_seqs": 16, "kv_cache_mb": 64}
     async with policy_service(path, folder, replicas=replicas, **settings) as (policy, _):
-        client = GeneratorClient(
-            policy.generate_many.route,
-            max_batch=16,
-            replicas=lambda: replicas,
-            open_session=lambda near: policy.session(near=near, max_sessions=16),
-        )
+        client = GeneratorClient(policy, max_batch=16)
 
         async def sibling(group: StickySession | None, prompt: Sequence[int], seed: int) -> None:
             with client.pin_replica(group) as one:

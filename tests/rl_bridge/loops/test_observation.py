@@ -65,18 +65,18 @@ async def test_shares_of_an_iteration_are_those_since_the_last() -> None:
 async def test_generator_statistics_count_since_the_last_iteration_and_restart_at_zero() -> None:
     policy: Any = Service()
     policy.endpoints = frozenset({"statistics"})
-    answers: dict[int, EngineTotals | None] = {}
+    answers: dict[int, EngineTotals] = {}
 
     async def query_replicas(endpoint: str, *, timeout_s: float) -> dict[int, Any]:
         return {"statistics": answers}[endpoint]
 
     policy.query_replicas = query_replicas
     observer = RunObserver(fleet(policy=policy))
-    answers |= {0: EngineTotals(100, 40, 50, 1, 0.25), 1: EngineTotals(100, 20, 60, 0, 0.5), 2: None}
+    answers |= {0: EngineTotals(100, 40, 50, 1, 0.25), 1: EngineTotals(100, 20, 60, 0, 0.5)}
     metrics = await observer.metrics()
     assert metrics["generator/prefix_hit_rate"] == 60 / 200
     # 100 and 10 more prompt tokens; the second has been started again.
-    answers |= {0: EngineTotals(200, 90, 80, 1, 0.75), 1: EngineTotals(10, 5, 5, 2, 0.125)}
+    answers |= {0: EngineTotals(200, 90, 80, 1, 0.75, 9, 4), 1: EngineTotals(10, 5, 5, 2, 0.125, 9, 3)}
     metrics = {
         name: value for name, value in (await observer.metrics()).items() if name.startswith("generator/")
     }
@@ -85,6 +85,7 @@ async def test_generator_statistics_count_since_the_last_iteration_and_restart_a
         "generator/tokens": 35.0,
         "generator/preemptions": 2.0,
         "generator/kv_cache_usage": 0.75,
+        "generator/waiting": 7.0,
     }
     answers.clear()
     assert not any(name.startswith("generator/") for name in await observer.metrics())

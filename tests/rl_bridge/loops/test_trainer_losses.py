@@ -128,7 +128,7 @@ async def test_colocated_run_goes_back_while_no_generator_serves(tmp_path: Path)
     stage = Stage(tmp_path, iterations=3, checkpoint_interval=1, colocate=True)
 
     async def goes_back(run: Run) -> None:
-        run.policy = NobodyServes(run.policy._wrapped)
+        run.policy = NobodyServes(stage.roles)
         assert await rewind(run) == 0
 
     await stage.train(goes_back)

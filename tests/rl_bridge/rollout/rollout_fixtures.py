@@ -163,7 +163,7 @@ class FakeEngine:
         self.seeds: list[int] = []
         self.before: Callable[[], Any] = lambda: None
 
-    async def __call__(
+    async def generate_many(
         self, prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int] | None, _: object
     ) -> list[Completion]:
         self.settings.append(sampling)

@@ -18,6 +18,7 @@ from rl_bridge.rollout.assignment import EpisodeSettings
 from rl_bridge.rollout.episode import Judge, play_episode
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.task import Task
+from rl_bridge.services.handle import LocalService
 from rl_bridge.types import Ending, Trajectory, Turn
 
 
@@ -41,7 +42,7 @@ def noted(reward: float | None, *, done: bool = False) -> tuple[Observation, flo
 
 def policy_of(script: Script, *, max_new_tokens: int = 8) -> ChatPolicy:
     tokenizer: Any = FakeTokenizer()
-    client = GeneratorClient(FakeEngine(tokenizer, script), max_batch=8)
+    client = GeneratorClient(LocalService(FakeEngine(tokenizer, script)), max_batch=8)
     return ChatPolicy(tokenizer, client, max_new_tokens=max_new_tokens, max_length=640)
 
 

@@ -30,6 +30,7 @@ from rl_bridge.generator.client import GeneratorClient
 from rl_bridge.rollout.assignment import EpisodeSettings
 from rl_bridge.rollout.episode import play_episode
 from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.services.handle import LocalService
 from rl_bridge.tokens.chat import ChatMessage, ChatTokenizer
 from rl_bridge.types import Completion, SamplingSettings, Trajectory
 
@@ -158,26 +159,35 @@ def weights(policy: Path, version: int) -> Mapping[str, Any]:
     }
 
 
-async def play_all(engine: Any, policy: Path, episodes: int) -> tuple[list[Trajectory], int]:
-    """The trajectories, and the newest version of the weights that they come from."""
-    version, answers, loading = 0, 0, asyncio.Lock()
-    await asyncio.wrap_future(engine.load(0, weights(policy, 0)))
+class Updating:
+    """Completes prompts by an engine, which gets new weights after every share of the episodes."""
 
-    async def generate(
-        prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None, _: list[str]
+    def __init__(self, engine: Any, policy: Path, episodes: int) -> None:
+        self.version = self._answers = 0
+        self._engine, self._policy, self._episodes = engine, policy, episodes
+        self._loading = asyncio.Lock()
+
+    async def generate_many(
+        self, prompts: list[Sequence[int]], sampling: SamplingSettings, seeds: list[int] | None, _: list[str]
     ) -> list[Completion]:
-        nonlocal version, answers
-        answers += len(prompts)
-        if answers > (version + 1) * 0.3 * episodes and not loading.locked():
-            async with loading:  # while these prompts, and all others, are at work
+        engine = self._engine
+        self._answers += len(prompts)
+        if self._answers > (self.version + 1) * 0.3 * self._episodes and not self._loading.locked():
+            async with self._loading:  # while these prompts, and all others, are at work
                 answering = engine.generate(prompts, sampling, seeds)
                 await asyncio.sleep(0.01)
-                version += 1
-                await asyncio.wrap_future(engine.load(version, weights(policy, version)))
+                self.version += 1
+                new = weights(self._policy, self.version)
+                await asyncio.wrap_future(engine.load(self.version, new))
                 return await asyncio.wrap_future(answering)
         return await asyncio.wrap_future(engine.generate(prompts, sampling, seeds))
 
-    client = GeneratorClient(generate, max_batch=AT_ONCE)
+
+async def play_all(engine: Any, policy: Path, episodes: int) -> tuple[list[Trajectory], int]:
+    """The trajectories, and the newest version of the weights that they come from."""
+    await asyncio.wrap_future(engine.load(0, weights(policy, 0)))
+    updating = Updating(engine, policy, episodes)
+    client = GeneratorClient(LocalService(updating), max_batch=AT_ONCE)
     chat = ChatPolicy(Interpreted(policy), client, max_new_tokens=MAX_NEW, max_length=MAX_LENGTH)
     places = asyncio.Semaphore(AT_ONCE)
 
@@ -187,7 +197,7 @@ async def play_all(engine: Any, policy: Path, episodes: int) -> tuple[list[Traje
 
     trajectories = await asyncio.gather(*map(one, range(episodes)))
     await client.close()
-    return [trajectory for trajectory in trajectories if trajectory is not None], version
+    return [trajectory for trajectory in trajectories if trajectory is not None], updating.version
 
 
 @pytest.mark.parametrize("episodes", [200, pytest.param(1000, marks=pytest.mark.soak)])

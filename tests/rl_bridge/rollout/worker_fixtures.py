@@ -17,6 +17,7 @@ from rl_bridge.rollout import Task
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, EpisodeSettings, NoTrajectory
 from rl_bridge.rollout.policy import ChatPolicy
 from rl_bridge.rollout.worker import RolloutWorker
+from rl_bridge.services.handle import LocalService
 from rl_bridge.types import Trajectory
 
 HERE = str(Path(__file__).parent)
@@ -61,7 +62,7 @@ class Play:
     ) -> None:
         tokenizer = tokenizer or FakeTokenizer()
         self.engine: Any = engine or FakeEngine(tokenizer, script)
-        self.generator = GeneratorClient(self.engine, max_batch=64)
+        self.generator = GeneratorClient(LocalService(self.engine), max_batch=64)
         config = Config.model_validate({"env": {"app": "a:b"}, "rollout": {"task": "a:b"}})
         policy = ChatPolicy(tokenizer, self.generator, max_new_tokens=max_new_tokens, max_length=max_length)
         self.task = task(config, Path())

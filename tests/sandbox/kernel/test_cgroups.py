@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from forked import in_fork
+from interpreters import in_process
 
 from openenv_core.sandbox.kernel import cgroups
 from openenv_core.sandbox.kernel.cgroups import CgroupMaker
@@ -66,7 +66,7 @@ def test_process_limit_of_a_group_holds(maker: CgroupMaker) -> None:
             os.waitpid(child, 0)
         return len(children)
 
-    assert in_fork(inside) == 2
+    assert in_process(inside) == 2
     assert group.count_oom_kills() == 0
     assert group.remove()
 

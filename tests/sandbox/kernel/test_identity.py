@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from forked import in_fork, outcome
+from interpreters import in_process, outcome
 
 from openenv_core.sandbox.kernel import identity, libc
 
@@ -36,7 +36,7 @@ def test_dropped_identity_cannot_be_regained() -> None:
         ]
 
     nothing = "0" * 16
-    assert in_fork(inside) == [
+    assert in_process(inside) == [
         [uid] * 3,
         [uid] * 3,
         [],
@@ -54,7 +54,7 @@ def test_root_without_capabilities_has_no_power() -> None:
         identity.drop_capabilities()
         return [identity.effective_capabilities(), os.getuid(), outcome(lambda: os.setuid(5))]
 
-    assert in_fork(inside) == [0, 0, "PermissionError"]
+    assert in_process(inside) == [0, 0, "PermissionError"]
 
 
 def test_failed_step_is_named_without_privileges() -> None:
@@ -63,7 +63,7 @@ def test_failed_step_is_named_without_privileges() -> None:
         identity.drop_to(12345, 12345)
         return "dropped"
 
-    assert "setgroups" in in_fork(inside)
+    assert "setgroups" in in_process(inside)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_descriptors_beyond_the_limit_are_closed_too() -> None:
         libc.close_from(max(kept + 1, 150))
         return [before, outcome(lambda: os.fstat(high)), outcome(lambda: os.fstat(kept))]
 
-    assert in_fork(inside) == ["done", "OSError", "done"]
+    assert in_process(inside) == ["done", "OSError", "done"]
 
 
 def test_sigchld_arrives_for_exits_not_for_stops() -> None:
@@ -121,5 +121,5 @@ def test_sigchld_arrives_for_exits_not_for_stops() -> None:
         os.waitpid(child, 0)
         return len(signals)
 
-    assert in_fork(lambda: signals_of_a_child(True)) == 1
-    assert in_fork(lambda: signals_of_a_child(False)) > 1
+    assert in_process(lambda: signals_of_a_child(True)) == 1
+    assert in_process(lambda: signals_of_a_child(False)) > 1

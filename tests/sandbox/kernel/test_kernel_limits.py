@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 
 import pytest
-from forked import in_fork, outcome
+from interpreters import in_process, outcome
 
 from openenv_core.sandbox.kernel import identity, limits
 
@@ -34,7 +34,7 @@ def test_process_limit_counts_processes_and_threads() -> None:
         running.set()
         return [started, counted, limits.count_tasks(other)]
 
-    assert in_fork(inside) == [4, 4, 0]
+    assert in_process(inside) == [4, 4, 0]
     users.release(slot)
     users.release(other_slot)
 
@@ -50,7 +50,7 @@ def test_unreadable_tasks_are_counted() -> None:
         os.close(taken.pop())  # one descriptor lists /proc, and none is left to look at what it lists
         return [none_left, outcome(lambda: limits.count_tasks(os.getuid()))]
 
-    assert in_fork(inside) == ["OSError", "OSError"]
+    assert in_process(inside) == ["OSError", "OSError"]
 
 
 def test_footprint_is_read_through_a_proc_descriptor() -> None:
@@ -64,7 +64,7 @@ def test_footprint_is_read_through_a_proc_descriptor() -> None:
         return False
 
     try:
-        assert in_fork(inside)
+        assert in_process(inside, descriptors=(proc,))
     finally:
         os.close(proc)
     footprint = limits.footprint()
@@ -95,4 +95,4 @@ def test_threads_share_one_malloc_arena() -> None:
         return grown
 
     # Each arena would have reserved 64 MiB.
-    assert in_fork(inside) < 64 << 20
+    assert in_process(inside) < 64 << 20

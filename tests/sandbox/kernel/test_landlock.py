@@ -4,11 +4,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
-from forked import in_fork, outcome
+from interpreters import in_process, outcome
 
 from openenv_core.sandbox.kernel import landlock
 
@@ -56,7 +56,7 @@ def test_only_paths_of_the_rules_are_accessible(tree: Path) -> None:
         assert restrict([str(tree / "open")], [str(tree / "work")]) == ABI
         return {name: {action: ACTIONS[action](tree / name) for action in ACTIONS} for name in EXPECTED}
 
-    assert in_fork(inside) == EXPECTED
+    assert in_process(inside) == EXPECTED
     assert (tree / "shut" / "file").read_text() == (tree / "open" / "file").read_text() == "text"
 
 
@@ -66,7 +66,7 @@ def test_rule_for_a_file_opens_that_file(tree: Path) -> None:
         names = ("open/file", "work/file")
         return [try_open(tree / name, flags) for name in names for flags in (os.O_RDONLY, os.O_RDWR)]
 
-    assert in_fork(inside) == ["done", "PermissionError", "done", "done"]
+    assert in_process(inside) == ["done", "PermissionError", "done", "done"]
 
 
 def test_programs_run_only_where_allowed() -> None:
@@ -83,8 +83,8 @@ def test_programs_run_only_where_allowed() -> None:
                 os._exit(99)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
-    assert in_fork(lambda: inside(True)) == 0
-    assert in_fork(lambda: inside(False)) == 99
+    assert in_process(lambda: inside(True)) == 0
+    assert in_process(lambda: inside(False)) == 99
 
 
 @pytest.mark.skipif(ABI < landlock.SIGNALS_SINCE, reason="signals are not covered")
@@ -95,6 +95,7 @@ def test_signals_and_abstract_sockets_stay_inside() -> None:
         listening.listen()
         abstract.bind(b"\0ropewalk-test-%d" % parent)
         abstract.listen()
+        addresses = listening.getsockname(), abstract.getsockname()
 
         def inside() -> list[str]:
             landlock.restrict((), ())
@@ -102,17 +103,17 @@ def test_signals_and_abstract_sockets_stay_inside() -> None:
             return [
                 outcome(lambda: os.kill(parent, 0)),
                 outcome(lambda: os.kill(os.getpid(), signal.SIGCONT)),
-                outcome(lambda: outside.connect(listening.getsockname())),
+                outcome(lambda: outside.connect(addresses[0])),
                 outcome(lambda: socket.socket().bind(("127.0.0.1", 0))),
-                outcome(lambda: socket.socket(socket.AF_UNIX).connect(abstract.getsockname())),
+                outcome(lambda: socket.socket(socket.AF_UNIX).connect(addresses[1])),
             ]
 
         refused = "PermissionError"
-        assert in_fork(inside) == [refused, "done", refused, refused, refused]
+        assert in_process(inside) == [refused, "done", refused, refused, refused]
 
 
 def test_missing_path_is_named() -> None:
-    assert "/not/there" in in_fork(lambda: landlock.restrict((), ["/not/there"]))
+    assert "/not/there" in in_process(lambda: landlock.restrict((), ["/not/there"]))
 
 
 def test_rights_grow_with_the_version() -> None:
@@ -120,11 +121,11 @@ def test_rights_grow_with_the_version() -> None:
     assert rights == [0x1FFF, 0x3FFF, 0x7FFF, 0x7FFF, 0xFFFF, 0xFFFF, 0xFFFF]
 
 
-def test_every_abi_version_of_this_kernel_works(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def inside() -> list[str]:
+def test_every_abi_version_of_this_kernel_works(tree: Path) -> None:
+    def inside(version: int) -> list[str]:
+        landlock.abi = lambda: version
         restrict([str(tree / "open")], [str(tree / "work")])
         return [try_open(tree / name / "file", os.O_WRONLY) for name in ("shut", "open", "work")]
 
     for version in range(1, ABI + 1):
-        monkeypatch.setattr(landlock, "abi", Mock(return_value=version))
-        assert in_fork(inside) == ["PermissionError", "PermissionError", "done"], version
+        assert in_process(partial(inside, version)) == ["PermissionError", "PermissionError", "done"], version

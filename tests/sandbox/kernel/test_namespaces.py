@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import open_python
+from interpreters import open_python
 
 from openenv_core.sandbox import kernel
 from openenv_core.sandbox.kernel.identity import session_uid

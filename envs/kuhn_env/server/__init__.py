@@ -1,0 +1,1 @@
+"""The Kuhn poker server: the environment and its ASGI app."""

@@ -1,0 +1,1 @@
+"""The negotiation server: the environment and its ASGI app."""

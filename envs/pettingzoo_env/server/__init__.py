@@ -1,0 +1,1 @@
+"""The server of a PettingZoo environment: the environment and its ASGI app."""

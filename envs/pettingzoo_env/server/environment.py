@@ -1,0 +1,162 @@
+"""A PettingZoo environment as a game whose agents are seats."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+from random import Random
+from types import new_class
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pettingzoo
+from gymnasium import Space
+from pettingzoo.utils import parallel_to_aec
+from pydantic import JsonValue
+
+from openenv_core import MultiAgentEnvironment
+from openenv_core.adapters.spaces import read_value, write_value
+from openenv_core.errors import EnvironmentFailureError
+
+from ..models import PettingZooAction, PettingZooObservation, models_for
+
+_SEEDS: Final = 2**31
+"""Seeds of 31 bits are what every library below PettingZoo's environments takes."""
+
+
+class PettingZooEnvironment(MultiAgentEnvironment[PettingZooAction, PettingZooObservation]):
+    """A PettingZoo environment. Agents act in the order of its AEC interface; a parallel one is converted to that.
+
+    `reset(seed=..., **options)` is PettingZoo's own. An action outside the agent's action space is refused, and the
+    agent may try again. Agents that no client plays, and those whose players leave, act at random, within the action
+    mask if there is one.
+
+    Attributes:
+        MAKE: Makes the environment, an `AECEnv`.
+        MODEL: The observation model.
+        ACTION_SPACES: By agent.
+        OBSERVATION_SPACES: By agent.
+    """
+
+    MAKE: ClassVar[Callable[[], Any]]
+    MODEL: ClassVar[type[PettingZooObservation]]
+    ACTION_SPACES: ClassVar[Mapping[str, Space[Any]]]
+    OBSERVATION_SPACES: ClassVar[Mapping[str, Space[Any]]]
+
+    def __init__(self) -> None:
+        self._env = type(self).MAKE()
+
+    def reset(self, **options: Any) -> dict[str, PettingZooObservation]:
+        """Begin an episode, with PettingZoo's options."""
+        seed = (self.state.seed or 0) % _SEEDS
+        self._env.reset(seed=seed, options=options or None)
+        return self._observe(first=True)
+
+    def step(self, actions: Mapping[str, PettingZooAction]) -> dict[str, PettingZooObservation]:
+        """Take the action of the agent whose turn it is."""
+        env = self._env
+        ((seat, action),) = actions.items()
+        env.step(read_value(self.ACTION_SPACES[seat], action.action))
+        seen = self._observe()
+        if not all(observation.done for observation in seen.values()):
+            while seen[env.agent_selection].done:
+                env.step(None)
+        return seen
+
+    def check(self, seat: str, action: PettingZooAction) -> None:
+        """Refuse what is not in the agent's action space."""
+        space = self.ACTION_SPACES[seat]
+        try:
+            valid = space.contains(read_value(space, action.action))
+        except ValueError:
+            valid = False
+        if not valid:
+            raise EnvironmentFailureError(f"this is no action of {space}: {action.action!r:.200}")
+
+    @property
+    def turn(self) -> tuple[str]:
+        """The agent that acts next; at the end the one that PettingZoo removes first."""
+        return (self._env.agent_selection,)
+
+    def close(self) -> None:
+        """Close PettingZoo's environment."""
+        self._env.close()
+
+    def _observe(self, first: bool = False) -> dict[str, PettingZooObservation]:
+        env = self._env
+        return {
+            agent: self.MODEL(
+                seat=agent,
+                observation=env.observe(agent),
+                info={
+                    str(key): _to_json(value) for key, value in env.infos[agent].items() if _is_json(value)
+                },
+                reward=None if first else float(env.rewards[agent]),
+                terminated=bool(env.terminations[agent]),
+                truncated=bool(env.truncations[agent]),
+            )
+            for agent in env.agents
+        }
+
+
+def pettingzoo_environment(env_id: str, options: Mapping[str, Any]) -> type[PettingZooEnvironment]:
+    """Return the class of a PettingZoo environment.
+
+    Args:
+        env_id: Its id in PettingZoo's registry, or `module:id`; the module, which registers it, is imported first.
+        options: Keyword arguments of `pettingzoo.make`.
+
+    Raises:
+        ConfigurationError: A space of the environment cannot be encoded as JSON.
+        pettingzoo.env_registry.exceptions.PettingZooRegistryError: There is no such environment.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        import_module(module)
+    make = partial(_make, name, options)
+    probe = make()
+    try:
+        agents = tuple(probe.possible_agents)
+        action_spaces = {agent: probe.action_space(agent) for agent in agents}
+        observation_spaces = {agent: probe.observation_space(agent) for agent in agents}
+    finally:
+        probe.close()
+    members = {
+        "seats": agents,
+        "ABSENT": "random",
+        "POLICIES": {"random": partial(_act_at_random, action_spaces)},
+        "MAKE": staticmethod(make),
+        "MODEL": models_for(action_spaces, observation_spaces)[1],
+        "ACTION_SPACES": action_spaces,
+        "OBSERVATION_SPACES": observation_spaces,
+    }
+    base = (PettingZooEnvironment,)
+    return new_class(PettingZooEnvironment.__name__, base, exec_body=lambda body: body.update(members))
+
+
+def _make(env_id: str, options: Mapping[str, Any]) -> Any:
+    if env_id in pettingzoo.parallel_registry and env_id not in pettingzoo.aec_registry:
+        return parallel_to_aec(pettingzoo.make("parallel", env_id, **options))
+    return pettingzoo.make("aec", env_id, **options)
+
+
+def _act_at_random(
+    spaces: Mapping[str, Space[Any]], observation: PettingZooObservation, rng: Random
+) -> PettingZooAction:
+    space, seen = spaces[observation.seat], observation.observation
+    mask = seen.get("action_mask") if isinstance(seen, dict) else observation.info.get("action_mask")
+    space.seed(rng.getrandbits(32))
+    action = space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
+    return PettingZooAction(action=write_value(space, action))
+
+
+def _to_json(value: Any) -> JsonValue:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value  # type: ignore[no-any-return]
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(_to_json(value))
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,259 @@
+"""Adapter for PettingZoo: a served environment of several players as an AEC or a parallel environment.
+
+    env = ServedAECEnv("http://localhost:8000")
+    env.reset(seed=1)
+    for agent in env.agent_iter():
+        observation, reward, terminated, truncated, info = env.last()
+        env.step(None if terminated or truncated else env.action_space(agent).sample())
+
+One session plays all seats, which are the agents. `envs/pettingzoo_env` serves PettingZoo's own environments.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import Space
+from pettingzoo import AECEnv, ParallelEnv
+
+from openenv_core.adapters.episode import schema_of
+from openenv_core.adapters.spaces import Fields
+from openenv_core.client import GenericEnvClient
+from openenv_core.errors import ConfigurationError, ProtocolError
+from openenv_core.making import make
+from openenv_core.types import StepResult
+
+ACTION_MASK = "action_mask"
+"""Key of an agent's info: which actions are legal, int8 [n]."""
+
+
+class _Seen(NamedTuple):
+    """What one agent has seen since the last reply."""
+
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+
+class _Table:
+    """A session with all seats of a served environment.
+
+    Attributes:
+        agents: The seats, in order.
+        action_fields: The fields of each agent's actions.
+        observation_fields: Likewise.
+        turn: The agent that acts next; at the end the one that PettingZoo removes first.
+        over: Whether all agents have ended.
+    """
+
+    def __init__(self, target: str, token: str | None, options: Mapping[str, Any]) -> None:
+        given = dict(options) if token is None else {**options, "token": token}
+        self._client = make(target, client=GenericEnvClient, **given)
+        try:
+            schema = schema_of(self._client)
+            self.agents = _read_seats(schema["state"])
+            self.action_fields = {agent: Fields(schema["action"], agent) for agent in self.agents}
+            self.observation_fields = {agent: Fields(schema["observation"], agent) for agent in self.agents}
+        except BaseException:
+            self._client.close()
+            raise
+        self.turn = self.agents[0]
+        self.over = False
+
+    def reset(self, seed: int | None, options: Mapping[str, Any] | None) -> dict[str, _Seen]:
+        """Begin an episode; return what each agent sees."""
+        given = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
+        return self._read(self._client.reset(seat="all", **given))
+
+    def step(self, action: Any) -> dict[str, _Seen]:
+        """Act for the agent whose turn it is; return what agents have seen since."""
+        return self._read(self._client.step(self.action_fields[self.turn].write(action)))
+
+    def close(self) -> None:
+        """End the session, and the server if this object started it."""
+        self._client.close()
+
+    def _read(self, result: StepResult[Any]) -> dict[str, _Seen]:
+        metadata = result.metadata or {}
+        try:
+            self.turn, self.over = metadata["seat"], result.done
+            # An agent that acts after others at once has seen before what it is shown now.
+            own = {
+                "observation": result.observation,
+                "reward": result.reward,
+                "terminated": result.terminated,
+                "truncated": result.truncated,
+            }
+            return {
+                agent: self._read_seat(agent, seen)
+                for agent, seen in {self.turn: own, **metadata["others"]}.items()
+            }
+        except (LookupError, TypeError, ValueError) as error:
+            raise ProtocolError(f"expected an observation of a game of several seats: {error!r}") from error
+
+    def _read_seat(self, agent: str, seen: Mapping[str, Any]) -> _Seen:
+        fields = seen["observation"]
+        info = dict(fields["info"]) if isinstance(fields.get("info"), dict) else {}
+        if ACTION_MASK in info:
+            info[ACTION_MASK] = np.asarray(info[ACTION_MASK], np.int8)
+        observation = self.observation_fields[agent].read(fields)
+        return _Seen(observation, float(seen["reward"] or 0.0), seen["terminated"], seen["truncated"], info)
+
+
+def _read_seats(schema: Mapping[str, Any]) -> list[str]:
+    try:
+        items = schema["properties"]["seat"]["items"]
+        return list(items["enum"] if "enum" in items else [items["const"]])
+    except (KeyError, TypeError):
+        raise ConfigurationError("the server's environment has one player; use ServedEnv for it") from None
+
+
+class ServedAECEnv(AECEnv[str, Any, Any]):
+    """A served environment of several players as a PettingZoo `AECEnv`.
+
+    Args:
+        target: Target of `openenv_core.make`: a name, a folder, `module:attribute`, a URL or an image.
+        token: Bearer token of the server.
+        options: Further arguments of the client.
+
+    Raises:
+        ConfigurationError: The target is not found, has one player, or its models cannot be expressed as spaces.
+        ClientError: The server does not answer.
+    """
+
+    def __init__(self, target: str, *, token: str | None = None, **options: Any) -> None:
+        self.metadata = {"name": target, "render_modes": [], "is_parallelizable": False}
+        self.render_mode = None
+        self._table = _Table(target, token, options)
+        self.possible_agents = list(self._table.agents)
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's observations."""
+        return self._table.observation_fields[agent].space
+
+    def action_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's actions."""
+        return self._table.action_fields[agent].space
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Begin an episode; see `AECEnv.reset`.
+
+        Args:
+            seed: Seed of the episode; None leaves it to the server.
+            options: Further options of the server's reset.
+
+        Raises:
+            ClientError: The server cannot be reached, or refuses the options.
+        """
+        seen = self._table.reset(seed, options)
+        self.agents = [agent for agent in self.possible_agents if agent in seen]
+        self._observations = {agent: seen[agent].observation for agent in self.agents}
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self._skip_agent_selection: str | None = None
+        self.rewards: dict[str, float] = {}
+        self.terminations: dict[str, bool] = {}
+        self.truncations: dict[str, bool] = {}
+        self.infos: dict[str, dict[str, Any]] = {}
+        self._take(seen)
+
+    def step(self, action: Any) -> None:
+        """Act for `agent_selection`; see `AECEnv.step`.
+
+        Raises:
+            ClientError: The server is lost, or refuses the action.
+        """
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        self._cumulative_rewards[agent] = 0.0
+        self._take(self._table.step(action))
+        if not self._table.over:
+            self._deads_step_first()
+
+    def observe(self, agent: str) -> Any:
+        """Return what an agent has seen last."""
+        return self._observations[agent]
+
+    def close(self) -> None:
+        """End the session, and the server if this object started it."""
+        self._table.close()
+
+    def _take(self, seen: Mapping[str, _Seen]) -> None:
+        self.agent_selection = self._table.turn
+        for agent in self.agents:
+            self.rewards[agent] = 0.0
+            if agent in seen:
+                self._observations[agent], self.rewards[agent], *ends, self.infos[agent] = seen[agent]
+                self.terminations[agent], self.truncations[agent] = ends
+        self._accumulate_rewards()
+
+
+class ServedParallelEnv(ParallelEnv[str, Any, Any]):
+    """A served environment whose players all act in each step as a PettingZoo `ParallelEnv`.
+
+    Arguments and errors are those of `ServedAECEnv`.
+    """
+
+    def __init__(self, target: str, *, token: str | None = None, **options: Any) -> None:
+        self.metadata = {"name": target, "render_modes": []}
+        self.render_mode = None
+        self._table = _Table(target, token, options)
+        self.possible_agents = list(self._table.agents)
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's observations."""
+        return self._table.observation_fields[agent].space
+
+    def action_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's actions."""
+        return self._table.action_fields[agent].space
+
+    def reset(
+        self, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Begin an episode; see `ServedAECEnv.reset`."""
+        seen = self._table.reset(seed, options)
+        self.agents = [agent for agent in self.possible_agents if agent in seen]
+        return (
+            {agent: seen[agent].observation for agent in self.agents},
+            {agent: seen[agent].info for agent in self.agents},
+        )
+
+    def step(
+        self, actions: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Act for all agents; see `ParallelEnv.step`.
+
+        Raises:
+            ConfigurationError: The agents do not all act once in a step: it is a game of turns.
+            ClientError: The server is lost, or refuses an action.
+        """
+        latest: dict[str, _Seen] = {}
+        rewards = dict.fromkeys(self.agents, 0.0)
+        waiting = set(self.agents)
+        while waiting and not self._table.over:
+            if (agent := self._table.turn) not in waiting:
+                raise ConfigurationError(f"agent {agent} acts before {sorted(waiting)}; use ServedAECEnv")
+            waiting.remove(agent)
+            seen = self._table.step(actions[agent])
+            latest |= seen
+            for each, one in seen.items():
+                rewards[each] += one.reward
+        before = self.agents
+        self.agents = [agent for agent in before if not (latest[agent].terminated or latest[agent].truncated)]
+        return (
+            {agent: latest[agent].observation for agent in before},
+            rewards,
+            {agent: latest[agent].terminated for agent in before},
+            {agent: latest[agent].truncated for agent in before},
+            {agent: latest[agent].info for agent in before},
+        )
+
+    def close(self) -> None:
+        """End the session, and the server if this object started it."""
+        self._table.close()

@@ -1,0 +1,111 @@
+"""The sandbox of agents' programs: what each may see, and the way from its network to the gateway."""
+
+import asyncio
+import shutil
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from openenv_core.packages import module_command
+from openenv_core.sandbox.readable import find_readable
+from rl_bridge.agents.confine import Confinement
+
+CHUNK_BYTES: Final = 1 << 16
+ETC: Final = ("passwd", "group", "hosts", "nsswitch.conf", "ssl", "ca-certificates")
+
+
+class AgentSandbox:
+    """Confines programs: each has its own network, whose one port leads to the gateway, and an empty folder.
+
+    Args:
+        program: The command's name or path, which is readable with what it is installed with.
+        readable: Further readable files and folders.
+        gateway: The address of the gateway.
+    """
+
+    def __init__(self, program: str, readable: Sequence[str], gateway: tuple[str, int]) -> None:
+        etc = [Path("/etc", name) for name in ETC]
+        self._shown, self._hidden = find_readable([*etc, *find_installation(program), *map(Path, readable)])
+        self._gateway = gateway
+
+    @asynccontextmanager
+    async def open(
+        self, command: Sequence[str], files: Mapping[str, str]
+    ) -> AsyncIterator[tuple[list[str], int]]:
+        """Yield the command that runs a command confined, and the descriptor that it has to inherit.
+
+        The command has to be started within the block, which is to end with it.
+
+        Args:
+            command: The program and its arguments.
+            files: Files to write in its folder.
+        """
+        spec = Confinement(self._shown, self._hidden, files, self._gateway[1])
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            relaying = asyncio.create_task(self._relay(ours, spec.encode()))
+            try:
+                yield (
+                    [*module_command("rl_bridge.agents.confine"), str(theirs.fileno()), *command],
+                    theirs.fileno(),
+                )
+            finally:
+                relaying.cancel()
+                await asyncio.gather(relaying, return_exceptions=True)
+
+    async def _relay(self, link: socket.socket, spec: bytes) -> None:
+        """Take the socket that listens in the program's network, and pass its connections on to the gateway."""
+        loop = asyncio.get_running_loop()
+        link.setblocking(False)
+        await loop.sock_sendall(link, spec)
+        link.shutdown(socket.SHUT_WR)
+        readable = asyncio.Event()
+        loop.add_reader(link, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(link)
+        _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
+        if not descriptors:
+            return  # it could not be confined, as its output says
+        async with await asyncio.start_server(
+            self._pass_on, sock=socket.socket(fileno=descriptors[0])
+        ) as server:
+            await server.serve_forever()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_connection(*self._gateway)
+        except OSError:
+            writer.close()
+            return
+        ways = [asyncio.ensure_future(_pump(reader, back)), asyncio.ensure_future(_pump(there, writer))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            back.close()
+            writer.close()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while chunk := await reader.read(CHUNK_BYTES):
+        writer.write(chunk)
+        await writer.drain()
+
+
+def find_installation(program: str) -> list[Path]:
+    """Return the folders that an installed program needs: its own, its virtual environment, its `node_modules`."""
+    found = shutil.which(program)
+    if found is None:
+        return []
+    path = Path(found).absolute()
+    real = path.resolve()
+    folders = [path.parent, real.parent]
+    folders += [parent for parent in real.parents if parent.name == "node_modules"]
+    if (path.parents[1] / "pyvenv.cfg").exists():
+        folders += [path.parents[1], (path.parent / "python").resolve().parents[1]]
+    return folders

@@ -1,0 +1,325 @@
+"""A table: one episode of a game with several seats, and the players at it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from random import Random
+from typing import Any, Final, TypeAlias
+
+from openenv_core import Observation
+from openenv_core.errors import EnvironmentFailureError
+from openenv_core.multi_agent import FORFEIT, MultiAgentEnvironment, SeatPolicy
+from openenv_core.tasks import InvalidResetOptionError
+from openenv_core.watchdog import Watchdog
+
+logger = logging.getLogger("servers")
+
+Game: TypeAlias = MultiAgentEnvironment[Any, Any, Any]
+
+SEAT: Final = "seat"
+"""Key of an observation's metadata: the seat that sees it."""
+
+OTHERS: Final = "others"
+"""Key of an observation's metadata: what the player's other seats have seen since the last reply."""
+
+_NOT_SENT: Final = {"done", "reward", "metadata"}
+
+
+class Player:
+    """A session at a table, with one seat or several.
+
+    Args:
+        seats: The seats that it plays.
+        on_absence: Called if the player has not acted in time.
+
+    Attributes:
+        asked: The seat that has to act, by the last reply; None while it waits.
+        rewards: The rewards of each seat since the last reply.
+        fresh: Seats with an observation that no reply has shown, in order.
+        waiter: The reply that it waits for, if any.
+        steps: Actions taken.
+        watchdog: Limits the time that it has to act; None where nobody waits for it.
+    """
+
+    __slots__ = ("asked", "fresh", "on_absence", "rewards", "seats", "steps", "waiter", "watchdog")
+
+    def __init__(self, seats: tuple[str, ...], on_absence: Callable[[], None]) -> None:
+        self.seats = seats
+        self.on_absence = on_absence
+        self.asked: str | None = None
+        self.steps = 0
+        self.rewards: dict[str, Any] = {}
+        self.fresh: dict[str, None] = {}
+        self.waiter: asyncio.Future[Any] | None = None
+        self.watchdog: Watchdog | None = None
+
+
+class GameTable:
+    """One episode of a game, on the event loop. A game that may block is called in a thread, one call at a time.
+
+    Args:
+        game_type: The class of the game.
+        policies: The policies of the seats that no session plays.
+        options: Options of the game's `reset`.
+        game: The game, which plays no other episode meanwhile; None makes one, which ends with the table, where
+            several sessions may meet.
+
+    Attributes:
+        options: Options of the game's `reset`.
+        players: The sessions at it.
+        over: Whether no action may follow.
+        seed: Seed of the episode, once it has begun.
+    """
+
+    def __init__(
+        self,
+        game_type: type[Game],
+        policies: Mapping[str, SeatPolicy],
+        options: Mapping[str, Any],
+        game: Game | None = None,
+    ) -> None:
+        self.options = options
+        self.players: list[Player] = []
+        self.over = False
+        self.seed: int | None = None
+        self._game_type = game_type
+        self._shared = game is None
+        self._game: Any = game
+        self._policies = dict(policies)
+        self._rng = Random(0)
+        self._player_of: dict[str, Player] = {}
+        self._turn: list[str] = []  # without those that have ended
+        self._changed = False  # since players were woken
+        self._latest: dict[str, Observation] = {}
+        self._actions: dict[str, Any] = {}
+        self._ended: set[str] = set()
+        self._left: list[str] = []  # seats whose players have left
+        self._failure: str | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def free_seats(self) -> list[str]:
+        """The seats that nobody plays."""
+        taken = {seat for player in self.players for seat in player.seats} | self._policies.keys()
+        return [seat for seat in self._game_type.seats if seat not in taken]
+
+    def add(self, player: Player) -> None:
+        """Give a player its seats, which are free."""
+        self.players.append(player)
+        self._player_of |= dict.fromkeys(player.seats, player)
+        if self._shared:
+            player.watchdog = Watchdog(self._game_type.TURN_TIMEOUT_S, player.on_absence)
+
+    # Playing
+
+    def begin(self, player: Player) -> Observation | Awaitable[Observation]:
+        """Begin the episode, and play up to the first turn of a player; returns and raises as `act`."""
+        return self._run(self._begin, player)  # type: ignore[no-any-return]
+
+    def act(self, player: Player, action: Any) -> Observation | Awaitable[Observation]:
+        """Take the action of a player that is asked, and play on.
+
+        Returns:
+            What the player is shown next, which asks it to act or ends its episode; or an awaitable of that.
+
+        Raises:
+            EnvironmentFailureError: The game failed at a table of several players.
+            Exception: Whatever the game raised; the player may try again.
+        """
+        seat = player.asked
+        assert seat is not None
+        self._game.check(seat, action)
+        if player.watchdog is not None:
+            player.watchdog.stop()
+        player.asked = None
+        player.steps += 1
+        self._actions[seat] = action
+        return self._run(self._advance, player)  # type: ignore[no-any-return]
+
+    def _run(self, work: Callable[[], None], player: Player | None = None) -> Any:
+        """Call the game, and wake players for whom there is something; return what `player` is shown, or will be."""
+        if self._game_type.BLOCKING:
+            return self._run_in_thread(work, player)
+        self._call(work)
+        self._wake()
+        return None if player is None else self._reply(player) or self.wait(player)
+
+    async def _run_in_thread(self, work: Callable[[], None], player: Player | None) -> Any:
+        async with self._lock:  # nobody looks at a game while it is being called
+            await asyncio.to_thread(self._call, work)
+            self._wake()
+            reply = None if player is None else self._reply(player) or self.wait(player)
+        return await reply if isinstance(reply, asyncio.Future) else reply
+
+    def _call(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            if not self._shared:
+                self._actions = {}
+                for player in self.players:
+                    player.steps -= 1
+                    player.asked = self._seat_to_ask(player)
+                raise
+            self._fail(error)
+        if self.over and self._shared and self._game is not None:
+            self._game.close()
+
+    def _fail(self, error: Exception) -> None:
+        """End the episode for all, since the game failed; its error may hold what no seat may see."""
+        name = self._game_type.__name__
+        if isinstance(error, InvalidResetOptionError):
+            self._end(str(error))
+        else:
+            logger.error("%s failed at a table of several players", name, exc_info=error)
+            self._end(f"{name} failed, and its episode is over; the server's log says why")
+
+    def _end(self, failure: str) -> None:
+        self.over = self._changed = True
+        self._failure = failure
+
+    def _begin(self) -> None:
+        if self._game is None:
+            self._game = self._game_type()
+        observations = self._game.reset(**self.options)
+        self.seed = self._game.state.seed
+        self._rng = Random(str(self.seed))
+        self._take(observations)
+        self._advance()
+
+    def _advance(self) -> None:
+        while not self.over and self.players:
+            if self._left:
+                self._replace(self._left.pop())
+                continue
+            turn = [seat for seat in self._turn if seat not in self._ended]
+            if not turn:
+                raise EnvironmentFailureError(
+                    f"it is nobody's turn in {self._game_type.__name__}; see its `turn`"
+                )
+            for seat in turn:
+                if seat not in self._actions:
+                    if (policy := self._policies.get(seat)) is None:
+                        return
+                    self._actions[seat] = policy(self._latest[seat], self._rng)
+            actions, self._actions = self._actions, {}
+            self._take(self._game.step(actions))
+        self.over = True
+
+    def _take(self, observations: Mapping[str, Observation]) -> None:
+        """Keep what each seat sees."""
+        for seat in self._game_type.seats:
+            if seat not in self._ended:
+                if (observation := observations.get(seat)) is None:
+                    name = self._game_type.__name__
+                    raise EnvironmentFailureError(f"{name} returned no observation for the seat {seat!r}")
+                self._show(seat, observation)
+        ended = self._ended
+        turn = self._game.turn
+        self._turn = [seat for seat in turn if seat not in ended] if ended and not self.over else list(turn)
+
+    def _show(self, seat: str, observation: Observation) -> None:
+        self._latest[seat] = observation
+        if observation.done:
+            self._ended.add(seat)
+            self.over = len(self._ended) == len(self._game_type.seats)
+        self._changed = True
+        if (player := self._player_of.get(seat)) is not None:
+            player.fresh[seat] = None
+            if observation.reward is not None:
+                player.rewards[seat] = player.rewards.get(seat, 0) + observation.reward
+
+    # Replies
+
+    def _reply(self, player: Player) -> Observation | None:
+        """Return what a player is shown next; None if it has to wait. EnvironmentFailureError: The game failed."""
+        if self._failure is not None:
+            raise EnvironmentFailureError(self._failure)
+        player.asked = seat = self._seat_to_ask(player)
+        done = seat is None and self._ended.issuperset(player.seats)
+        if seat is None:
+            if not done:
+                return None
+            seat = next((each for each in self._turn if each in player.seats), player.seats[0])
+        elif player.watchdog is not None:
+            player.watchdog.start()
+        observation = self._latest[seat]
+        rewards, player.rewards = player.rewards, {}
+        fresh, player.fresh = player.fresh, {}
+        reward = rewards.get(seat)
+        if len(player.seats) == 1:
+            if reward == observation.reward:  # it is the only one since the last reply
+                return observation
+            return observation.model_copy(update={"reward": reward})
+        others = {each: self._describe(each, rewards.get(each)) for each in fresh if each != seat}
+        metadata = {**observation.metadata, SEAT: seat, OTHERS: others}
+        return observation.model_copy(update={"reward": reward, "done": done, "metadata": metadata})
+
+    def _seat_to_ask(self, player: Player) -> str | None:
+        if self.over:
+            return None
+        for seat in self._turn:
+            if seat in player.seats and seat not in self._actions:
+                return seat
+        return None
+
+    def _describe(self, seat: str, reward: Any) -> dict[str, Any]:
+        observation = self._latest[seat]
+        return {
+            "observation": observation.model_dump(mode="json", exclude=_NOT_SENT),
+            "reward": reward,
+            "terminated": observation.terminated,
+            "truncated": observation.truncated,
+        }
+
+    def wait(self, player: Player) -> asyncio.Future[Any]:
+        """Return a future of a player's next turn, or of the end of its episode."""
+        player.waiter = asyncio.get_running_loop().create_future()
+        return player.waiter
+
+    def _wake(self) -> None:
+        """Give the players that wait the replies that there are."""
+        if not self._changed:
+            return
+        self._changed = False
+        for player in self.players:
+            if player.waiter is not None and not player.waiter.done():
+                try:
+                    if (reply := self._reply(player)) is not None:
+                        player.waiter.set_result(reply)
+                except EnvironmentFailureError as error:
+                    player.waiter.set_exception(error)
+
+    # Players that leave
+
+    def leave(self, player: Player) -> Awaitable[None] | None:
+        """Take a player off, and go on as the class declares; returns an awaitable if that takes a thread."""
+        self.players = [each for each in self.players if each is not player]
+        if player.watchdog is not None:
+            player.watchdog.close()
+        if self.over or self._game is None or not self._shared:
+            return None
+        for seat in player.seats:
+            del self._player_of[seat]
+            self._actions.pop(seat, None)
+            if seat not in self._ended:
+                self._left.append(seat)
+        return self._run(self._advance)  # type: ignore[no-any-return]
+
+    def cancel(self, reason: str) -> None:
+        """End a table whose episode has not begun."""
+        self._end(reason)
+        self._wake()
+
+    def _replace(self, seat: str) -> None:
+        """Do what the class declares where the player of a seat has left."""
+        declared = self._game_type.ABSENT
+        if (policy := self._game_type.POLICIES.get(declared)) is not None:
+            self._policies[seat] = policy
+        elif declared == FORFEIT:
+            self._take(self._game.forfeit(seat))
+            self.over = True
+        else:
+            for each in [each for each in self._game_type.seats if each not in self._ended]:
+                cut = {"done": True, "truncated": True, "terminated": False, "reward": None}
+                self._show(each, self._latest[each].model_copy(update=cut))

@@ -1,0 +1,115 @@
+"""Agents' programs in the sandbox: they reach the gateway and their folder, and nothing else."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_fixtures import agent_playing
+from sandbox_levels import sandbox_at
+from test_agent_episodes import only, parts
+from worker_fixtures import absences
+
+from openenv_core.sandbox import Isolation
+from rl_bridge.errors import ConfigError
+from rl_bridge.types import Ending
+
+
+@pytest.fixture(autouse=True)
+async def namespaces() -> None:
+    """Skip on a machine on which this user may not make namespaces."""
+    async with sandbox_at(Isolation.NAMESPACES):
+        pass
+
+
+PROBE = """
+import json, os, socket, sys, urllib.request
+url, key, server, secret, own = sys.argv[1:]
+def post(path, body):
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {
+        "authorization": "Bearer " + key, "content-type": "application/json"})
+    return json.load(urllib.request.urlopen(request))
+def attempt(act):
+    try:
+        return repr(act())
+    except Exception as error:
+        return type(error).__name__
+def connect(family, address):
+    with socket.socket(family) as connection:
+        connection.settimeout(20)
+        connection.connect(address)
+        return "connected"
+port = int(server.rpartition(":")[2])
+found = {
+    "files": sorted(os.listdir(".")),
+    "home": os.getcwd() == os.environ["HOME"] == own,
+    "written": open("file.json").read(),
+    "server": attempt(lambda: connect(socket.AF_INET, ("127.0.0.1", port))),
+    "outside": attempt(lambda: connect(socket.AF_INET, ("192.0.2.1", 80))),
+    "vsock": attempt(lambda: socket.socket(socket.AF_VSOCK)),
+    "secret": attempt(lambda: open(secret).read()),
+    "etc": attempt(lambda: open("/etc/shadow").read()),
+    "processes": len([name for name in os.listdir("/proc") if name.isdigit()]),
+    "usr": attempt(lambda: open("/usr/x", "w")),
+    "ours": attempt(lambda: __import__("rl_bridge")),
+}
+answer = post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
+found["said"] = answer["choices"][0]["message"]["content"]
+open("x", "w").write("x")
+print(json.dumps(found), flush=True)
+post("/mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "finish"}})
+"""
+
+
+async def test_a_confined_program_reaches_the_gateway_and_nothing_else(
+    desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    agent = {
+        "command": (sys.executable, "-c", PROBE, "{url}", "{key}", desk, str(secret), "{folder}"),
+        "files": {"file.json": '{"key": "{key}"}'},
+        "sandbox": True,
+    }
+    answers = parts(monkeypatch, lambda prompt: "I finish.")
+    async with agent_playing(desk, tmp_path, agent, str, **answers) as play:
+        episode = await only(play)
+    assert (episode.ending, episode.reward, len(episode.turns)) == (Ending.COMPLETED, 1.0, 1)
+    found: dict[str, Any] = json.loads((tmp_path / "agents/worker/0.log").read_text())
+    assert json.loads(found.pop("written"))["key"].startswith("sk-")
+    assert found == {
+        "files": [".tmp", "file.json"],
+        "home": True,
+        "server": "ConnectionRefusedError",
+        "outside": "OSError",
+        "vsock": "OSError",
+        "secret": "FileNotFoundError",
+        "etc": "FileNotFoundError",
+        "processes": 0,
+        "usr": "OSError",
+        "ours": "ModuleNotFoundError",
+        "said": "I finish.",
+    }
+
+
+async def test_a_confined_program_that_is_killed_is_lost(
+    desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = {"command": ("sh", "-c", "kill -9 $$"), "sandbox": True}
+    async with agent_playing(desk, tmp_path, agent, str, **parts(monkeypatch), max_attempts=1) as play:
+        result = await play([7])
+    assert len(absences(result)) == 1
+    assert "SIGKILL" in str(result.last_failure)
+
+
+async def test_a_machine_without_namespaces_is_named(
+    desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_bridge.agents import sandbox
+
+    monkeypatch.setattr(sandbox, "find_readable", lambda more: (("/",), ()))  # no root can be built of that
+    agent = {"command": ("true",), "sandbox": True}
+    async with agent_playing(desk, tmp_path, agent, str, **parts(monkeypatch)) as play:
+        with pytest.raises(ConfigError, match=r"(?s)programs cannot be confined here.*is the root itself"):
+            await play([7])

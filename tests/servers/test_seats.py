@@ -1,0 +1,237 @@
+"""Games of several seats: sessions that meet at a table, sessions with several seats, and players that are gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import new_class
+from typing import Any
+
+import pytest
+from counter import Add, Count
+from games import BlockingRounds, Forfeited, Guess, Hasty, Rounds, Turns, secret_of
+from serving import eventually, serving
+
+from envs.kuhn_env.server.app import app as kuhn
+from openenv_core import GenericEnvClient, MultiAgentEnvironment
+from openenv_core.errors import (
+    ConfigurationError,
+    EpisodeOverError,
+    ExecutionError,
+    ServerError,
+    SessionError,
+)
+from servers import create_app
+from servers.app import EnvironmentApp
+
+SEATS = ("a", "b", "c")
+
+
+@asynccontextmanager
+async def players(game: Any, count: int) -> AsyncIterator[tuple[EnvironmentApp, list[GenericEnvClient]]]:
+    app = game if isinstance(game, EnvironmentApp) else create_app(game)
+    async with serving(app) as address, AsyncExitStack() as stack:
+        yield (
+            app,
+            [await stack.enter_async_context(GenericEnvClient(f"http://{address}")) for _ in range(count)],
+        )
+
+
+def sit(clients: list[GenericEnvClient], **options: Any) -> "list[asyncio.Task[Any]]":
+    """Seat the clients in order; return their resets, which wait for their turns."""
+    return [
+        asyncio.create_task(client.reset(table="t", seat=seat, **options))
+        for client, seat in zip(clients, SEATS, strict=False)
+    ]
+
+
+def say(client: GenericEnvClient, number: int) -> "asyncio.Task[Any]":
+    return asyncio.create_task(client.step({"number": number}))
+
+
+async def test_a_seat_is_told_when_its_turn_comes() -> None:
+    async with players(Turns, 3) as (_, clients):
+        turns = sit(clients, seed=5)
+        assert len({secret_of(await turns[0])}) == 1
+        for index in (0, 1, 2):
+            assert not turns[(index + 1) % 3].done()
+            assert (await clients[index].state())["turn"] == [SEATS[index]]
+            turns[index] = say(clients[index], index)
+            if index < 2:
+                assert (await turns[index + 1]).observation["round"] == index + 1
+        results = await asyncio.gather(*turns)
+        assert [result.reward for result in results] == [0, 1, 2]
+        assert all(result.terminated for result in results)
+        assert len({secret_of(result) for result in results}) == 3
+        with pytest.raises(ExecutionError, match="call reset"):
+            await clients[1].step({"number": 1})
+
+
+@pytest.mark.parametrize("game", [Rounds, BlockingRounds])
+async def test_seats_that_act_at_once_wait_for_each_other(game: Any) -> None:
+    async with players(game, 3) as (_, clients):
+        for _ in range(2):  # a table's name can be used again
+            begun = await asyncio.gather(*sit(clients))
+            assert not any(result.done for result in begun)
+            for number in (1, 2, 3):
+                waiting = [say(clients[0], number), say(clients[2], 10 * number)]
+                with pytest.raises(ExecutionError, match="b said -1"):
+                    await say(clients[1], -1)
+                assert not any(step.done() for step in waiting)
+                results = [await say(clients[1], 5), *await asyncio.gather(*waiting)]
+                assert [result.reward for result in results] == [5, number, 10 * number]
+                assert [result.done for result in results] == [number == 3] * 3
+
+
+async def test_a_released_client_plays_one_seat_against_the_servers_policies() -> None:
+    async with players(Turns, 1) as (_, (client,)):
+        result = await client.reset(seed=4)
+        assert (result.observation["round"], result.metadata) == (0, None)
+        state = await client.state()
+        assert (state["seat"], state["seed"], state["table"]) == (["a"], 4, None)
+        assert "secrets" not in state
+        assert (await client.step({"number": 3})).done
+        again = [await client.reset(seed=4, seat="c") for _ in range(2)]
+        assert secret_of(again[0]) == secret_of(again[1]) != secret_of(result)
+        named = await client.reset(seat="b", policies={"a": "seven"})
+        assert named.observation["round"] == 1
+
+
+async def test_a_session_may_hold_all_seats_and_be_forked() -> None:
+    async with players(Rounds, 1) as (_, (client,)):
+        seen = [await client.reset(seed=1)]  # no policy of the server's would play the others
+        while not seen[-1].done:
+            seen.append(await client.step({"number": len(seen)}))
+            if len(seen) == 5:
+                assert (await client.state())["turn"] == ["b"]
+        assert [result.metadata["seat"] for result in seen if result.metadata] == [*"abc" * 3, "a"]
+        assert len({secret_of(result) for result in seen}) == 3
+        rewards = dict.fromkeys(SEATS, 0)
+        for result in seen:
+            assert result.metadata is not None
+            rewards[result.metadata["seat"]] += result.reward or 0
+            for seat, other in result.metadata["others"].items():
+                rewards[seat] += other["reward"] or 0
+        assert rewards == {"a": 1 + 4 + 7, "b": 2 + 5 + 8, "c": 3 + 6 + 9}
+
+
+async def test_a_table_of_one_session_can_be_forked() -> None:
+    async with players(Rounds, 1) as (_, (client,)):
+        vector = await client.vector(1)
+        try:
+            await vector.ask("reset", seeds=[1])
+            await vector.ask("step", actions=[{"number": 1}])
+            await vector.ask("fork", member=0, count=1)
+            for number in (2, 3):
+                (reply,) = await vector.ask("step", actions=[{"number": number}] * 2)
+                assert reply.fields["rows"][0] == reply.fields["rows"][1]
+            assert reply.fields["rows"][0]["metadata"]["others"]["c"]["reward"] == 3
+        finally:
+            await vector.close()
+
+
+@pytest.mark.parametrize(
+    ("game", "last"),
+    [(Rounds, (None, False, True)), (Forfeited, (6, True, False)), (Turns, (1, True, False))],
+)
+async def test_a_player_that_leaves_is_replaced_as_the_class_declares(game: Any, last: Any) -> None:
+    async with players(game, 3) as (app, clients):
+        turns = sit(clients)
+        await turns[0]
+        turns[0] = say(clients[0], 1)
+        await turns[1]
+        await clients[2].close()
+        await eventually(lambda: app.sessions.active == 2)
+        if game is Turns:
+            assert (await say(clients[1], 8)).reward == 8
+        result = await turns[0]
+        assert (result.reward, result.terminated, result.truncated) == last
+        assert (await asyncio.gather(turns[2], return_exceptions=True))[0] is not None
+
+
+async def test_a_player_that_stalls_loses_its_seat_and_its_slot() -> None:
+    async with players(Hasty, 3) as (app, clients):
+        turns = sit(clients)
+        await turns[0]
+        second = await turns[1]  # a policy has played for the first
+        assert second.observation["round"] == 1
+        assert app.sessions.active < 3
+        with pytest.raises((SessionError, ServerError)):
+            await clients[0].step({"number": 1})
+        await eventually(lambda: app.sessions.active == 0)
+
+
+async def test_a_table_that_gets_no_players_says_so() -> None:
+    async with players(Hasty, 2) as (_, clients):
+        with pytest.raises(ExecutionError, match="nobody took b, c within"):
+            await clients[0].reset(table="t")
+        waiting = asyncio.create_task(clients[0].reset(table="u", seat="b", seed=1))
+        await eventually(lambda: _.served.factory._gathering)
+        for options, message in [
+            ({"seat": "b"}, "seat b of the table is taken"),
+            ({"seed": 2}, "the table has other options"),
+            ({"seat": "x"}, 'to be "all", or one or several of a, b, c'),
+            ({"policies": {"a": "no"}}, "expected the name of a policy"),
+        ]:
+            with pytest.raises(ExecutionError, match=message):
+                await clients[1].reset(table="u", **options)
+        with pytest.raises(ExecutionError, match="nobody took"):
+            await waiting
+
+
+async def test_the_error_of_a_game_names_no_secret_of_another_seat() -> None:
+    async with players(Rounds, 3) as (_, clients):
+        await asyncio.gather(*sit(clients))
+        for result in await asyncio.gather(*(say(client, 99) for client in clients), return_exceptions=True):
+            assert "Rounds failed, and its episode is over" in str(result)
+            assert "secret" not in str(result)
+        await asyncio.gather(*sit(clients))
+        refused = await asyncio.gather(*sit(clients, rounds="many"), return_exceptions=True)
+        assert all("reset options" in str(error) for error in refused)
+
+
+async def test_where_one_session_holds_all_seats_a_failing_step_can_be_tried_again() -> None:
+    async with players(Turns, 1) as (_, (client,)):
+        await client.reset(seat="all")
+        with pytest.raises(ExecutionError, match="a bug"):
+            await client.step({"number": 99})
+        assert (await client.step({"number": 9})).metadata["seat"] == "b"
+        with pytest.raises(ExecutionError, match="rounds"):
+            await client.reset(rounds="many")
+        assert (await client.step({"number": 9})).metadata["seat"] == "c"
+
+
+async def test_poker_by_its_oracle() -> None:
+    async with players(kuhn, 2) as (_, clients):
+        first = asyncio.create_task(clients[0].reset(table="t", seed=3))
+        second = asyncio.create_task(clients[1].reset(table="t", seed=3))
+        assert (await first).observation["card"] == "J"
+        first = asyncio.create_task(clients[0].step({"action": "bet"}))
+        assert (await second).observation["history"] == "b"
+        assert ((await clients[1].step({"action": "bet"})).reward, (await first).reward) == (2, -2)
+        assert (await first).observation["opponent_card"] == "K"
+
+
+def test_a_game_is_played_in_python_and_its_class_is_checked() -> None:
+    game = Rounds()
+    assert set(game.reset(seed=3, rounds=1)) == set(SEATS)
+    assert game.state.seed == 3
+    assert game.step({seat: Guess(number=2) for seat in SEATS})["b"].reward == 2
+    with pytest.raises(EpisodeOverError):
+        game.step({})
+
+    def refuse(match: str, **members: Any) -> None:
+        members = {"reset": lambda self: {}, "step": lambda self, actions: {}, "seats": ("a", "b"), **members}
+        with pytest.raises(ConfigurationError, match=match):
+            create_app(
+                new_class(
+                    "Game", (MultiAgentEnvironment[Add, Count],), exec_body=lambda body: body.update(members)
+                )
+            )
+
+    async def step(self: Any, actions: Any) -> None: ...
+
+    refuse("each once", seats=("a", "a"))
+    refuse("plain methods", step=step)
+    refuse("to be one of end, forfeit", ABSENT="random")
+    refuse("define how", ABSENT="forfeit")
+    refuse("seats of Game are unknown", seats=())
