@@ -46,7 +46,8 @@ class WeightLoader:
         """
         if self.device.type == "cpu":
             for layer in self.model_runner.get_model().modules():
-                if getattr(method := getattr(layer, "quant_method", None), "moe_kernel", None) is not None:
+                method: Any = getattr(layer, "quant_method", None)
+                if hasattr(method, "moe_kernel"):
                     method.moe_kernel = None
         # Moved first, so that a GPU does the type conversion: vLLM gives the process only one CPU thread.
         moved_weights = ((name, value.to(self.device)) for name, value in state.items())
