@@ -22,6 +22,7 @@ import types
 from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Self, TypeVar, cast
@@ -261,7 +262,7 @@ class Workers(BalancedEndpoints):
 
     def __init__(self, cluster: Cluster, config: Config, generators: "Generators") -> None:
         super().__init__(Balancer("rollout", wait_s=60.0), frozenset({"play", "cancel"}))
-        self._new_worker = lambda: Worker(cluster, config, generators)
+        self._new_worker = partial(Worker, cluster, config, generators)
         self._starts = itertools.count(1)
         self.by_replica: dict[int, Worker] = {}
         for replica in range(cluster.generators):
