@@ -80,7 +80,7 @@ class Plan:
     """How much is measured."""
 
     rounds: int = setting(1, quick=1, option="runs of each kind (1)")
-    gpus: tuple[int, ...] = setting((32, 224), quick=(16,))
+    gpus: tuple[int, ...] = setting((32, 224), quick=(20,))
     iterations: int = setting(12, quick=8)
     tokens: int = 3000
     group_size: int = 8
