@@ -14,16 +14,19 @@ from typing import Any
 
 from rich.console import Console
 
+from openenv_core.providers import ServerFleet
+from openenv_core.providers.fleet import open_fleet
 from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.config import Config, MonarchConfig, RoleConfig, resolve
+from rl_bridge.config import Config, EnvConfig, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import (
     CODER_URLS_VARIABLE,
     EnvironmentServers,
     coder_urls_file,
+    read_token,
     run_servers,
     write_coder_urls,
 )
@@ -264,7 +267,9 @@ async def open_players(
     """
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
     fleet = Fleet(
-        folder / LOGS, hosts=_make_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval
+        folder / LOGS,
+        hosts=_make_hosts(config.monarch, joinable=trains),
+        heartbeat_s=config.monarch.heartbeat_interval,
     )
 
     def print_line(text: str) -> None:
@@ -472,9 +477,10 @@ def _make_servers(
 
     servers = {
         name: EnvironmentServers(
-            app=env.app,
-            image=env.image,
+            app=env.app if env.fleet is None else None,
+            image=env.image if env.fleet is None else None,
             urls=env.urls,
+            fleet=_make_fleet(env, config.monarch.roles.environment.min_replicas),
             count=config.monarch.roles.environment.min_replicas,
             restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
             on_change=on_change,
@@ -484,6 +490,13 @@ def _make_servers(
         for name, env in config.environments.items()
     }
     return servers
+
+
+def _make_fleet(env: EnvConfig, servers: int) -> ServerFleet | None:
+    if env.fleet is None:
+        return None
+    options = {"token": read_token(env.token_file), **env.fleet_options}
+    return open_fleet(env.fleet, str(env.app or env.image), servers, options)
 
 
 def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServers]:
@@ -500,7 +513,7 @@ def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServer
     ]
 
 
-def _make_hosts(monarch: MonarchConfig) -> Hosts:
+def _make_hosts(monarch: MonarchConfig, *, joinable: bool) -> Hosts:
     address = f"tcp://{monarch.master_addr}:{monarch.master_port}"
     if monarch.workers:
         return Hosts.workers(monarch.workers, address=address, gpus_per_host=monarch.gpus_per_node)
@@ -513,7 +526,7 @@ def _make_hosts(monarch: MonarchConfig) -> Hosts:
             gpus_per_host=monarch.gpus_per_node,
             address=address,
         )
-    return Hosts.this_machine(address=None if monarch.join_port is None else address)
+    return Hosts.this_machine(address=address if joinable and monarch.join_port is not None else None)
 
 
 def _make_join_server(monarch: MonarchConfig, folder: Path) -> JoinServer | None:
