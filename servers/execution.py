@@ -21,7 +21,7 @@ from types import CoroutineType, MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, unscored_reason
-from openenv_core.outcomes import UNSCORED
+from openenv_core.outcomes import SCORES, UNSCORED
 from openenv_core.pending import Pending
 from openenv_core.tools import is_tool_host
 from servers.threads import Outcome, ThreadCall, ThreadPool, contain, containable, max_threads, outcome_of
@@ -145,7 +145,7 @@ class EnvironmentCall:
     Attributes:
         on_end: Called with the call and its outcome when it has ended: by whom it was started.
         thread_call: The call in a thread, while it waits for one or runs in it.
-        task: Awaits what `work` has returned.
+        task: Awaits what `work` has returned; if that is a future, itself.
         was_awaited: Whether there has been such a task.
     """
 
@@ -156,7 +156,7 @@ class EnvironmentCall:
         self.on_loop = on_loop
         self.on_end: Callable[[EnvironmentCall, Outcome], None] = _deliver
         self.thread_call: ThreadCall | None = None
-        self.task: asyncio.Task[Outcome] | None = None
+        self.task: asyncio.Future[Any] | None = None
         self.was_awaited = False
 
     def deliver(self, outcome: Outcome) -> None:
@@ -380,19 +380,37 @@ class EnvironmentRunner:
             self._end_abandoned(call, outcome)
         elif succeeded and isinstance(value, Pending | CoroutineType):
             call.was_awaited = True
-            call.task = keep(asyncio.create_task(_outcome_of_awaitable(value)))
-            call.task.add_done_callback(partial(self._end_task, call))
+            if isinstance(value, Pending) and isinstance(future := value.awaited, asyncio.Future):
+                call.task = future  # a task for it would take longer than many a step
+                future.add_done_callback(partial(self._end_future, call, value))
+                return
+            task = keep(asyncio.create_task(_outcome_of_awaitable(value)))
+            task.add_done_callback(partial(self._end_task, call))
+            call.task = task
         else:
             call.on_end(call, outcome)
 
+    def _end_future(
+        self, call: EnvironmentCall, pending: Pending[Any], future: "asyncio.Future[Any]"
+    ) -> None:
+        if future.cancelled():
+            outcome: Outcome = False, RuntimeError("the environment cancelled its own call")
+        elif (error := future.exception()) is not None:
+            outcome = False, containable(error)
+        else:
+            outcome = outcome_of(partial(pending.finish, future.result()))
+        self._end_awaited(call, outcome)
+
     def _end_task(self, call: EnvironmentCall, task: asyncio.Task[Outcome]) -> None:
-        call.task = None
         cancelled = RuntimeError("the environment cancelled its own call")
-        outcome = (False, cancelled) if task.cancelled() else task.result()
+        self._end_awaited(call, (False, cancelled) if task.cancelled() else task.result())
+
+    def _end_awaited(self, call: EnvironmentCall, outcome: Outcome) -> None:
+        call.task = None
         if call in self._abandoned:
             self._end_abandoned(call, outcome)
         else:
-            call.on_end(call, outcome)
+            self._settle(call, outcome)
 
     def abandon(self, call: EnvironmentCall) -> None:
         """End a call that nobody waits for any more.
@@ -511,7 +529,11 @@ class EnvironmentRunner:
         """
         reward: Any = observation.reward
         if self.unscored is None:
-            if type(reward) in _PLAIN_NUMBERS and not observation.metadata and -_MAX <= reward <= _MAX:
+            if (
+                type(reward) in _PLAIN_NUMBERS
+                and SCORES not in observation.metadata
+                and -_MAX <= reward <= _MAX
+            ):
                 return observation  # `unscored_reason` would find nothing
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:

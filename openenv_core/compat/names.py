@@ -170,7 +170,10 @@ MODULES: Final[Mapping[str, Module]] = {
         package=True,
     ),
     "openenv.core.containers.runtime.providers": Module(
-        _names_in("openenv_core.compat.containers", "ContainerProvider LocalDockerProvider RuntimeProvider"),
+        _names_in(
+            "openenv_core.compat.containers",
+            "ContainerProvider KubernetesProvider LocalDockerProvider RuntimeProvider",
+        ),
         default_reason=_PROVIDERS,
     ),
     "openenv.core.containers.runtime.daytona_provider": Module(

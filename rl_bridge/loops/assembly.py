@@ -14,16 +14,19 @@ from typing import Any
 
 from rich.console import Console
 
+from openenv_core.providers import ServerFleet
+from openenv_core.providers.fleet import open_fleet
 from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.config import Config, MonarchConfig, RoleConfig, resolve
+from rl_bridge.config import Config, EnvConfig, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import (
     CODER_URLS_VARIABLE,
     EnvironmentServers,
     coder_urls_file,
+    read_token,
     run_servers,
     write_coder_urls,
 )
@@ -66,6 +69,8 @@ LOGS = "logs"
 TRANSFER_SHARE = 0.25
 """Share of a synchronisation's deadline for one transfer. The whole deadline covers a push's wait for readers, its
 transfer and the fetch, and a generator whose link hangs is noticed and dropped before it ends."""
+ENGINES_TIMEOUT_S = 5.0
+"""How long to wait for the generators to say how busy they are."""
 UPDATE_TIMEOUT_S = 60.0
 """Deadline in seconds for one update to reach all replicas, before the next is sent."""
 START_REPORT_INTERVAL_S = 20.0
@@ -331,6 +336,11 @@ async def open_players(
             examples=None if dataset is None else (await dataset.identity.route())["examples"],
             collect=collect,
             explain=(lambda name: servers[name].traceback()) if servers else None,
+            query_engines=(
+                partial(roles["policy"].query_replicas, "statistics", timeout_s=ENGINES_TIMEOUT_S)
+                if config.rollout.concurrency == "adaptive"
+                else None
+            ),
         )
         yield Players(
             config=config, fleet=fleet, roles=roles, chat=chat, dispatcher=dispatcher, servers=servers
@@ -464,9 +474,10 @@ def _make_servers(
 
     servers = {
         name: EnvironmentServers(
-            app=env.app,
-            image=env.image,
+            app=env.app if env.fleet is None else None,
+            image=env.image if env.fleet is None else None,
             urls=env.urls,
+            fleet=_make_fleet(env, config.monarch.roles.environment.min_replicas),
             count=config.monarch.roles.environment.min_replicas,
             restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
             on_change=on_change,
@@ -476,6 +487,13 @@ def _make_servers(
         for name, env in config.environments.items()
     }
     return servers
+
+
+def _make_fleet(env: EnvConfig, servers: int) -> ServerFleet | None:
+    if env.fleet is None:
+        return None
+    options = {"token": read_token(env.token_file), **env.fleet_options}
+    return open_fleet(env.fleet, str(env.app or env.image), servers, options)
 
 
 def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServers]:
