@@ -135,8 +135,8 @@ def find_tools(prompt: str) -> list[str]:
 
 
 def find_question(prompt: str) -> str:
-    for part in re.split(r'\n|<\|end\|>|: |", "', prompt):  # of a text, or of JSON
-        line = part.strip().strip('"}')
+    for part in re.split(r'\n|<\|end\|>|: |\\?", \\?"', prompt):  # of a text, or of JSON, quoted or not
+        line = part.strip().strip('"}\\')
         try:
             parse_question(line)
         except ValueError:
