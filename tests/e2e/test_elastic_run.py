@@ -117,7 +117,7 @@ def elastic_run(folder: Path, seed: int) -> Iterator[tuple[ElasticRun, list[Name
 
 
 def last_reward(folder: Path) -> float:
-    return fmean(row["rollout/reward"] for row in rows(folder)[-LAST:])
+    return fmean(row["rollout/reward_mean"] for row in rows(folder)[-LAST:])
 
 
 @pytest.mark.parametrize("seed", [1])
