@@ -74,7 +74,7 @@ class RolesConfig(Section):
     reference: RoleConfig = RoleConfig()
     reward: RoleConfig = RoleConfig()
     environment: RoleConfig = RoleConfig()
-    """Servers of `env.app` or `env.image`; they run on the controller's host."""
+    """Servers of `env.app` or `env.image`; they run on the controller's host, or where `env.fleet` says."""
     coder: CoderConfig | None = None
     """These run on the controller's host too; `rl_bridge.environments.servers.coder_urls()` returns their addresses."""
 

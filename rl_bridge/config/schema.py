@@ -73,7 +73,7 @@ class ModelConfig(Section):
     """None trains all weights."""
     thinking: bool = False
     """Whether chat templates with `enable_thinking` (such as Qwen3's) let the policy think before it answers."""
-    tool_calls: Literal["auto", "hermes", "llama"] = "auto"
+    tool_calls: Literal["auto", "hermes", "llama", "xml"] = "auto"
     """How the policy writes tool calls; auto detects it from the chat template."""
     repair_tool_calls: bool = False
     """Whether a call in almost valid JSON is repaired. Otherwise it ends its episode and is penalised."""
@@ -89,8 +89,14 @@ class EnvConfig(Section):
     """A Docker image to serve from containers of this machine."""
     url: str | tuple[str, ...] | None = None
     """The address of a running server, or several."""
+    fleet: Literal["ray", "docker", "kubernetes"] | None = None
+    """The engine that runs `monarch.roles.environment.replicas` servers of `app` (ray) or `image` (docker, kubernetes),
+    and restarts them; by default they run on the controller's host."""
+    fleet_options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the fleet's class, such as `num_cpus` of `RayFleet`."""
     token_file: str | None = None
-    """A file with the token for the servers at `url`; rollout workers read it, on whatever host they run."""
+    """A file with the token of the servers at `url` or of the fleet; rollout workers read it, on whatever host they
+    run."""
     sessions: Count = 128
     """Episodes in flight over all rollout workers, each with a WebSocket session of its own. If generators have GPUs,
     the default is `rollout.max_num_seqs` for each of them, but at most 1 + `rollout.max_staleness` batches, divided
@@ -129,8 +135,16 @@ class EnvConfig(Section):
                 "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
                 "and env.url (use running servers)"
             )
-        if self.token_file is not None and self.url is None:
-            raise ValueError("expected env.token_file with env.url; servers that we start ask for no token")
+        if self.token_file is not None and self.url is None and self.fleet is None:
+            raise ValueError(
+                "expected env.token_file with env.url or env.fleet; servers on this host ask for no token"
+            )
+        served = None if self.fleet is None else self.app if self.fleet == "ray" else self.image
+        if self.fleet is not None and (served is None or self.token_file is None):
+            raise ValueError(
+                f"expected env.fleet={self.fleet} with env.{'app' if self.fleet == 'ray' else 'image'} and "
+                "env.token_file, the token of its servers"
+            )
         if self.sampling != "uniform" and self.tasks is None:
             raise ValueError(
                 f"expected env.tasks, a number of tasks to come back to, with env.sampling={self.sampling}, got none: "
@@ -221,6 +235,10 @@ class RolloutConfig(Section):
     """How long a batch waits for a group that would be too stale for the next one. After that the group is trained with
     the siblings that have ended, or is dropped: quick episodes are then trained more often than slow ones. None waits
     for all of them."""
+    concurrency: Literal["fixed", "adaptive"] = "fixed"
+    """How many groups are in flight, within `max_staleness`: enough for all of `env.sessions` (fixed), or, up to that,
+    as many as keep the generators busy (adaptive): more while environments are slow, fewer while prompts wait at the
+    generators or their key-value caches are too small."""
     max_attempts: Count = 3
     """How often an episode is tried if failures not the policy's end it, and how often a group may lose its worker."""
     max_lost_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
