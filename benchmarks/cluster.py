@@ -19,9 +19,10 @@ import random
 import tempfile
 import time
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Self, TypeVar, cast
@@ -79,7 +80,7 @@ class Plan:
     """How much is measured."""
 
     rounds: int = setting(1, quick=1, option="runs of each kind (1)")
-    gpus: tuple[int, ...] = setting((32, 224), quick=(16,))
+    gpus: tuple[int, ...] = setting((32, 224), quick=(20,))
     iterations: int = setting(12, quick=8)
     tokens: int = 3000
     group_size: int = 8
@@ -261,7 +262,7 @@ class Workers(BalancedEndpoints):
 
     def __init__(self, cluster: Cluster, config: Config, generators: "Generators") -> None:
         super().__init__(Balancer("rollout", wait_s=60.0), frozenset({"play", "cancel"}))
-        self._new_worker: Callable[[], Worker] = lambda: Worker(cluster, config, generators)
+        self._new_worker = partial(Worker, cluster, config, generators)
         self._starts = itertools.count(1)
         self.by_replica: dict[int, Worker] = {}
         for replica in range(cluster.generators):

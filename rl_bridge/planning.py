@@ -303,7 +303,8 @@ def _make_frozen_role(
 def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     """Return the bytes that each process needs during a pass, by purpose; tensor-parallel ranks share them.
 
-    In the backward pass these are the more of what the last layer needs and what the last block needs.
+    They are the most of what the backward pass needs in the last layer, in the last block and, with replicas of the
+    weights, in the first block.
 
     A block keeps, per token, what TorchTitan's Qwen3 saves for its backward pass. On a GPU, where the norm is one
     kernel, these are 4 x hidden_dim + 4 x dim + 3 x (queries and keys) values of the model's dtype: for the 28 layers
@@ -361,15 +362,23 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
         saved, in_use = architecture.layers * kept_per_token[kind] * width, 2 * (block + copied)
     else:
         saved, in_use = architecture.layers * (block + copied), block + copied
-    memory["activations"] = tokens * (saved + outer_values) // parallel.tp
+    activations = {"activations": tokens * (saved + outer_values) // parallel.tp}
     # The last layer's gradient is accumulated in float32, while FSDP gathers the block before it.
-    last_layer = logits | {"gathered layers": (width + 4 + cast_width) * output + width * layer}
+    gathered = (width + 4 + cast_width) * output + width * layer
+    phases = [activations | logits | {"gathered layers": gathered}]
     # A block has its weights, their gradient, and its copy to be reduced in float32; FSDP gathers the one before it.
-    last_block = {
+    block_pass = {
         "gathered layers": (3 * width + 4) * layer,
         "a block's backward pass": tokens * in_use // parallel.tp,
     }
-    return memory | max(last_layer, last_block, key=lambda phase: sum(phase.values()))
+    phases.append(activations | block_pass)
+    if (
+        parallel.hsdp > 1
+    ):  # what the replicas sum up is kept until the end, beside the gradients of earlier passes
+        trained = size.parameters if config.model.lora is None else size.adapter_parameters(config.model.lora)
+        shards = config.monarch.roles.trainer.ranks // parallel.hsdp
+        phases.append(block_pass | {"gradients on their way to other replicas": 4 * trained // shards})
+    return memory | max(phases, key=lambda phase: sum(phase.values()))
 
 
 def _network_bytes(architecture: Architecture, width: int) -> int:

@@ -333,6 +333,7 @@ class EnvironmentRunner:
         plan: How to run its methods.
         name: Name of its class.
         concurrent: Whether its class allows several instances in one process.
+        is_tool_host: Whether it has tools to list and call.
         spent_s: Seconds that the last reset or step spent in the environment, without the wait for a thread.
         unscored: Why the current episode cannot be scored, since a step of it could not; None if it can.
     """
@@ -341,6 +342,7 @@ class EnvironmentRunner:
         self.plan = plan = plan_of(type(environment))
         self.name = type(environment).__name__
         self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
+        self.is_tool_host = is_tool_host(environment)
         self.environment = environment
         self.spent_s = 0.0
         self.unscored: str | None = None
@@ -566,14 +568,9 @@ class EnvironmentRunner:
         """Whether a method runs on the event loop."""
         return self.plan.on_loop or inspect.iscoroutinefunction(method)
 
-    @property
-    def is_tool_host(self) -> bool:
-        """Whether the environment has tools to list and call."""
-        return is_tool_host(self.environment)
-
     def has_method(self, name: str) -> bool:
-        """Whether the environment has a method of that name."""
-        return callable(getattr(self.environment, name, None))
+        """Whether the environment has a method of that name; True once it is closed, when every call is refused."""
+        return self.environment is None or callable(getattr(self.environment, name, None))
 
     @property
     def forkable(self) -> bool:

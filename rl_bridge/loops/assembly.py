@@ -58,6 +58,7 @@ from rl_bridge.services.options import options_of, order_for_placement
 from rl_bridge.services.service import Service, report_errors
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import ReferenceActor, TrainerActor
+from rl_bridge.trainer.profile import flight_recorder_environment
 from rl_bridge.weights import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -165,6 +166,8 @@ async def start_roles(
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         environment = ONE_THREAD | allocator_environment(on_gpu=role_table.trainer.gpus > 0)
+        if config.trainer.profile_interval:
+            environment |= flight_recorder_environment(folder)
         add("trainer", TrainerActor, role_table.trainer, environment, trainer, store)
         if config.has_reference:
             add("reference", ReferenceActor, role_table.reference, ONE_THREAD, trainer)
