@@ -116,14 +116,13 @@ def test_no_error_in_a_rolling_update_under_load(
     async def act(root: BlackjackEnv, envs: list[BlackjackEnv]) -> None:
         fleet = root._session.servers.provider
         expected = await asyncio.gather(*(play(env, number) for number, env in enumerate(envs)))
-        urls = sorted(fleet.urls())
         rolling = asyncio.create_task(asyncio.to_thread(fleet.roll))
         rounds = 0
         while not rolling.done():
             assert await asyncio.gather(*(play(env, number) for number, env in enumerate(envs))) == expected
             rounds += 1
         await rolling
-        assert sorted(fleet.urls()) == urls
+        assert len(fleet.urls()) == SERVERS
         record_testsuite_property("rounds of all sessions during the update", rounds)
 
     asyncio.run(in_fleet(act, 200))
