@@ -38,6 +38,21 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
         self._on_failure = on_failure
         self._running: Coroutine[Any, Any, T] | None = None
 
+    @property
+    def awaited(self) -> Awaitable[Any] | None:
+        """What it awaits in the end, if that is all: whoever knows how may wait for it otherwise, and call `finish`."""
+        inner = self._awaitable
+        if self._on_failure is not None or self._running is not None:
+            return None
+        return inner.awaited if isinstance(inner, Pending) else inner
+
+    def finish(self, value: Any) -> "T | Pending[T]":
+        """Return what becomes of the result of `awaited`."""
+        if not isinstance(self._awaitable, Pending):
+            return self._then(value)
+        result = self._awaitable.finish(value)
+        return Pending(result, self._then) if isinstance(result, Pending) else self._then(result)
+
     async def _finish(self) -> T:
         try:
             value = await (self._awaitable if self._wait is None else self._wait(self._awaitable))
@@ -78,3 +93,16 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
 def convert(value: Any, then: Callable[[Any], T]) -> T | Pending[T]:
     """Return what `then` makes of a method's value; of an awaitable's result once it is awaited."""
     return Pending(value, then) if inspect.isawaitable(value) else then(value)
+
+
+def require_value(value: T, method: str, advice: str = "write it as `async def`") -> T:
+    """Return what a plain method has returned.
+
+    Raises:
+        TypeError: It is an awaitable, which is closed.
+    """
+    if not inspect.isawaitable(value):
+        return value
+    if isinstance(value, Coroutine):
+        value.close()
+    raise TypeError(f"expected a value from {method}, got {type(value).__name__}; {advice}")

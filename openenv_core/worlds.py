@@ -1,10 +1,7 @@
-"""Tool environments with generated tasks to train on: episodes, clients, scripted policies and their mean rewards."""
+"""Tool environments with generated tasks to train on: their episodes and clients."""
 
-import argparse
-import random
-import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
@@ -15,8 +12,6 @@ from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import EpisodeOverError
 from openenv_core.tasks import GeneratedTasks, InvalidResetOptionError
 from openenv_core.tools import (
-    CallToolAction,
-    CallToolObservation,
     ToolEnvironment,
     ToolResult,
     prompt,
@@ -194,81 +189,3 @@ class WorldClient(MCPToolClient):
         if "task" not in observation:
             return super()._parse_result(payload)
         return StepResult(self.reset_type.model_validate(observation), None, False, payload.get("metadata"))
-
-
-Call: TypeAlias = Callable[[str, dict[str, Any]], CallToolObservation]
-"""Calls a tool, given its name and arguments, and returns the observation."""
-
-Policy: TypeAlias = Callable[[str, Call, random.Random], float]
-"""Plays a task, given its text, and returns the total reward."""
-
-
-class SolverError(Exception):
-    """A scripted policy received something it cannot handle."""
-
-
-class ToolUser:
-    """Calls tools for a scripted policy.
-
-    Attributes:
-        total: Sum of the rewards so far.
-    """
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self.total = 0.0
-
-    def use(self, name: str, /, **arguments: Any) -> Any:
-        """Call a tool and return its result.
-
-        Raises:
-            SolverError: The tool failed.
-        """
-        observation = self._call(name, arguments)
-        self.total += float(observation.reward or 0.0)
-        if observation.error is not None:
-            raise SolverError(f"{name}({arguments}) failed: {observation.error.message}")
-        return observation.result
-
-
-def measure(world: ToolWorld[Any, Any], policy: Policy, split: Split, tasks: int) -> tuple[float, float]:
-    """Play the first tasks of a split, and return the mean reward and the mean number of calls."""
-    source = random.Random(0)
-
-    def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
-        observation = world.step(CallToolAction(tool_name=name, arguments=arguments))
-        assert isinstance(observation, CallToolObservation)
-        return observation
-
-    earned = calls = 0.0
-    for index in range(tasks):
-        earned += policy(world.reset(split=split, index=index).task, call, source)
-        calls += world.state.step_count
-    world.close()
-    return earned / tasks, calls / tasks
-
-
-def print_measures(
-    about: str,
-    world: ToolWorld[Any, Any],
-    policies: Mapping[str, Policy],
-    metrics: Mapping[str, Callable[[str, int], float]] | None = None,
-) -> None:
-    """Print one line per policy; a command-line program that parses `sys.argv`.
-
-    Args:
-        about: Description of the command.
-        world: The environment to play.
-        policies: The policies by name.
-        metrics: By name, functions of a split and a number of tasks that return a mean reward with one call per task.
-    """
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--split", default="test", choices=list(world.SPLITS))
-    parser.add_argument("--tasks", type=int, default=300)
-    arguments = parser.parse_args()
-    rows = [(name, metric(arguments.split, arguments.tasks), 1.0) for name, metric in (metrics or {}).items()]
-    rows += [
-        (name, *measure(world, policy, arguments.split, arguments.tasks)) for name, policy in policies.items()
-    ]
-    for name, reward, calls in rows:
-        sys.stdout.write(f"{name:24} mean reward {reward:.3f}, {calls:.1f} calls\n")

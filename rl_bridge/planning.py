@@ -303,9 +303,12 @@ def _make_frozen_role(
 def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     """Return the bytes that each process needs during a pass, by purpose; tensor-parallel ranks share them.
 
+    They are the most of what the backward pass needs in the last layer, in the last block and, with replicas of the
+    weights, in the first block.
+
     A block keeps, per token, what TorchTitan's Qwen3 saves for its backward pass. On a GPU, where the norm is one
     kernel, these are 4 x hidden_dim + 4 x dim + 3 x (queries and keys) values of the model's dtype: for the 28 layers
-    of 0.6B this gives 36.6 GB, measured 35.6 GB on an H200. On a CPU they are 4 x hidden_dim + 3 x dim + 2 x (queries
+    of 0.6B this gives 35.7 GB, measured 35.6 GB on an H200. On a CPU they are 4 x hidden_dim + 3 x dim + 2 x (queries
     and keys), and in float32 4 x dim + 2 x (queries and keys). With full activation checkpointing a block keeps only
     its input, and one block at a time is recomputed, with its gradients (Chen et al., arXiv 1604.06174); with selective
     it also keeps the outputs of attention and of every second matrix product. With shared prefixes a block of queries
@@ -334,30 +337,48 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     copied_heads = architecture.heads if on_gpus else architecture.kv_heads
     copied = copies * 2 * copied_heads * architecture.head_dim * width
     outer_values = (8 + width) * architecture.dim  # the embedding, the last norm, the output layer's input
-    memory = {"logits of a chunk": 2 * trainer.tokens_per_chunk * vocabulary * 4}
+    memory = dict[str, int]()
     if config.shares_prefixes:
         longest = config.rollout.max_length
         memory["mask of shared prefixes"] = MASK_BYTES * tokens * (longest + block_length(longest))
-    # FSDP gathers the layers in use; the output layer's gradient is accumulated in float32.
     cast_width = 0 if width == 4 else width
-    output, layer = vocabulary * architecture.dim, architecture.layer_parameters
-    experts, layers_width = architecture.expert_parameters, 2 * width + (4 if trains else 0)
-    layers = layers_width * (layer - experts) // parallel.tp + layers_width * experts // parallel.ep
+    output, experts = vocabulary * architecture.dim, architecture.expert_parameters
+    layer = (architecture.layer_parameters - experts) // parallel.tp + experts // parallel.ep
+    logits = {"logits of a chunk": 2 * trainer.tokens_per_chunk * vocabulary * 4}
     if not trains:
-        return memory | {
-            "gathered layers": width * output + layers,
+        return (memory | logits) | {
+            "gathered layers": width * (output + 2 * layer),
             "activations": tokens * (block + copied + outer_values) // parallel.tp,
         }
-    memory["gathered layers"] = (width + 4 + cast_width) * output + layers
     queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
-    products = queries + 2 * keys + 2 * architecture.hidden_dim + 2 * architecture.dim
+    products = queries + 2 * keys + architecture.dim
+    if architecture.experts:  # what is sent to experts and back is kept, whatever it is multiplied by
+        products += architecture.experts + 4 * architecture.experts_per_token * architecture.dim
+    else:
+        products += 2 * architecture.hidden_dim + architecture.dim
     kept_per_token = {"full": architecture.dim, "selective": architecture.dim + queries + products // 2}
     kept_per_token["auto"] = kept_per_token["full"]  # keeps more only if there is room
     if (kind := trainer.activation_checkpointing) in kept_per_token:
-        saved = architecture.layers * kept_per_token[kind] * width + 2 * (block + copied)
+        saved, in_use = architecture.layers * kept_per_token[kind] * width, 2 * (block + copied)
     else:
-        saved = (architecture.layers + 1) * (block + copied)
-    return memory | {"activations": tokens * (saved + outer_values) // parallel.tp}
+        saved, in_use = architecture.layers * (block + copied), block + copied
+    activations = {"activations": tokens * (saved + outer_values) // parallel.tp}
+    # The last layer's gradient is accumulated in float32, while FSDP gathers the block before it.
+    gathered = (width + 4 + cast_width) * output + width * layer
+    phases = [activations | logits | {"gathered layers": gathered}]
+    # A block has its weights, their gradient, and its copy to be reduced in float32; FSDP gathers the one before it.
+    block_pass = {
+        "gathered layers": (3 * width + 4) * layer,
+        "a block's backward pass": tokens * in_use // parallel.tp,
+    }
+    phases.append(activations | block_pass)
+    if (
+        parallel.hsdp > 1
+    ):  # what the replicas sum up is kept until the end, beside the gradients of earlier passes
+        trained = size.parameters if config.model.lora is None else size.adapter_parameters(config.model.lora)
+        shards = config.monarch.roles.trainer.ranks // parallel.hsdp
+        phases.append(block_pass | {"gradients on their way to other replicas": 4 * trained // shards})
+    return memory | max(phases, key=lambda phase: sum(phase.values()))
 
 
 def _network_bytes(architecture: Architecture, width: int) -> int:

@@ -21,7 +21,7 @@ from types import CoroutineType, MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from openenv_core import Action, Environment, Observation, unscored_reason
-from openenv_core.outcomes import UNSCORED
+from openenv_core.outcomes import SCORES, UNSCORED
 from openenv_core.pending import Pending
 from openenv_core.tools import is_tool_host
 from servers.threads import Outcome, ThreadCall, ThreadPool, contain, containable, max_threads, outcome_of
@@ -145,7 +145,7 @@ class EnvironmentCall:
     Attributes:
         on_end: Called with the call and its outcome when it has ended: by whom it was started.
         thread_call: The call in a thread, while it waits for one or runs in it.
-        task: Awaits what `work` has returned.
+        task: Awaits what `work` has returned; if that is a future, itself.
         was_awaited: Whether there has been such a task.
     """
 
@@ -156,7 +156,7 @@ class EnvironmentCall:
         self.on_loop = on_loop
         self.on_end: Callable[[EnvironmentCall, Outcome], None] = _deliver
         self.thread_call: ThreadCall | None = None
-        self.task: asyncio.Task[Outcome] | None = None
+        self.task: asyncio.Future[Any] | None = None
         self.was_awaited = False
 
     def deliver(self, outcome: Outcome) -> None:
@@ -333,6 +333,7 @@ class EnvironmentRunner:
         plan: How to run its methods.
         name: Name of its class.
         concurrent: Whether its class allows several instances in one process.
+        is_tool_host: Whether it has tools to list and call.
         spent_s: Seconds that the last reset or step spent in the environment, without the wait for a thread.
         unscored: Why the current episode cannot be scored, since a step of it could not; None if it can.
     """
@@ -341,6 +342,7 @@ class EnvironmentRunner:
         self.plan = plan = plan_of(type(environment))
         self.name = type(environment).__name__
         self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
+        self.is_tool_host = is_tool_host(environment)
         self.environment = environment
         self.spent_s = 0.0
         self.unscored: str | None = None
@@ -380,19 +382,37 @@ class EnvironmentRunner:
             self._end_abandoned(call, outcome)
         elif succeeded and isinstance(value, Pending | CoroutineType):
             call.was_awaited = True
-            call.task = keep(asyncio.create_task(_outcome_of_awaitable(value)))
-            call.task.add_done_callback(partial(self._end_task, call))
+            if isinstance(value, Pending) and isinstance(future := value.awaited, asyncio.Future):
+                call.task = future  # a task for it would take longer than many a step
+                future.add_done_callback(partial(self._end_future, call, value))
+                return
+            task = keep(asyncio.create_task(_outcome_of_awaitable(value)))
+            task.add_done_callback(partial(self._end_task, call))
+            call.task = task
         else:
             call.on_end(call, outcome)
 
+    def _end_future(
+        self, call: EnvironmentCall, pending: Pending[Any], future: "asyncio.Future[Any]"
+    ) -> None:
+        if future.cancelled():
+            outcome: Outcome = False, RuntimeError("the environment cancelled its own call")
+        elif (error := future.exception()) is not None:
+            outcome = False, containable(error)
+        else:
+            outcome = outcome_of(partial(pending.finish, future.result()))
+        self._end_awaited(call, outcome)
+
     def _end_task(self, call: EnvironmentCall, task: asyncio.Task[Outcome]) -> None:
-        call.task = None
         cancelled = RuntimeError("the environment cancelled its own call")
-        outcome = (False, cancelled) if task.cancelled() else task.result()
+        self._end_awaited(call, (False, cancelled) if task.cancelled() else task.result())
+
+    def _end_awaited(self, call: EnvironmentCall, outcome: Outcome) -> None:
+        call.task = None
         if call in self._abandoned:
             self._end_abandoned(call, outcome)
         else:
-            call.on_end(call, outcome)
+            self._settle(call, outcome)
 
     def abandon(self, call: EnvironmentCall) -> None:
         """End a call that nobody waits for any more.
@@ -511,7 +531,11 @@ class EnvironmentRunner:
         """
         reward: Any = observation.reward
         if self.unscored is None:
-            if type(reward) in _PLAIN_NUMBERS and not observation.metadata and -_MAX <= reward <= _MAX:
+            if (
+                type(reward) in _PLAIN_NUMBERS
+                and SCORES not in observation.metadata
+                and -_MAX <= reward <= _MAX
+            ):
                 return observation  # `unscored_reason` would find nothing
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:
@@ -544,14 +568,9 @@ class EnvironmentRunner:
         """Whether a method runs on the event loop."""
         return self.plan.on_loop or inspect.iscoroutinefunction(method)
 
-    @property
-    def is_tool_host(self) -> bool:
-        """Whether the environment has tools to list and call."""
-        return is_tool_host(self.environment)
-
     def has_method(self, name: str) -> bool:
-        """Whether the environment has a method of that name."""
-        return callable(getattr(self.environment, name, None))
+        """Whether the environment has a method of that name; True once it is closed, when every call is refused."""
+        return self.environment is None or callable(getattr(self.environment, name, None))
 
     @property
     def forkable(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, get_args
 
+from openenv_core.errors import PicklableError
 from openenv_core.outcomes import outcome_of
 from openenv_core.protocol.errors import short
 from openenv_core.tools import (
@@ -125,7 +126,7 @@ class NoToolsError(Exception):
     """The environment has no tools."""
 
 
-class ToolRefusedError(Exception):
+class ToolRefusedError(PicklableError):
     """A tool is not called as asked; `result` says why."""
 
     def __init__(self, error_type: ToolErrorType, message: str) -> None:

@@ -73,7 +73,7 @@ class ModelConfig(Section):
     """None trains all weights."""
     thinking: bool = False
     """Whether chat templates with `enable_thinking` (such as Qwen3's) let the policy think before it answers."""
-    tool_calls: Literal["auto", "hermes", "llama"] = "auto"
+    tool_calls: Literal["auto", "hermes", "llama", "xml"] = "auto"
     """How the policy writes tool calls; auto detects it from the chat template."""
     repair_tool_calls: bool = False
     """Whether a call in almost valid JSON is repaired. Otherwise it ends its episode and is penalised."""
@@ -235,6 +235,10 @@ class RolloutConfig(Section):
     """How long a batch waits for a group that would be too stale for the next one. After that the group is trained with
     the siblings that have ended, or is dropped: quick episodes are then trained more often than slow ones. None waits
     for all of them."""
+    concurrency: Literal["fixed", "adaptive"] = "fixed"
+    """How many groups are in flight, within `max_staleness`: enough for all of `env.sessions` (fixed), or, up to that,
+    as many as keep the generators busy (adaptive): more while environments are slow, fewer while prompts wait at the
+    generators or their key-value caches are too small."""
     max_attempts: Count = 3
     """How often an episode is tried if failures not the policy's end it, and how often a group may lose its worker."""
     max_lost_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5

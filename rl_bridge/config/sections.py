@@ -195,6 +195,9 @@ class TrainerConfig(Section):
     export_interval: Annotated[int, Field(ge=0)] = 0
     """Iterations between exports of the policy in the Hugging Face layout, to `policies/N` in the run's folder, all of
     which are kept; 0 exports it at the end alone, to `policy`."""
+    profile_interval: Annotated[int, Field(ge=0)] = 0
+    """Iterations between traces of a step by torch's profiler, one of each rank, to `profiles/` in the run's folder; 0
+    writes none. Above 0, NCCL's flight recorder also writes its latest collectives there if one times out."""
     timeout_s: Seconds = 1800.0
     """How long one step, one checkpoint or sending new weights to the generators may take; a transfer to one generator
     may take a quarter of it."""

@@ -58,6 +58,7 @@ from rl_bridge.services.options import options_of, order_for_placement
 from rl_bridge.services.service import Service, report_errors
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import ReferenceActor, TrainerActor
+from rl_bridge.trainer.profile import flight_recorder_environment
 from rl_bridge.weights import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ LOGS = "logs"
 TRANSFER_SHARE = 0.25
 """Share of a synchronisation's deadline for one transfer. The whole deadline covers a push's wait for readers, its
 transfer and the fetch, and a generator whose link hangs is noticed and dropped before it ends."""
+ENGINES_TIMEOUT_S = 5.0
+"""How long to wait for the generators to say how busy they are."""
 UPDATE_TIMEOUT_S = 60.0
 """Deadline in seconds for one update to reach all replicas, before the next is sent."""
 START_REPORT_INTERVAL_S = 20.0
@@ -163,6 +166,8 @@ async def start_roles(
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         environment = ONE_THREAD | allocator_environment(on_gpu=role_table.trainer.gpus > 0)
+        if config.trainer.profile_interval:
+            environment |= flight_recorder_environment(folder)
         add("trainer", TrainerActor, role_table.trainer, environment, trainer, store)
         if config.has_reference:
             add("reference", ReferenceActor, role_table.reference, ONE_THREAD, trainer)
@@ -262,7 +267,9 @@ async def open_players(
     """
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
     fleet = Fleet(
-        folder / LOGS, hosts=_make_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval
+        folder / LOGS,
+        hosts=_make_hosts(config.monarch, joinable=trains),
+        heartbeat_s=config.monarch.heartbeat_interval,
     )
 
     def print_line(text: str) -> None:
@@ -332,6 +339,11 @@ async def open_players(
             examples=None if dataset is None else (await dataset.identity.route())["examples"],
             collect=collect,
             explain=(lambda name: servers[name].traceback()) if servers else None,
+            query_engines=(
+                partial(roles["policy"].query_replicas, "statistics", timeout_s=ENGINES_TIMEOUT_S)
+                if config.rollout.concurrency == "adaptive"
+                else None
+            ),
         )
         yield Players(
             config=config, fleet=fleet, roles=roles, chat=chat, dispatcher=dispatcher, servers=servers
@@ -501,7 +513,7 @@ def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServer
     ]
 
 
-def _make_hosts(monarch: MonarchConfig) -> Hosts:
+def _make_hosts(monarch: MonarchConfig, *, joinable: bool) -> Hosts:
     address = f"tcp://{monarch.master_addr}:{monarch.master_port}"
     if monarch.workers:
         return Hosts.workers(monarch.workers, address=address, gpus_per_host=monarch.gpus_per_node)
@@ -514,7 +526,7 @@ def _make_hosts(monarch: MonarchConfig) -> Hosts:
             gpus_per_host=monarch.gpus_per_node,
             address=address,
         )
-    return Hosts.this_machine(address=None if monarch.join_port is None else address)
+    return Hosts.this_machine(address=address if joinable and monarch.join_port is not None else None)
 
 
 def _make_join_server(monarch: MonarchConfig, folder: Path) -> JoinServer | None:

@@ -173,7 +173,8 @@ class JoinServer:
                 return
             fleet = self._fleet.result()
             await _send(writer, admitted=True, notice_file=self._notice_file)
-            address = (await message or {}).get("address")
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                address = (await message or {}).get("address")
             if not isinstance(address, str):
                 return
             message = asyncio.ensure_future(_receive(reader))
@@ -198,10 +199,6 @@ RELEASE_TIMEOUT_S = 60.0
 """How long a host that has had its notice waits for the controller to take it out."""
 NOTICE_CHECK_INTERVAL_S = 1.0
 WORKER_GRACE_S = 1.0
-
-
-class _ConnectionLostError(Exception):
-    """The controller cannot be reached, or is gone."""
 
 
 async def join_run(controller: str, secret_file: Path, address: str | None = None) -> None:
@@ -253,17 +250,17 @@ async def _belong_to_run(
 ) -> bool:
     """Join by a connection, and stay; returns whether this ended in order, and not by the loss of the connection."""
     _keep_alive(writer)
-    noticed = asyncio.create_task(notice.wait())
-    tasks: list[asyncio.Task[Any]] = [noticed]
+    noticed, reply = asyncio.create_task(notice.wait()), asyncio.create_task(_receive(reader))
+    tasks: list[asyncio.Task[Any]] = [noticed, reply]
 
     async def receive(*ends: asyncio.Task[Any], timeout_s: float | None = None) -> dict[str, Any] | None:
         """Return the next message, {} if something else ends the wait, or None at the end of the connection."""
-        tasks.append(reply := asyncio.create_task(_receive(reader)))
+        nonlocal reply
         await asyncio.wait({reply, *ends}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if not reply.done():
-            reply.cancel()
             return {}
         message = reply.result()
+        tasks.append(reply := asyncio.create_task(_receive(reader)))
         if message is not None and "refused" in message:
             raise RoleError(f"the controller refuses this host: {message['refused']}")
         return message
@@ -301,13 +298,13 @@ async def _run_worker(address: str) -> AsyncIterator[asyncio.Task[int]]:
     """Run a Monarch worker within the block, and end it with all that it has started; yields its end."""
     command = [sys.executable, "-m", "rl_bridge.services.worker", address]
     guard = await asyncio.create_subprocess_exec(
-        *guard_command(command, grace_s=WORKER_GRACE_S, everything=True)
+        *guard_command(command, grace_s=WORKER_GRACE_S, everything=True), stdin=asyncio.subprocess.PIPE
     )
+    assert guard.stdin is not None
     try:
         yield asyncio.create_task(guard.wait())
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            guard.terminate()
+        guard.stdin.close()  # as happens if this process is killed
         await guard.wait()
 
 

@@ -132,7 +132,9 @@ class ReplicaSupervisor:
         try:
             incarnation = self._incarnation = self._owner.make_incarnation(self.replica, self.host)
         except NoRoomError as error:
-            return self._handle_start_error(error) if self.host is None else HOST_LEFT
+            if self.host is not None or await self._wait_for_host():
+                return HOST_LEFT
+            return self._handle_start_error(error)
         except BridgeError as error:
             return self._handle_start_error(error)
         target: MeshTarget | None = None
@@ -172,6 +174,20 @@ class ReplicaSupervisor:
             self.processes = ()
             self._start_over.set()
             self._log_tail = incarnation.tail()
+
+    async def _wait_for_host(self) -> bool:
+        """Wait for a host to join, if the run cannot go on without this replica; returns whether one has."""
+        if not self.ready.done() or not self._owner.needs_host():
+            return False
+        joined = asyncio.ensure_future(self._owner.host_joined.wait())
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                await self._wait_for_any(joined)
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            joined.cancel()
 
     def _mark_lost(self) -> None:
         """Update the status at once: ending the rest of a lost start takes a while."""
@@ -334,6 +350,8 @@ class Service(BalancedEndpoints):
         self._supervisor_tasks: set[asyncio.Task[None]] = set()
         self._replica_ids = itertools.count()
         self._started = self._stopping = False
+        self.host_joined = asyncio.Event()
+        """Set when a host joins; each time anew."""
         self._checks: set[asyncio.Task[None]] = set()
         self._epoch = 0
         self._lost: deque[Key] = deque(maxlen=MAX_ROSTER_LOSSES)
@@ -407,9 +425,21 @@ class Service(BalancedEndpoints):
         elif others < self.options.num_replicas:
             self._begin()
 
+    @property
+    def _max_replicas(self) -> int:
+        return self.options.max_replicas or self.options.num_replicas
+
+    def needs_host(self) -> bool:
+        """Whether the service may grow, and has no more replicas than it needs."""
+        return len(self._supervisors) <= self.options.num_replicas < self._max_replicas
+
     def grow(self, host: int, room: int) -> None:
         """Start replicas on a host that has joined: as many as it has room for, up to `max_replicas` in all."""
-        limit = (self.options.max_replicas or self.options.num_replicas) - len(self._supervisors)
+        if self._stopping:
+            return
+        self.host_joined.set()
+        self.host_joined = asyncio.Event()
+        limit = self._max_replicas - len(self._supervisors)
         if not self.options.with_gpus:
             room -= sum(supervisor.host == host for supervisor in self._supervisors.values())
         for _ in range(min(room, limit)):

@@ -38,6 +38,7 @@ from rl_bridge.trainer.metrics import LossMetrics, StepMeter
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.passes import RankBatch, rank_batches
 from rl_bridge.trainer.policy import PolicyGradients, loss_settings, with_advantages
+from rl_bridge.trainer.profile import trace_step
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.trainer.weights import Offload, Readers
 from rl_bridge.types import PolicyVersion
@@ -167,7 +168,8 @@ class Trainer:
         with convert_rank_errors(f"in iteration {self.version}"):
             self._checkpoints.check()
             try:
-                return self._step(self._take_own_part(batch))
+                with trace_step(self._settings, self._rank.index, self.version):
+                    return self._step(self._take_own_part(batch))
             except torch.OutOfMemoryError as error:
                 if self._rank.count > 1:  # all ranks are restarted: other processes may have used the memory
                     raise

@@ -148,8 +148,9 @@ class Handlers:
 
     async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> dict[str, Any]:
         """Answer tools/call."""
+        context = self._make_context(ctx)
 
-        def encode(result: ToolResult, context: CallContext) -> dict[str, Any]:
+        def encode(result: ToolResult) -> dict[str, Any]:
             if (size := _size(result.content)) > MAX_RESULT_CHARS:
                 text = f"expected a result of at most {MAX_RESULT_CHARS} characters, got {size}; return a link instead"
                 result = ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
@@ -165,22 +166,20 @@ class Handlers:
             answer: dict[str, Any] = {"content": result.content, "isError": result.is_error}
             return answer if result.structured is None else answer | {"structuredContent": result.structured}
 
-        context = self._make_context(ctx)
+        def request(runner: EnvironmentRunner) -> _Request:
+            call, read = self._tooling.request_call(
+                runner, params.name, params.arguments or {}, context, context.run
+            )
+            return call, lambda result: encode(read(result))
+
         try:
-
-            def request(runner: EnvironmentRunner) -> _Request:
-                call, read = self._tooling.request_call(
-                    runner, params.name, params.arguments or {}, context, context.run
-                )
-                return call, lambda result: encode(read(result), context)
-
             return await self._call(context, request, kind=TOOL)  # type: ignore[no-any-return]
         except EpisodeOverError as error:
-            return encode(ToolResult.failed(ToolErrorType.EXECUTION_ERROR, str(error)), context)
+            return encode(ToolResult.failed(ToolErrorType.EXECUTION_ERROR, str(error)))
         except InvalidResetOptionError as error:
-            return encode(ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)), context)
+            return encode(ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
         except ToolRefusedError as refused:
-            return encode(refused.result, context)
+            return encode(refused.result)
 
     async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
         """Answer resources/read."""

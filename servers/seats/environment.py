@@ -110,13 +110,14 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         if table is None or player.asked is None:
             begun = table is not None and self._state.episode_id
             raise EpisodeOverError(None if begun else "no episode is under way; call reset() first")
-        return self._count_step(table.act(player, action))
+        return table.act(player, action)
 
     @property
     def state(self) -> StateT:
         """The session's seats, and whether one of them has to act."""
-        turn = [] if self._player.asked is None else [self._player.asked]
-        return self._state.model_copy(update={"turn": turn})  # type: ignore[return-value]
+        player = self._player
+        update = {"turn": [] if player.asked is None else [player.asked], "step_count": player.steps}
+        return self._state.model_copy(update=update)  # type: ignore[return-value]
 
     def get_metadata(self) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
         """Return the game's description."""
@@ -193,17 +194,6 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         self.FORKABLE = (
             state.table is None and self.GAME.FORKABLE and self.GAME.snapshot is Environment.snapshot
         )
-
-    def _count_step(self, reply: Any) -> Any:
-        if isinstance(reply, Observation):
-            self._state.step_count += 1
-            return reply
-        return self._count_later(reply)
-
-    async def _count_later(self, reply: Awaitable[Observation]) -> Observation:
-        observation = await reply
-        self._state.step_count += 1
-        return observation
 
     def _give_up(self, name: str, table: GameTable) -> None:
         """End a table that has not got its players in time."""

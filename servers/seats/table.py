@@ -37,15 +37,17 @@ class Player:
         rewards: The rewards of each seat since the last reply.
         fresh: Seats with an observation that no reply has shown, in order.
         waiter: The reply that it waits for, if any.
+        steps: Actions taken.
         watchdog: Limits the time that it has to act; None where nobody waits for it.
     """
 
-    __slots__ = ("asked", "fresh", "on_absence", "rewards", "seats", "waiter", "watchdog")
+    __slots__ = ("asked", "fresh", "on_absence", "rewards", "seats", "steps", "waiter", "watchdog")
 
     def __init__(self, seats: tuple[str, ...], on_absence: Callable[[], None]) -> None:
         self.seats = seats
         self.on_absence = on_absence
         self.asked: str | None = None
+        self.steps = 0
         self.rewards: dict[str, Any] = {}
         self.fresh: dict[str, None] = {}
         self.waiter: asyncio.Future[Any] | None = None
@@ -85,7 +87,9 @@ class GameTable:
         self._game: Any = game
         self._policies = dict(policies)
         self._rng = Random(0)
-        self._turn: list[str] = []
+        self._player_of: dict[str, Player] = {}
+        self._turn: list[str] = []  # without those that have ended
+        self._changed = False  # since players were woken
         self._latest: dict[str, Observation] = {}
         self._actions: dict[str, Any] = {}
         self._ended: set[str] = set()
@@ -102,6 +106,7 @@ class GameTable:
     def add(self, player: Player) -> None:
         """Give a player its seats, which are free."""
         self.players.append(player)
+        self._player_of |= dict.fromkeys(player.seats, player)
         if self._shared:
             player.watchdog = Watchdog(self._game_type.TURN_TIMEOUT_S, player.on_absence)
 
@@ -127,6 +132,7 @@ class GameTable:
         if player.watchdog is not None:
             player.watchdog.stop()
         player.asked = None
+        player.steps += 1
         self._actions[seat] = action
         return self._run(self._advance, player)  # type: ignore[no-any-return]
 
@@ -152,6 +158,7 @@ class GameTable:
             if not self._shared:
                 self._actions = {}
                 for player in self.players:
+                    player.steps -= 1
                     player.asked = self._seat_to_ask(player)
                 raise
             self._fail(error)
@@ -162,11 +169,14 @@ class GameTable:
         """End the episode for all, since the game failed; its error may hold what no seat may see."""
         name = self._game_type.__name__
         if isinstance(error, InvalidResetOptionError):
-            self._failure = str(error)
+            self._end(str(error))
         else:
             logger.error("%s failed at a table of several players", name, exc_info=error)
-            self._failure = f"{name} failed, and its episode is over; the server's log says why"
-        self.over = True
+            self._end(f"{name} failed, and its episode is over; the server's log says why")
+
+    def _end(self, failure: str) -> None:
+        self.over = self._changed = True
+        self._failure = failure
 
     def _begin(self) -> None:
         if self._game is None:
@@ -204,18 +214,20 @@ class GameTable:
                     name = self._game_type.__name__
                     raise EnvironmentFailureError(f"{name} returned no observation for the seat {seat!r}")
                 self._show(seat, observation)
-        self._turn = list(self._game.turn)
+        ended = self._ended
+        turn = self._game.turn
+        self._turn = [seat for seat in turn if seat not in ended] if ended and not self.over else list(turn)
 
     def _show(self, seat: str, observation: Observation) -> None:
         self._latest[seat] = observation
         if observation.done:
             self._ended.add(seat)
             self.over = len(self._ended) == len(self._game_type.seats)
-        for player in self.players:
-            if seat in player.seats:
-                player.fresh[seat] = None
-                if observation.reward is not None:
-                    player.rewards[seat] = player.rewards.get(seat, 0) + observation.reward
+        self._changed = True
+        if (player := self._player_of.get(seat)) is not None:
+            player.fresh[seat] = None
+            if observation.reward is not None:
+                player.rewards[seat] = player.rewards.get(seat, 0) + observation.reward
 
     # Replies
 
@@ -247,7 +259,7 @@ class GameTable:
         if self.over:
             return None
         for seat in self._turn:
-            if seat in player.seats and seat not in self._actions and seat not in self._ended:
+            if seat in player.seats and seat not in self._actions:
                 return seat
         return None
 
@@ -267,6 +279,9 @@ class GameTable:
 
     def _wake(self) -> None:
         """Give the players that wait the replies that there are."""
+        if not self._changed:
+            return
+        self._changed = False
         for player in self.players:
             if player.waiter is not None and not player.waiter.done():
                 try:
@@ -285,6 +300,7 @@ class GameTable:
         if self.over or self._game is None or not self._shared:
             return None
         for seat in player.seats:
+            del self._player_of[seat]
             self._actions.pop(seat, None)
             if seat not in self._ended:
                 self._left.append(seat)
@@ -292,7 +308,7 @@ class GameTable:
 
     def cancel(self, reason: str) -> None:
         """End a table whose episode has not begun."""
-        self.over, self._failure = True, reason
+        self._end(reason)
         self._wake()
 
     def _replace(self, seat: str) -> None:

@@ -39,6 +39,8 @@ class ElasticRun:
         self._controller = controller
         self._outputs = folder
         self.events: dict[tuple[Any, ...], None] = {}
+        self.players: set[str] = set()
+        """Workers that were seen at play."""
         token = folder / "token"
         token.write_text(secrets.token_hex(16))
         port = 8000
@@ -74,7 +76,9 @@ class ElasticRun:
             [*inside(self._controller), *command], capture_output=True, text=True, cwd=ROOT, check=False
         )
         if asked.returncode == 0:
-            for event in json.loads(asked.stdout)["events"]:
+            status = json.loads(asked.stdout)
+            self.players |= {lease["worker"] for lease in status["leases"]}
+            for event in status["events"]:
                 self.events[event["at"], event["service"], event["replica"], event["what"]] = None
 
     def starts(self, service: str) -> dict[int, float]:
@@ -113,7 +117,7 @@ def elastic_run(folder: Path, seed: int) -> Iterator[tuple[ElasticRun, list[Name
 
 
 def last_reward(folder: Path) -> float:
-    return fmean(row["rollout/reward"] for row in rows(folder)[-LAST:])
+    return fmean(row["rollout/reward_mean"] for row in rows(folder)[-LAST:])
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -149,9 +153,8 @@ def test_run_goes_on_whatever_hosts_come_and_go(tmp_path: Path, seed: int) -> No
         assert elastic.run.wait(RUN_S) == 0, elastic.run.output()[-3000:]
         for host in hosts:
             eventually(lambda host=host: host.pids() == [])
-        assert watched[victims[2]].process.returncode == 0, watched[victims[2]].output()
-        for index in set(range(HOSTS)) - set(victims) | set(range(HOSTS, HOSTS + LATE_HOSTS)):
-            assert watched[index].process.wait(60) == 0, watched[index].output()
+        for index in set(range(HOSTS + LATE_HOSTS)) - set(victims[:2]):
+            assert watched[index].wait(60) == 0, watched[index].output()
 
     metrics = rows(elastic.folder)
     assert [row["iteration"] for row in metrics] == list(range(1, ITERATIONS + 1))
@@ -165,8 +168,10 @@ def test_run_goes_on_whatever_hosts_come_and_go(tmp_path: Path, seed: int) -> No
     ages = {int(key.rpartition("/")[2]) for row in metrics for key in row if "rollout/staleness/" in key}
     assert ages <= {0, 1}
     took = {service: elastic.starts(service) for service in ("rollout", "policy")}
-    print(took, last_reward(elastic.folder), last_reward(quiet.folder), sorted(elastic.events))  # noqa: T201
-    assert len(took["rollout"]) >= 1 + HOSTS - 1
+    rewards = last_reward(quiet.folder), last_reward(elastic.folder)
+    print(took, elastic.players, rewards, sorted(elastic.events))  # noqa: T201
+    assert len(took["rollout"]) > LATE_HOSTS
+    assert len(elastic.players - {"rollout-0", "-"}) > 1, elastic.players
     for starts in took.values():
         assert max(starts.values()) <= 3 * starts[0]
-    assert abs(last_reward(elastic.folder) - last_reward(quiet.folder)) <= MAX_REWARD_DIFFERENCE
+    assert abs(rewards[1] - rewards[0]) <= MAX_REWARD_DIFFERENCE

@@ -53,12 +53,13 @@ def test_three_iterations(ropewalk: Callable[..., Watched], tmp_path: Path) -> N
         *("train", "--config", CONFIG, "--name", "run", f"output_dir={tmp_path}", *SMALL),
         f"model.path={make_mixture(tmp_path / 'mixture')}",
         *("trainer.iterations=3", "trainer.learning_rate=1e-2", "trainer.warmup_updates=0"),
-        *("trainer.parallel.ep=2", "algorithm.kl_coef=0.05"),
+        *("trainer.updates_per_iteration=1", "trainer.parallel.ep=2", "algorithm.kl_coef=0.05"),
         "monarch.roles={trainer: {procs: 2}, reference: {procs: 2}}",
     )
     assert run.wait(RUN_TIMEOUT_S) == 0, run.output()[-3000:]
     iterations = rows(tmp_path / "run")
     assert len(iterations) == 3
     assert max(row["mismatch/logprob_max"] for row in iterations) <= 1e-4
-    assert iterations[0]["policy/kl_to_reference"] < iterations[2]["policy/kl_to_reference"]
+    assert iterations[0]["policy/kl_to_reference"] < 1e-6, "before the only update both are the same"
+    assert iterations[2]["policy/kl_to_reference"] > 1e-4
     assert len(list((tmp_path / "run" / "logs").glob("reference-*.log"))) == 2

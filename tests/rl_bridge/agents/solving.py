@@ -80,14 +80,16 @@ class SolvingEngine(FakeEngine):
             offered = find_tools(text) if "Call by" in text else []
             solves = "bash" in offered or any("list_tables" in name for name in offered)
             said = await self._say(text) if solves else "A few words."
-            tokens = self.tokenizer.encode(said + END, add_special_tokens=False)
-            completions.append(
-                Completion(
-                    tokens=tokens, logprobs=[-0.5] * len(tokens), versions=[3] * len(tokens), stopped=True
-                )
-            )
-        self.sampled += completions
+            completions.append(self.complete(said))
         return completions
+
+    def complete(self, said: str) -> Completion:
+        """Return what it says as sampled tokens, and record them."""
+        tokens = self.tokenizer.encode(said + END, add_special_tokens=False)
+        count = len(tokens)
+        completion = Completion(tokens=tokens, logprobs=[-0.5] * count, versions=[3] * count, stopped=True)
+        self.sampled.append(completion)
+        return completion
 
     async def _say(self, prompt: str) -> str:
         if "<tool_response>" not in prompt:

@@ -47,7 +47,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 16,
             "num_experts": 8,
             "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
+            "moe_intermediate_size": 32,
             "norm_topk_prob": True,
             "tie_word_embeddings": False,
             "rope_parameters": PLAIN,
