@@ -76,6 +76,11 @@ def check_weights(found: Found) -> None:
     assert [bar["met"] for bar in gathered] == [True, True]
 
 
+def check_connects(found: Found) -> None:
+    assert {row["of"] for row in found["figures"] if row["median"] > 0} == {"fleet", "direct"}
+    assert len(found["bars"]) == 1
+
+
 def check_forks(found: Found) -> None:
     measured = medians(found)
     assert len(measured) == 4
@@ -119,6 +124,7 @@ WIRE = ["--only", "step,imports,clients"]
         pytest.param("asynchrony", [], check_asynchrony, marks=HEAVY),
         pytest.param("cluster", [], check_cluster),
         pytest.param("concurrency", [], check_concurrency),
+        pytest.param("connects", [], check_connects),
         pytest.param("controller", [], check_controller),
         pytest.param("forks", [], check_forks),
         pytest.param("mcp", [], check_mcp),
