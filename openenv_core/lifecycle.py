@@ -5,7 +5,7 @@ with a `state` of its own, as released environments have, keeps them by hand, an
 """
 
 import inspect
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from random import Random
@@ -15,8 +15,8 @@ from uuid import uuid4
 from pydantic import BaseModel, ConfigDict, create_model
 
 from openenv_core.errors import ConfigurationError, EpisodeOverError
-from openenv_core.pending import Pending
-from openenv_core.tasks import check_reset, draw_seed, read_reset
+from openenv_core.pending import Pending, require_value
+from openenv_core.tasks import InvalidResetOptionError, check_reset, draw_seed, read_reset
 from openenv_core.types import Observation, State
 
 _COMMON: Final = ("seed", "episode_id")
@@ -75,7 +75,7 @@ class _Call:
     def begin(self) -> None:
         """Do what comes before the author's method. Raises what refuses the call."""
 
-    def fail(self) -> None:
+    def fail(self, error: BaseException) -> None:
         """Undo it, since the author's method raised."""
         if not self.nested:
             self.episode.busy = False
@@ -118,11 +118,19 @@ class _Reset(_Call):
         accepted = [each.name for each in _parameters_of(self._method)]
         common = zip(_COMMON, (seed, episode_id), strict=True)
         self.options |= {name: value for name, value in common if name in accepted}
+        self._before = self.episode, vars(self.environment).get("rng")
         self.environment.rng = Random(seed)
         episode_id = str(uuid4()) if episode_id is None else episode_id
         self.environment._episode = self.episode = Episode(
             models_of(cls).state(episode_id=episode_id, seed=seed)
         )
+
+    def fail(self, error: BaseException) -> None:
+        """Go on with the episode before, if the author refused an option; not with a rubric, which has been reset."""
+        super().fail(error)
+        was_refused = isinstance(error, InvalidResetOptionError) and self.environment.rubric is None
+        if was_refused and not self.nested:
+            self.environment._episode, self.environment.rng = self._before
 
 
 class _Step(_Call):
@@ -136,11 +144,11 @@ class _Step(_Call):
             )
         self.episode.state.step_count += 1
 
-    def fail(self) -> None:
+    def fail(self, error: BaseException) -> None:
         """Count the step no longer."""
         if not self.nested:
             self.episode.state.step_count -= 1
-        super().fail()
+        super().fail(error)
 
     @property
     def is_scored(self) -> bool:
@@ -195,7 +203,7 @@ def _wrap_reset(method: Callable[..., Any]) -> Callable[..., Any]:
         call = _Reset(self, method, seed, episode_id, options)
         with _failing(call):
             self._reset_rubric()
-            observation = _require_value(method(self, **call.options), method)
+            observation = require_value(method(self, **call.options), method.__qualname__)
         return call.finish(observation)
 
     async def reset_async(self: Any, *, seed: Any = None, episode_id: Any = None, **options: Any) -> Any:
@@ -221,7 +229,9 @@ def _wrap_step(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(self, action, *values, **options)
         call = _Step(self)
         with _failing(call):
-            observation = _require_value(method(self, action, *values, **options), method)
+            observation = method(self, action, *values, **options)
+            if not isinstance(observation, Observation):
+                require_value(observation, method.__qualname__)
             if call.is_scored:
                 observation.reward = self._apply_rubric(action, observation)
         return call.finish(observation)
@@ -257,8 +267,8 @@ def _wrap_tool_call(method: Callable[..., Any]) -> Callable[..., Any]:
 def _failing(call: _Call) -> Iterator[None]:
     try:
         yield
-    except BaseException:
-        call.fail()
+    except BaseException as error:
+        call.fail(error)
         raise
 
 
@@ -294,15 +304,6 @@ def _author(method: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable
         rest = kinds("unknown", kinds.VAR_KEYWORD)
         wrapper.__signature__ = signature.replace(parameters=[*given, *added, rest])  # type: ignore[attr-defined]
     return wrapper
-
-
-def _require_value(value: Any, method: Callable[..., Any]) -> Any:
-    """Return what a plain method returned. Raises TypeError for an awaitable."""
-    if isinstance(value, Observation) or not inspect.isawaitable(value):
-        return value
-    if isinstance(value, Coroutine):
-        value.close()
-    raise TypeError(f"{method.__qualname__} returned an awaitable; write it as `async def`")
 
 
 def _read_options(

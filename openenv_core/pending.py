@@ -19,19 +19,22 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
     Args:
         awaitable: What the method has returned.
         then: What is done with its result; may return another `Pending`, which is awaited too.
-        on_failure: Called if the awaitable fails, or is closed.
+        on_failure: Called with the exception of the awaitable; with a GeneratorExit if it is closed.
+        wait: Awaits it, if not plainly.
     """
 
-    __slots__ = ("_awaitable", "_on_failure", "_running", "_then")
+    __slots__ = ("_awaitable", "_on_failure", "_running", "_then", "_wait")
 
     def __init__(
         self,
         awaitable: Awaitable[Any],
         then: "Callable[[Any], T | Pending[T]]" = _return,
-        on_failure: Callable[[], object] | None = None,
+        on_failure: Callable[[BaseException], object] | None = None,
+        wait: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
     ) -> None:
         self._awaitable = awaitable
         self._then = then
+        self._wait = wait
         self._on_failure = on_failure
         self._running: Coroutine[Any, Any, T] | None = None
 
@@ -52,10 +55,10 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
 
     async def _finish(self) -> T:
         try:
-            value = await self._awaitable
-        except BaseException:
+            value = await (self._awaitable if self._wait is None else self._wait(self._awaitable))
+        except BaseException as error:
             if self._on_failure is not None:
-                self._on_failure()
+                self._on_failure(error)
             raise
         result = self._then(value)
         return await result if isinstance(result, Pending) else result
@@ -84,9 +87,22 @@ class Pending(Coroutine[Any, Any, T], Generic[T]):
         if callable(close := getattr(self._awaitable, "close", None)):
             close()
         if self._on_failure is not None:
-            self._on_failure()
+            self._on_failure(GeneratorExit())
 
 
 def convert(value: Any, then: Callable[[Any], T]) -> T | Pending[T]:
     """Return what `then` makes of a method's value; of an awaitable's result once it is awaited."""
     return Pending(value, then) if inspect.isawaitable(value) else then(value)
+
+
+def require_value(value: T, method: str, advice: str = "write it as `async def`") -> T:
+    """Return what a plain method has returned.
+
+    Raises:
+        TypeError: It is an awaitable, which is closed.
+    """
+    if not inspect.isawaitable(value):
+        return value
+    if isinstance(value, Coroutine):
+        value.close()
+    raise TypeError(f"expected a value from {method}, got {type(value).__name__}; {advice}")

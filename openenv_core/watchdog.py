@@ -33,22 +33,6 @@ class Watchdog:
         if self._timer is None:
             self._timer = self._loop.call_at(self._deadline, self._check)
 
-    def expect(self, timeout_s: float | None, on_timeout: Callable[[], None]) -> None:
-        """Start timing something with a longer timeout and a callback of its own.
-
-        Args:
-            timeout_s: Seconds, no fewer than the watchdog's own; None for no limit.
-            on_timeout: Called once if it takes longer.
-        """
-        if timeout_s is None:
-            return
-        self._on_expiry = on_timeout
-        now = self._loop.time()
-        self._deadline = now + timeout_s
-        if self._timer is None:
-            # Check before the deadline too: the next request may have an earlier one.
-            self._timer = self._loop.call_at(now + min(timeout_s, self._timeout_s or timeout_s), self._check)
-
     def stop(self) -> None:
         """Stop timing: the reply has arrived."""
         self._deadline = None
@@ -65,9 +49,8 @@ class Watchdog:
         deadline = self._deadline
         if deadline is None:
             return
-        now = self._loop.time()
-        if now < deadline:
-            self._timer = self._loop.call_at(min(deadline, now + (self._timeout_s or deadline)), self._check)
+        if self._loop.time() < deadline:
+            self._timer = self._loop.call_at(deadline, self._check)
             return
         self._deadline = None
         self.expired = True

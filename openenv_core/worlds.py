@@ -1,23 +1,17 @@
-"""Tool environments with generated tasks to train on: episodes, clients, scripted policies and their mean rewards."""
+"""Tool environments with generated tasks to train on: their episodes and clients."""
 
-import argparse
-import random
-import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
-from uuid import uuid4
+from typing import Annotated, Any, ClassVar, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import EpisodeOverError
-from openenv_core.tasks import GeneratedTasks, InvalidResetOptionError, check_reset, draw_seed
+from openenv_core.tasks import GeneratedTasks, InvalidResetOptionError
 from openenv_core.tools import (
-    CallToolAction,
-    CallToolObservation,
     ToolEnvironment,
     ToolResult,
     prompt,
@@ -26,8 +20,6 @@ from openenv_core.tools import (
 from openenv_core.types import EnvironmentMetadata, Observation, State, StepResult
 
 MAX_CALLS: Final = 200
-
-_OPTIONS: Final = ("seed", "episode_id", "split", "index", "difficulty", "max_calls")
 
 Split: TypeAlias = Literal["train", "validation", "test"]
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
@@ -44,7 +36,7 @@ class Level(StrEnum):
 class WorldState(State):
     """State of an episode, for its operator only: the solution follows from the task's index."""
 
-    seed: int | None = Field(default=None, description="what chose the task; null where its index was given")
+    seed: int | None = Field(default=None, description="what chose the task, unless its index was given")
     split: Split | None = Field(default=None, description="the split of the task; null before a reset")
     index: int | None = Field(default=None, description="the index of the task in its split")
     difficulty: Difficulty | None = None
@@ -80,21 +72,16 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         NAME: The environment's name.
         ABOUT: The environment's description.
         CALLS: Default number of calls in an episode.
-        STATE: The class of its state.
     """
 
     DETERMINISTIC = True
-    SUPPORTS_CONCURRENT_SESSIONS = True
     NAME: ClassVar[str]
     ABOUT: ClassVar[str]
     CALLS: ClassVar[int]
-    STATE: ClassVar[type[WorldState]]
 
-    def __init__(self) -> None:
-        self._task: TaskT | None = None
-        self._calls = self.CALLS
-        self._finished = False
-        self._state = cast(WorldStateT, self.STATE())
+    _task: TaskT | None = None
+    _calls = 0
+    _finished = False
 
     @abstractmethod
     def make_task(self, number: int, *, held_out: bool, level: Level | None = None) -> TaskT:
@@ -111,48 +98,25 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
     def reset(
         self,
         *,
-        seed: int | None = None,
-        episode_id: str | None = None,
-        split: str | None = None,
-        index: int | None = None,
-        difficulty: str | None = None,
-        max_calls: int | None = None,
-        **unknown: Any,
+        split: Split = "train",
+        index: StrictInt | None = None,
+        difficulty: Difficulty | None = None,
+        max_calls: Annotated[StrictInt, Field(ge=1, le=MAX_CALLS)] | None = None,
     ) -> Any:
         """Start an episode.
 
         Args:
-            seed: Selects the task of the split if `index` is None; None draws a seed, which `state` then contains.
-            episode_id: The caller's id for the episode; None for a new uuid4.
-            split: train (the default), validation or test.
-            index: The task's index in the split.
-            difficulty: easy, medium or hard; None for the task's own. Another difficulty makes another task of the
-                same index.
+            split: The split of the task.
+            index: The task's index in the split; None lets the seed decide.
+            difficulty: None for the task's own. Another difficulty makes another task of the same index.
             max_calls: Number of calls after which the episode ends; None for `CALLS`.
-            **unknown: Rejected.
 
         Raises:
-            InvalidResetOptionError: An option is unknown, or a value invalid. The current episode continues.
+            InvalidResetOptionError: The split has no such index. The current episode continues.
         """
-        check_reset(_OPTIONS, unknown, seed, episode_id)
-        if difficulty is not None and (not isinstance(difficulty, str) or difficulty not in set(Level)):
-            known = ", ".join(Level)
-            raise InvalidResetOptionError(
-                f"expected {known} or null for the difficulty, got {difficulty!r:.40}"
-            )
-        calls = self.CALLS if max_calls is None else max_calls
-        if isinstance(calls, bool) or not isinstance(calls, int) or not 1 <= calls <= MAX_CALLS:
-            raise InvalidResetOptionError(
-                f"expected 1 to {MAX_CALLS} or null for max_calls, got {max_calls!r:.40}"
-            )
-        split = "train" if split is None else split
+        calls, state = self.CALLS if max_calls is None else max_calls, self.state
         try:
-            size = self.split_size(split)
-            if index is None:
-                seed = draw_seed() if seed is None else seed
-                index = seed % size
-            else:
-                seed = None
+            index = (state.seed or 0) % self.split_size(split) if index is None else index
             number = self.task_number(split, index)
         except (KeyError, IndexError) as error:
             raise InvalidResetOptionError(str(error.args[0])) from None
@@ -160,22 +124,8 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         task = self.make_task(number, held_out=split != "train", level=level)
         self.close()
         self._task, self._calls, self._finished = task, calls, False
-        observation = self.begin_task(task, calls)
-        state = self.STATE(
-            episode_id=str(uuid4()) if episode_id is None else episode_id,
-            seed=seed,
-            split=cast(Split, split),
-            index=index,
-            difficulty=task.level.value,
-            calls_left=calls,
-        )
-        self._state = cast(WorldStateT, state)
-        return observation
-
-    @property
-    def state(self) -> WorldStateT:
-        """A copy of the episode's state, so that callers cannot change the original."""
-        return self._state.model_copy()
+        state.split, state.index, state.difficulty, state.calls_left = split, index, task.level.value, calls
+        return self.begin_task(task, calls)
 
     def close(self) -> None:
         """Release the task. Idempotent."""
@@ -207,18 +157,9 @@ class ToolWorld(GeneratedTasks, ToolEnvironment[WorldStateT], Generic[TaskT, Wor
         """What is to be done with the tools, to begin a conversation with."""
         return self.task()
 
-    # Called around every call, including those that fail.
-
-    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Reject calls outside of an episode."""
-        self._current()
-        if self._state.done:
-            raise EpisodeOverError
-
     def after_call(self, name: str, arguments: Mapping[str, Any], result: ToolResult) -> ToolResult:
-        """Count the call, and set its reward and whether the episode is over."""
-        state = self._state
-        state.step_count += 1
+        """Set the call's reward, and whether the episode is over."""
+        state = self.state
         state.calls_left = self._calls - state.step_count
         state.done = self._finished or state.calls_left == 0
         reward = self.earned() if self._finished else 0.0
@@ -248,81 +189,3 @@ class WorldClient(MCPToolClient):
         if "task" not in observation:
             return super()._parse_result(payload)
         return StepResult(self.reset_type.model_validate(observation), None, False, payload.get("metadata"))
-
-
-Call: TypeAlias = Callable[[str, dict[str, Any]], CallToolObservation]
-"""Calls a tool, given its name and arguments, and returns the observation."""
-
-Policy: TypeAlias = Callable[[str, Call, random.Random], float]
-"""Plays a task, given its text, and returns the total reward."""
-
-
-class SolverError(Exception):
-    """A scripted policy received something it cannot handle."""
-
-
-class ToolUser:
-    """Calls tools for a scripted policy.
-
-    Attributes:
-        total: Sum of the rewards so far.
-    """
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self.total = 0.0
-
-    def use(self, name: str, /, **arguments: Any) -> Any:
-        """Call a tool and return its result.
-
-        Raises:
-            SolverError: The tool failed.
-        """
-        observation = self._call(name, arguments)
-        self.total += float(observation.reward or 0.0)
-        if observation.error is not None:
-            raise SolverError(f"{name}({arguments}) failed: {observation.error.message}")
-        return observation.result
-
-
-def measure(world: ToolWorld[Any, Any], policy: Policy, split: str, tasks: int) -> tuple[float, float]:
-    """Play the first tasks of a split, and return the mean reward and the mean number of calls."""
-    source = random.Random(0)
-
-    def call(name: str, arguments: dict[str, Any]) -> CallToolObservation:
-        observation = world.step(CallToolAction(tool_name=name, arguments=arguments))
-        assert isinstance(observation, CallToolObservation)
-        return observation
-
-    earned = calls = 0.0
-    for index in range(tasks):
-        earned += policy(world.reset(split=split, index=index).task, call, source)
-        calls += world.state.step_count
-    world.close()
-    return earned / tasks, calls / tasks
-
-
-def print_measures(
-    about: str,
-    world: ToolWorld[Any, Any],
-    policies: Mapping[str, Policy],
-    metrics: Mapping[str, Callable[[str, int], float]] | None = None,
-) -> None:
-    """Print one line per policy; a command-line program that parses `sys.argv`.
-
-    Args:
-        about: Description of the command.
-        world: The environment to play.
-        policies: The policies by name.
-        metrics: By name, functions of a split and a number of tasks that return a mean reward with one call per task.
-    """
-    parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--split", default="test", choices=list(world.SPLITS))
-    parser.add_argument("--tasks", type=int, default=300)
-    arguments = parser.parse_args()
-    rows = [(name, metric(arguments.split, arguments.tasks), 1.0) for name, metric in (metrics or {}).items()]
-    rows += [
-        (name, *measure(world, policy, arguments.split, arguments.tasks)) for name, policy in policies.items()
-    ]
-    for name, reward, calls in rows:
-        sys.stdout.write(f"{name:24} mean reward {reward:.3f}, {calls:.1f} calls\n")

@@ -1,12 +1,14 @@
-"""The network interface by which this host reaches another one, and whether an address is local."""
+"""The network interface by which this host reaches another one, whether an address is local, and free ports."""
 
 import contextlib
+import random
 import socket
 from collections.abc import MutableMapping
 
 import psutil
 
 _ANY_PORT = 9
+_PORT_RANGE = (20_000, 32_768)
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables by which torch.distributed is told the interface."""
@@ -50,3 +52,12 @@ def is_own_address(host: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def find_free_port(host: str) -> int:
+    """Return a free port of this host's address, below the kernel's ephemeral range, as it is bound only later."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    while True:
+        port = random.randrange(*_PORT_RANGE)
+        with contextlib.suppress(OSError), socket.create_server((host, port), family=family):
+            return port

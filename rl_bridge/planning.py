@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from rl_bridge.buffer.forest import block_length
-from rl_bridge.config import Config, LoraConfig, MonarchConfig
+from rl_bridge.config import Config, LoraConfig, MonarchConfig, RoleConfig
 from rl_bridge.config.sections import Checkpointing
 from rl_bridge.errors import ModelError
 from rl_bridge.services.options import Placement, ServiceOptions, options_of, order_for_placement
@@ -176,7 +176,7 @@ def memory_of_roles(
         _trainer_memory(config, size),
         RoleMemory(
             role="policy",
-            replicas=roles.policy.replicas,
+            replicas=roles.policy.min_replicas,
             processes=config.generator.tensor_parallel,
             parts={"weights": width * size.parameters, **_cache_memory(config, size, width)},
             # The largest tensor, held beside the one that it replaces.
@@ -195,12 +195,10 @@ def memory_of_roles(
         takes_turns = config.monarch.colocate and roles.reference.gpus
         offloaded = {"weights, in others' turns": FROZEN_BYTES * size.parameters} if takes_turns else {}
         roles_memory.append(
-            replace(
-                _make_frozen_role("reference", roles.reference.replicas, size, pass_bytes), host=offloaded
-            )
+            replace(_make_frozen_role("reference", roles.reference, size, pass_bytes), host=offloaded)
         )
     if reward_model is not None:
-        roles_memory.append(_make_frozen_role("reward", roles.reward.replicas, reward_model, {}))
+        roles_memory.append(_make_frozen_role("reward", roles.reward, reward_model, {}))
     return roles_memory
 
 
@@ -223,6 +221,7 @@ def _trainer_memory(config: Config, size: ModelSize) -> RoleMemory:
             "adapters": TRAINER_BYTES * adapters,
             **({"critic": FROZEN_BYTES * body + TRAINER_BYTES * adapters} if critic else {}),
         }
+    parts = {name: config.trainer.parallel.hsdp * part for name, part in parts.items()}
     host_memory = {IN_TRANSIT: KEPT_VERSIONS * sent}
     if config.monarch.transport == "torchstore":
         host_memory = {
@@ -240,7 +239,7 @@ def _trainer_memory(config: Config, size: ModelSize) -> RoleMemory:
     return RoleMemory(
         role="trainer",
         replicas=1,
-        processes=role.procs * role.hosts,
+        processes=role.ranks,
         parts=parts,
         per_process=_pass_memory(config, size, trains=True) | in_transit_on_gpu(config, sent),
         host=host_memory,
@@ -286,22 +285,30 @@ def in_transit_on_gpu(config: Config, sent: int) -> dict[str, int]:
     if config.monarch.transport != "cuda_ipc":
         return {}
     role = config.monarch.roles.trainer
-    return {IN_TRANSIT: -(-KEPT_VERSIONS * sent // (role.procs * role.hosts))}
+    return {IN_TRANSIT: -(-KEPT_VERSIONS * sent // role.ranks)}
 
 
 def _make_frozen_role(
-    role: str, replicas: int, size: ModelSize, per_process: Mapping[str, int]
+    role: str, config: RoleConfig, size: ModelSize, per_process: Mapping[str, int]
 ) -> RoleMemory:
-    weights = {"weights": FROZEN_BYTES * size.parameters}
-    return RoleMemory(role=role, replicas=replicas, processes=1, parts=weights, per_process=per_process)
+    return RoleMemory(
+        role=role,
+        replicas=config.min_replicas,
+        processes=config.ranks,
+        parts={"weights": FROZEN_BYTES * size.parameters},
+        per_process=per_process,
+    )
 
 
 def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, int]:
     """Return the bytes that each process needs during a pass, by purpose; tensor-parallel ranks share them.
 
+    They are the most of what the backward pass needs in the last layer, in the last block and, with replicas of the
+    weights, in the first block.
+
     A block keeps, per token, what TorchTitan's Qwen3 saves for its backward pass. On a GPU, where the norm is one
     kernel, these are 4 x hidden_dim + 4 x dim + 3 x (queries and keys) values of the model's dtype: for the 28 layers
-    of 0.6B this gives 36.6 GB, measured 35.6 GB on an H200. On a CPU they are 4 x hidden_dim + 3 x dim + 2 x (queries
+    of 0.6B this gives 35.7 GB, measured 35.6 GB on an H200. On a CPU they are 4 x hidden_dim + 3 x dim + 2 x (queries
     and keys), and in float32 4 x dim + 2 x (queries and keys). With full activation checkpointing a block keeps only
     its input, and one block at a time is recomputed, with its gradients (Chen et al., arXiv 1604.06174); with selective
     it also keeps the outputs of attention and of every second matrix product. With shared prefixes a block of queries
@@ -314,42 +321,77 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
     trainer, width = config.trainer, DTYPE_BYTES[config.model.dtype]
     tokens = max(trainer.tokens_per_pass, config.rollout.max_length)
     heads = architecture.heads + architecture.kv_heads
-    vocabulary = -(-architecture.vocabulary // trainer.tensor_parallel) if trains else architecture.vocabulary
+    parallel = trainer.parallel if trains else config.reference_parallel
+    vocabulary = -(-architecture.vocabulary // parallel.tp)
     heads_width = heads * architecture.head_dim
     roles = config.monarch.roles
     on_gpus = bool((roles.trainer if trains else roles.reference).gpus)
     if on_gpus:
-        block = width * (4 * architecture.hidden_dim + 4 * architecture.dim + 3 * heads_width)
+        block = width * (4 * architecture.dim + 3 * heads_width)
     else:
-        block = width * (4 * architecture.hidden_dim + 3 * architecture.dim + 2 * heads_width)
-        block += 4 * (4 * architecture.dim + 2 * heads_width)
+        block = width * (3 * architecture.dim + 2 * heads_width) + 4 * (
+            4 * architecture.dim + 2 * heads_width
+        )
+    block += _network_bytes(architecture, width)
     copies = KEY_COPIES if config.shares_prefixes else 0
     copied_heads = architecture.heads if on_gpus else architecture.kv_heads
     copied = copies * 2 * copied_heads * architecture.head_dim * width
     outer_values = (8 + width) * architecture.dim  # the embedding, the last norm, the output layer's input
-    memory = {"logits of a chunk": 2 * trainer.tokens_per_chunk * vocabulary * 4}
+    memory = dict[str, int]()
     if config.shares_prefixes:
         longest = config.rollout.max_length
         memory["mask of shared prefixes"] = MASK_BYTES * tokens * (longest + block_length(longest))
-    # FSDP gathers the layers in use; the output layer's gradient is accumulated in float32.
     cast_width = 0 if width == 4 else width
-    output, layer = vocabulary * architecture.dim, architecture.layer_parameters
-    share = trainer.tensor_parallel if trains else 1
+    output, experts = vocabulary * architecture.dim, architecture.expert_parameters
+    layer = (architecture.layer_parameters - experts) // parallel.tp + experts // parallel.ep
+    logits = {"logits of a chunk": 2 * trainer.tokens_per_chunk * vocabulary * 4}
     if not trains:
-        return memory | {
+        return (memory | logits) | {
             "gathered layers": width * (output + 2 * layer),
-            "activations": tokens * (block + copied + outer_values),
+            "activations": tokens * (block + copied + outer_values) // parallel.tp,
         }
-    memory["gathered layers"] = (width + 4 + cast_width) * output + (2 * width + 4) * layer // share
     queries, keys = architecture.heads * architecture.head_dim, architecture.kv_heads * architecture.head_dim
-    products = queries + 2 * keys + 2 * architecture.hidden_dim + 2 * architecture.dim
+    products = queries + 2 * keys + architecture.dim
+    if architecture.experts:  # what is sent to experts and back is kept, whatever it is multiplied by
+        products += architecture.experts + 4 * architecture.experts_per_token * architecture.dim
+    else:
+        products += 2 * architecture.hidden_dim + architecture.dim
     kept_per_token = {"full": architecture.dim, "selective": architecture.dim + queries + products // 2}
     kept_per_token["auto"] = kept_per_token["full"]  # keeps more only if there is room
     if (kind := trainer.activation_checkpointing) in kept_per_token:
-        saved = architecture.layers * kept_per_token[kind] * width + 2 * (block + copied)
+        saved, in_use = architecture.layers * kept_per_token[kind] * width, 2 * (block + copied)
     else:
-        saved = (architecture.layers + 1) * (block + copied)
-    return memory | {"activations": tokens * (saved + outer_values) // share}
+        saved, in_use = architecture.layers * (block + copied), block + copied
+    activations = {"activations": tokens * (saved + outer_values) // parallel.tp}
+    # The last layer's gradient is accumulated in float32, while FSDP gathers the block before it.
+    gathered = (width + 4 + cast_width) * output + width * layer
+    phases = [activations | logits | {"gathered layers": gathered}]
+    # A block has its weights, their gradient, and its copy to be reduced in float32; FSDP gathers the one before it.
+    block_pass = {
+        "gathered layers": (3 * width + 4) * layer,
+        "a block's backward pass": tokens * in_use // parallel.tp,
+    }
+    phases.append(activations | block_pass)
+    if (
+        parallel.hsdp > 1
+    ):  # what the replicas sum up is kept until the end, beside the gradients of earlier passes
+        trained = size.parameters if config.model.lora is None else size.adapter_parameters(config.model.lora)
+        shards = config.monarch.roles.trainer.ranks // parallel.hsdp
+        phases.append(block_pass | {"gradients on their way to other replicas": 4 * trained // shards})
+    return memory | max(phases, key=lambda phase: sum(phase.values()))
+
+
+def _network_bytes(architecture: Architecture, width: int) -> int:
+    """Return what the feed-forward network keeps of a token for its backward pass, or the experts that it is sent to.
+
+    With a router each of these has its own copy of the input, and its output in float32; the router computes in float32
+    and has a score and a flag for every expert.
+    """
+    dim, hidden_dim = architecture.dim, architecture.hidden_dim
+    if not architecture.experts:
+        return 4 * hidden_dim * width
+    routed = architecture.experts_per_token * (width * (4 * hidden_dim + dim) + 4 * dim)
+    return routed + 4 * dim + 5 * architecture.experts
 
 
 def _receive_bytes(config: Config, sent: int) -> dict[str, int]:
@@ -501,7 +543,7 @@ class RunPlan:
         receivers, copies = None, 1.0
         if config is not None:
             monarch = config.monarch
-            receivers = monarch.roles.policy.replicas
+            receivers = monarch.roles.policy.min_replicas
             senders = 1 if monarch.transport == "torchstore" else monarch.roles.trainer.hosts
             copies = max(receivers / senders, _max_generators_per_host(monarch))
         broadcasts = []
@@ -532,7 +574,7 @@ def split_spot_gpus(config: Config) -> tuple[int, int]:
     """
     total, policy = config.monarch.gpus, config.monarch.roles.policy
     is_spot = config.rollout.spot_eligible and not config.monarch.colocate
-    spot = policy.replicas * policy.gpus if is_spot else 0
+    spot = policy.min_replicas * policy.gpus if is_spot else 0
     return spot, total - spot
 
 
@@ -540,7 +582,7 @@ def _max_generators_per_host(monarch: MonarchConfig) -> int:
     """Return the most generators on one host when the run places them and the trainer."""
     if not (monarch.gpus_per_node and monarch.roles.policy.gpus):
         # Generators run on CPUs, or the hosts' GPUs are not configured yet: assume an even spread.
-        return math.ceil(monarch.roles.policy.replicas / monarch.num_nodes)
+        return math.ceil(monarch.roles.policy.min_replicas / monarch.num_nodes)
     placement, generators_by_host = Placement(monarch.num_nodes, monarch.gpus_per_node), Counter[int]()
     roles = {
         name: ServiceOptions(
@@ -549,7 +591,7 @@ def _max_generators_per_host(monarch: MonarchConfig) -> int:
         for name in ("trainer", "policy")
     }
     for name in order_for_placement(roles):
-        for _ in range(getattr(monarch.roles, name).replicas):
+        for _ in range(getattr(monarch.roles, name).min_replicas):
             slot = placement.reserve(roles[name], 0.0)
             if name == "policy":
                 generators_by_host[slot.first] += 1

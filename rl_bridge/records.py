@@ -15,9 +15,8 @@ from rl_bridge.metrics.sinks import rewind
 from rl_bridge.types import Group, PolicyVersion
 
 if TYPE_CHECKING:
-    from rl_bridge.tokens.arrays import (
-        TrajectoryTokens,  # imports NumPy, which readers of records do not need
-    )
+    # These import NumPy, which readers of records do not need.
+    from rl_bridge.tokens.arrays import TokenRow, TrajectoryTokens, TurnSpan
 
 VersionRuns: TypeAlias = tuple[tuple[PolicyVersion, int], ...]
 TrainedRuns: TypeAlias = tuple[tuple[bool, int], ...]
@@ -56,6 +55,8 @@ class TurnRecord(RecordPart):
         versions: The weights that sampled them, run-length encoded as (version, number of tokens).
         trained: Whether the loss saw them, run-length encoded as (trained, number of tokens).
         stopped: True if a stop token ended the answer, False if the length limit did.
+        parent: The index of the turn whose answer the prompt continues, as far as its tokens go; None if it continues
+            none.
     """
 
     fresh: bool
@@ -68,6 +69,7 @@ class TurnRecord(RecordPart):
     versions: VersionRuns
     trained: TrainedRuns
     stopped: bool
+    parent: int | None = None
 
 
 class TrajectoryRecord(RecordPart):
@@ -191,8 +193,8 @@ def make_group_records(
 def _make_turn_records(
     tokens: "TrajectoryTokens", *, trained: bool, text: TokenDecoder
 ) -> Iterator[TurnRecord]:
-    rows = list(tokens.iterate_rows())
-    for turn in tokens.iterate_turns():
+    rows, turns = list(tokens.iterate_rows()), list(tokens.iterate_turns())
+    for place, turn in enumerate(turns):
         row, answer = rows[turn.row], slice(turn.begin, turn.end)
         new, answer_tokens = row.tokens[turn.new : turn.begin].tolist(), row.tokens[answer].tolist()
         context, left_out = shorten_text(text.decode(new))
@@ -207,7 +209,23 @@ def _make_turn_records(
             versions=encode_runs(row.versions[answer].tolist()),
             trained=encode_runs([trained] * len(answer_tokens)),
             stopped=turn.stopped,
+            parent=_find_parent(place, turns, rows),
         )
+
+
+def _find_parent(place: int, turns: "Sequence[TurnSpan]", rows: "Sequence[TokenRow]") -> int | None:
+    """Return the latest turn before this one whose tokens, answer included, its prompt begins with."""
+    turn = turns[place]
+    if turn.new:
+        return place - 1
+    prompt = rows[turn.row].tokens[: turn.begin]
+    known = [
+        (other.end, index)
+        for index, other in enumerate(turns[:place])
+        if other.end <= turn.begin
+        and bool((rows[other.row].tokens[: other.end] == prompt[: other.end]).all())
+    ]
+    return max(known)[1] if known else None
 
 
 def shorten_text(text: str, limit: int = MAX_CONTEXT_CHARS) -> tuple[str, LeftOut | None]:

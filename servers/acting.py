@@ -1,22 +1,21 @@
 """The actions of an environment without tools, offered as tools to the agent of an MCP host."""
 
 import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import cleandoc
 from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from openenv_core.errors import describe_faults
-from openenv_core.protocol.errors import text_of
 from openenv_core.protocol.jsonio import from_json
 from openenv_core.protocol.replies import encode_model
-from openenv_core.tasks import InvalidResetOptionError
+from openenv_core.protocol.requests import Reset
 from openenv_core.tools import ToolContext, ToolErrorType, ToolResult, ToolSpec
 from openenv_core.types import Action, Observation
 from servers.execution import EnvironmentRunner
 from servers.routes.description import describe_reset
-from servers.tooling import Tooling
+from servers.tooling import Tooling, ToolRefusedError, Wait
 
 NEW_EPISODE: Final = "new_episode"
 _HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -48,24 +47,26 @@ class ActionTooling(Tooling):
         """Return a tool for each action, and the one that begins an episode."""
         return self._specs
 
-    async def start_call(
-        self, runner: EnvironmentRunner, name: str, arguments: Mapping[str, Any], context: ToolContext
-    ) -> ToolResult | Awaitable[ToolResult]:
-        """Take an action, or begin an episode. A refusal is part of the result."""
+    def request_call(
+        self,
+        runner: EnvironmentRunner,
+        name: str,
+        arguments: Mapping[str, Any],
+        context: ToolContext,
+        wait: Wait = None,
+    ) -> tuple[Any, Callable[[Any], ToolResult]]:
+        """Return the request that takes an action or begins an episode, and what makes a `ToolResult` of its result."""
         if name == NEW_EPISODE:
-            try:
-                return _result_of(await runner.reset(arguments))
-            except InvalidResetOptionError as error:
-                return ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error))
+            return Reset(dict(arguments)), _result_of
         if (model := self._actions.get(name)) is None:
             known = ", ".join([*self._actions, NEW_EPISODE])
             message = f"expected one of the tools {known}, got {name[:200]!r}"
-            return ToolResult.failed(ToolErrorType.TOOL_NOT_FOUND, message)
+            raise ToolRefusedError(ToolErrorType.TOOL_NOT_FOUND, message)
         try:
             action = TypeAdapter(model).validate_python(dict(arguments))
         except ValidationError as error:
-            return ToolResult.failed(ToolErrorType.INVALID_ARGS, describe_faults(error, "arguments"))
-        return _result_of(await runner.step(action))
+            raise ToolRefusedError(ToolErrorType.INVALID_ARGS, describe_faults(error, "arguments")) from None
+        return action, _result_of
 
 
 def _models_in(action: Any) -> list[type[Action]]:

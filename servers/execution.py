@@ -20,7 +20,7 @@ from time import perf_counter
 from types import CoroutineType, MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
-from openenv_core import Action, Environment, Observation, State, unscored_reason
+from openenv_core import Action, Environment, Observation, unscored_reason
 from openenv_core.outcomes import SCORES, UNSCORED
 from openenv_core.pending import Pending
 from openenv_core.tools import is_tool_host
@@ -326,13 +326,14 @@ class EnvironmentRunner:
     """Runs the methods of one environment, one call at a time.
 
     `start` takes every call and decides, at this one place, whether it runs on the event loop or in a thread.
-    `invoke_reset` and `invoke_step` are the one place where `reset` and `step` of an environment are called.
+    `invoke_reset`, `invoke_step`, `read_state` and `invoke_method` are the one place where an environment is called.
 
     Attributes:
         environment: The environment itself, for the call that runs.
         plan: How to run its methods.
         name: Name of its class.
         concurrent: Whether its class allows several instances in one process.
+        is_tool_host: Whether it has tools to list and call.
         spent_s: Seconds that the last reset or step spent in the environment, without the wait for a thread.
         unscored: Why the current episode cannot be scored, since a step of it could not; None if it can.
     """
@@ -341,6 +342,7 @@ class EnvironmentRunner:
         self.plan = plan = plan_of(type(environment))
         self.name = type(environment).__name__
         self.concurrent = bool(getattr(environment, "SUPPORTS_CONCURRENT_SESSIONS", False))
+        self.is_tool_host = is_tool_host(environment)
         self.environment = environment
         self.spent_s = 0.0
         self.unscored: str | None = None
@@ -390,7 +392,9 @@ class EnvironmentRunner:
         else:
             call.on_end(call, outcome)
 
-    def _end_future(self, call: EnvironmentCall, pending: Pending[Any], future: "asyncio.Future[Any]") -> None:
+    def _end_future(
+        self, call: EnvironmentCall, pending: Pending[Any], future: "asyncio.Future[Any]"
+    ) -> None:
         if future.cancelled():
             outcome: Outcome = False, RuntimeError("the environment cancelled its own call")
         elif (error := future.exception()) is not None:
@@ -445,11 +449,13 @@ class EnvironmentRunner:
         for callback in callbacks:
             self.on_free(callback)
 
-    async def _invoke(
-        self, work: Callable[[], Any], on_loop: bool, on_unclaimed: Callable[[Any], None] | None = None
-    ) -> Any:
-        """Run a function, and return its result, or that of an awaitable that it returned."""
-        call = AwaitedCall(work, on_loop, on_unclaimed)
+    async def run(self, work: Callable[[], Any], on_loop: bool) -> Any:
+        """Run a function as part of a longer call; return its result, or that of an awaitable that it returned.
+
+        Raises:
+            Exception: Whatever the environment raised.
+        """
+        call = AwaitedCall(work, on_loop)
         self.start(call, _deliver)
         try:
             return await call.result
@@ -491,7 +497,12 @@ class EnvironmentRunner:
             return self._mark_unscored(observation)
         return self._then(result, self._check_and_mark)
 
-    def _then(self, result: Any, then: Callable[[object], Any]) -> Any:
+    def _then(
+        self,
+        result: Any,
+        then: Callable[[object], Any],
+        wait: Callable[[Any], Awaitable[Any]] | None = None,
+    ) -> Any:
         """Go on with what a method has returned that is no observation; an awaitable is awaited first."""
         if not inspect.isawaitable(result):
             return then(result)
@@ -501,15 +512,7 @@ class EnvironmentRunner:
             self.spent_s = spent_s + perf_counter() - awaited_at
             return then(observation)
 
-        return Pending(result, finish)
-
-    async def reset(self, options: Mapping[str, Any]) -> Observation:
-        """Start an episode, as part of a longer call. Exception: Whatever the environment raised; so the next ones."""
-        return await self._invoke(partial(self.invoke_reset, options), self.plan.reset_on_loop)  # type: ignore[no-any-return]
-
-    async def step(self, action: Action, options: Mapping[str, Any] = MappingProxyType({})) -> Observation:
-        """Apply an action, as part of a longer call."""
-        return await self._invoke(partial(self.invoke_step, action, options), self.plan.step_on_loop)  # type: ignore[no-any-return]
+        return Pending(result, finish, wait=wait)
 
     def _begin_episode(self, observation: object) -> Any:
         """Return the observation of a reset, as `_mark_unscored` returns a step's."""
@@ -528,7 +531,11 @@ class EnvironmentRunner:
         """
         reward: Any = observation.reward
         if self.unscored is None:
-            if type(reward) in _PLAIN_NUMBERS and SCORES not in observation.metadata and -_MAX <= reward <= _MAX:
+            if (
+                type(reward) in _PLAIN_NUMBERS
+                and SCORES not in observation.metadata
+                and -_MAX <= reward <= _MAX
+            ):
                 return observation  # `unscored_reason` would find nothing
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:
@@ -542,60 +549,28 @@ class EnvironmentRunner:
         """Read the environment's state; as `invoke_reset`."""
         return self.environment.state
 
-    async def state(self) -> State:
-        """Read the environment's state, as part of a longer call."""
-        return await self._invoke(self.read_state, self.plan.on_loop)  # type: ignore[no-any-return]
-
-    async def call(self, name: str, *args: Any, on_unclaimed: Callable[[Any], None] | None = None) -> Any:
-        """Run another method of the environment, as part of a longer call.
-
-        Args:
-            name: Name of the method.
-            *args: Its arguments.
-            on_unclaimed: Called on the event loop with a result whose caller was cancelled.
+    def invoke_method(
+        self, name: str, args: tuple[Any, ...], wait: Callable[[Any], Awaitable[Any]] | None = None
+    ) -> Any:
+        """Call another method of the environment; as `invoke_reset`. `wait` awaits what it returns, if not plainly.
 
         Raises:
             AttributeError: The environment has no such method.
         """
-        method = getattr(self.environment, name)
-        work = partial(self._call_plainly, method, args)
-        return await self._invoke(work, self.is_on_loop(method), on_unclaimed)
-
-    def _call_plainly(self, method: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        return pending_or_plain(method(*args))
-
-    async def start_method(self, name: str, *args: Any) -> Any:
-        """Call another method of the environment without awaiting its result.
-
-        Returns:
-            What the method returned. If that is awaitable, the caller awaits it on the event loop, and may cancel it;
-            the method itself cannot be cancelled before it has returned.
-
-        Raises:
-            AttributeError: The environment has no such method.
-        """
-        method = getattr(self.environment, name)
-
-        def start() -> tuple[Any]:  # a tuple is not awaited
-            started_at = perf_counter()
-            result = method(*args)
+        started_at = perf_counter()
+        try:
+            result = getattr(self.environment, name)(*args)
+        finally:
             self.spent_s = perf_counter() - started_at
-            return (result,)
+        return self._then(result, lambda value: value, wait)
 
-        return (await self._invoke(start, self.is_on_loop(method)))[0]
-
-    def is_on_loop(self, method: Callable[..., Any]) -> bool:
+    def is_on_loop(self, method: object) -> bool:
         """Whether a method runs on the event loop."""
         return self.plan.on_loop or inspect.iscoroutinefunction(method)
 
-    @property
-    def is_tool_host(self) -> bool:
-        """Whether the environment has tools to list and call."""
-        return is_tool_host(self.environment)
-
     def has_method(self, name: str) -> bool:
-        """Whether the environment has a method of that name."""
-        return callable(getattr(self.environment, name, None))
+        """Whether the environment has a method of that name; True once it is closed, when every call is refused."""
+        return self.environment is None or callable(getattr(self.environment, name, None))
 
     @property
     def forkable(self) -> bool:
@@ -638,7 +613,7 @@ class EnvironmentRunner:
                         loop.call_soon_threadsafe(start_deadline)
                     return pending_or_plain(close())
 
-                await self._invoke(close_timed, on_loop)
+                await self.run(close_timed, on_loop)
         except FATAL:
             logger.exception("closing %s failed", self.name)
         if not self._abandoned:

@@ -57,6 +57,11 @@ def assemble(target: str, settings: ServerSettings, options: Sequence[str]) -> A
     with building_apps(lambda served, _: EnvironmentApp(served, settings)):
         app = load_app(target)
     if isinstance(app, EnvironmentApp):
+        if app.settings is not settings:
+            raise ConfigurationError(
+                f"expected {target!r} to call create_app as it is imported, got an app that was made before, without "
+                "the settings of this server; call it in the module that is served"
+            )
         return Assembled(app, app.drain, app.collect_refusals(), app.cordon)
     if options:
         raise ConfigurationError(

@@ -1,8 +1,9 @@
 """Lists and calls the tools of an environment, which are methods of its own or actions of its `step`."""
 
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias, get_args
 
+from openenv_core.errors import PicklableError
 from openenv_core.outcomes import outcome_of
 from openenv_core.protocol.errors import short
 from openenv_core.tools import (
@@ -12,12 +13,16 @@ from openenv_core.tools import (
     ListToolsAction,
     ListToolsObservation,
     ToolContext,
+    ToolErrorType,
     ToolResult,
     Toolset,
     ToolSpec,
     is_tool_host,
 )
 from servers.execution import EnvironmentRunner, Factory
+from servers.routes.answer import MethodRequest
+
+Wait: TypeAlias = Callable[[Any], Awaitable[Any]] | None
 
 _LISTING_METHODS = ("list_tools", "list_resources", "list_resource_templates", "list_prompts")
 
@@ -79,30 +84,38 @@ class Tooling:
         }
         return [each.spec for each in declared[method].values()]
 
-    async def list(self, runner: EnvironmentRunner) -> Sequence[ToolSpec]:
-        """Return an environment's tools. NoToolsError: It has none; Exception: Whatever the environment raised."""
+    def request_tools(self, runner: EnvironmentRunner) -> tuple[Any, Callable[[Any], Sequence[ToolSpec]]]:
+        """Return the request for an environment's tools, and what reads its result. NoToolsError: It has none."""
         if runner.is_tool_host:
-            return await runner.call("list_tools")  # type: ignore[no-any-return]
+            return MethodRequest("list_tools"), lambda specs: specs
         self._check(runner)
-        observation = await runner.step(ListToolsAction())
-        if not isinstance(observation, ListToolsObservation):
-            raise _make_type_error(ListToolsObservation, observation)
-        return [ToolSpec(**tool.model_dump()) for tool in observation.tools]
+        return ListToolsAction(), _read_listing
 
-    async def start_call(
-        self, runner: EnvironmentRunner, name: str, arguments: Mapping[str, Any], context: ToolContext
-    ) -> ToolResult | Awaitable[ToolResult]:
-        """Call a tool; the result may be an awaitable, as of `EnvironmentRunner.start_method`.
+    def request_call(
+        self,
+        runner: EnvironmentRunner,
+        name: str,
+        arguments: Mapping[str, Any],
+        context: ToolContext,
+        wait: Wait = None,
+    ) -> tuple[Any, Callable[[Any], ToolResult]]:
+        """Return the request that calls a tool, and what makes a `ToolResult` of its result.
+
+        Args:
+            runner: The environment.
+            name: The tool's name.
+            arguments: Its arguments.
+            context: Given to a tool that takes it.
+            wait: Awaits an asynchronous tool, if not plainly.
 
         Raises:
             NoToolsError: The environment has no tools.
-            Exception: Whatever the environment raised, apart from errors in the result.
+            ToolRefusedError: It has no such tool, or not with such arguments.
         """
         if runner.is_tool_host:
-            return await runner.start_method("call_tool", name, arguments, context)  # type: ignore[no-any-return]
+            return MethodRequest("call_tool", (name, arguments, context), wait), lambda result: result
         self._check(runner)
-        call = _step(runner, CallToolAction(tool_name=name, arguments=dict(arguments)))
-        return call if runner.plan.step_on_loop else await call
+        return CallToolAction(tool_name=name, arguments=dict(arguments)), _read_step
 
     def _check(self, runner: EnvironmentRunner) -> None:
         if not self._steps:
@@ -111,6 +124,14 @@ class Tooling:
 
 class NoToolsError(Exception):
     """The environment has no tools."""
+
+
+class ToolRefusedError(PicklableError):
+    """A tool is not called as asked; `result` says why."""
+
+    def __init__(self, error_type: ToolErrorType, message: str) -> None:
+        super().__init__(message)
+        self.result = ToolResult.failed(error_type, message)
 
 
 def _is_tool_action(action: Any) -> bool:
@@ -129,8 +150,13 @@ def _find_toolset(owner: Any) -> Toolset | None:
     return toolset
 
 
-async def _step(runner: EnvironmentRunner, action: CallToolAction) -> ToolResult:
-    observation = await runner.step(action)
+def _read_listing(observation: Any) -> Sequence[ToolSpec]:
+    if not isinstance(observation, ListToolsObservation):
+        raise _make_type_error(ListToolsObservation, observation)
+    return [ToolSpec(**tool.model_dump()) for tool in observation.tools]
+
+
+def _read_step(observation: Any) -> ToolResult:
     if not isinstance(observation, CallToolObservation):
         raise _make_type_error(CallToolObservation, observation)
     result = _read(observation.result)

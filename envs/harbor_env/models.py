@@ -109,6 +109,6 @@ class HarborState(State):
     task: str | None = Field(default=None, description="the id of the task; null before a reset")
     split: str | None = None
     index: int | None = None
-    seed: int | None = Field(default=None, description="what chose the task; null where it was named")
+    seed: int | None = Field(default=None, description="what chose the task, unless it was named")
     kind: Literal["process", "container"] | None = Field(default=None, description="what it runs in")
     done: bool = False

@@ -1,7 +1,4 @@
-"""The customer desk of a shop as an environment: the models and the client. The server is in :mod:`.server`.
-
-Scripted policies are in :mod:`.solver` and :mod:`.baselines`.
-"""
+"""The customer desk of a shop as an environment: the models and the client. The server is in :mod:`.server`."""
 
 from openenv_core.tasks import InvalidResetOptionError
 

@@ -1,12 +1,7 @@
-"""Code that runs inside a server's processes and containers. Standard library only: it is also run as source text.
+"""Code that runs inside a server's processes. Standard library only: it is copied as `sitecustomize`.
 
-As `sitecustomize`, first on the server's path, it runs in every Python process of the server. It records the hosts that
-the process connects to and blocks those not allowed, or collects garbage on a signal, so that only memory in use is
-measured.
-
-In a container it runs as `python3 -c` with `look`, or with `collect` and the file in which processes record that they
-have collected garbage. It prints the server's resources as JSON. The server's processes are those that the container's
-command has started; those executed from outside, like this one and the health check, do not count.
+First on the server's path, that runs in every Python process of the server. It records the hosts that the process
+connects to and blocks those not allowed, or collects garbage on a signal, so that only memory in use is measured.
 """
 
 import _socket
@@ -19,7 +14,6 @@ import re
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import wraps
@@ -36,11 +30,8 @@ COLLECTED = "ROPEWALK_CHECK_COLLECTED"
 HOSTS = "ROPEWALK_CHECK_HOSTS"
 """Environment variable with the allowed hosts, as a JSON list."""
 
-_COLLECT = signal.SIGUSR2
+COLLECT = signal.SIGUSR2
 """Makes a process collect garbage."""
-
-_COLLECT_TIMEOUT_S = 5.0
-"""Seconds to wait for that; a busy process takes longer."""
 
 _OF_ADDRESSES = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 _OF_NAMES = frozenset({"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
@@ -99,7 +90,7 @@ def _install_collecting(path: str) -> None:
         _append_line(path, str(os.getpid()))
 
     with suppress(ValueError):  # not in the main thread: a subinterpreter
-        signal.signal(_COLLECT, collect)
+        signal.signal(COLLECT, collect)
 
 
 def _install_watching(path: str, allowed: list[str]) -> None:
@@ -168,71 +159,9 @@ def _run_next_sitecustomize() -> None:
         spec.loader.exec_module(module_from_spec(spec))
 
 
-def usage(pids: "Iterable[int]") -> "dict[str, int]":
-    """Return the total memory in bytes, threads, and open files and sockets of processes, and the number alive."""
-    totals = {"memory": 0, "threads": 0, "files": 0, "processes": 0}
-    for pid in pids:
-        try:
-            status = _status(pid)
-            memory, threads = int(status["VmRSS"].split()[0]) * 1024, int(status["Threads"])
-            files = len(os.listdir(f"/proc/{pid}/fd"))
-        except (OSError, KeyError):  # it has ended, or is the container's init, run by another user
-            continue
-        for name, value in (("memory", memory), ("threads", threads), ("files", files), ("processes", 1)):
-            totals[name] += value
-    return totals
-
-
-def collect_garbage(pids: "Iterable[int]", notes: str) -> int:
-    """Signal processes to collect garbage, and wait for them; return the number signalled."""
-    with open(notes, "w", encoding="utf-8"):
-        pass
-    signal_count = 0
-    for pid in pids:
-        # The signal would kill a process without a handler.
-        with suppress(OSError, KeyError):
-            if int(_status(pid)["SigCgt"], 16) >> (_COLLECT - 1) & 1:
-                os.kill(pid, _COLLECT)
-                signal_count += 1
-    deadline = time.monotonic() + _COLLECT_TIMEOUT_S
-    while time.monotonic() < deadline:
-        with open(notes, encoding="utf-8") as file:
-            if len(file.read().split()) >= signal_count:
-                break
-        time.sleep(0.01)
-    return signal_count
-
-
-def descendants(pid: int) -> "list[int]":
-    """Return the descendants of a process."""
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with suppress(OSError, KeyError):
-                parents[int(name)] = int(_status(int(name))["PPid"])
-    pids = [pid]
-    for parent_pid in pids:
-        pids += [child for child, parent in parents.items() if parent == parent_pid]
-    return pids[1:]
-
-
-def _status(pid: int) -> "dict[str, str]":
-    """Return the fields of a process's /proc status."""
-    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-        return {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
-
-
-def _main(operation: str, notes: str = "") -> None:
-    pids = [1, *descendants(1)]
-    result = {"told": collect_garbage(pids, notes)} if operation == "collect" else usage(pids)
-    sys.stdout.write(json.dumps(result))
-
-
 if __name__ == "sitecustomize":
     if OUT in os.environ:
         _install_watching(os.environ[OUT], json.loads(os.environ.get(HOSTS, "[]")))
     if COLLECTED in os.environ:
         _install_collecting(os.environ[COLLECTED])
     _run_next_sitecustomize()
-if __name__ == "__main__":
-    _main(*sys.argv[1:])

@@ -1,23 +1,21 @@
-"""Measures the resources of a running server, local or in a container."""
+"""Measures the resources of a running server."""
 
-import inspect
-import json
 import os
+import re
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from openenv_core.checker import inside
-from openenv_core.checker.check import CheckError, NotApplicableError
+from openenv_core.checker.check import NotApplicableError, import_package
 from openenv_core.checker.subject import Subject, SubjectServer, container_of
-from openenv_core.errors import ProviderError
 from openenv_core.targets import TargetKind
 
 MIB: Final = 1 << 20
@@ -33,22 +31,10 @@ _SETTLE_INTERVAL_S: Final = 0.1
 _SETTLE_TIMEOUT_S: Final = 2.0
 """Seconds after which the last measurement is taken."""
 
-_PYTHON: Final = "python3"
+_COLLECT_TIMEOUT_S: Final = 5.0
+"""Seconds to wait until the processes have collected garbage; a busy process takes longer."""
 
-_NOTES_IN_CONTAINER: Final = "/tmp/ropewalk-collected"
-
-_BOOTSTRAP: Final = """\
-import os, sys
-folder = "/tmp/ropewalk-check"
-os.makedirs(folder, exist_ok=True)
-with open(folder + "/sitecustomize.py", "w") as file:
-    file.write(sys.argv[1])
-path = os.environ.get("PYTHONPATH")
-os.environ["PYTHONPATH"] = folder + (os.pathsep + path if path else "")
-os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
-"""Installs `inside` as the `sitecustomize` of the container's interpreters, and executes the image's command."""
+_CAUGHT: Final = re.compile(r"^SigCgt:\s*([0-9a-f]+)$", re.MULTILINE)
 
 
 def server_pids(server: SubjectServer) -> list[int]:
@@ -60,7 +46,24 @@ def server_pids(server: SubjectServer) -> list[int]:
     guard = getattr(server, "pid", None)
     if guard is None:
         raise NotApplicableError("the processes of a container are not visible from here")
-    return inside.descendants(guard)
+    psutil = import_package("psutil")
+    try:
+        return [process.pid for process in psutil.Process(guard).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def measure_usage(pids: Iterable[int]) -> dict[str, int]:
+    """Return the total memory in bytes, threads, and open files and sockets of processes, and the number alive."""
+    psutil = import_package("psutil")
+    totals = dict.fromkeys(("memory", "threads", "files", "processes"), 0)
+    for pid in pids:
+        with suppress(psutil.Error):  # it has ended
+            process = psutil.Process(pid)
+            values = process.memory_info().rss, process.num_threads(), process.num_fds(), 1
+            for name, value in zip(totals, values, strict=True):
+                totals[name] += value
+    return totals
 
 
 def kill_server(server: SubjectServer) -> None:
@@ -78,53 +81,36 @@ class WatchedServer:
     """A separate server that can be measured."""
 
     server: SubjectServer
-    notes: str
+    notes: Path
 
     def measure_stable(self) -> dict[str, int]:
-        """Measure the server's resources, as `inside.usage` does, once those of ended sessions are released.
-
-        Raises:
-            NotApplicableError: It runs in a container that cannot be inspected.
-        """
+        """Measure the server's resources, as `measure_usage` does, once those of ended sessions are released."""
         deadline = time.monotonic() + _SETTLE_TIMEOUT_S
         time.sleep(_SETTLE_INTERVAL_S)  # the last sessions are being closed
         self._collect_garbage()
-        first = self._measure()
+        first = measure_usage(server_pids(self.server))
         while time.monotonic() < deadline:
             time.sleep(_SETTLE_INTERVAL_S)
-            second = self._measure()
+            second = measure_usage(server_pids(self.server))
             if {**second, "memory": 0} == {**first, "memory": 0}:  # memory keeps changing
                 return second
             first = second
         return first
 
     def _collect_garbage(self) -> None:
-        if container_of(self.server) is None:
-            inside.collect_garbage(server_pids(self.server), self.notes)
-        elif not self._run_inside("collect", self.notes).get("told"):
-            raise NotApplicableError("the server's interpreter cannot be made to collect garbage")
-
-    def _measure(self) -> dict[str, int]:
-        if container_of(self.server) is None:
-            return inside.usage(server_pids(self.server))
-        return self._run_inside("look")
-
-    def _run_inside(self, *arguments: str) -> dict[str, Any]:
-        from openenv_core.providers.docker.engine import CALL_TIMEOUT_S, DockerEngine
-
-        container, engine = container_of(self.server), DockerEngine.find()
-        command = [_PYTHON, "-I", "-c", inspect.getsource(inside), *arguments]
-        try:
-            done = engine.execute(container.id, command, timeout_s=CALL_TIMEOUT_S, most=MIB)
-        except ProviderError as error:
-            raise NotApplicableError(f"the container cannot be inspected: {error}") from error
-        try:
-            answer = json.loads(done.output)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise NotApplicableError(f"the container cannot be inspected: it has no working {_PYTHON}")
-        return answer
+        """Signal the processes that can to collect garbage, and wait for them."""
+        self.notes.write_bytes(b"")
+        signalled = 0
+        for pid in server_pids(self.server):
+            with suppress(OSError):
+                caught = _CAUGHT.search(Path(f"/proc/{pid}/status").read_text(errors="replace"))
+                # The signal would kill a process without a handler.
+                if caught is not None and int(caught[1], 16) >> (inside.COLLECT - 1) & 1:
+                    os.kill(pid, inside.COLLECT)
+                    signalled += 1
+        deadline = time.monotonic() + _COLLECT_TIMEOUT_S
+        while len(self.notes.read_bytes().split()) < signalled and time.monotonic() < deadline:
+            time.sleep(_POLL_INTERVAL_S)
 
 
 @contextmanager
@@ -134,39 +120,14 @@ def watch_server(subject: Subject) -> Iterator[WatchedServer]:
     Raises:
         NotApplicableError: Its resources cannot be measured.
     """
-    if subject.kind is TargetKind.URL:
-        raise NotApplicableError("the resources of a server at a URL cannot be measured")
-    if subject.kind is TargetKind.IMAGE:
-        with _start_container(subject) as server:
-            yield WatchedServer(server, _NOTES_IN_CONTAINER)
-        return
-    with hook_folder() as (folder, env_vars):
-        notes = str(folder / "collected")
-        with subject.server(env_vars={**env_vars, inside.COLLECTED: notes}) as server:
-            yield WatchedServer(server, notes)
-
-
-@contextmanager
-def _start_container(subject: Subject) -> Iterator[SubjectServer]:
-    """Start a container whose interpreters collect garbage on request."""
-    from openenv_core.providers.docker.engine import DockerEngine
-
-    assert subject.url  # raises if the unmodified image does not start
-    config = DockerEngine.find().call("GET", f"/images/{subject.target.text}/json").get("Config") or {}
-    if config.get("Entrypoint") or not config.get("Cmd"):
+    if subject.kind in (TargetKind.URL, TargetKind.IMAGE):
         raise NotApplicableError(
-            "the image has an ENTRYPOINT, or no CMD, so its server cannot be inspected; an image with CMD alone can be"
+            "only processes of this machine are measured: check the folder that the server is made from"
         )
-    options = {
-        "command": [_PYTHON, "-c", _BOOTSTRAP, inspect.getsource(inside), *config["Cmd"]],
-        "env_vars": {inside.COLLECTED: _NOTES_IN_CONTAINER},
-    }
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(subject.server(docker_options=options))
-        except CheckError as error:
-            raise NotApplicableError(f"the image starts, but cannot be inspected: {error}") from error
-        yield server
+    with hook_folder() as (folder, env_vars):
+        notes = folder / "collected"
+        with subject.server(env_vars={**env_vars, inside.COLLECTED: str(notes)}) as server:
+            yield WatchedServer(server, notes)
 
 
 @contextmanager
@@ -190,10 +151,10 @@ def limited_memory(server: SubjectServer | None) -> Iterator[list[int]]:
     if server is None or container_of(server) is not None:
         yield excess
         return
-    baseline = inside.usage(server_pids(server))["memory"]
+    baseline = measure_usage(server_pids(server))["memory"]
 
     def check() -> None:
-        growth = inside.usage(server_pids(server))["memory"] - baseline
+        growth = measure_usage(server_pids(server))["memory"] - baseline
         if growth > _ALLOWED_BYTES and not excess:
             excess.append(growth)
             kill_server(server)

@@ -90,6 +90,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     model.add_argument(
         "--agent-timeout", type=float, metavar="SECONDS", help="an agent's time for an episode (600)"
     )
+    model.add_argument(
+        "--agent-sandbox",
+        action="store_true",
+        default=None,
+        help="confine an agent's program to an empty folder and to the model and the tools, of all networks (Linux)",
+    )
     group = parser.add_argument_group("sessions")
     group.add_argument("--sessions", type=int, metavar="N", help="concurrent episodes (64)")
     group.add_argument("--timeout", type=float, metavar="SECONDS", help="timeout of a reset or step (60)")
@@ -105,6 +111,7 @@ _PLAYING: Final = (
     *(
         "policy",
         "agent",
+        "agent_sandbox",
         "model",
         "mode",
         "system",

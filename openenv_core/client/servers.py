@@ -30,7 +30,7 @@ T = TypeVar("T")
 _MIN_RETRY_S: Final = 0.05
 _MAX_RETRY_S: Final = 1.0
 
-_CAPACITY_TIMEOUT_S: Final = 1.0
+CAPACITY_TIMEOUT_S: Final = 1.0
 """How long a server may take to say how full it is."""
 
 
@@ -107,7 +107,8 @@ class Servers:
                 except ConnectionFailedError as error:
                     failed = error
                 self.use_next()
-            await self._list()
+            if await self._list():
+                continue
             if capacity_error is not None:
                 await wait.pause(capacity_error)
                 retry_until = clock() + retry_for_s
@@ -145,11 +146,18 @@ class Servers:
         else:
             await stopping
 
-    async def _list(self) -> None:
-        """Take the servers that a fleet has now, in random order; without any, keep those that are known."""
-        if self.list_urls is not None and (urls := await asyncio.to_thread(self.list_urls)):
-            self.urls = validate_urls(urls)
-            self.url = self.urls[0]
+    async def _list(self) -> bool:
+        """Take the servers that a fleet has now, in random order; return whether some are new.
+
+        Without any, those that are known are kept.
+        """
+        if self.list_urls is None or not (
+            urls := validate_urls(await asyncio.to_thread(self.list_urls) or None)
+        ):
+            return False
+        known, self.urls = self.urls, urls
+        self.url = urls[0]
+        return not set(urls) <= set(known)
 
     async def _prefer_emptier(self) -> None:
         """Make the emptier of the first two servers the current one; the order of all is random.
@@ -174,7 +182,7 @@ class Servers:
             *(f"{name}: {value}" for name, value in fields.items()),
         ]
         try:
-            async with asyncio.timeout(_CAPACITY_TIMEOUT_S):
+            async with asyncio.timeout(CAPACITY_TIMEOUT_S):
                 reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
                 try:
                     writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))

@@ -8,6 +8,7 @@ from typing import Any, Self
 from openenv_core.errors import ConfigurationError, ServerStartError
 from openenv_core.providers.base import health_of, wait_healthy
 from openenv_core.providers.docker.container import LocalDockerProvider as Ours
+from openenv_core.providers.fleet import ServerFleet, open_fleet
 
 
 class ContainerProvider(ABC):
@@ -123,3 +124,44 @@ class LocalDockerProvider(ContainerProvider):
         raise ServerStartError(
             f"{base_url} is not healthy after {timeout_s:g} s: {trouble}", provider.output()
         )
+
+
+class KubernetesProvider(ContainerProvider):
+    """The released provider's name and interface, which has no implementation there: a fleet of one pod.
+
+    Args:
+        options: Arguments of `KubernetesFleet`, such as `token`, which the client then needs too.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._fleet: ServerFleet | None = None
+
+    def start_container(
+        self, image: str, port: int | None = None, env_vars: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> str:
+        """Start a pod, wait until its server is ready, and return its URL, whose port is always 8000.
+
+        Raises:
+            ProviderError: The pod could not be started.
+            ConfigurationError: An option does not exist, another port is wanted, or a pod is already running.
+        """
+        if self._fleet is not None or port not in (None, 8000):
+            raise ConfigurationError(
+                "expected a provider without a pod, and port 8000; call stop_container() first, or leave port out"
+            )
+        fleet = open_fleet("kubernetes", image, 1, {**self._options, "env_vars": env_vars, **kwargs})
+        url = fleet.start()
+        self._fleet = fleet
+        return url
+
+    def stop_container(self) -> None:
+        """Delete the pod."""
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            fleet.stop()
+
+    def wait_for_ready(self, base_url: str, timeout_s: float = 30.0) -> None:
+        """Return when the server is ready, as it already was when `start_container` returned."""
+        if self._fleet is not None:
+            self._fleet.wait_ready(1, timeout_s)

@@ -170,7 +170,10 @@ MODULES: Final[Mapping[str, Module]] = {
         package=True,
     ),
     "openenv.core.containers.runtime.providers": Module(
-        _names_in("openenv_core.compat.containers", "ContainerProvider LocalDockerProvider RuntimeProvider"),
+        _names_in(
+            "openenv_core.compat.containers",
+            "ContainerProvider KubernetesProvider LocalDockerProvider RuntimeProvider",
+        ),
         default_reason=_PROVIDERS,
     ),
     "openenv.core.containers.runtime.daytona_provider": Module(
@@ -211,8 +214,19 @@ MODULES: Final[Mapping[str, Module]] = {
         _names_in(
             "openenv_core.compat.harness",
             "Message ResourceSession ResourceSessionFactory ToolResult VerifyResult",
+        )
+        | _names_in(
+            "openenv_core.compat.harness_rollouts",
+            "HarnessAdapter HarnessRolloutResult HarnessRunLimits LoopOwningSession MCPHarnessAdapter ModelStep "
+            "ModelStepResult ToolTraceEntry TraceEntry TrainableSession TrainingTrace TrainingTurn",
         ),
         default_reason="drivers of coding agents",
+        package=True,
+    ),
+    "openenv.core.harness.capture": Module(default_reason="capture of agents' calls", package=True),
+    "openenv.core.harness.capture.upstream": Module(
+        _names_in("openenv_core.compat.harness_rollouts", "training_sampling"),
+        default_reason="capture of agents' calls",
     ),
     "openenv.core.evals": Module(
         includes=_submodules("openenv.core.evals", "base types inspect_harness"), package=True

@@ -14,10 +14,10 @@ from pydantic import ConfigDict, Field, StrictInt, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from openenv_core.outcomes import outcome_of
-from openenv_core.protocol.errors import UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
+from openenv_core.protocol.errors import INVALID_JSON, UNKNOWN_TYPE, VALIDATION_ERROR, RefusalError, faults_of
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_fields, require_observation
-from openenv_core.protocol.requests import RequestHead, RequestId, ResetOptions
+from openenv_core.protocol.requests import RequestDecoder, RequestHead, RequestId, ResetOptions
 from openenv_core.types import Observation
 
 SUBPROTOCOL: Final = "ropewalk.v1"
@@ -121,6 +121,41 @@ def encode_reply(
 def encode_single_reply(request_id: int, reply: str) -> str:
     """Encode a reply to a request for one session: a frame of the released dialect with the request's id."""
     return f'{{"id":{request_id},{reply[1:]}'
+
+
+def read_frame(
+    frame: str | bytes, decoder: RequestDecoder[Any], operations: Sequence[str]
+) -> tuple[RequestHead, Any, list[Array]]:
+    """Return a request's head, its message of the released dialect if it has one, and its arrays.
+
+    Args:
+        frame: The frame of a client.
+        decoder: Decodes the frames of the released dialect, which have an id here.
+        operations: The operations that are served.
+
+    Raises:
+        RefusalError: It is not a valid request.
+        Exception: Whatever the author's validators raised.
+    """
+    try:
+        header, arrays = decode_frame(frame)
+    except FrameError as error:
+        raise RefusalError(INVALID_JSON, str(error)) from None
+    if isinstance(frame, str) and "op" not in header:
+        return *decoder.numbered_frame(frame), []
+    return read_request(header, len(frame), operations), None, arrays
+
+
+def read_request_id(frame: str | bytes) -> tuple[int | None, bool]:
+    """Return the id of an invalid request, if readable, and whether it is in the released dialect (has a `type`)."""
+    try:
+        header, _ = decode_frame(frame)
+    except FrameError:
+        return None, False
+    request_id = header.get("id")
+    if type(request_id) is int and 0 <= request_id < 2**53:
+        return request_id, "type" in header
+    return None, False
 
 
 def decode_frame(frame: str | bytes | bytearray) -> tuple[dict[str, Any], list[Array]]:

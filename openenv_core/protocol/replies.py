@@ -98,8 +98,9 @@ def encode_fields(observation: object, exclude: set[str] = _LIFTED) -> tuple[byt
     """
     if not isinstance(observation, Observation):
         observation = require_observation(observation)  # raises
-    metadata = metadata_of(observation)
-    if metadata is not observation.metadata:
+    metadata = observation.metadata
+    if observation.truncated or observation.infrastructure_error or observation.unscored:
+        metadata = metadata_of(observation)
         observation = observation.model_copy(update={"metadata": metadata})
     body = observation.__pydantic_serializer__.to_json(
         observation, exclude=exclude, fallback=to_plain, warnings=False
@@ -112,8 +113,6 @@ def metadata_of(observation: Observation) -> dict[str, Any]:
 
     `terminated` is sent only beside `truncated`: otherwise it follows from `done`.
     """
-    if not (observation.truncated or observation.infrastructure_error or observation.unscored):
-        return observation.metadata
     marks = {
         name: mark
         for name in _MARKS

@@ -11,8 +11,6 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Final, Self
 
-import httpx
-
 from openenv_core.errors import ConfigurationError, ProviderError
 from openenv_core.proxies import client_for
 
@@ -101,6 +99,7 @@ class ServerFleet(ABC):
             )
         self.token = token or secrets.token_urlsafe(32)
         self._size = servers
+        self._is_another = False
 
     @classmethod
     @abstractmethod
@@ -116,10 +115,6 @@ class ServerFleet(ABC):
         """Return the servers that there are, by number. Raises ProviderError if the engine does not answer."""
 
     @abstractmethod
-    def stop(self) -> None:
-        """Stop all servers, whatever their sessions do. Idempotent."""
-
-    @abstractmethod
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Drain a server, and start it anew, from the current code or image, at the same URL if possible.
 
@@ -128,6 +123,10 @@ class ServerFleet(ABC):
         Raises:
             ProviderError: There is no such server, or it was not ready in time.
         """
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Stop all servers. Idempotent."""
 
     @abstractmethod
     def _resize(self, servers: int) -> None:
@@ -141,8 +140,11 @@ class ServerFleet(ABC):
         """Start the servers, wait until all are ready, and return the URL of one.
 
         Raises:
-            ProviderError: They were not ready in time.
+            ProviderError: They were not ready in time, or there is a fleet of this name.
         """
+        self._is_another = bool(self.servers())
+        if self._is_another:
+            raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
         try:
             self._resize(self._size)
             self.wait_ready(self._size)
@@ -150,6 +152,11 @@ class ServerFleet(ABC):
             self.stop()
             raise
         return self.urls()[0]
+
+    def stop(self) -> None:
+        """Stop all servers, whatever their sessions do. Idempotent. Leaves another fleet that had the name alone."""
+        if not self._is_another:
+            self._end()
 
     def __enter__(self) -> Self:
         self.start()
@@ -301,6 +308,8 @@ def read_load(url: str, token: str | None) -> Load | None:
     Raises:
         ProviderError: It answers, but is no server that tells.
     """
+    import httpx  # takes longer than the rest of `ropewalk --help`
+
     try:
         with client_for(url, token) as http:
             response = http.get(f"{url}/capacity", timeout=REQUEST_TIMEOUT_S)

@@ -19,8 +19,8 @@ from openenv_core.providers.fleet import (
 from openenv_core.providers.process import LocalProcessProvider
 
 with installed_with("ray", "Ray", "ray"):
-    import ray
-    from ray.util import list_named_actors
+    import ray  # type: ignore[import-not-found,unused-ignore]  # for those who check their own file, without Ray
+    from ray.util import list_named_actors  # type: ignore[import-not-found,unused-ignore]
 
 NAMESPACE: Final = "ropewalk"
 """Ray's namespace of the actors, whose names are those of the servers."""
@@ -69,7 +69,12 @@ class _RayServer:
     def __init__(self, options: RayServerOptions) -> None:
         self._options = options
         self._provider: LocalProcessProvider | None = None
-        self._serve(port=0)
+        try:
+            self._serve(port=0)
+        except ProviderError:
+            if ray.get_runtime_context().was_current_actor_reconstructed:
+                os._exit(1)  # Ray tries again, which it does not after an exception
+            raise
         threading.Thread(target=self._watch, name="ropewalk-watch", daemon=True).start()
 
     def options(self) -> RayServerOptions:
@@ -197,9 +202,17 @@ class RayFleet(ServerFleet):
             found.append(FleetServer(name, url, url is not None))
         return sorted(found, key=lambda server: server.number)
 
-    def stop(self) -> None:
+    def _end(self) -> None:
         """End the actors, and so their servers, which drain."""
         self._remove(0)
+
+    def wait_ready(self, servers: int, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until this many servers are ready; raise ProviderError at once if one could not start."""
+        with _translated_errors():
+            for handle in self._handles.values():
+                with suppress(ray.exceptions.ActorUnavailableError):  # it is being restarted
+                    ray.get(handle.url.remote(), timeout=timeout_s)
+        super().wait_ready(servers, timeout_s)
 
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Drain a server, and start it anew at the same URL."""

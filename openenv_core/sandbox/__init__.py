@@ -4,8 +4,6 @@ Standard library only; usable without servers and environments. docs/sandbox.md 
 guarantees.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from openenv_core.sandbox.config import Isolation, Limits, SandboxConfig
 from openenv_core.sandbox.errors import (
     FileRefusedError,
@@ -29,9 +27,6 @@ from openenv_core.sandbox.results import (
 )
 from openenv_core.sandbox.sandbox import Sandbox, SandboxSession
 
-if TYPE_CHECKING:
-    from openenv_core.sandbox.sync import SyncSandbox, SyncSession
-
 __all__ = [
     "Backend",
     "Branching",
@@ -53,16 +48,5 @@ __all__ = [
     "SandboxSession",
     "SandboxUnavailableError",
     "Status",
-    "SyncSandbox",
-    "SyncSession",
     "Truncated",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # The synchronous classes need the client's loop thread, which nothing else here imports.
-    if name in ("SyncSandbox", "SyncSession"):
-        from openenv_core.sandbox import sync
-
-        return getattr(sync, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

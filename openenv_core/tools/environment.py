@@ -2,12 +2,12 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, TypeVar, overload
 
 from openenv_core.environment import Environment
 from openenv_core.errors import ConfigurationError, EpisodeOverError
-from openenv_core.pending import Pending, convert
+from openenv_core.pending import Pending, convert, require_value
 from openenv_core.protocol.errors import text_of
 from openenv_core.tools.context import SILENT, ToolContext
 from openenv_core.tools.declare import declared_as
@@ -37,6 +37,8 @@ from openenv_core.tools.wire import (
     ToolUnavailableError,
 )
 from openenv_core.types import StateT
+
+_ASYNC_ADVICE: Final = "write it as `async def`, or give it the return type Awaitable[...]"
 
 T = TypeVar("T")
 Now: TypeAlias = T | Awaitable[T]
@@ -171,9 +173,8 @@ class DeclaredTools:
         if tool.asynchronous:
             return self._call_async(tool, arguments, lambda: method(**call_arguments))
         try:
-            result = ToolResult.of(
-                _require_returned(method(**call_arguments), tool.attribute), wrapped=tool.wrapped
-            )
+            value = require_value(method(**call_arguments), tool.attribute, _ASYNC_ADVICE)
+            result = ToolResult.of(value, wrapped=tool.wrapped)
         except (EpisodeOverError, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit, or a panic of a compiled library
@@ -368,18 +369,6 @@ def count_cancellations() -> int:
     """Return the number of pending cancellation requests of the current task."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
-
-
-def _require_returned(value: object, method: str) -> object:
-    """Return the value of a synchronous method. Raises TypeError if it is an awaitable."""
-    if not inspect.isawaitable(value):
-        return value
-    if isinstance(value, Coroutine):
-        value.close()
-    raise TypeError(
-        f"expected a value from {method}, got {type(value).__name__}; write it as `async def`, or give it the return "
-        "type Awaitable[...]"
-    )
 
 
 def _checked_result(hook: str, result: object) -> ToolResult:

@@ -39,8 +39,9 @@ class EvaluatedAgent:
             )
         who = {"preset": name} if name in PRESETS else {"function": name}
         try:
-            self._host = AgentHost(AgentConfig.model_validate(who), folder / "agents")
-        except ConfigError as error:
+            agent = AgentConfig.model_validate({**who, "sandbox": settings.agent_sandbox})
+            self._host = AgentHost(agent, folder / "agents")
+        except (ConfigError, ValueError) as error:
             raise ConfigurationError(str(error)) from error
         self._settings = settings
         self._model = model
@@ -48,7 +49,10 @@ class EvaluatedAgent:
 
     async def play(self, game: TextEpisode, observation: str, record: EpisodeRecord, seed: int) -> None:
         """See `EpisodePolicy.play`."""
-        await self._host.start()
+        try:
+            await self._host.start()
+        except ConfigError as error:
+            raise ConfigurationError(str(error)) from error
         settings = self._settings
         messages: list[ChatMessage] = [{"role": "user", "content": observation}]
         if settings.system:

@@ -74,6 +74,10 @@ CLAUDE_CODE: Final = AgentProgram(
         "DISABLE_ERROR_REPORTING": "1",
         "ENABLE_TOOL_SEARCH": "false",  # all tools are told of at once
         "API_TIMEOUT_MS": "3600000",
+        "MCP_CONNECTION_NONBLOCKING": "0",  # else it begins without the environment's tools if they are late
+        "MCP_CONNECT_TIMEOUT_MS": "3600000",  # after which it goes on without them
+        "MCP_TIMEOUT": "3600000",
+        "MCP_TOOL_TIMEOUT": "3600000",
     },
     files={"mcp.json": _MCP_FILE},
     install="get it with `npm i -g @anthropic-ai/claude-code`",
@@ -98,6 +102,8 @@ stream_idle_timeout_ms = 3600000
 url = "{mcp_url}"
 bearer_token_env_var = "GATEWAY_KEY"
 required = true
+startup_timeout_sec = 3600
+tool_timeout_sec = 3600
 default_tools_approval_mode = "approve"
 
 [analytics]
@@ -110,6 +116,8 @@ view_image = false
 shell_tool = false
 multi_agent = false
 goals = false
+plugins = false
+remote_plugin = false
 apps = false
 """
 
@@ -132,7 +140,8 @@ _OPENCODE_FILE: Final = """{
     "options": {"baseURL": "{url}/v1", "apiKey": "{key}"},
     "models": {"{model}": {"name": "{model}", "tool_call": true}}}},
   "mcp": {"env": {
-    "type": "remote", "url": "{mcp_url}", "headers": {"Authorization": "Bearer {key}"}, "oauth": false}},
+    "type": "remote", "url": "{mcp_url}", "headers": {"Authorization": "Bearer {key}"}, "oauth": false,
+    "timeout": 3600000}},
   "tools": {"*": false, "env*": true}
 }"""
 
@@ -144,6 +153,7 @@ OPENCODE: Final = AgentProgram(
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
+        "npm_config_offline": "true",  # it installs a package for plugins, and goes on without it
         "XDG_DATA_HOME": "{folder}/data",
         "XDG_CONFIG_HOME": "{folder}/config",
         "XDG_CACHE_HOME": "{folder}/cache",

@@ -87,6 +87,7 @@ class AgentSandbox:
         finally:
             for way in ways:
                 way.cancel()
+            await asyncio.gather(*ways, return_exceptions=True)
             back.close()
             writer.close()
 
@@ -98,14 +99,19 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def find_installation(program: str) -> list[Path]:
-    """Return the folders that an installed program needs: its own, its virtual environment, its `node_modules`."""
+    """Return what an installed program needs: its file, the `bin`, virtual environment or `node_modules` that it is in.
+
+    Other folders may hold anything, such as a home.
+    """
     found = shutil.which(program)
     if found is None:
         return []
     path = Path(found).absolute()
     real = path.resolve()
-    folders = [path.parent, real.parent]
-    folders += [parent for parent in real.parents if parent.name == "node_modules"]
+    needed = [path, real]
+    if path.parent.name == "bin":  # where `#!/usr/bin/env node` finds what it was installed with
+        needed.append(path.parent)
+    needed += [parent for parent in real.parents if parent.name == "node_modules"]
     if (path.parents[1] / "pyvenv.cfg").exists():
-        folders += [path.parents[1], (path.parent / "python").resolve().parents[1]]
-    return folders
+        needed += [path.parents[1], (path.parent / "python").resolve().parents[1]]
+    return needed

@@ -12,7 +12,7 @@ counts, any other is discarded. So a group is trained at most once, however ofte
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rl_bridge.types import PolicyVersion
 
@@ -40,9 +40,8 @@ class GroupLease:
     losses: int = 0
 
 
-@dataclass(kw_only=True, slots=True, frozen=True)
-class UnfinishedGroup:
-    """A group that is not finished.
+class UnfinishedGroup(NamedTuple):
+    """A group that is not finished. There can be thousands, so it is a tuple, which is made quickly.
 
     Attributes:
         floor: No token of it will come from older weights than this version.

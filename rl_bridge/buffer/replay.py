@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -190,26 +191,25 @@ class ReplayBuffer:
                 f"expected a batch of {self.admission.groups_per_batch} groups, as many as are admitted for a step, "
                 f"got {batch_size}"
             )
-        began = asyncio.get_running_loop().time()
+        began = check_at = asyncio.get_running_loop().time()
         while True:
             self._raise_failure()
             self._discard_stale(version)
-            blocking_groups = self._find_blocking_groups(version)
-            if len(self._groups) >= batch_size and not blocking_groups:
-                return self._take_oldest(version, batch_size)
             now = asyncio.get_running_loop().time()
-            check_at = deadline = max(began, self._progressed_at) + self._timeout_s
-            for group in blocking_groups:
-                if group.lease is not None and self._straggler_timeout_s is not None:
-                    straggler_deadline = max(began, group.lease.since) + self._straggler_timeout_s
-                    check_at = min(check_at, self._check_straggler(group.lease, straggler_deadline, now=now))
+            deadline = max(began, self._progressed_at) + self._timeout_s
+            # With few groups finished, only stragglers matter: of thousands of groups nothing is computed until then.
+            if len(self._groups) >= batch_size or now >= check_at:
+                blocking_groups = self._find_blocking_groups(version)
+                if len(self._groups) >= batch_size and not blocking_groups:
+                    return self._take_oldest(version, batch_size)
+                check_at = self._check_stragglers(blocking_groups, began=began, now=now)
             if now >= deadline:
                 raise RolloutError(
                     f"expected {batch_size} groups for the step from version {version}, got {len(self._groups)}, with "
                     f"{len(self.ledger.leases)} under way, and none has made progress for {self._timeout_s:g} s; see "
                     "what the environment is waiting for, or raise rollout.timeout_s"
                 )
-            await self._wait_for_groups(check_at - now)
+            await self._wait_for_groups(min(check_at, deadline) - now)
 
     def take_stragglers_cut(self) -> int:
         """Return how many groups were cut since the last call."""
@@ -266,6 +266,18 @@ class ReplayBuffer:
         unfinished = self.ledger.unfinished_groups(served=self.admission.served)
         overdue = self.admission.count_overdue(version, [group.floor for group in unfinished])
         return unfinished[: max(overdue, 0)]
+
+    def _check_stragglers(self, blocking: Sequence[UnfinishedGroup], *, began: float, now: float) -> float:
+        """Cut the stragglers among the groups that a step waits for; returns when to look at groups again.
+
+        A group that is leased from now on is no straggler before the whole timeout has passed.
+        """
+        timeout_s = math.inf if self._straggler_timeout_s is None else self._straggler_timeout_s
+        leases = [group.lease for group in blocking if group.lease is not None]
+        checks = [
+            self._check_straggler(lease, max(began, lease.since) + timeout_s, now=now) for lease in leases
+        ]
+        return min([now + timeout_s, *checks])
 
     def _check_straggler(self, lease: GroupLease, deadline: float, *, now: float) -> float:
         """Cut a straggler when its time is up, and drop it if that did not help; returns when to check again."""

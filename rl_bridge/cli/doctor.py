@@ -2,9 +2,6 @@
 
 import argparse
 import json
-import random
-import socket
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -18,13 +15,13 @@ from rl_bridge.cli.common import (
     with_exit_status,
 )
 from rl_bridge.errors import ConfigError
+from rl_bridge.interface import find_free_port
 
 if TYPE_CHECKING:
     from rl_bridge.config import Config
     from rl_bridge.doctor.collectives import Rendezvous
 
 LOOPBACK = "127.0.0.1"
-PORT_RANGE = (20_000, 32_768)
 STYLES = {"good": "green", "odd": "yellow", "bad": "red"}
 
 
@@ -108,7 +105,7 @@ def _make_rendezvous(arguments: argparse.Namespace, config: "Config | None", *, 
     if arguments.node_rank is None and (num_nodes > 1 or address is not None):
         raise ConfigError(f"expected --node_rank with several hosts, from 0 to {num_nodes - 1}")
     if arguments.node_rank is None:
-        address = format_address(LOOPBACK, _find_free_port())
+        address = format_address(LOOPBACK, find_free_port(LOOPBACK))
     elif config is not None:
         num_nodes = arguments.num_nodes or config.monarch.num_nodes
         address = address or format_address(config.monarch.master_addr, config.monarch.master_port)
@@ -129,14 +126,6 @@ def _make_rendezvous(arguments: argparse.Namespace, config: "Config | None", *, 
         megabytes=arguments.megabytes,
         timeout_s=arguments.timeout_s,
     )
-
-
-def _find_free_port() -> int:
-    """Return a free port below the kernel's ephemeral range, as it is bound only seconds later."""
-    while True:
-        port = random.randrange(*PORT_RANGE)
-        with suppress(OSError), socket.create_server((LOOPBACK, port)):
-            return port
 
 
 COMMAND = Command(

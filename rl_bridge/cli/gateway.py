@@ -5,19 +5,27 @@ import asyncio
 from pathlib import Path
 
 from openenv_core.cli import Command
+from openenv_core.evaluation.records import table_lines
 from rl_bridge.cli.common import number_type, with_exit_status
 from rl_bridge.config import RolloutConfig
 from rl_bridge.errors import ConfigError, MissingDependencyError
 
 MAX_PORT = 65_535
+CHECK = "check"
+"""In place of a checkpoint's folder: check a gateway."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("model", metavar="FOLDER", help="the checkpoint, for its tokenizer and chat template")
+    parser.add_argument(
+        "model",
+        metavar="FOLDER",
+        help="the checkpoint, for its tokenizer and chat template; `check` to check the gateway at URL instead",
+    )
+    parser.add_argument("url", nargs="?", metavar="URL", help="the gateway to check, by requests of agents")
+    parser.add_argument("--key", metavar="KEY", help="with check: the key of its POST /episodes")
     parser.add_argument(
         "--endpoint",
-        required=True,
         metavar="URL",
         help="the model's server, such as http://127.0.0.1:8000/v1",
     )
@@ -49,7 +57,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @with_exit_status("gateway")
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until Ctrl-C; returns 0, or 2 if the server does not give what is needed."""
+    """Serve until Ctrl-C, or check; returns 0, 1 after a check that finds a fault, or 2 if something is missing."""
+    if arguments.model == CHECK:
+        if arguments.url is None or arguments.key is None:
+            raise ConfigError("expected `ropewalk gateway check URL --key KEY`")
+        return asyncio.run(check(arguments))
+    if arguments.endpoint is None or arguments.url is not None:
+        raise ConfigError(
+            "expected FOLDER and --endpoint URL, as in `ropewalk gateway models/policy --endpoint "
+            "http://127.0.0.1:8000/v1`, or `check URL`"
+        )
     if not 0 <= arguments.port <= MAX_PORT:
         raise ConfigError(f"expected --port from 0 to {MAX_PORT}, got {arguments.port}")
     try:
@@ -57,6 +74,26 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print()
     return 0
+
+
+async def check(arguments: argparse.Namespace) -> int:
+    """Check the gateway at a URL, and print what is wrong with it; returns the exit status."""
+    from rl_bridge.gateway.check import Fault, check_gateway
+
+    reports = await check_gateway(arguments.url.rstrip("/"), arguments.key)
+    rows = [
+        [report.name, str(report.requests), *(str(len(report.faults[fault])) for fault in Fault)]
+        for report in reports
+    ]
+    print("\n".join(table_lines(["sequence", "requests", *Fault], rows)))
+    found = [
+        f"{report.name}: {fault}: {words}"
+        for report in reports
+        for fault in Fault
+        for words in report.faults[fault]
+    ]
+    print("\n".join(found), end="\n" * bool(found))
+    return int(bool(found))
 
 
 async def serve(arguments: argparse.Namespace) -> None:
@@ -97,5 +134,8 @@ COMMAND = Command(
     help="record agents' calls of a model on another server, token for token",
     configure=configure,
     run=run,
-    examples=("ropewalk gateway models/policy --endpoint http://127.0.0.1:8000/v1 --traces traces.jsonl",),
+    examples=(
+        "ropewalk gateway models/policy --endpoint http://127.0.0.1:8000/v1 --traces traces.jsonl",
+        "ropewalk gateway check http://127.0.0.1:9000 --key KEY",
+    ),
 )

@@ -11,17 +11,52 @@ from pydantic import BeforeValidator, Field, model_validator
 from rl_bridge.config.sections import Count, NonNegative, Port, Seconds, Section
 
 
+class ReplicaRange(Section):
+    """Replicas that grow with the hosts that join the run (`monarch.join_port`)."""
+
+    min: Count = 1
+    """With as many a run starts, and can go on."""
+    max: Count
+    """Up to as many are started on hosts that join: one for the GPUs of each, or one a host without."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min > self.max:
+            raise ValueError(f"expected min of at most max, got {self.min} and {self.max}")
+        return self
+
+
+def min_of(replicas: int | ReplicaRange) -> int:
+    """Return the number of replicas with which a run starts, and can go on."""
+    return replicas.min if isinstance(replicas, ReplicaRange) else replicas
+
+
 class RoleConfig(Section):
     """One row of the role table."""
 
-    replicas: Count = 1
-    """Number of replicas; each serves by itself."""
+    replicas: Count | ReplicaRange = 1
+    """Number of replicas, or `{min, max}`; each serves by itself."""
     procs: Count = 1
     """Processes per replica on each of its hosts: the trainer's ranks, for example."""
     hosts: Count = 1
     """Hosts per replica."""
     gpus: Annotated[int, Field(ge=0)] = 0
     """GPUs per replica; 0 computes on the CPU."""
+
+    @property
+    def min_replicas(self) -> int:
+        """See `min_of`."""
+        return min_of(self.replicas)
+
+    @property
+    def max_replicas(self) -> int:
+        """The number of replicas up to which hosts that join add some."""
+        return self.replicas.max if isinstance(self.replicas, ReplicaRange) else self.replicas
+
+    @property
+    def ranks(self) -> int:
+        """Processes of a replica on all of its hosts."""
+        return self.procs * self.hosts
 
 
 class CoderConfig(RoleConfig):
@@ -39,7 +74,7 @@ class RolesConfig(Section):
     reference: RoleConfig = RoleConfig()
     reward: RoleConfig = RoleConfig()
     environment: RoleConfig = RoleConfig()
-    """Servers of `env.app` or `env.image`; they run on the controller's host."""
+    """Servers of `env.app` or `env.image`; they run on the controller's host, or where `env.fleet` says."""
     coder: CoderConfig | None = None
     """These run on the controller's host too; `rl_bridge.environments.servers.coder_urls()` returns their addresses."""
 
@@ -47,25 +82,29 @@ class RolesConfig(Section):
     def _check(self) -> Self:
         for name in ("trainer", "reference", "reward"):  # the policy's depend on generator.tensor_parallel
             role: RoleConfig = getattr(self, name)
-            if role.gpus not in (0, role.procs * role.hosts):
+            if role.gpus not in (0, role.ranks):
                 raise ValueError(
-                    f"expected monarch.roles.{name}.gpus to be 0 or one a process, {role.procs * role.hosts}, "
-                    f"got {role.gpus}" + ("; set procs to as many" if name == "trainer" else "")
+                    f"expected monarch.roles.{name}.gpus to be 0 or one a process, {role.ranks}, "
+                    f"got {role.gpus}" + ("; set procs to as many" if name != "reward" else "")
                 )
         if self.trainer.replicas != 1:
             raise ValueError(
                 f"expected monarch.roles.trainer.replicas of 1, got {self.trainer.replicas}; "
                 "more ranks are monarch.roles.trainer.procs"
             )
-        for name in ("policy", "reference", "reward"):
+        for name in ("policy", "reward"):
             role = getattr(self, name)
-            if (role.procs, role.hosts) != (1, 1):
+            if role.ranks != 1:
                 raise ValueError(
                     f"expected monarch.roles.{name} with one process a replica, "
                     f"got procs={role.procs} and hosts={role.hosts}; more of it are replicas"
                 )
         for name in ("environment", "coder"):
             servers: RoleConfig | None = getattr(self, name)
+            if servers is not None and isinstance(servers.replicas, ReplicaRange):
+                raise ValueError(
+                    f"expected monarch.roles.{name}.replicas to be a number: they stay on the controller's host"
+                )
             if servers is not None and (servers.procs, servers.hosts, servers.gpus) != (1, 1, 0):
                 raise ValueError(
                     f"expected monarch.roles.{name} with one process a replica, on one host without GPUs, "
@@ -83,7 +122,7 @@ class RolesConfig(Section):
 
     def _gpus_by_role(self) -> list[int]:
         return [
-            role.replicas * role.gpus for role in (self.policy, self.trainer, self.reference, self.reward)
+            role.min_replicas * role.gpus for role in (self.policy, self.trainer, self.reference, self.reward)
         ]
 
 
@@ -136,6 +175,11 @@ class MonarchConfig(Section):
     """The controller's address: where the status is served, and what other hosts connect to."""
     master_port: Port = 29500
     """The controller's port for traffic of the mesh, if there are other hosts."""
+    join_port: Port | None = None
+    """The port at `master_addr` where further hosts join the run (`python -m rl_bridge.services.worker --join`); with
+    none, no host can join."""
+    preemption_notice_file: str | None = None
+    """A file on hosts that have joined: when it appears, the host is about to be taken away, and leaves in order."""
     coord_port: Port = 0
     """The port of the status; 0 takes a free one. `ropewalk status` finds it by the run's folder."""
     num_nodes: Count = 1
@@ -149,7 +193,7 @@ class MonarchConfig(Section):
             raise ValueError("expected monarch.workers or monarch.job, got both")
         if self.transport == "cuda_ipc" and not self.is_local:
             raise ValueError(
-                "expected no monarch.workers and no monarch.job with monarch.transport=cuda_ipc, by which a GPU's "
+                "expected no monarch.workers, job or join_port with monarch.transport=cuda_ipc, by which a GPU's "
                 "memory is read on its own machine alone; use rdma"
             )
         if self.cpu_mesh is not None and self.job is None:
@@ -164,8 +208,8 @@ class MonarchConfig(Section):
 
     @property
     def is_local(self) -> bool:
-        """Whether all processes are on the controller's machine."""
-        return not self.workers and self.job is None
+        """Whether all processes are on the controller's machine, and stay there."""
+        return not self.workers and self.job is None and self.join_port is None
 
     def with_roles(self, roles: RolesConfig, *, colocate: bool | None) -> Self:
         """Return the configuration with another role table; ValueError if its GPUs are more than there are."""

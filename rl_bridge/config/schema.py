@@ -7,11 +7,19 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from rl_bridge.config.agent import AgentConfig
 from rl_bridge.config.algorithm import AlgorithmConfig
-from rl_bridge.config.monarch import Dtype, MonarchConfig, derive_monarch, resolve_dtype
+from rl_bridge.config.monarch import (
+    Dtype,
+    MonarchConfig,
+    ReplicaRange,
+    derive_monarch,
+    min_of,
+    resolve_dtype,
+)
 from rl_bridge.config.sections import (
     Count,
     GeneratorConfig,
     MetricsConfig,
+    ParallelConfig,
     Positive,
     RecordsConfig,
     RewardConfig,
@@ -65,7 +73,7 @@ class ModelConfig(Section):
     """None trains all weights."""
     thinking: bool = False
     """Whether chat templates with `enable_thinking` (such as Qwen3's) let the policy think before it answers."""
-    tool_calls: Literal["auto", "hermes", "llama"] = "auto"
+    tool_calls: Literal["auto", "hermes", "llama", "xml"] = "auto"
     """How the policy writes tool calls; auto detects it from the chat template."""
     repair_tool_calls: bool = False
     """Whether a call in almost valid JSON is repaired. Otherwise it ends its episode and is penalised."""
@@ -81,8 +89,14 @@ class EnvConfig(Section):
     """A Docker image to serve from containers of this machine."""
     url: str | tuple[str, ...] | None = None
     """The address of a running server, or several."""
+    fleet: Literal["ray", "docker", "kubernetes"] | None = None
+    """The engine that runs `monarch.roles.environment.replicas` servers of `app` (ray) or `image` (docker, kubernetes),
+    and restarts them; by default they run on the controller's host."""
+    fleet_options: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of the fleet's class, such as `num_cpus` of `RayFleet`."""
     token_file: str | None = None
-    """A file with the token for the servers at `url`; rollout workers read it, on whatever host they run."""
+    """A file with the token of the servers at `url` or of the fleet; rollout workers read it, on whatever host they
+    run."""
     sessions: Count = 128
     """Episodes in flight over all rollout workers, each with a WebSocket session of its own. If generators have GPUs,
     the default is `rollout.max_num_seqs` for each of them, but at most 1 + `rollout.max_staleness` batches, divided
@@ -121,8 +135,16 @@ class EnvConfig(Section):
                 "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
                 "and env.url (use running servers)"
             )
-        if self.token_file is not None and self.url is None:
-            raise ValueError("expected env.token_file with env.url; servers that we start ask for no token")
+        if self.token_file is not None and self.url is None and self.fleet is None:
+            raise ValueError(
+                "expected env.token_file with env.url or env.fleet; servers on this host ask for no token"
+            )
+        served = None if self.fleet is None else self.app if self.fleet == "ray" else self.image
+        if self.fleet is not None and (served is None or self.token_file is None):
+            raise ValueError(
+                f"expected env.fleet={self.fleet} with env.{'app' if self.fleet == 'ray' else 'image'} and "
+                "env.token_file, the token of its servers"
+            )
         if self.sampling != "uniform" and self.tasks is None:
             raise ValueError(
                 f"expected env.tasks, a number of tasks to come back to, with env.sampling={self.sampling}, got none: "
@@ -178,9 +200,10 @@ class RolloutConfig(Section):
     tools whose first observation states its task in words."""
     agent: AgentConfig | None = None
     """An agent that plays in place of our own dialogue, and calls the policy as its model; None for none."""
-    num_workers: Count = 1
-    """Processes that play episodes; each has an equal share of `env.sessions`. If generators have GPUs, the default is
-    one per generator."""
+    num_workers: Count | ReplicaRange = 1
+    """Processes that play episodes, or `{min, max}`, which adds one for each host that joins. The first have equal
+    shares of `env.sessions`, and each further one brings as many more. If generators have GPUs, the default is one per
+    generator."""
     batch_size: Count = 512
     """Trajectories per iteration; a multiple of `group_size`."""
     group_size: Annotated[int, Field(ge=2)] = 8
@@ -212,6 +235,10 @@ class RolloutConfig(Section):
     """How long a batch waits for a group that would be too stale for the next one. After that the group is trained with
     the siblings that have ended, or is dropped: quick episodes are then trained more often than slow ones. None waits
     for all of them."""
+    concurrency: Literal["fixed", "adaptive"] = "fixed"
+    """How many groups are in flight, within `max_staleness`: enough for all of `env.sessions` (fixed), or, up to that,
+    as many as keep the generators busy (adaptive): more while environments are slow, fewer while prompts wait at the
+    generators or their key-value caches are too small."""
     max_attempts: Count = 3
     """How often an episode is tried if failures not the policy's end it, and how often a group may lose its worker."""
     max_lost_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
@@ -253,6 +280,11 @@ class RolloutConfig(Section):
                 f"got {self.min_group_size} and {self.group_size}"
             )
         return self
+
+    @property
+    def min_workers(self) -> int:
+        """The number of workers with which a run starts, and can go on."""
+        return min_of(self.num_workers)
 
     @property
     def groups_per_step(self) -> int:
@@ -326,6 +358,14 @@ class Config(Section):
         env = self.environments[name]
         rollout = self.rollout.model_copy(update={"task": env.task or self.rollout.task})
         return self.model_copy(update={"env": env, "rollout": rollout})
+
+    @property
+    def reference_parallel(self) -> ParallelConfig:
+        """How the ranks of a replica of the reference share its weights: like the trainer's, in one copy."""
+        parallel = self.trainer.parallel
+        if self.monarch.roles.reference.ranks == 1:
+            return ParallelConfig()
+        return ParallelConfig(tp=parallel.tp, ep=parallel.ep)
 
     @property
     def has_reference(self) -> bool:
@@ -402,7 +442,7 @@ class Config(Section):
         """
         rollout, num_gpus = self.rollout, self.trainer.num_gpus
         if num_gpus is not None:
-            workers = rollout.num_workers if "num_workers" in rollout.model_fields_set else None
+            workers = rollout.min_workers if "num_workers" in rollout.model_fields_set else None
             monarch = derive_monarch(
                 num_gpus,
                 self.monarch,
@@ -419,7 +459,7 @@ class Config(Section):
         environments = self.environments
         if policy.gpus and environments:
             in_flight = (1 + rollout.max_staleness) * rollout.batch_size
-            sessions = max(1, min(policy.replicas * rollout.max_num_seqs, in_flight) // len(environments))
+            sessions = max(1, min(policy.min_replicas * rollout.max_num_seqs, in_flight) // len(environments))
             derived = {name: env.with_defaults(sessions=sessions) for name, env in environments.items()}
             object.__setattr__(self, "env", derived if isinstance(self.env, dict) else derived[""])
             self._set_derived(
@@ -441,10 +481,15 @@ class Config(Section):
         if not self.monarch.colocate:
             return self
         policy, trainer, rollout = self.monarch.roles.policy, self.monarch.roles.trainer, self.rollout
-        if policy.replicas * policy.gpus != trainer.gpus:
+        if self.monarch.join_port is not None:
+            raise ValueError(
+                "expected no monarch.join_port with monarch.colocate: hosts that join have no trainer"
+            )
+        if policy.min_replicas * policy.gpus != trainer.gpus:
             raise ValueError(
                 f"expected generators with as many GPUs as the trainer with monarch.colocate, {trainer.gpus}, got "
-                f"{policy.replicas} with {policy.gpus} each; change monarch.roles.policy, or set monarch.colocate=false"
+                f"{policy.min_replicas} with {policy.gpus} each; change monarch.roles.policy, or set "
+                "monarch.colocate=false"
             )
         if rollout.weight_update == "keep_cache":
             raise ValueError(
@@ -473,24 +518,29 @@ class Config(Section):
         decided = {
             "model.dtype": self.model.dtype,
             "trainer.activation_checkpointing": self.trainer.activation_checkpointing,
-            "monarch.roles.policy.replicas": self.monarch.roles.policy.replicas,
+            "monarch.roles.policy.replicas": self.monarch.roles.policy.min_replicas,
         }
         if not self.environments:  # which the other keys are about; the file may still lack it
             return decided
         return decided | {
-            "rollout.num_workers": self.rollout.num_workers,
+            "rollout.num_workers": self.rollout.min_workers,
             "env.sessions": sum(env.sessions for env in self.environments.values()),
             "evaluation.episodes": self.evaluation.episodes,
         }
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        role, degree = self.monarch.roles.trainer, self.trainer.tensor_parallel
-        if role.procs * role.hosts % degree:
+        roles = self.monarch.roles
+        growing = (
+            self.rollout.num_workers,
+            *(each.replicas for each in (roles.policy, roles.reference, roles.reward)),
+        )
+        if self.monarch.join_port is None and any(isinstance(each, ReplicaRange) for each in growing):
             raise ValueError(
-                "expected trainer.tensor_parallel to divide the trainer's ranks (monarch.roles.trainer, or "
-                f"trainer.num_gpus), got {degree} and {role.procs * role.hosts}"
+                "expected monarch.join_port with replicas as {min, max}, which grow with hosts that join"
             )
+        self.trainer.parallel.require_ranks(roles.trainer.ranks)
+        self.reference_parallel.require_ranks(roles.reference.ranks, role="reference")
         if self.deterministic and self.rollout.max_staleness:
             raise ValueError(
                 f"expected rollout.max_staleness of 0 with deterministic, got {self.rollout.max_staleness}: "

@@ -95,6 +95,54 @@ class TrainerOptions(Section):
     """Of `TrainingConfig`, such as `mixed_precision_reduce`."""
 
 
+class ParallelConfig(Section):
+    """`trainer.parallel.*`: how the trainer's ranks share one model, by TorchTitan's dimensions.
+
+    The ranks of monarch.roles.trainer are hsdp x fsdp x tp, consecutive ones along the last.
+    """
+
+    fsdp: Count | None = None
+    """Ranks with batches of their own that share the weights (FSDP2). None: as many as the others leave."""
+    tp: Count = 1
+    """Ranks that share each layer and one batch."""
+    ep: Count = 1
+    """Ranks that share the experts of a layer, of fsdp x tp; other layers are laid out as without it."""
+    hsdp: Count = 1
+    """Replicas of the weights, each on fsdp x tp ranks with batches of their own."""
+    cp: Count = 1
+    """Not supported, like `pp`."""
+    pp: Count = 1
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> Self:
+        if self.cp > 1:
+            raise ValueError(
+                f"expected trainer.parallel.cp of 1, got {self.cp}: a row stays on one rank, because shared prefixes "
+                "and documents need a mask over all of its keys; for longer rows use trainer.parallel.tp, which shards "
+                "activations too, and trainer.activation_checkpointing=full"
+            )
+        if self.pp > 1:
+            raise ValueError(
+                f"expected trainer.parallel.pp of 1, got {self.pp}: there are no pipelines; spread a model by fsdp, tp "
+                "and ep"
+            )
+        return self
+
+    def require_ranks(self, ranks: int, *, role: str = "trainer") -> None:
+        """Raise ValueError if so many ranks of a role cannot be laid out in this way."""
+        replica, left = divmod(ranks, self.hsdp)
+        if left or replica % self.tp or self.fsdp not in (None, replica // self.tp):
+            raise ValueError(
+                f"expected hsdp x fsdp x tp of trainer.parallel to be the {role}'s ranks, got {self.hsdp} x "
+                f"{self.fsdp or 'any'} x {self.tp} and {ranks}; change trainer.parallel, or monarch.roles.{role}"
+                + (" (trainer.num_gpus)" if role == "trainer" else "")
+            )
+        if replica % self.ep:
+            raise ValueError(
+                f"expected trainer.parallel.ep to divide fsdp x tp of the {role}, got {self.ep} and {replica}"
+            )
+
+
 class TrainerConfig(Section):
     """`trainer.*`: the optimisation."""
 
@@ -126,10 +174,9 @@ class TrainerConfig(Section):
     the trainer, and slows the first iterations down."""
     options: TrainerOptions = TrainerOptions()
     """Further settings of TorchTitan's, handed through as they are."""
-    tensor_parallel: Count = 1
-    """Ranks that share each layer; the other ranks of monarch.roles.trainer share the data (FSDP2)."""
-    pipeline_parallel: Literal[1] = 1
-    """Not supported: spread a model by `tensor_parallel`, and over more ranks of monarch.roles.trainer."""
+    parallel: ParallelConfig = ParallelConfig()
+    tensor_parallel: Count | None = None
+    """Short for `parallel.tp`."""
     collective_timeout_s: Seconds = 300.0
     """How long ranks wait for each other."""
     learning_rate: Positive = 1e-6
@@ -148,11 +195,26 @@ class TrainerConfig(Section):
     export_interval: Annotated[int, Field(ge=0)] = 0
     """Iterations between exports of the policy in the Hugging Face layout, to `policies/N` in the run's folder, all of
     which are kept; 0 exports it at the end alone, to `policy`."""
+    profile_interval: Annotated[int, Field(ge=0)] = 0
+    """Iterations between traces of a step by torch's profiler, one of each rank, to `profiles/` in the run's folder; 0
+    writes none. Above 0, NCCL's flight recorder also writes its latest collectives there if one times out."""
     timeout_s: Seconds = 1800.0
     """How long one step, one checkpoint or sending new weights to the generators may take; a transfer to one generator
     may take a quarter of it."""
     num_threads: Count = 1
     """CPU threads of the trainer's process."""
+
+    @model_validator(mode="after")
+    def _resolve_tensor_parallel(self) -> Self:
+        parallel, degree = self.parallel, self.tensor_parallel
+        if degree is not None and parallel.tp != degree:
+            if "tp" in parallel.model_fields_set:
+                raise ValueError(
+                    f"expected trainer.tensor_parallel as trainer.parallel.tp says, {parallel.tp}, got {degree}; "
+                    "leave one of them out"
+                )
+            object.__setattr__(self, "parallel", parallel.model_copy(update={"tp": degree}))
+        return self
 
 
 class RecordsConfig(Section):

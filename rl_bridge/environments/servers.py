@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from openenv_core import LocalProcessProvider
 from openenv_core.cli.command import sanitize
 from openenv_core.errors import ProviderError
-from openenv_core.providers import DockerPool
+from openenv_core.providers import DockerPool, ServerFleet
 from openenv_core.providers.base import Provider, WatchedProvider, status_of
 from openenv_core.providers.process import last_traceback
 from rl_bridge.errors import ConfigError, RoleError
@@ -34,6 +34,8 @@ PROBE_INTERVAL_S = 5.0
 SILENCE_LIMIT_S = 60.0
 """How long a server may answer no probe before it counts as dead. It is longer than a step may take: a server whose
 environments compute on its event loop answers only afterwards."""
+FLEET_POLL_INTERVAL_S = 1.0
+"""How often a fleet is asked for its servers."""
 STOP_RETRY_INTERVAL_S = 0.5
 """Pause between two attempts to stop a server that is still starting."""
 
@@ -191,18 +193,20 @@ SPARE_CONTAINERS = 1
 class EnvironmentServers:
     """One or several environment servers behind a list of URLs.
 
-    Servers of `app` and `image` are started here, and restarted within the restart policy when they die. A server given
-    by URL is not managed: its URL stays on the list, and clients that cannot reach it retry.
+    Servers of `app` and `image` are started here, and restarted within the restart policy when they die. Those of a
+    fleet are restarted by its engine. A server given by URL is not managed: its URL stays on the list, and clients that
+    cannot reach it retry.
 
         async with EnvironmentServers(app="envs.blackjack_env.server.app:app", count=2) as servers:
             leases.replace(servers.urls)
 
     Args:
         app: An ASGI application to serve from local processes, as `package.module:name`; alternatively `image` or
-            `urls`.
+            `urls` or `fleet`.
         image: A Docker image to serve from containers; they come from a pool that keeps a spare one warm.
         urls: Servers that already run.
-        count: The number of servers to start.
+        fleet: A fleet that is not started yet.
+        count: The number of servers of `app` or `image` to start.
         container: Fields of `openenv_core.providers.ContainerOptions` for `image`.
         restarts: How often and how soon each server may be restarted.
         on_change: Called with the URLs whenever they change.
@@ -216,6 +220,7 @@ class EnvironmentServers:
         app: str | None = None,
         image: str | None = None,
         urls: Sequence[str] = (),
+        fleet: ServerFleet | None = None,
         count: int = 1,
         container: Mapping[str, Any] | None = None,
         restarts: RestartPolicy | None = None,
@@ -224,6 +229,7 @@ class EnvironmentServers:
         name: str = "environment",
     ) -> None:
         self._external_urls = tuple(urls)
+        self._fleet = fleet
         self._pool: DockerPool | None = None
         providers: list[Watchable] = []
         if app is not None:
@@ -264,10 +270,15 @@ class EnvironmentServers:
         """Start the servers; ProviderError if one could not be started, and then none is left running."""
         try:
             await asyncio.gather(*(server.start() for server in self._servers))
+            if self._fleet is not None:
+                await self._call(self._fleet.start)
+                self._external_urls = tuple(await self._call(self._fleet.urls))
         except BaseException:
             await self._stop()
             raise
         self._tasks = [asyncio.create_task(server.supervise()) for server in self._servers]
+        if self._fleet is not None:
+            self._tasks.append(asyncio.create_task(self._follow(self._fleet)))
         if self._on_change is not None:
             self._urls_changed.set()  # the first list is announced too
             self._tasks.append(asyncio.create_task(self._announce_urls(self._on_change)))
@@ -292,6 +303,22 @@ class EnvironmentServers:
             if task.done():
                 task.result()
 
+    async def _follow(self, fleet: ServerFleet) -> NoReturn:
+        """Look at which servers a fleet has, again and again. One that is silent is left on the list."""
+        while True:
+            await asyncio.sleep(FLEET_POLL_INTERVAL_S)
+            try:
+                urls = tuple(await self._call(fleet.urls))
+            except ProviderError as error:
+                logger.warning("the fleet %s does not answer: %s", fleet.name, error)
+                continue
+            if urls and set(urls) != set(self._external_urls):
+                self._external_urls = urls
+                self._urls_changed.set()
+
+    def _call(self, function: Callable[[], T]) -> "asyncio.Future[T]":
+        return asyncio.get_running_loop().run_in_executor(self._threads, function)
+
     async def _announce_urls(self, on_change: OnChange) -> NoReturn:
         while True:
             await self._urls_changed.wait()
@@ -307,7 +334,9 @@ class EnvironmentServers:
             if isinstance(failure, BaseException):
                 logger.warning("a server could not be stopped: %s", failure)
         if self._pool is not None:
-            await asyncio.get_running_loop().run_in_executor(self._threads, self._pool.close)
+            await self._call(self._pool.close)
+        if self._fleet is not None:
+            await self._call(self._fleet.stop)
         self._threads.shutdown(wait=False)
 
 

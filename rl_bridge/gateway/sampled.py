@@ -111,6 +111,7 @@ class SampledEpisode(GatewayEpisode):
             parsed = parse_tool_calls(
                 written,
                 style=style,
+                functions=request.functions,
                 repair=self.settings.repair and completion.stopped,
                 in_thought=in_thought,
             )
@@ -120,7 +121,7 @@ class SampledEpisode(GatewayEpisode):
                     for call in parsed
                 )
                 said = _split_thought(written, in_thought)[1]
-                text = said.partition(OPEN)[0] if style is CallStyle.HERMES else ""
+                text = "" if style is CallStyle.LLAMA else said.partition(OPEN)[0]
         ended = Finish.STOP if completion.stopped else Finish.LENGTH
         return Reply(
             head=head,

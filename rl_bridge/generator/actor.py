@@ -65,6 +65,7 @@ class PolicyActor(ServiceActor):
             config, model_path, store, gpu_lock=gpu_lock, seed=derive_seed(config.seed)
         )
         self._engine = self._replica.engine
+        self._requests: set[asyncio.Future[list[Completion]]] = set()
 
     @classmethod
     def options(
@@ -104,7 +105,10 @@ class PolicyActor(ServiceActor):
     @_engine_endpoint
     async def generate_many(self, *args: Any) -> list[Completion]:
         """See `Engine.generate`."""
-        return await asyncio.wrap_future(self._engine.generate(*args))
+        request = asyncio.wrap_future(self._engine.generate(*args))
+        self._requests.add(request)
+        request.add_done_callback(self._requests.discard)
+        return await request
 
     @_engine_endpoint
     async def abort(self, ids: Sequence[str]) -> None:
@@ -135,6 +139,12 @@ class PolicyActor(ServiceActor):
     async def health(self) -> None:
         """See `Engine.check`."""
         self._engine.check()
+
+    @concurrent_endpoint
+    async def drain(self) -> None:
+        """Wait until no request is in progress."""
+        while self._requests:
+            await asyncio.wait(self._requests)
 
     @concurrent_endpoint
     async def close(self) -> None:

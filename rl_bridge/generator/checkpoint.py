@@ -91,6 +91,7 @@ class CheckpointChat:
         parsed = parse_tool_calls(
             model.tokenizer.decode_written(completion.tokens),
             style=model.tokenizer.call_style or CallStyle.HERMES,
+            functions=self._chat.functions,
             repair=False,
             in_thought=model.tokenizer.opens_thought(prompt),
         )

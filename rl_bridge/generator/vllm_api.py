@@ -50,6 +50,8 @@ class EngineTotals:
         generated_tokens: Tokens that were sampled.
         preemptions: Requests that lost their keys and values to others, and were recomputed.
         kv_cache_usage: The share of the key-value cache that is in use now.
+        running: Requests that are computed now.
+        waiting: Requests that wait for that now.
     """
 
     prompt_tokens: int = 0
@@ -57,6 +59,8 @@ class EngineTotals:
     generated_tokens: int = 0
     preemptions: int = 0
     kv_cache_usage: float = 0.0
+    running: int = 0
+    waiting: int = 0
 
 
 class EngineStatistics:
@@ -85,6 +89,8 @@ class EngineStatistics:
         totals = self.totals
         if scheduler_stats is not None:
             totals.kv_cache_usage = scheduler_stats.kv_cache_usage
+            totals.running = scheduler_stats.num_running_reqs
+            totals.waiting = scheduler_stats.num_waiting_reqs
             totals.prompt_tokens += scheduler_stats.prefix_cache_stats.queries
             totals.cached_tokens += scheduler_stats.prefix_cache_stats.hits
         if iteration_stats is not None:

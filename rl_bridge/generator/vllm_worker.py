@@ -41,8 +41,14 @@ class WeightLoader:
 
         Uses `reload_weights` rather than `load_weights`: on a CPU the linear layers keep prepacked copies of their
         weights, which only the former renews. It omits an output layer that shares the embedding's weights, since
-        nothing is loaded under that layer's own name, so that layer's copy is renewed here.
+        nothing is loaded under that layer's own name, so that layer's copy is renewed here. Experts' weights are packed
+        on a CPU only when their kernel is made, so it is made anew.
         """
+        if self.device.type == "cpu":
+            for layer in self.model_runner.get_model().modules():
+                method: Any = getattr(layer, "quant_method", None)
+                if hasattr(method, "moe_kernel"):
+                    method.moe_kernel = None
         # Moved first, so that a GPU does the type conversion: vLLM gives the process only one CPU thread.
         moved_weights = ((name, value.to(self.device)) for name, value in state.items())
         self.reload_weights(

@@ -14,16 +14,19 @@ from typing import Any
 
 from rich.console import Console
 
+from openenv_core.providers import ServerFleet
+from openenv_core.providers.fleet import open_fleet
 from rl_bridge.algorithms.functions import load_advantage, load_loss
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer
-from rl_bridge.config import Config, MonarchConfig, RoleConfig, resolve
+from rl_bridge.config import Config, EnvConfig, MonarchConfig, RoleConfig, resolve
 from rl_bridge.data.actor import DatasetActor
 from rl_bridge.devices import allocator_environment
 from rl_bridge.environments.servers import (
     CODER_URLS_VARIABLE,
     EnvironmentServers,
     coder_urls_file,
+    read_token,
     run_servers,
     write_coder_urls,
 )
@@ -50,10 +53,12 @@ from rl_bridge.services.actor import BoundOptions, ServiceActor
 from rl_bridge.services.fleet import Fleet
 from rl_bridge.services.handle import Roster
 from rl_bridge.services.hosts import Hosts
+from rl_bridge.services.joining import SECRET_FILE, JoinServer, make_secret
 from rl_bridge.services.options import options_of, order_for_placement
 from rl_bridge.services.service import Service, report_errors
 from rl_bridge.tokens.chat import ChatTokenizer
 from rl_bridge.trainer.actor import ReferenceActor, TrainerActor
+from rl_bridge.trainer.profile import flight_recorder_environment
 from rl_bridge.weights import WeightStore
 
 logger = logging.getLogger(__name__)
@@ -65,6 +70,8 @@ LOGS = "logs"
 TRANSFER_SHARE = 0.25
 """Share of a synchronisation's deadline for one transfer. The whole deadline covers a push's wait for readers, its
 transfer and the fetch, and a generator whose link hangs is noticed and dropped before it ends."""
+ENGINES_TIMEOUT_S = 5.0
+"""How long to wait for the generators to say how busy they are."""
 UPDATE_TIMEOUT_S = 60.0
 """Deadline in seconds for one update to reach all replicas, before the next is sent."""
 START_REPORT_INTERVAL_S = 20.0
@@ -159,6 +166,8 @@ async def start_roles(
     if store is not None:
         trainer = trainer_settings(config, folder, model_path)
         environment = ONE_THREAD | allocator_environment(on_gpu=role_table.trainer.gpus > 0)
+        if config.trainer.profile_interval:
+            environment |= flight_recorder_environment(folder)
         add("trainer", TrainerActor, role_table.trainer, environment, trainer, store)
         if config.has_reference:
             add("reference", ReferenceActor, role_table.reference, ONE_THREAD, trainer)
@@ -258,7 +267,9 @@ async def open_players(
     """
     tokenizer = ChatTokenizer(model_path, thinking=config.model.thinking)
     fleet = Fleet(
-        folder / LOGS, hosts=_make_hosts(config.monarch), heartbeat_s=config.monarch.heartbeat_interval
+        folder / LOGS,
+        hosts=_make_hosts(config.monarch, joinable=trains),
+        heartbeat_s=config.monarch.heartbeat_interval,
     )
 
     def print_line(text: str) -> None:
@@ -294,6 +305,9 @@ async def open_players(
             write_coder_urls(coder_urls_file(folder), coder.urls)
             stack.callback(_watch(coder, on_failure).cancel)
         print_line(f"loading {model_path} …")
+        joining = _make_join_server(config.monarch, folder) if trains else None
+        if joining is not None:
+            await stack.enter_async_context(joining)
         await stack.enter_async_context(fleet)
         store = None
         if trains:
@@ -313,6 +327,9 @@ async def open_players(
             max_length=config.rollout.max_length,
         )
         await fleet.guard(_send_initial_updates(worker_updates, trainer_updates, roles, servers))
+        if joining is not None:
+            await stack.enter_async_context(joining.admit(fleet))
+            print_line(f"hosts can join at {joining.address}, with the secret in {folder / SECRET_FILE}")
         dataset = roles.get("dataset")
         print_line(f"everything has started, after {time.perf_counter() - began:.0f} s")
         dispatcher = Dispatcher(
@@ -322,6 +339,11 @@ async def open_players(
             examples=None if dataset is None else (await dataset.identity.route())["examples"],
             collect=collect,
             explain=(lambda name: servers[name].traceback()) if servers else None,
+            query_engines=(
+                partial(roles["policy"].query_replicas, "statistics", timeout_s=ENGINES_TIMEOUT_S)
+                if config.rollout.concurrency == "adaptive"
+                else None
+            ),
         )
         yield Players(
             config=config, fleet=fleet, roles=roles, chat=chat, dispatcher=dispatcher, servers=servers
@@ -455,10 +477,11 @@ def _make_servers(
 
     servers = {
         name: EnvironmentServers(
-            app=env.app,
-            image=env.image,
+            app=env.app if env.fleet is None else None,
+            image=env.image if env.fleet is None else None,
             urls=env.urls,
-            count=config.monarch.roles.environment.replicas,
+            fleet=_make_fleet(env, config.monarch.roles.environment.min_replicas),
+            count=config.monarch.roles.environment.min_replicas,
             restarts=config.monarch.restarts.model_copy(update={"budget": env.restarts}),
             on_change=on_change,
             logs=logs,
@@ -469,6 +492,13 @@ def _make_servers(
     return servers
 
 
+def _make_fleet(env: EnvConfig, servers: int) -> ServerFleet | None:
+    if env.fleet is None:
+        return None
+    options = {"token": read_token(env.token_file), **env.fleet_options}
+    return open_fleet(env.fleet, str(env.app or env.image), servers, options)
+
+
 def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServers]:
     async def on_change(urls: tuple[str, ...]) -> None:
         write_coder_urls(coder_urls_file(folder), urls)
@@ -477,11 +507,13 @@ def _make_coders(monarch: MonarchConfig, folder: Path) -> list[EnvironmentServer
     if role is None:
         return []
     return [
-        EnvironmentServers(app=role.app, count=role.replicas, restarts=monarch.restarts, on_change=on_change)
+        EnvironmentServers(
+            app=role.app, count=role.min_replicas, restarts=monarch.restarts, on_change=on_change
+        )
     ]
 
 
-def _make_hosts(monarch: MonarchConfig) -> Hosts:
+def _make_hosts(monarch: MonarchConfig, *, joinable: bool) -> Hosts:
     address = f"tcp://{monarch.master_addr}:{monarch.master_port}"
     if monarch.workers:
         return Hosts.workers(monarch.workers, address=address, gpus_per_host=monarch.gpus_per_node)
@@ -494,7 +526,18 @@ def _make_hosts(monarch: MonarchConfig) -> Hosts:
             gpus_per_host=monarch.gpus_per_node,
             address=address,
         )
-    return Hosts.this_machine()
+    return Hosts.this_machine(address=address if joinable and monarch.join_port is not None else None)
+
+
+def _make_join_server(monarch: MonarchConfig, folder: Path) -> JoinServer | None:
+    if monarch.join_port is None:
+        return None
+    return JoinServer(
+        monarch.master_addr,
+        monarch.join_port,
+        make_secret(folder),
+        notice_file=monarch.preemption_notice_file,
+    )
 
 
 def _make_store(config: Config) -> WeightStore:

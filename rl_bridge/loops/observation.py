@@ -115,6 +115,7 @@ def generator_metrics(
         "generator/tokens": float(delta.generated_tokens),
         "generator/preemptions": float(delta.preemptions),
         "generator/kv_cache_usage": max(totals.kv_cache_usage for totals in now.values()),
+        "generator/waiting": float(sum(totals.waiting for totals in now.values())),
     }
 
 

@@ -254,6 +254,7 @@ class Run:
                 },
                 **metrics,
                 **self._lost_work_metrics(),
+                "rollout/concurrency": float(self.dispatcher.concurrency.limit),
                 "rollout/stragglers_cut": self.buffer.take_stragglers_cut() / len(groups),
                 **iteration.metrics(),
                 **self.sync.latest_metrics,

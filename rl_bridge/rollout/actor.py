@@ -47,7 +47,7 @@ def _make_sessions(config: Config, task: Task) -> SessionLeases:
         # The client does not queue at a full server: the leases know the other servers and how much room each has.
         return task.client_type(url, token=token, message_timeout_s=max_deadline_s + 1.0, queue_timeout_s=0.0)
 
-    sessions = max(1, env.sessions // config.rollout.num_workers)
+    sessions = max(1, env.sessions // config.rollout.min_workers)
     return SessionLeases(connect, sessions=sessions, deadlines=deadlines)
 
 
@@ -190,6 +190,11 @@ class RolloutActor(ServiceActor):
         if self._client is not None:
             await self._client.close()
         await tracing.flush()
+
+    @concurrent_endpoint
+    async def drain(self) -> None:
+        """Hand back all assignments, each with what is finished; no further one is played."""
+        await asyncio.gather(*(worker.preempt() for worker in self._workers.values()))
 
     def _preempt(self) -> None:
         self._exit_task = asyncio.ensure_future(self._hand_back_and_exit())

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from rl_bridge.buffer.concurrency import Concurrency
 from rl_bridge.buffer.ledger import GroupLease, Ledger
 from rl_bridge.buffer.replay import ReplayBuffer
 from rl_bridge.buffer.stored import LeasesInUse, dump_groups, load_groups, token_leases
@@ -39,6 +40,9 @@ from rl_bridge.rollout.groups import (
 from rl_bridge.services.handle import BalancedEndpoints
 from rl_bridge.types import Ending, Group, PolicyVersion, Trajectory
 
+if TYPE_CHECKING:
+    from rl_bridge.generator.vllm_api import EngineTotals
+
 logger = logging.getLogger(__name__)
 
 LOSS_WINDOW_S = 0.5
@@ -47,6 +51,8 @@ MAX_LOGGED_GROUPS = 8
 
 PROGRESS_INTERVAL_S = 5.0
 """The longest time between two questions to the workers of how their assignments get on."""
+ADJUST_INTERVAL_S = 5.0
+"""The time between two questions to the engines of how busy they are."""
 
 
 class LossReport:
@@ -98,6 +104,8 @@ class Dispatcher:
         examples: The number of examples of a run on a dataset.
         collect: Plays groups until it is cancelled: `rl_bridge.loops.grpo.collect`.
         explain: Returns the traceback behind an environment's first failure, if this run started its servers.
+        query_engines: Returns the engines' totals by replica, which the number of groups in flight follows; None keeps
+            it at the highest.
     """
 
     def __init__(
@@ -109,6 +117,7 @@ class Dispatcher:
         collect: "Callable[[Dispatcher], Coroutine[Any, Any, None]]",
         examples: int | None = None,
         explain: Callable[[str], Awaitable[str]] | None = None,
+        query_engines: "Callable[[], Awaitable[Mapping[int, EngineTotals]]] | None" = None,
     ) -> None:
         rollouts, environments = config.rollout, config.environments
         self._weights = {name: env.weight for name, env in environments.items()} or {"": 1.0}
@@ -134,12 +143,17 @@ class Dispatcher:
         self._buffer = buffer
         self._config = config
         self._filter = make_group_filter(config)
-        in_flight = sum(env.sessions for env in environments.values()) or (
-            rollouts.max_num_seqs * config.monarch.roles.policy.replicas
-        )
+        prompts = rollouts.max_num_seqs * config.monarch.roles.policy.min_replicas
         # Admission bounds groups and sessions bound episodes. More groups than sessions would only wait at the workers.
-        self._max_groups = max(1, in_flight)
-        self._slots = asyncio.Semaphore(self._max_groups)
+        self._max_groups = max(1, sum(env.sessions for env in environments.values()) or prompts)
+        # At first, as many as fill the engines if environments take no time.
+        full = self._max_groups if query_engines is None else -(-prompts // rollouts.group_size)
+        self.concurrency = Concurrency(full, max_groups=self._max_groups)
+        """How many groups may be in flight."""
+        self._in_flight = 0
+        self._place_freed = asyncio.Event()
+        self._query_engines = query_engines
+        self._adjustment: asyncio.Task[None] | None = None
         self._deadlines: dict[int, asyncio.Timeout] = {}
         """By lease: when a worker's call counts as lost. It is put off as long as the assignment makes progress."""
         self._held_out_deadline: asyncio.Timeout | None = None
@@ -159,6 +173,9 @@ class Dispatcher:
     async def __aenter__(self) -> Self:
         """Start playing groups."""
         self._start_collecting()
+        if self._query_engines is not None:
+            self._adjustment = asyncio.create_task(self._follow_engines(self._query_engines))
+            self._adjustment.add_done_callback(self._on_task_done)
         return self
 
     def _start_collecting(self) -> None:
@@ -175,9 +192,10 @@ class Dispatcher:
     ) -> None:
         await self._stop_collecting()
         await self._cancel_groups()
-        if self._progress_watch is not None:
-            self._progress_watch.cancel()
-            self._progress_watch = None
+        for task in (self._progress_watch, self._adjustment):
+            if task is not None:
+                task.cancel()
+        self._progress_watch = self._adjustment = None
         self._losses.log()
         for cancellation in self._cancellations:
             cancellation.cancel()
@@ -384,12 +402,28 @@ class Dispatcher:
 
     async def next_group(self) -> GroupLease:
         """Wait for a free place among the groups in flight, then for a group that admission allows to start."""
-        await self._slots.acquire()
+        while self._in_flight >= self.concurrency.limit:
+            self._place_freed.clear()
+            await self._place_freed.wait()
+        self._in_flight += 1
         try:
             return await self._buffer.lease()
         except BaseException:
-            self._slots.release()
+            self._release_place()
             raise
+
+    def _release_place(self) -> None:
+        self._in_flight -= 1
+        self._place_freed.set()
+
+    async def _follow_engines(
+        self, query_engines: "Callable[[], Awaitable[Mapping[int, EngineTotals]]]"
+    ) -> None:
+        """Let more groups be in flight while the engines could compute more, and fewer while prompts queue there."""
+        while True:
+            await asyncio.sleep(ADJUST_INTERVAL_S)
+            self.concurrency.adjust(await query_engines(), in_flight=self._in_flight)
+            self._place_freed.set()
 
     def begin(self, lease: GroupLease, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, which plays a group, concurrently with the others; its place is free again when it is done."""
@@ -565,6 +599,6 @@ class Dispatcher:
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         """Free the place of a task that is over; an error in it ends the rollouts."""
         if self._leases_by_task.pop(task, None) is not None:
-            self._slots.release()
+            self._release_place()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._buffer.fail(error)

@@ -520,7 +520,10 @@ class EnvironmentHealth:
             for outcome in outcomes
             if isinstance(outcome, NoTrajectory) and outcome.absence is Absence.DROPPED
         ]
+        was_full = len(self._recent) == self._window
         self._recent.append((len(lost), len(outcomes)))
+        if was_full and not lost:  # no more than before; a window can be a thousand groups
+            return
         share = sum(lost for lost, _ in self._recent) / sum(total for _, total in self._recent)
         if len(self._recent) == self._window and share > self._max_lost_share:
             raise RolloutError(

@@ -19,24 +19,28 @@ from rl_bridge.environments.servers import read_token
 from rl_bridge.errors import BridgeError, ConfigError
 from rl_bridge.rollout.task import Task, load_task, task_type
 from rl_bridge.rollout.tool_task import ToolTask
+from rl_bridge.titan.architecture import read_architecture, require_layout
 
 TRIAL_ANSWERS: Final = ("", "1", "yes", "{}", "a word, and more")
 """Texts that `parse` is tried on, beside the prompt itself: a policy may write anything."""
 
 
 def run_preflight(config: Config) -> None:
-    """Check that there is a model, and try each task on an episode's first observation and a few answers.
+    """Check the model and its layout on ranks, and try each task on an episode's first observation and a few answers.
 
     Leaves nothing behind. Environments in containers are not started.
 
     Raises:
-        ConfigError: The model is missing, the environment's server does not start, or the task cannot be made or
-            raises.
+        ModelError: The model's architecture is not supported.
+        ConfigError: The model is missing or cannot be laid out, the environment's server does not start, or the task
+            cannot be made or raises.
     """
     if config.model.path is None:
         _require_policy_maker(config)
     else:
-        _require_model(config.model.path)
+        folder = _require_model(config.model.path)
+        ranks = config.monarch.roles.trainer.ranks
+        require_layout(read_architecture(folder), config.trainer.parallel, ranks, config.model.lora)
     for name in config.environments:
         _check_environment(config.of(name), env_key(name, "app"))
 
@@ -79,10 +83,10 @@ def _require_policy_maker(config: Config) -> None:
     )
 
 
-def _require_model(model_path: str) -> None:
+def _require_model(model_path: str) -> Path:
     folder = Path(os.path.expanduser(model_path))
     if (folder / "config.json").is_file():
-        return
+        return folder
     remedy = ""
     if re.fullmatch(r"[\w.-]+/[\w.-]+", model_path) and not folder.exists():
         remedy = f"; for a model of that name: hf download {model_path} --local-dir {folder.name}"

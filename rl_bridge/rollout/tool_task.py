@@ -57,6 +57,7 @@ class ToolDialogue:
         calls = parse_tool_calls(
             tokenizer.decode_written(completion.tokens),
             style=self._style,
+            functions=self._conversation.functions,
             repair=self._repair and completion.stopped,
             in_thought=tokenizer.opens_thought(self._conversation.prompt),
         )
@@ -193,7 +194,7 @@ class ToolTask(Task):
         if (style := policy.tokenizer.call_style) is None:
             raise ConfigError(
                 "expected a chat template that defines how tool calls are written, as Hermes' or Llama's do, got one "
-                "that does not; set model.tool_calls to hermes or llama, whichever the checkpoint was trained to"
+                "that does not; set model.tool_calls to hermes, llama or xml, whichever the checkpoint was trained to"
             )
         return style
 

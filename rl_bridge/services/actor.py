@@ -60,6 +60,7 @@ class ServiceActor(Actor):
 
     - `setup(self) -> None`: after the process has started, before it serves.
     - `health(self) -> None`: raises if the replica cannot do its work; called when its calls keep failing.
+    - `drain(self) -> None`: before its host leaves a run that goes on: hands back what it works on.
     - `close(self) -> None`: before an orderly stop.
 
     Attributes:

@@ -129,6 +129,11 @@ class Balancer:
             del self._loads[target.replica]
             self._changed.set()
 
+    async def wait_idle(self, target: ReplicaTarget) -> None:
+        """Wait until a target that gets no more calls has none in flight."""
+        while calls := self._calls_in_flight.get(key_of(target)):
+            await asyncio.wait(calls)
+
     def lose(self, key: Key, reason: str) -> None:
         """End the calls to a target whose process is gone, and send no more to it."""
         load = self._loads.get(key[0])

@@ -27,13 +27,15 @@ T = TypeVar("T")
 REPORT_TIMEOUT_S = 5.0
 MAX_EVENTS = 2000
 LOG_CHECK_INTERVAL_S = 10.0
+HOSTS = "hosts"
 
 
 @dataclass(slots=True, frozen=True)
 class FleetEvent:
-    """An event of a replica.
+    """An event of a replica, or of a host that joins: `service` is `HOSTS` then, and `replica` the host's number.
 
-    `kind` is starting, serving, suspect, lost, restarting or failed; `detail` the reason, if any; `at` Unix time.
+    `kind` is starting, serving, suspect, left, lost, restarting or failed, that of a host joined, leaving or lost;
+    `detail` the reason, if any; `at` Unix time.
     """
 
     at: float
@@ -65,6 +67,7 @@ class Fleet:
         self._hosts = hosts or Hosts.this_machine()
         self._heartbeat_s = heartbeat_s
         self._services: dict[str, Service] = {}
+        self._joined: list[int] = []
         self._start_counts: Counter[str] = Counter()
         self._name = make_mark()
         self._failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -140,7 +143,7 @@ class Fleet:
             actor,
             args,
             options,
-            start=lambda replica: self._start(name, replica, options),
+            start=lambda replica, host: self._start(name, replica, options, host),
             record=lambda replica, kind, detail="": self.events.append(
                 FleetEvent(time.time(), name, replica, kind, detail)
             ),
@@ -177,16 +180,57 @@ class Fleet:
             await asyncio.to_thread(rotate_logs, self._logs)
             await asyncio.sleep(LOG_CHECK_INTERVAL_S)
 
-    def _start(self, service: str, replica: int, options: ServiceOptions) -> Incarnation:
-        slot = self._placement.reserve(options, time.monotonic())
+    async def add_host(self, address: str, gpus: int) -> int:
+        """Attach a host that joins, and start replicas on it; returns its number.
+
+        Args:
+            address: That of the Monarch worker there.
+            gpus: The number of its GPUs.
+
+        Raises:
+            RoleError: It cannot be reached.
+        """
+        number = self._placement.add_host(gpus)
+        try:
+            await self._hosts.attach(number, address)
+        except RoleError:
+            self._placement.close_host(number)
+            raise
+        self._joined.append(number)
+        self._record_host(number, "joined", address)
+        self._grow()
+        return number
+
+    def _record_host(self, number: int, kind: str, detail: str) -> None:
+        self.events.append(FleetEvent(time.time(), HOSTS, number, kind, detail))
+
+    def _grow(self) -> None:
+        for host in self._joined:
+            for service in self._services.values():
+                service.grow(host, self._placement.room(host, service.options))
+
+    async def remove_host(self, number: int, *, notice: bool) -> None:
+        """Take out a host that had joined: in order after a notice, or because it is lost. Bounded in time."""
+        self._joined.remove(number)
+        self._record_host(number, "leaving" if notice else "lost", "")
+        self._placement.close_host(number)
+        await asyncio.gather(
+            *(service.leave_host(number, notice=notice) for service in self._services.values())
+        )
+        await self._hosts.detach(number, reachable=notice)
+        self._grow()
+
+    def _start(self, service: str, replica: int, options: ServiceOptions, host: int | None) -> Incarnation:
+        slot = self._placement.reserve(options, time.monotonic(), host)
+        local = self._hosts.is_local(slot)
         name = f"{service}-{replica}"
         earlier_starts = self._start_counts[name]
         self._start_counts[name] += 1
 
         def environment(rank: int) -> dict[str, str]:
             return {
-                **({"TMPDIR": str(self._scratch)} if self._hosts.local else {}),
-                **self._hosts.variables_of(slot.gpus_of(rank)),
+                **({"TMPDIR": str(self._scratch)} if local else {}),
+                **self._hosts.variables_of(slot.gpus_of(rank), joined=slot.first in self._joined),
                 START_VARIABLE: start_of(replica, rank, earlier_starts),
                 RUN_VARIABLE: self._name,
                 **options.environment,
@@ -203,7 +247,8 @@ class Fleet:
             environment,
             self._logs,
             heartbeat_s=self._heartbeat_s,
-            local=self._hosts.local,
+            local=local,
+            host=slot.first,
             on_stopped=lambda: self._placement.release(slot),
         )
         incarnation.lost.add_done_callback(on_lost)

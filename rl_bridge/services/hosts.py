@@ -23,18 +23,22 @@ class Hosts:
     """The hosts of a run, which a fleet opens and closes; this base class stands for the local machine."""
 
     local = True
-    """Whether their processes run on this machine."""
+    """Whether their processes run on this machine; those of hosts that join do not."""
 
-    def __init__(self, gpus: Sequence[str]) -> None:
+    def __init__(self, gpus: Sequence[str], address: str | None = None) -> None:
         self.gpus = tuple(gpus)
+        self._address = address
+        self._joined: dict[int, Any] = {}
 
     @staticmethod
-    def this_machine(*, gpus: int | None = None) -> "Hosts":
+    def this_machine(*, gpus: int | None = None, address: str | None = None) -> "Hosts":
         """This machine alone.
 
-        Its GPUs are those of CUDA_VISIBLE_DEVICES, or else of the driver, unless `gpus` gives their number.
+        Args:
+            gpus: The number of its GPUs; by default those of CUDA_VISIBLE_DEVICES, or else of the driver.
+            address: As for `workers`; needed if others join.
         """
-        return Hosts(visible_gpus() if gpus is None else _device_indices(gpus))
+        return Hosts(visible_gpus() if gpus is None else _device_indices(gpus), address)
 
     @staticmethod
     def workers(addresses: Sequence[str], *, address: str, gpus_per_host: int = 0) -> "Hosts":
@@ -99,19 +103,54 @@ class Hosts:
         """The number of hosts at the end of the order that are only for replicas without GPUs."""
         return 0
 
-    def variables_of(self, gpus: Sequence[int]) -> dict[str, str]:
+    def variables_of(self, gpus: Sequence[int], *, joined: bool = False) -> dict[str, str]:
         """Return the environment variables that restrict a process to some GPUs of its host, by index, or to none."""
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[gpu] for gpu in gpus)}
+        if not gpus or (self.local and not joined):
+            return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[gpu] for gpu in gpus)}
+        # Only the host itself knows the names of its GPUs; the process's shell picks them by index.
+        fields = ",".join(str(gpu + 1) for gpu in gpus)  # as `cut` counts
+        return {"ROPEWALK_GPU": ",".join(map(str, gpus)), "ROPEWALK_GPU_FIELDS": fields}
 
     async def open(self) -> None:
         """Connect to the hosts; raises RoleError if they cannot be reached."""
+        if self._address is not None:
+            enable_transport(self._address)
+
+    async def attach(self, number: int, address: str) -> None:
+        """Attach the worker of a host that joins, whose slots begin at `number`; RoleError if it cannot be reached."""
+        mesh = attach_to_workers(name=f"joined{number}", ca="trust_all_connections", workers=[address])
+        try:
+            async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                await mesh.initialized
+        except Exception as error:
+            raise RoleError(
+                f"expected to reach the worker {address}, got: {error or type(error).__name__}"
+            ) from error
+        self._joined[number] = mesh
+
+    async def detach(self, number: int, *, reachable: bool) -> None:
+        """Stop what runs on a host that has joined, if it can be reached. Bounded in time; raises nothing."""
+        if (mesh := self._joined.pop(number, None)) is not None and reachable:
+            await _stop(mesh)
+
+    def is_local(self, slot: ReplicaSlot) -> bool:
+        """Whether a slot is on this machine."""
+        return self.local and slot.first < self.count
 
     def mesh_of(self, slot: ReplicaSlot) -> Any:
-        """Return Monarch's mesh of the slot's hosts."""
+        """Return Monarch's mesh of the slot's hosts; raises RoleError if they have left."""
+        if slot.first < self.count:
+            return self._mesh_of_first_hosts(slot)
+        if slot.first not in self._joined:
+            raise RoleError("expected a host of the run, it has left")
+        return self._joined[slot.first]
+
+    def _mesh_of_first_hosts(self, slot: ReplicaSlot) -> Any:
         return this_host()
 
     async def close(self) -> None:
         """Stop all processes on the hosts and release these. Bounded in time; raises nothing."""
+        await asyncio.gather(*(self.detach(number, reachable=True) for number in tuple(self._joined)))
 
 
 class _RemoteHosts(Hosts):
@@ -128,9 +167,8 @@ class _RemoteHosts(Hosts):
         *,
         job: Any = None,
     ) -> None:
-        super().__init__(_device_indices(gpus_per_host))
+        super().__init__(_device_indices(gpus_per_host), address)
         self._attach = attach
-        self._address = address
         self._description = description
         self._job = job
         self._meshes: tuple[Any, ...] = ()
@@ -143,16 +181,8 @@ class _RemoteHosts(Hosts):
     def cpu_hosts(self) -> int:
         return sum(len(mesh) for mesh in self._meshes[1:])
 
-    def variables_of(self, gpus: Sequence[int]) -> dict[str, str]:
-        # Only the host itself knows the names of its GPUs; the process's shell picks them by index.
-        if not gpus:
-            return super().variables_of(())
-        fields = ",".join(str(gpu + 1) for gpu in gpus)  # as `cut` counts
-        return {"ROPEWALK_GPU": ",".join(map(str, gpus)), "ROPEWALK_GPU_FIELDS": fields}
-
     async def open(self) -> None:
-        if self._address is not None:
-            enable_transport(self._address)
+        await super().open()
         try:
             self._meshes = self._attach()
             async with asyncio.timeout(ATTACH_TIMEOUT_S):
@@ -172,7 +202,7 @@ class _RemoteHosts(Hosts):
                 "is a Monarch worker running on each, and the port open?"
             ) from error
 
-    def mesh_of(self, slot: ReplicaSlot) -> Any:
+    def _mesh_of_first_hosts(self, slot: ReplicaSlot) -> Any:
         first = slot.first
         for mesh in self._meshes:
             if first < len(mesh):
@@ -183,7 +213,7 @@ class _RemoteHosts(Hosts):
     async def close(self) -> None:
         meshes, self._meshes = self._meshes, ()
         try:
-            await asyncio.gather(*(_stop(mesh) for mesh in meshes))
+            await asyncio.gather(super().close(), *(_stop(mesh) for mesh in meshes))
         finally:
             if self._job is not None:
                 with contextlib.suppress(Exception):  # its hosts may be gone already

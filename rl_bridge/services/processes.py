@@ -129,7 +129,10 @@ exec "$0" "$@" >>"$ROPEWALK_ROLE_LOG" 2>&1
 
 
 class Incarnation:
-    """The processes of one start of a replica. The future `lost` gets the reason when one of them is gone."""
+    """The processes of one start of a replica, from host number `host` on.
+
+    The future `lost` gets the reason when one of them is gone.
+    """
 
     def __init__(
         self,
@@ -141,8 +144,10 @@ class Incarnation:
         *,
         heartbeat_s: float,
         local: bool,
+        host: int,
         on_stopped: Callable[[], None],
     ) -> None:
+        self.host = host
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._mark = make_mark()
         self._heartbeat_s = heartbeat_s

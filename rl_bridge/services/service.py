@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,8 +13,10 @@ from rl_bridge.errors import BridgeError, NoReplicaError, RoleError, StateUnavai
 from rl_bridge.metrics.status import ReplicaRow
 from rl_bridge.services.balancer import Balancer, Key, Replays, ReplicaTarget, TargetGoneError, key_of
 from rl_bridge.services.handle import BalancedEndpoints, Fanout, Roster
-from rl_bridge.services.options import RankProcess, ReplicaState, RestartBudget, ServiceOptions
+from rl_bridge.services.options import NoRoomError, RankProcess, ReplicaState, RestartBudget, ServiceOptions
 from rl_bridge.services.processes import Incarnation, MeshTarget, close, endpoints_of
+
+logger = logging.getLogger(__name__)
 
 
 def report_errors(task: "asyncio.Task[Any]", on_error: Callable[[BaseException], object]) -> None:
@@ -25,15 +29,29 @@ def report_errors(task: "asyncio.Task[Any]", on_error: Callable[[BaseException],
     task.add_done_callback(on_done)
 
 
-class ReplicaSupervisor:
-    """Starts one replica and restarts it whenever it is lost, within its budget."""
+HOST_LEFT = "its host has left the run"
+"""The reason of a loss that does not count towards the restart budget."""
+DRAIN_TIMEOUT_S = 15.0
+"""How long a replica that leaves a run may take to hand back its work."""
+LEAVE_TIMEOUT_S = 60.0
+"""How long it may take until its processes have ended."""
 
-    def __init__(self, replica: int, owner: "Service") -> None:
+
+class ReplicaSupervisor:
+    """Starts one replica and restarts it whenever it is lost, within its budget.
+
+    A replica of a host that has joined, `host`, stays there and ends with it.
+    """
+
+    def __init__(self, replica: int, owner: "Service", host: int | None = None) -> None:
         self.replica = replica
+        self.host = host
         self.state = ReplicaState.STARTING
         self.restarts = 0
         self.processes: tuple[RankProcess, ...] = ()
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.failure: Exception | None = None
+        """Why it will not be started again, if it has failed."""
         self._owner = owner
         self._options = owner.options
         self._budget = RestartBudget(owner.options.restarts)
@@ -41,6 +59,27 @@ class ReplicaSupervisor:
         self._start_number = 0
         self._log_tail = ""
         self._stop_requested = asyncio.Event()
+        self._leave_requested = asyncio.Event()
+        self._start_over = asyncio.Event()
+
+    @property
+    def current_host(self) -> int | None:
+        """The number of the host on which the replica runs, or ran last."""
+        return self.host if self._incarnation is None else self._incarnation.host
+
+    async def leave_host(self, *, notice: bool) -> None:
+        """End the start on a host that leaves the run: with a notice, it hands back its work first.
+
+        With a notice, returns when its processes have ended; without, they are gone. Bounded in time.
+        """
+        number = self._start_number
+        if notice and self.state is ReplicaState.SERVING:
+            self._leave_requested.set()
+        else:
+            self.lose(number, HOST_LEFT)
+        if notice:
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self._start_over.wait()
 
     def lose(self, number: int, reason: str) -> None:
         """Mark a start of the replica as lost; does nothing if a later one has begun."""
@@ -56,8 +95,12 @@ class ReplicaSupervisor:
         """Start the replica and restart it whenever it is lost, until its budget is exhausted or it is stopped."""
         try:
             while (reason := await self._run_once()) is not None:
-                self._owner.record(self.replica, "lost", reason)
+                self._owner.record(self.replica, "left" if self._leave_requested.is_set() else "lost", reason)
                 self.state = ReplicaState.LOST
+                if reason == HOST_LEFT:  # nothing to count: the replica is not to blame
+                    if self.host is not None:
+                        return
+                    continue
                 backoff_s = self._budget.take_restart(time.monotonic())
                 if backoff_s is None:
                     self._abort(reason)
@@ -73,6 +116,7 @@ class ReplicaSupervisor:
         finally:
             if self.state is not ReplicaState.FAILED:
                 self.state = ReplicaState.STOPPED
+            self._start_over.set()
             if not self.ready.done():
                 self.ready.cancel()
 
@@ -81,14 +125,20 @@ class ReplicaSupervisor:
         if self._stop_requested.is_set():
             return None
         self._start_number += 1
+        self._leave_requested.clear()
+        self._start_over.clear()
         self.state = ReplicaState.STARTING
         self._owner.record(self.replica, "starting")
         try:
-            incarnation = self._incarnation = self._owner.make_incarnation(self.replica)
+            incarnation = self._incarnation = self._owner.make_incarnation(self.replica, self.host)
+        except NoRoomError as error:
+            if self.host is not None or await self._wait_for_host():
+                return HOST_LEFT
+            return self._handle_start_error(error)
         except BridgeError as error:
             return self._handle_start_error(error)
         target: MeshTarget | None = None
-        watchers = list[asyncio.Task[None]]()
+        watchers = list[asyncio.Task[Any]]()
         try:
             ranks = incarnation.spawn(self._owner.actor, self._owner.args)
             target = MeshTarget(self.replica, self._start_number, ranks)
@@ -103,12 +153,16 @@ class ReplicaSupervisor:
             watchers.append(asyncio.create_task(_watch(incarnation, _require_answers, target)))
             if not self.ready.done():
                 self.ready.set_result(None)
-            await self._wait_for_any(incarnation.lost)
+            leave = asyncio.create_task(self._leave_requested.wait())
+            watchers.append(leave)
+            await self._wait_for_any(incarnation.lost, leave)
             if incarnation.lost.done():
                 return incarnation.lost.result()
             self._owner.end_start(target, None)
+            if leave.done():
+                await self._owner.drain(target)
             await close(target, self._owner.endpoints)
-            return None
+            return None if self._stop_requested.is_set() else HOST_LEFT
         finally:
             if target is not None:
                 self._owner.end_start(target, incarnation.lost.result() if incarnation.lost.done() else None)
@@ -118,7 +172,22 @@ class ReplicaSupervisor:
                 watcher.cancel()
             await incarnation.stop()
             self.processes = ()
+            self._start_over.set()
             self._log_tail = incarnation.tail()
+
+    async def _wait_for_host(self) -> bool:
+        """Wait for a host to join, if the run cannot go on without this replica; returns whether one has."""
+        if not self.ready.done() or not self._owner.needs_host():
+            return False
+        joined = asyncio.ensure_future(self._owner.host_joined.wait())
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                await self._wait_for_any(joined)
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            joined.cancel()
 
     def _mark_lost(self) -> None:
         """Update the status at once: ending the rest of a lost start takes a while."""
@@ -160,8 +229,14 @@ class ReplicaSupervisor:
 
     def _fail_first_start(self, error: Exception) -> None:
         self.state = ReplicaState.FAILED
-        self.ready.set_exception(error)
+        self.failure = error
+        self._owner.record(self.replica, "failed", str(error))
+        self._fail_ready(error)
         self._stop_requested.set()
+
+    def _fail_ready(self, error: Exception) -> None:
+        self.ready.set_exception(error)
+        self.ready.exception()  # nobody waits for a replica that starts later
 
     async def _prepare(self, incarnation: Incarnation, target: MeshTarget) -> None:
         self.processes = tuple(await target.call_all("_locate", (), {}))
@@ -187,10 +262,11 @@ class ReplicaSupervisor:
             if policy.budget == 0
             else f"was lost more than {policy.budget} times within {policy.window_s:g} s, at last: {reason}"
         )
-        failure = RoleError(f"replica {self.replica} of {self._owner.name} {description}\n{self._log_tail}")
+        self.failure = RoleError(
+            f"replica {self.replica} of {self._owner.name} {description}\n{self._log_tail}"
+        )
         if not self.ready.done():
-            self.ready.set_exception(failure)
-        self._owner.mark_failed(failure)
+            self._fail_ready(self.failure)
 
 
 async def _watch(incarnation: Incarnation, call: Callable[..., Awaitable[object]], *args: object) -> None:
@@ -237,9 +313,10 @@ class Service(BalancedEndpoints):
         actor: The actor's class, with `REPLAYED` and `REPEATABLE`.
         args: The arguments of its constructor.
         options: The service's options.
-        start: Makes the processes of one start of a replica, given its id.
+        start: Makes the processes of one start of a replica, given its id and, if it has to be there, a host's number.
         record: Records an event: replica, kind, and reason, if any.
-        on_failure: Called when a replica has exhausted its budget, or a task of the service ends with an error.
+        on_failure: Called when a replica has exhausted its budget and too few others are left, or a task of the service
+            ends with an error.
     """
 
     def __init__(
@@ -249,9 +326,9 @@ class Service(BalancedEndpoints):
         args: tuple[Any, ...],
         options: ServiceOptions,
         *,
-        start: Callable[[int], Incarnation],
+        start: Callable[[int, int | None], Incarnation],
         record: Callable[..., None],
-        on_failure: Callable[[BridgeError], None],
+        on_failure: Callable[[Exception], None],
     ) -> None:
         balancer = Balancer(
             name,
@@ -270,7 +347,11 @@ class Service(BalancedEndpoints):
         self._on_failure = on_failure
         self._replays = Replays(actor.REPLAYED)
         self._supervisors: dict[int, ReplicaSupervisor] = {}
-        self._supervisor_tasks: list[asyncio.Task[None]] = []
+        self._supervisor_tasks: set[asyncio.Task[None]] = set()
+        self._replica_ids = itertools.count()
+        self._started = self._stopping = False
+        self.host_joined = asyncio.Event()
+        """Set when a host joins; each time anew."""
         self._checks: set[asyncio.Task[None]] = set()
         self._epoch = 0
         self._lost: deque[Key] = deque(maxlen=MAX_ROSTER_LOSSES)
@@ -313,21 +394,72 @@ class Service(BalancedEndpoints):
 
     async def start(self) -> None:
         """Start the replicas; returns when all of them serve."""
-        for replica in range(self.options.num_replicas):
-            supervisor = self._supervisors[replica] = ReplicaSupervisor(replica, self)
-            self._supervisor_tasks.append(asyncio.ensure_future(supervisor.run()))
-            report_errors(self._supervisor_tasks[-1], self._on_task_error)
-        await asyncio.gather(*(supervisor.ready for supervisor in self._supervisors.values()))
+        supervisors = [self._begin() for _ in range(self.options.num_replicas)]
+        await asyncio.gather(*(supervisor.ready for supervisor in supervisors))
+        for supervisor in supervisors:
+            if supervisor.failure is not None:  # since it was ready
+                raise supervisor.failure
+        self._started = True
+
+    def _begin(self, host: int | None = None) -> ReplicaSupervisor:
+        supervisor = ReplicaSupervisor(next(self._replica_ids), self, host)
+        self._supervisors[supervisor.replica] = supervisor
+        task = asyncio.ensure_future(self._keep(supervisor))
+        self._supervisor_tasks.add(task)
+        task.add_done_callback(self._supervisor_tasks.discard)
+        report_errors(task, self._on_task_error)
+        return supervisor
+
+    async def _keep(self, supervisor: ReplicaSupervisor) -> None:
+        """Keep a replica running to its end; afterwards the service goes on without it, if enough others are left."""
+        await supervisor.run()
+        if self._stopping or not self._started:
+            return
+        others, failure = len(self._supervisors) - 1, supervisor.failure
+        if failure is not None and others < self.options.num_replicas:
+            self.mark_failed(failure)
+            return
+        del self._supervisors[supervisor.replica]
+        if failure is not None:
+            logger.warning("%s goes on with %d replica(s): %s", self.name, others, failure)
+        elif others < self.options.num_replicas:
+            self._begin()
+
+    @property
+    def _max_replicas(self) -> int:
+        return self.options.max_replicas or self.options.num_replicas
+
+    def needs_host(self) -> bool:
+        """Whether the service may grow, and has no more replicas than it needs."""
+        return len(self._supervisors) <= self.options.num_replicas < self._max_replicas
+
+    def grow(self, host: int, room: int) -> None:
+        """Start replicas on a host that has joined: as many as it has room for, up to `max_replicas` in all."""
+        if self._stopping:
+            return
+        self.host_joined.set()
+        self.host_joined = asyncio.Event()
+        limit = self._max_replicas - len(self._supervisors)
+        if not self.options.with_gpus:
+            room -= sum(supervisor.host == host for supervisor in self._supervisors.values())
+        for _ in range(min(room, limit)):
+            self._begin(host)
+
+    async def leave_host(self, host: int, *, notice: bool) -> None:
+        """Have all replicas leave a host; see `ReplicaSupervisor.leave_host`. Bounded in time; raises nothing."""
+        leaving = [each for each in self._supervisors.values() if each.current_host == host]
+        await asyncio.gather(*(each.leave_host(notice=notice) for each in leaving), return_exceptions=True)
 
     async def stop(self) -> None:
         """End all replicas. Bounded in time; raises nothing."""
+        self._stopping = True
         self._balancer.fail(RoleError(f"the service {self.name} has been stopped"))
         for check in self._checks:
             check.cancel()
         for supervisor in self._supervisors.values():
             supervisor.request_stop()
         if self._supervisor_tasks:
-            _, pending = await asyncio.wait(self._supervisor_tasks, timeout=STOP_TIMEOUT_S)
+            _, pending = await asyncio.wait(set(self._supervisor_tasks), timeout=STOP_TIMEOUT_S)
             for task in pending:
                 task.cancel()
             await asyncio.gather(*pending, return_exceptions=True)
@@ -350,6 +482,14 @@ class Service(BalancedEndpoints):
         self._balancer.add(target)
         self._notify()
 
+    async def drain(self, target: MeshTarget) -> None:
+        """Have a replica, to which no call goes any more, hand back its work. Bounded in time; raises nothing."""
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                if "drain" in self.endpoints:
+                    await target.call("drain", (), {})
+                await self._balancer.wait_idle(target)
+
     def end_start(self, target: MeshTarget, reason: str | None) -> None:
         """Record that a replica's start is over; `reason` says why if it was lost."""
         if reason is not None:
@@ -364,7 +504,7 @@ class Service(BalancedEndpoints):
             self._balancer.lose(key_of(target), reason)
             self._notify()
 
-    def mark_failed(self, failure: RoleError) -> None:
+    def mark_failed(self, failure: Exception) -> None:
         """Fail all calls of the service: a replica is lost for good."""
         self._balancer.fail(failure)
         self._on_failure(failure)

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl_bridge.errors import ModelError
+from rl_bridge.config import LoraConfig, ParallelConfig
+from rl_bridge.errors import ConfigError, ModelError
 
 T = TypeVar("T")
 
-SUPPORTED = ("llama", "qwen2", "qwen3")
+SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 """The `model_type` of each architecture that can be trained. Qwen2.5's is qwen2, Llama 3's is llama."""
+MIXTURE = "qwen3_moe"
+FEED_FORWARD_TARGETS = frozenset({"gate_proj", "up_proj", "down_proj"})
 _DEFAULT_THETA = 10_000.0
 
 
@@ -32,17 +35,20 @@ class RotaryScaling:
 
 @dataclass(kw_only=True, slots=True, frozen=True)
 class Architecture:
-    """A decoder: pre-norm blocks of grouped-query attention and a gated feed-forward network.
+    """A decoder: pre-norm blocks of grouped-query attention and a gated feed-forward network, or a mixture of them.
 
     Attributes:
         dim: The size of the hidden state.
-        hidden_dim: The hidden size of the feed-forward network.
+        hidden_dim: The hidden size of the feed-forward network, or of each expert.
         norm_eps: Added to the mean square in RMS norms.
         positions: The greatest length, in tokens.
         rope_scaling: None for plain rotary embeddings.
         tied: Whether the embedding is also the output layer.
         qkv_bias: Whether queries, keys and values have a bias (Qwen2).
         qk_norm: Whether queries and keys are normalized per head (Qwen3).
+        experts: The number of feed-forward networks in a block among which a router chooses; 0 without a router.
+        experts_per_token: The number of them that each token is sent to.
+        norm_routes: Whether the weights of those add up to 1.
     """
 
     family: str
@@ -60,12 +66,29 @@ class Architecture:
     tied: bool
     qkv_bias: bool
     qk_norm: bool
+    experts: int = 0
+    experts_per_token: int = 0
+    norm_routes: bool = False
 
     @property
     def layer_parameters(self) -> int:
         """The number of parameters of one block, norms and biases included."""
+        return self._count_layer(self.experts or 1)
+
+    @property
+    def expert_parameters(self) -> int:
+        """The number of parameters of all experts of one block; 0 without any."""
+        return 3 * self.dim * self.hidden_dim * self.experts
+
+    @property
+    def active_layer_parameters(self) -> int:
+        """The number of parameters of one block that a token meets: those of the experts it is sent to."""
+        return self._count_layer(self.experts_per_token or 1)
+
+    def _count_layer(self, networks: int) -> int:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        matrices = 2 * self.dim * (queries + keys) + 3 * self.dim * self.hidden_dim
+        router = self.dim * self.experts
+        matrices = 2 * self.dim * (queries + keys) + 3 * self.dim * self.hidden_dim * networks + router
         norms = 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
         return matrices + norms + (queries + 2 * keys if self.qkv_bias else 0)
 
@@ -100,11 +123,47 @@ class Architecture:
         tokens, squares = 0, 0
         for length, count in zip(lengths, lengths if computed is None else computed, strict=True):
             tokens, squares = tokens + count, squares + count * length
-        products = self.layers * self.layer_parameters * tokens
+        products = self.layers * self.active_layer_parameters * tokens
         if output_layer:
             products += self.output_parameters * loss_tokens
         attention = 12.0 * self.layers * self.heads * self.head_dim * squares
         return (4.0 if frozen else 6.0) * products + attention
+
+
+def require_layout(
+    architecture: Architecture, parallel: ParallelConfig, ranks: int, lora: LoraConfig | None = None
+) -> None:
+    """Raise ConfigError if the trainer's ranks cannot be laid out as configured, or cannot share this model so."""
+    try:
+        parallel.require_ranks(ranks)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    experts, tp, ep = architecture.experts, parallel.tp, parallel.ep
+    for heads, kind in ((architecture.heads, "attention heads"), (architecture.kv_heads, "key-value heads")):
+        if heads % tp:
+            raise ConfigError(f"expected trainer.parallel.tp to divide the model's {heads} {kind}, got {tp}")
+    if experts % ep or (ep > 1 and not experts):
+        raise ConfigError(
+            f"expected trainer.parallel.ep to divide the model's {experts} experts of a layer, got {ep}; "
+            "a model without experts has 1"
+        )
+    if experts and tp > 1 and ep == 1:
+        raise ConfigError(
+            f"expected trainer.parallel.ep above 1 with tp of {tp}: experts are divided whole, over ep ranks; "
+            "set ep to tp, or to a multiple of it"
+        )
+    # With more ranks than experts FSDP divides each expert by its hidden size, and only evenly.
+    spread, width = ranks // parallel.hsdp, architecture.hidden_dim
+    if spread > experts > 0 and width % (spread // ep):
+        raise ConfigError(
+            f"expected FSDP's {spread // ep} parts of an expert to divide its hidden size of {width}, with {spread} "
+            f"ranks for {experts} experts; change trainer.parallel, or the number of ranks"
+        )
+    if lora is not None and experts and (targets := sorted({*lora.targets} & FEED_FORWARD_TARGETS)):
+        raise ConfigError(
+            f"expected model.lora.targets of attention alone for a mixture of experts, got {', '.join(targets)}: "
+            "experts have no adapters; set model.lora.targets=[q_proj,k_proj,v_proj,o_proj]"
+        )
 
 
 def read_hf_config(path: Path) -> dict[str, Any]:
@@ -137,7 +196,9 @@ def architecture_of(config: Mapping[str, Any], *, where: str) -> Architecture:
     return Architecture(
         family=family,
         dim=dim,
-        hidden_dim=_require_key(config, "intermediate_size", int, where),
+        hidden_dim=_require_key(
+            config, "moe_intermediate_size" if family == MIXTURE else "intermediate_size", int, where
+        ),
         layers=_require_key(config, "num_hidden_layers", int, where),
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
@@ -149,8 +210,18 @@ def architecture_of(config: Mapping[str, Any], *, where: str) -> Architecture:
         rope_scaling=scaling,
         tied=bool(config.get("tie_word_embeddings")),
         qkv_bias=family == "qwen2",
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", MIXTURE),
+        **(_read_experts(config, where) if family == MIXTURE else {}),
     )
+
+
+def _read_experts(config: Mapping[str, Any], where: str) -> dict[str, Any]:
+    return {
+        # transformers 5 writes num_local_experts, where version 4 wrote num_experts.
+        "experts": config.get("num_local_experts") or _require_key(config, "num_experts", int, where),
+        "experts_per_token": _require_key(config, "num_experts_per_tok", int, where),
+        "norm_routes": bool(config.get("norm_topk_prob")),
+    }
 
 
 def _refuse_unsupported_settings(config: Mapping[str, Any], where: str) -> None:
@@ -161,6 +232,8 @@ def _refuse_unsupported_settings(config: Mapping[str, Any], where: str) -> None:
         "mlp_bias": False,
         "use_sliding_window": False,
         "quantization_config": None,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
     }
     for key, value in supported.items():
         if config.get(key, value) != value:

@@ -1,23 +1,38 @@
 """TorchTitan's model definitions for the supported architectures, with the sizes of a checkpoint."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rl_bridge.titan.architecture import Architecture
-from rl_bridge.titan.layers import DocumentAttention, HalvesRoPE, OutputLayer, RowAttention, ValueHead
+from rl_bridge.titan.layers import (
+    DocumentAttention,
+    Experts,
+    HalvesRoPE,
+    OutputLayer,
+    RowAttention,
+    ValueHead,
+)
+from rl_bridge.weights.snapshot import StackItem
 
 # isort: split
 # After layers, which prepares TorchTitan for machines without an accelerator.
 import spmd_types as spmd
 from torchtitan.models.common import Embedding, RMSNorm
-from torchtitan.models.common.config_utils import make_ffn_config, make_gqa_config
+from torchtitan.models.common.config_utils import (
+    make_ffn_config,
+    make_gqa_config,
+    make_moe_config,
+    make_router_config,
+)
 from torchtitan.models.common.decoder import Decoder
 from torchtitan.models.common.decoder_sharding import dense_param_placement
+from torchtitan.models.common.moe import RoutedExperts
 from torchtitan.models.common.param_init import skip_param_init
+from torchtitan.models.common.token_dispatcher import AllToAllTokenDispatcher
 from torchtitan.models.llama3 import Llama3Model, parallelize_llama
 from torchtitan.models.llama3.model import Llama3TransformerBlock
 from torchtitan.models.qwen3 import Qwen3Model, parallelize_qwen3
@@ -26,7 +41,7 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.sharding import ShardingConfig
 
 # Every parameter is read from the checkpoint, so none needs to be initialized first.
-_FROM_CHECKPOINT = {"weight": skip_param_init, "bias": skip_param_init}
+_FROM_CHECKPOINT = dict.fromkeys(("weight", "bias", "w1_EFD", "w2_EDF", "w3_EFD"), skip_param_init)
 
 VALUE_HEAD = "score.weight"
 
@@ -74,25 +89,40 @@ class Qwen3Decoder(TiedDecoder, Qwen3Model):
 # Qwen2 is Llama's block with a bias in the first projections.
 _LLAMA = Definition(model=LlamaDecoder, block=Llama3TransformerBlock, parallelize=parallelize_llama)
 _QWEN3 = Definition(model=Qwen3Decoder, block=Qwen3TransformerBlock, parallelize=parallelize_qwen3)
-DEFINITIONS = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3}
+DEFINITIONS = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _QWEN3, "qwen3_moe": _QWEN3}
 
 
 class CheckpointNames(Qwen3StateDictAdapter):
-    """Translates state dicts to the names in checkpoints of any supported architecture, and back.
+    """Translates state dicts to the names in checkpoints of any supported architecture.
 
     The names are the same in all of them except for Qwen2's biases. Tensors are unchanged: `HalvesRoPE` makes the
-    permutation of TorchTitan's adapter for Llama unnecessary. A value head has the name used in checkpoints for
-    classification, such as reward models.
+    permutation of TorchTitan's adapter for Llama unnecessary. Experts, which TorchTitan stacks, become items of their
+    stack, whatever its sharding. A value head has the name used in checkpoints for classification, such as reward
+    models.
     """
 
-    def __init__(self, config: Any, path: Path, *, value_head: bool) -> None:
-        super().__init__(config, str(path))
+    def __init__(self, config: Any, *, value_head: bool) -> None:
+        super().__init__(config, None)
         if value_head:
             self.from_hf_map[VALUE_HEAD] = self.from_hf_map.pop("lm_head.weight")
         for projection in "qkv":
             self.from_hf_map[f"model.layers.{{}}.self_attn.{projection}_proj.bias"] = (
                 f"layers.{{}}.attention.qkv_linear.w{projection}.bias"
             )
+        self._stacks = {titan: name for name, titan in self.from_hf_map.items() if "experts" in name}
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a state dict under the names in checkpoints, in the same order."""
+        state: dict[str, Any] = {}
+        for name, value in state_dict.items():
+            layer = re.search(r"\d+", name)
+            pattern = layer and self._stacks.get(name.replace(layer[0], "{}", 1))
+            if layer is not None and pattern:
+                for index in range(len(value)):
+                    state[pattern.format(layer[0], index)] = StackItem(stack=value, index=index)
+            else:
+                state |= super().to_hf({name: value})
+        return state
 
 
 def model_config(
@@ -152,13 +182,42 @@ def _make_layer(architecture: Architecture, max_length: int, in_one_row: bool) -
         attention_norm=_make_norm(architecture, architecture.dim),
         ffn_norm=_make_norm(architecture, architecture.dim),
         attention=attention,
-        feed_forward=make_ffn_config(
+        **(_make_experts(architecture) if architecture.experts else _make_feed_forward(architecture)),
+    )
+
+
+def _make_feed_forward(architecture: Architecture) -> dict[str, Any]:
+    return {
+        "feed_forward": make_ffn_config(
             dim=architecture.dim,
             hidden_dim=architecture.hidden_dim,
             w1_param_init=_FROM_CHECKPOINT,
             w2w3_param_init=_FROM_CHECKPOINT,
-        ),
+        )
+    }
+
+
+def _make_experts(architecture: Architecture) -> dict[str, Any]:
+    """Make the mixture of a block, without TorchTitan's bias for an even load, which checkpoints lack."""
+    dim, experts, top_k = architecture.dim, architecture.experts, architecture.experts_per_token
+    router = make_router_config(
+        dim=dim,
+        num_experts=experts,
+        gate_param_init=_FROM_CHECKPOINT,
+        top_k=top_k,
+        score_func="softmax",
+        route_norm=architecture.norm_routes,
     )
+    routed = RoutedExperts.Config(
+        inner_experts=Experts.Config(
+            dim=dim, hidden_dim=architecture.hidden_dim, num_experts=experts, param_init=_FROM_CHECKPOINT
+        ),
+        token_dispatcher=AllToAllTokenDispatcher.Config(num_experts=experts, top_k=top_k),
+    )
+    mixture = make_moe_config(
+        num_experts=experts, router=router, routed_experts=routed, load_balance_coeff=None
+    )
+    return {"moe": mixture}
 
 
 def _make_norm(architecture: Architecture, size: int) -> Any:

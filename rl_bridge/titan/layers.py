@@ -20,6 +20,7 @@ if not torch.cuda.is_available():
 
 from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Linear
 from torchtitan.models.common.attention import ScaledDotProductAttention, VarlenAttention
+from torchtitan.models.common.moe import GroupedExperts
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,30 @@ def _gather_blocks(values: Tensor, columns: Tensor) -> Tensor:
     An embedding's gradient is the fastest sum over copies on a CPU.
     """
     return F.embedding(columns, values[0].flatten(1)).view(*columns.shape, *values.shape[2:])
+
+
+class Experts(GroupedExperts):
+    """TorchTitan's experts of a layer, in the dtype that the model computes in: TorchTitan's are always in bfloat16."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        """The same as TorchTitan's."""
+
+    def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:  # noqa: N803
+        """Compute each expert's outputs of its tokens, which follow each other in `x_RD`, shape [R, D]."""
+        if x_RD.dtype == torch.bfloat16:
+            output: Tensor = super().forward(x_RD, num_tokens_per_expert_E)
+            return output
+        w1, w2, w3 = (
+            weight.to_local() if isinstance(weight, DTensor) else weight
+            for weight in (self.w1_EFD, self.w2_EDF, self.w3_EFD)
+        )
+        parts = torch.split(x_RD, num_tokens_per_expert_E.tolist())
+        outputs = [
+            F.linear(F.silu(F.linear(x, w1[expert])) * F.linear(x, w3[expert]), w2[expert])
+            for expert, x in enumerate(parts)
+        ]
+        return torch.cat(outputs)
 
 
 class RowAttention(VarlenAttention):

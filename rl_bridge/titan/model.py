@@ -16,15 +16,12 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 from torch.distributed.fsdp import FSDPModule
 
 from rl_bridge.buffer.batch import PackedRows, TrainBatch
-from rl_bridge.config import LoraConfig, TrainerOptions
+from rl_bridge.config import LoraConfig, ParallelConfig, TrainerOptions
 from rl_bridge.errors import ConfigError, ModelError
-from rl_bridge.titan.architecture import read_architecture
+from rl_bridge.titan.architecture import read_architecture, require_layout
 from rl_bridge.titan.definitions import (
     DEFINITIONS,
     VALUE_HEAD,
@@ -34,8 +31,8 @@ from rl_bridge.titan.definitions import (
 )
 from rl_bridge.titan.layers import BlockMask, LossTokens, TokenOutputs, document_mask
 from rl_bridge.titan.lora import Adapters, with_adapters
-from rl_bridge.titan.ranks import gather_state, is_rank_error, join_process_group
-from rl_bridge.weights.snapshot import State
+from rl_bridge.titan.ranks import agree, gather_state, join_process_group
+from rl_bridge.weights.snapshot import Box, State, local_shards
 
 # After rl_bridge.titan.layers, which prepares TorchTitan for machines without an accelerator.
 from torchtitan.config import CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig  # isort: skip
@@ -57,23 +54,14 @@ MASK_ALIGNMENT = 8
 _CHECKPOINTING = {"none": None, "selective": SelectiveAC.Config(), "full": FullAC.Config()}
 
 
-DEGREES = frozenset(
-    f"{kind}_degree"
-    for kind in (
-        "context_parallel",
-        "data_parallel_replicate",
-        "data_parallel_shard",
-        "expert_parallel",
-        "pipeline_parallel",
-    )
-)
-"""How ranks are laid out, which batches and weights follow: by `trainer.tensor_parallel` alone."""
 NO_OPTIONS = TrainerOptions()
+FSDP = ParallelConfig()
+"""All ranks have batches of their own and share the weights."""
 
 
 def _make_titan_config(kind: type[Any], options: Mapping[str, Any], section: str, **decided: Any) -> Any:
     """Make one of TorchTitan's configurations from `trainer.options` and what the run decides by other keys."""
-    free = {field.name for field in fields(kind)} - decided.keys() - DEGREES
+    free = {field.name for field in fields(kind)} - decided.keys()
     if unknown := sorted(options.keys() - free):
         raise ConfigError(
             f"expected trainer.options.{section} to be fields of {kind.__name__} that no other key decides, "
@@ -95,8 +83,7 @@ class TitanModel:
         max_length: The length of the longest row, in tokens.
         trainable: Whether gradients are computed.
         device: The device on which it computes.
-        tensor_parallel: The number of ranks that share every matrix; the remaining dimension of the process group,
-            which is created with one rank if there is none, is data parallel, with sharded weights (FSDP2).
+        parallel: How the ranks of the process group, which is created with one rank if there is none, share the model.
         value_head: Whether it is a critic.
         activation_checkpointing: As `trainer.activation_checkpointing`.
         compile: Whether blocks are compiled by torch.compile. Each pass is then one row, because other shapes would
@@ -125,7 +112,7 @@ class TitanModel:
         max_length: int,
         trainable: bool,
         device: torch.device,
-        tensor_parallel: int = 1,
+        parallel: ParallelConfig = FSDP,
         value_head: bool = False,
         activation_checkpointing: str = "none",
         compile: bool = False,  # noqa: A002 - the key's name
@@ -140,17 +127,19 @@ class TitanModel:
         if compile:
             _require_compiler()
         join_process_group(device)
-        if dist.get_world_size() % tensor_parallel:
-            raise ConfigError(
-                f"expected a tensor-parallel degree that divides the trainer's ranks, got {tensor_parallel} and "
-                f"{dist.get_world_size()} ranks"
-            )
+        architecture = read_architecture(Path(path))
+        require_layout(architecture, parallel, dist.get_world_size(), lora)
         parallelism = _make_titan_config(
             ParallelismConfig,
             options.parallelism,
             "parallelism",
             spmd_backend="partial_dtensor",
-            tensor_parallel_degree=tensor_parallel,
+            data_parallel_replicate_degree=parallel.hsdp,
+            data_parallel_shard_degree=parallel.fsdp or -1,
+            tensor_parallel_degree=parallel.tp,
+            expert_parallel_degree=parallel.ep,
+            context_parallel_degree=parallel.cp,
+            pipeline_parallel_degree=parallel.pp,
         )
         training = _make_titan_config(
             TrainingConfig,
@@ -161,11 +150,10 @@ class TitanModel:
             dtype="float32",
         )
         # Between the matrices, activations are sharded along the row.
-        self._row_multiple = math.lcm(tensor_parallel, COMPILED_MULTIPLE if compile else 1)
+        self._row_multiple = math.lcm(parallel.tp, COMPILED_MULTIPLE if compile else 1)
         self.parallel_dims = ParallelDims.from_config(parallelism, dist.get_world_size())
         titan_dist.set_spmd_backend(parallelism.spmd_backend)
         self._context = titan_dist.get_spmd_context(parallel_dims=self.parallel_dims)
-        architecture = read_architecture(Path(path))
         self._architecture, self._value_head = architecture, value_head
         if max_length > architecture.positions:
             raise ConfigError(
@@ -179,12 +167,9 @@ class TitanModel:
         config = model_config(
             architecture, max_length=padded, value_head=value_head, in_one_row=self._uses_varlen_kernel
         )
-        try:
-            config.update_from_config(
-                config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
-            )
-        except ValueError as error:  # the attention heads cannot be divided over the ranks
-            raise ConfigError(f"the model cannot be divided over the ranks as configured: {error}") from error
+        config.update_from_config(
+            config=SimpleNamespace(parallelism=parallelism, training=training, debug=DebugConfig())
+        )
         shard_last_layer(config, value_head=value_head)
         if lora is not None:
             config = with_adapters(config, lora)
@@ -204,33 +189,26 @@ class TitanModel:
                 ac_config=_CHECKPOINTING[activation_checkpointing],
                 dump_folder=scratch,
             )
-        self.adapter = CheckpointNames(config, Path(path), value_head=value_head)
+        self.adapter = CheckpointNames(config, value_head=value_head)
         self._adapters = None if lora is None else Adapters(module, lora, self.adapter, seed=seed)
         self.module = _materialize(module, device).train(trainable)
         self._load(Path(path), tied=config.enable_weight_tying)
 
     def _load(self, path: Path, *, tied: bool) -> None:
-        state = self.adapter.to_hf(self.module.state_dict())
+        failure, is_untied = None, False
         try:
-            reader = HuggingFaceStorageReader(path=str(path))
-            available = reader.read_metadata().state_dict_metadata
-            # A policy's checkpoint has no value head, which then keeps its initial value.
-            stored = {name: value for name, value in state.items() if name != VALUE_HEAD or name in available}
-            load_checkpoint(stored, storage_reader=reader)
+            _read_weights(path, self.adapter.to_hf(self.module.state_dict()))
             is_untied = tied and _has_untied_output_layer(path)
-        except (Exception, CheckpointException) as error:  # the latter is not an Exception
-            if is_rank_error(error):
-                raise
-            raise ModelError(f"cannot load the weights at {str(path)!r}: {error}") from error
+        except Exception as error:
+            failure = str(error) or type(error).__name__
+        if (failure := agree(failure)) is not None:  # the ranks may see different files
+            raise ModelError(f"cannot load the weights at {str(path)!r}: {failure}")
         if is_untied:
             raise ModelError(
                 f"expected {OUTPUT} to be {EMBEDDING}, since config.json at {str(path)!r} has tie_word_embeddings, "
                 "got another one: generators would use it, the trainer would not. If it was trained by itself, set "
                 "tie_word_embeddings to false; otherwise take it out of the safetensors"
             )
-        # Checkpoints of this layout have no adapters, which keep their initial values.
-        loaded = self.adapter.from_hf({**state, **stored})
-        self.module.load_state_dict({**self.module.state_dict(), **loaded})
 
     def spmd(self) -> AbstractContextManager[Any]:
         """Return the context in which forward and backward passes must run."""
@@ -319,8 +297,7 @@ class TitanModel:
         return self._reduce_over_data(values, dist.ReduceOp.MAX)
 
     def _reduce_over_data(self, values: Tensor, operation: Any) -> Tensor:
-        mesh = self.parallel_dims.get_mesh("fsdp")
-        if mesh.size() > 1:
+        if (mesh := self.parallel_dims.get_optional_mesh("batch")) is not None:
             values = values.to(self.device)
             dist.all_reduce(values, op=operation, group=mesh.get_group())
         return values.cpu()
@@ -355,7 +332,6 @@ class TitanModel:
         which the adapters are gathered: then all ranks have to call this.
         """
         state = self.adapter.to_hf(self.module.state_dict())
-        state = {name: value.detach() for name, value in state.items()}
         return state if self._adapters is None else self._adapters.merge(state)
 
     def hf_state_dict(self) -> dict[str, Tensor]:
@@ -365,6 +341,23 @@ class TitanModel:
         adapter share the model's storage. They are gathered one by one, so no GPU needs room for the whole model.
         """
         return gather_state(self.sharded_state_dict())
+
+
+def _read_weights(path: Path, state: State) -> None:
+    """Read this rank's parts of a state from safetensors, in place; ValueError if one is missing.
+
+    Adapters are in no checkpoint, and a value head is in those of reward models alone: they keep their initial values.
+    """
+    missing = local_shards(state)
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in missing.keys() & set(weights.keys()):
+                shard, stored = missing.pop(name), weights.get_slice(name)
+                if (shape := tuple(stored.get_shape())) != shard.full_shape:
+                    raise ValueError(f"expected {name} of shape {shard.full_shape}, got {shape}")
+                shard.local.copy_(stored[shard.box.index_in(Box.of_shape(shape))])
+    if names := sorted(missing.keys() - {VALUE_HEAD}):
+        raise ValueError(f"expected {', '.join(names)} in its safetensors, which lack them")
 
 
 def _materialize(module: Any, device: torch.device) -> Any:

@@ -1,6 +1,8 @@
 """The ranks that train one model together: how they meet, and how the death of one ends the waits of others."""
 
 import contextlib
+import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,13 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rl_bridge.errors import BridgeError, RankLostError
-from rl_bridge.weights.snapshot import Box, LazySum, State
+from rl_bridge.files import replace_file
+from rl_bridge.weights.snapshot import Box, LazySum, StackItem, State, is_dtensor
 
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 600.0
-# gloo and the rendezvous file raise plain RuntimeErrors with these texts.
-_ERROR_MARKS = ("gloo", "Wait timeout")
+_ERROR_MARK = "gloo"
+"""gloo raises plain RuntimeErrors with this text."""
+_RENDEZVOUS_POLL_INTERVAL_S = 0.05
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)
@@ -28,8 +32,8 @@ class Rank:
     Attributes:
         index: The rank, from 0.
         count: The number of ranks.
-        rendezvous_file: The file by which they find each other, in a folder that all of them see. Each start of the
-            trainer has its own. None for a single rank.
+        rendezvous_file: The file with the address of rank 0's store, in a folder that all of them see, until they have
+            met. Each start has its own. None for a single rank.
         timeout_s: How long a rank waits for the others when they meet and in each collective, in seconds.
     """
 
@@ -45,8 +49,8 @@ SINGLE_RANK = Rank()
 def join_process_group(device: torch.device, rank: Rank = SINGLE_RANK) -> None:
     """Join this process to a process group, unless it belongs to one already.
 
-    Raises RankLostError if the others do not join. No port has to be agreed on: ranks exchange their addresses through
-    the rendezvous file.
+    Raises RankLostError if the others do not join. No port has to be agreed on: rank 0 takes a free one for its store,
+    and writes it to the rendezvous file.
     """
     if dist.is_initialized():
         return
@@ -59,6 +63,8 @@ def join_process_group(device: torch.device, rank: Rank = SINGLE_RANK) -> None:
             world_size=rank.count,
             timeout=timedelta(seconds=rank.timeout_s),
         )
+    if rank.rendezvous_file is not None and rank.index == 0:
+        rank.rendezvous_file.unlink(missing_ok=True)
 
 
 def limit_waits(timeout_s: float) -> None:
@@ -88,7 +94,7 @@ def convert_rank_errors(expectation: str) -> Iterator[None]:
 def is_rank_error(error: BaseException) -> bool:
     """Whether an error is a collective's own failure, due to another rank, rather than that of the operation."""
     return isinstance(error, RuntimeError) and (
-        isinstance(error, dist.DistError) or any(mark in str(error) for mark in _ERROR_MARKS)
+        isinstance(error, dist.DistError) or _ERROR_MARK in str(error)
     )
 
 
@@ -149,18 +155,27 @@ def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None =
 
     A rank without `keep` only takes part in the collectives. With `dtype` None each tensor keeps its own.
     """
-    # Imported here because it takes a second, which callers without DTensors need not wait for.
-    from torch.distributed.tensor import DTensor
-
     gathered: dict[str, Tensor] = {}
+    stack: Tensor | None = None
     for name, value in state.items():
-        base = value.base if isinstance(value, LazySum) else value.to(dtype or value.dtype)
-        full = base.full_tensor() if isinstance(base, DTensor) else base
-        if keep:
-            if isinstance(value, LazySum):
+        if isinstance(value, LazySum):
+            full = _gather(value.base)
+            if keep:
                 full = full + value.added(Box.of_shape(full.shape))
+        elif isinstance(value, StackItem):
+            if value.stack is not stack:  # of many items, which follow each other
+                stack = value.stack
+                full_stack = _gather(stack.to(dtype or stack.dtype)).cpu()
+            full = full_stack[value.index]
+        else:
+            full = _gather(value.to(dtype or value.dtype))
+        if keep:
             gathered[name] = full.to(dtype or full.dtype).cpu()
     return gathered
+
+
+def _gather(value: Tensor) -> Tensor:
+    return value.full_tensor() if is_dtensor(value) else value
 
 
 def gather_names(names: Iterable[str]) -> list[str]:
@@ -178,4 +193,16 @@ def _make_store(rank: Rank) -> Any:
         return dist.HashStore()  # type: ignore[attr-defined]  # documented, but not in __all__
     if rank.rendezvous_file is None:
         raise ValueError(f"expected a rendezvous file for {rank.count} ranks, got none")
-    return dist.FileStore(str(rank.rendezvous_file), rank.count)  # type: ignore[attr-defined]
+    tcp_store: Any = dist.TCPStore  # type: ignore[attr-defined]  # documented, but not in __all__
+    own_host, timeout = socket.gethostname(), timedelta(seconds=rank.timeout_s)
+    if rank.index == 0:
+        store = tcp_store("localhost", 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        replace_file(rank.rendezvous_file, f"{own_host} {store.port}".encode())
+        return store
+    deadline = time.monotonic() + rank.timeout_s
+    while not rank.rendezvous_file.exists():
+        if time.monotonic() > deadline:
+            raise dist.DistStoreError(f"rank 0 has written no address to {rank.rendezvous_file}")
+        time.sleep(_RENDEZVOUS_POLL_INTERVAL_S)
+    host, port = rank.rendezvous_file.read_text().split()
+    return tcp_store("localhost" if host == own_host else host, int(port), timeout=timeout)

@@ -74,7 +74,7 @@ class Conversation:
         functions: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._functions = functions
+        self.functions = functions
         self._tokens = list(tokenizer.render_opening(messages, functions))
 
     @property
@@ -90,7 +90,7 @@ class Conversation:
         An answer that was cut, not `stopped`, lacks the token that ends it: that is added, as a part of the prompt.
         """
         end = () if stopped else self._tokenizer.stop_token_ids[:1]
-        self._tokens += [*answer, *end, *self._tokenizer.continuation(messages, self._functions)]
+        self._tokens += [*answer, *end, *self._tokenizer.continuation(messages, self.functions)]
 
 
 @dataclass(slots=True)

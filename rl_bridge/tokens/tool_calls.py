@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NoReturn
@@ -74,8 +74,12 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 MAX_DEPTH = 64
 THOUGHT, THOUGHT_END = "<think>", "</think>"
-OTHER_STYLES = ("<function=", "<arg_key>")
-"""Marks of checkpoints that do not write JSON between Hermes' marks: Qwen3-Coder and GLM-4.5."""
+XML_MARK = "<function="
+"""The mark of checkpoints that write XML between Hermes' marks: Qwen3-Coder, Qwen3.5 and later, Nemotron 3."""
+OTHER_MARK = "<arg_key>"
+"""The mark of checkpoints that write neither JSON nor that XML between Hermes' marks: GLM-4.5."""
+_FUNCTION: Final = re.compile(r"\s*<function=([^<>\n]+)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER: Final = re.compile(r"\s*<parameter=([^<>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
 class CallStyle(StrEnum):
@@ -83,6 +87,7 @@ class CallStyle(StrEnum):
 
     HERMES = "hermes"
     LLAMA = "llama"
+    XML = "xml"
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,16 +107,21 @@ class UnparsableCall:
 
 def style_of_template(template: str) -> CallStyle | None:
     """Return the style that a chat template tells its checkpoint to write calls in; None if it names no known one."""
-    if any(mark in template for mark in OTHER_STYLES):
+    if OTHER_MARK in template:
         return None
     if OPEN in template:
-        return CallStyle.HERMES
+        return CallStyle.XML if XML_MARK in template else CallStyle.HERMES
     of_llama = PYTHON_TAG in template or ("<|start_header_id|>" in template and '"parameters"' in template)
     return CallStyle.LLAMA if of_llama else None
 
 
 def parse_tool_calls(
-    text: str, *, style: CallStyle, repair: bool = False, in_thought: bool = False
+    text: str,
+    *,
+    style: CallStyle,
+    functions: Sequence[Mapping[str, Any]] = (),
+    repair: bool = False,
+    in_thought: bool = False,
 ) -> list[ToolCall] | UnparsableCall:
     """Parse the calls in an answer, in order; if one cannot be parsed, the whole answer is unparsable.
 
@@ -121,6 +131,7 @@ def parse_tool_calls(
     Args:
         text: The answer, special tokens included, without the token that ended it.
         style: How calls are written.
+        functions: The tools that the policy was told of; in XML only their schemas tell a number from its digits.
         repair: Repair almost valid JSON; see `repair_json`. Otherwise it has to conform to RFC 8259.
         in_thought: Whether the prompt opened a thought, as some templates do, which the text continues.
 
@@ -136,6 +147,8 @@ def parse_tool_calls(
             return [
                 _make_call(_load_json(block, repair), "arguments") for block in _find_blocks(answer, repair)
             ]
+        if style is CallStyle.XML:
+            return [_parse_xml(block, functions) for block in _find_blocks(answer, repair)]
         return _parse_llama(answer.strip(), repair)
     except (ValueError, RecursionError) as error:
         return UnparsableCall(str(error) or type(error).__name__)
@@ -154,6 +167,57 @@ def _find_blocks(answer: str, repair: bool) -> list[str]:
             raise ValueError(f"expected {OPEN} before {CLOSE}, got none")
         contents.append(inside)
     return contents
+
+
+def _parse_xml(block: str, functions: Sequence[Mapping[str, Any]]) -> ToolCall:
+    if (function := _FUNCTION.fullmatch(block)) is None:
+        raise ValueError(f"expected <function=NAME> … </function>, got {block!r:.80}")
+    name, rest = function[1], function[2]
+    schema = next(
+        (tool["function"].get("parameters") or {} for tool in functions if tool["function"]["name"] == name),
+        {},
+    )
+    properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
+    arguments: list[tuple[str, Any]] = []
+    end = 0
+    while (parameter := _PARAMETER.match(rest, end)) is not None:
+        types = _find_types(properties.get(parameter[1], {}), definitions)
+        arguments.append((parameter[1], _read_value(parameter[2], types)))
+        end = parameter.end()
+    if rest[end:].strip():
+        raise ValueError(f"expected <parameter=NAME> … </parameter>, got {rest[end:]!r:.80}")
+    return _make_call({"name": name, "arguments": _require_unique_keys(arguments)}, "arguments")
+
+
+def _find_types(schema: Any, definitions: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types that a schema allows; empty if it does not say."""
+    if not isinstance(schema, Mapping):
+        return set()
+    if "$ref" in schema:
+        # Definitions are not followed any further: one that refers to others would be an object, which says so.
+        return _find_types(definitions.get(str(schema["$ref"]).rpartition("/")[2]), {})
+    types = schema.get("type", [])
+    choices = [choice for key in ("anyOf", "oneOf") for choice in schema.get(key, ())]
+    return (
+        {types}
+        if isinstance(types, str)
+        else set(types).union(*(_find_types(choice, definitions) for choice in choices))
+    )
+
+
+def _read_value(text: str, types: Collection[str]) -> Any:
+    """Return the value of a parameter: JSON, or Python's True, False and None; text if it may be a string."""
+    if not types or types == {"string"}:
+        return text
+    try:
+        value = json.loads(_PYTHON.get(text.strip(), text), **_STRICT)
+    except ValueError as error:
+        if "string" in types:
+            return text
+        raise ValueError(
+            f"expected JSON of type {' or '.join(sorted(types))}, got {text!r:.80}: {error}"
+        ) from None
+    return text if "string" in types and _JSON_TYPES[type(value)].isdisjoint(types) else value
 
 
 def _parse_llama(answer: str, repair: bool) -> list[ToolCall]:
@@ -225,6 +289,15 @@ def _require_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
+_JSON_TYPES: Final[dict[type, frozenset[str]]] = {
+    bool: frozenset({"boolean"}),
+    int: frozenset({"integer", "number"}),
+    float: frozenset({"number"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
+    type(None): frozenset({"null"}),
+    str: frozenset(),  # where a string is allowed, quotes are a part of it
+}
 _STRICT: Final[dict[str, Any]] = {
     "parse_constant": _refuse_constant,
     "object_pairs_hook": _require_unique_keys,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -43,7 +43,6 @@ EXIT_OUT_OF_SYNC = 3
 """Exit status of a rank that can no longer work with its siblings."""
 TOKENS = "tokens"
 """The attachment of a checkpoint with the tokens of finished groups."""
-_RENDEZVOUS_PREFIX = ".meeting-"
 
 
 async def _import(module: str) -> None:
@@ -81,14 +80,7 @@ class TrainerActor(ServiceActor):
     @concurrent_endpoint
     async def setup(self) -> None:
         """Join the other ranks, then load the model and the run's newest checkpoint, if any."""
-        instance = context().actor_instance
-        self._rank = Rank(
-            index=instance.rank.rank,
-            count=instance.rank.extent.nelements,
-            # The actor's name is unique to each start of the service, and its ranks share it.
-            rendezvous_file=Path(self._settings.folder) / f"{_RENDEZVOUS_PREFIX}{instance.name}",
-            timeout_s=self._settings.config.trainer.collective_timeout_s,
-        )
+        self._rank = _make_rank(self._settings)
         with log_phase("importing the trainer"):
             await _import("rl_bridge.trainer.trainer")
         if self._gpu_lock is not None:
@@ -251,38 +243,42 @@ class TrainerActor(ServiceActor):
         try:
             with PROCESS_SPANS.call():
                 return await asyncio.get_running_loop().run_in_executor(self._thread, timed_call)
-        except RankLostError as error:
-            self._exit_process(error)
-        except BridgeError:
-            raise
         except Exception as error:
-            if self._rank.count > 1:
-                self._exit_process(error)
+            _exit_if_out_of_step(error, self._rank)
             raise
-
-    @staticmethod
-    def _exit_process(error: Exception) -> NoReturn:
-        """End the process: an error of one rank alone leaves the others waiting for it and out of step."""
-        traceback.print_exception(error)
-        sys.stderr.flush()
-        os._exit(EXIT_OUT_OF_SYNC)
 
     def _start(self) -> None:
         from rl_bridge.trainer.trainer import Trainer
 
-        assert self._rank.rendezvous_file is not None
-        folder = self._rank.rendezvous_file.parent
-        folder.mkdir(parents=True, exist_ok=True)
         self._trainer = Trainer(self._settings, self._rank)
         self._resume_state = self._trainer.resume()
-        if self._rank.index == 0:  # killed ranks leave their rendezvous files behind
-            for stale_file in folder.glob(f"{_RENDEZVOUS_PREFIX}*"):
-                if stale_file != self._rank.rendezvous_file:
-                    stale_file.unlink(missing_ok=True)
+
+
+def _make_rank(settings: TrainerSettings) -> Rank:
+    """Return the rank of this actor among the processes of its replica."""
+    instance, folder = context().actor_instance, Path(settings.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return Rank(
+        index=instance.rank.rank,
+        count=instance.rank.extent.nelements,
+        # The actor's name is unique to each start of a replica, and its ranks share it.
+        rendezvous_file=folder / f".meeting-{instance.name}",
+        timeout_s=settings.config.trainer.collective_timeout_s,
+    )
+
+
+def _exit_if_out_of_step(error: Exception, rank: Rank) -> None:
+    """End the process if it is one of several ranks and the error is its own: the others would wait for it."""
+    if rank.count > 1 and (isinstance(error, RankLostError) or not isinstance(error, BridgeError)):
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(EXIT_OUT_OF_SYNC)
 
 
 class ReferenceActor(ServiceActor):
-    """A thin shell around `Reference`, which computes one batch at a time on a thread.
+    """A thin shell around `Reference`, with one rank per process, which computes one batch at a time on a thread.
+
+    A rank whose siblings are gone, or that fails alone, ends its process, as the trainer's do.
 
     If it shares a GPU with trainer and generators, it takes a turn for each batch and loads the model in the first one:
     at a start or restart, others may hold the turn for a long time.
@@ -293,16 +289,18 @@ class ReferenceActor(ServiceActor):
     def __init__(self, settings: TrainerSettings) -> None:
         self._settings = settings
         self._reference: Reference | None = None
+        self._rank = SINGLE_RANK
         self._gpu_lock = GpuLock() if settings.config.monarch.colocate else None
         self._compute_lock = asyncio.Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reference")
 
     @concurrent_endpoint
     async def setup(self) -> None:
-        """Load the model, unless that needs a turn on the GPU."""
+        """Join the replica's other ranks, and load the model, unless that needs a turn on the GPU."""
+        self._rank = _make_rank(self._settings)
         await _import("rl_bridge.trainer.reference")
         if self._gpu_lock is None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+            await self._run_on_thread(self._load)
         PROCESS_SPANS.rest("batches")
 
     @concurrent_endpoint
@@ -312,7 +310,7 @@ class ReferenceActor(ServiceActor):
             if self._gpu_lock is not None:
                 await self._gpu_lock.acquire(self._settings.config.trainer.timeout_s)
             try:
-                return await asyncio.get_running_loop().run_in_executor(self._thread, self._logprobs, batch)
+                return await self._run_on_thread(self._logprobs, batch)
             finally:
                 if self._gpu_lock is not None:
                     self._gpu_lock.release()
@@ -322,11 +320,18 @@ class ReferenceActor(ServiceActor):
         """Stop the thread after its current work."""
         await asyncio.to_thread(self._thread.shutdown)
 
+    async def _run_on_thread(self, call: Callable[..., T], *args: Any) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, partial(call, *args))
+        except Exception as error:
+            _exit_if_out_of_step(error, self._rank)
+            raise
+
     def _load(self) -> "Reference":
         from rl_bridge.trainer.reference import Reference
 
         with span("start"):
-            self._reference = Reference(self._settings)
+            self._reference = Reference(self._settings, self._rank)
             return self._reference
 
     def _logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:

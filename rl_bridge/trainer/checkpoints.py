@@ -30,7 +30,7 @@ from rl_bridge.titan.ranks import agree, convert_rank_errors, gather_state, is_r
 from rl_bridge.trainer.settings import ResumeState
 from rl_bridge.types import PolicyVersion
 from rl_bridge.weights.peft import write_adapter
-from rl_bridge.weights.snapshot import LazySum, State
+from rl_bridge.weights.snapshot import State
 
 T = TypeVar("T")
 
@@ -323,8 +323,8 @@ def export_weights(
     replace an earlier export. A file has at most `max_file_bytes`, unless a single tensor has more.
     """
     split = split_state_dict_into_shards_factory(
-        {name: value.base if isinstance(value, LazySum) else value for name, value in state.items()},
-        get_storage_size=lambda tensor: tensor.numel() * dtype.itemsize,
+        dict(state),
+        get_storage_size=lambda value: value.numel() * dtype.itemsize,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_file_bytes,
     )

@@ -36,7 +36,7 @@ class Critic:
             trainable=True,
             value_head=True,
             device=own_device(),
-            tensor_parallel=settings.config.trainer.tensor_parallel,
+            parallel=settings.config.trainer.parallel,
             activation_checkpointing=settings.config.trainer.activation_checkpointing,
             compile=settings.config.trainer.compile,
             lora=settings.config.model.lora,

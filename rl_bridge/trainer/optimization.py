@@ -51,7 +51,12 @@ class Optimization:
         If the gradient or the loss is not finite, drops the gradient and raises NonFiniteLossError.
         """
         norm = float(
-            titan_dist.clip_grad_norm_(list(self._model.module.parameters()), self._max_norm, foreach=True)
+            titan_dist.clip_grad_norm_(
+                list(self._model.module.parameters()),
+                self._max_norm,
+                foreach=True,
+                ep_enabled=self._model.parallel_dims.ep_enabled,
+            )
         )
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.drop()

@@ -57,7 +57,7 @@ def rank_batches(
     shuffle = np.random.default_rng([settings.config.seed, version])
     parts = batch.split_by_trajectory(config.updates_per_iteration, shuffle)
     weights = np.zeros(len(batch), dtype=np.float32)
-    data_ranks = ranks // config.tensor_parallel
+    data_ranks = ranks // config.parallel.tp
     architecture = architecture_at(Path(settings.model_path))
     tokens: list[list[list[NDArray[np.int64]]]] = [[] for _ in range(data_ranks)]
     if settings.config.shares_prefixes:
@@ -80,17 +80,32 @@ def rank_batches(
     batch = replace(batch, weights=weights)
     sizes = tuple(map(len, parts))
     batches = [_make_rank_batch(batch, updates, sizes) for updates in tokens]
-    return [batches[rank // config.tensor_parallel] for rank in range(ranks)]
+    return [batches[rank // config.parallel.tp] for rank in range(ranks)]
+
+
+def frozen_batch(batch: TrainBatch, settings: TrainerSettings, *, rank: int, ranks: int) -> RankBatch:
+    """Return a rank's part of loss tokens for the reference alone, as one update."""
+    config = settings.config
+    batch = replace(
+        batch, index=np.arange(len(batch)), total=len(batch)
+    )  # of a batch that may be a part itself
+    architecture = architecture_at(Path(settings.model_path))
+    if config.shares_prefixes:
+        batch = with_shared_prefixes(batch, architecture)
+    degree = config.reference_parallel.tp
+    shares = divide_contexts(batch, architecture, ranks=ranks // degree, budget=settings.tokens_per_pass)
+    passes = [np.flatnonzero(np.isin(batch.context, contexts)) for contexts in shares[rank // degree]]
+    return _make_rank_batch(batch, [passes], (len(batch),))
 
 
 def with_shared_prefixes(batch: TrainBatch, architecture: Architecture) -> TrainBatch:
     """Return the batch with shared prefixes if that takes fewer operations, otherwise as it is.
 
-    A token's matrices take as much as attention to layer_parameters / (2 x heads x head_dim) keys (see
+    A token's matrices take as much as attention to active_layer_parameters / (2 x heads x head_dim) keys (see
     `Architecture.train_flops`). Without sharing, a token attends to half its context, by the kernel for causal
     attention. With it, a block attends to all its keys (see `block_length`).
     """
-    matrices = architecture.layer_parameters / (2 * architecture.heads * architecture.head_dim)
+    matrices = architecture.active_layer_parameters / (2 * architecture.heads * architecture.head_dim)
     longest, shared = int(batch.lengths.max()), replace(batch, shares_prefixes=True)
     separate = float((batch.lengths * (matrices + batch.lengths / 2)).sum())
     together = float(shared.computed.sum()) * (matrices + longest + block_length(longest))

@@ -1,7 +1,5 @@
 """The reference policy: log-probabilities of loss tokens under the initial weights."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -9,43 +7,49 @@ from numpy.typing import NDArray
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.devices import own_device
 from rl_bridge.titan.model import TitanModel
-from rl_bridge.trainer.passes import architecture_at, divide_contexts, with_shared_prefixes
+from rl_bridge.titan.ranks import SINGLE_RANK, Rank, convert_rank_errors, join_process_group, limit_waits
+from rl_bridge.trainer.passes import Passes, frozen_batch
 from rl_bridge.trainer.settings import TrainerSettings
 from rl_bridge.trainer.weights import Offload
 
 
 class Reference:
-    """A frozen model that computes log-probabilities of batches, with the trainer's lengths and temperature."""
+    """A frozen model that computes log-probabilities of batches, with the trainer's lengths and temperature.
 
-    def __init__(self, settings: TrainerSettings) -> None:
-        self._settings = settings
+    Every rank has one, and each method is called on all ranks with the same arguments.
+    """
+
+    def __init__(self, settings: TrainerSettings, rank: Rank = SINGLE_RANK) -> None:
+        self._settings, self._rank = settings, rank
         self._offload = Offload()
-        self._architecture = architecture_at(Path(settings.model_path))
         torch.set_num_threads(settings.config.trainer.num_threads)
-        self._model = TitanModel(
-            settings.model_path,
-            dtype=settings.config.model.dtype,
-            max_length=settings.config.rollout.max_length,
-            trainable=False,
-            device=own_device(),
-            chunk=settings.config.trainer.tokens_per_chunk,
-        )
+        device = own_device()
+        join_process_group(device, rank)
+        with convert_rank_errors("while the reference was loaded"):
+            self._model = TitanModel(
+                settings.model_path,
+                dtype=settings.config.model.dtype,
+                max_length=settings.config.rollout.max_length,
+                trainable=False,
+                device=device,
+                parallel=settings.config.reference_parallel,
+                chunk=settings.config.trainer.tokens_per_chunk,
+            )
+        limit_waits(rank.timeout_s)
+        self._passes = Passes(self._model)
 
-    @torch.no_grad()
     def logprobs(self, batch: TrainBatch) -> NDArray[np.float32]:
         """Return the log-probability of each loss token, shape [T]."""
         self._offload.restore()
-        result = np.zeros(len(batch), dtype=np.float32)
-        if self._settings.config.shares_prefixes:
-            batch = with_shared_prefixes(batch, self._architecture)
-        (passes,) = divide_contexts(batch, self._architecture, ranks=1, budget=self._settings.tokens_per_pass)
-        for contexts in passes:
-            tokens = np.flatnonzero(np.isin(batch.context, contexts))
-            rows = self._model.pack(batch.take(tokens))
-            with self._model.spmd():
-                outputs = self._model.outputs(rows, temperature=self._settings.config.rollout.temperature)
-            result[tokens] = outputs.logprobs.cpu().numpy()
-        return result
+        own = frozen_batch(batch, self._settings, rank=self._rank.index, ranks=self._rank.count)
+        with convert_rank_errors("for a batch of the reference"):
+            return self._passes.gather_values(own.batch, self._passes.evaluate(own, self._compute)).astype(
+                np.float32
+            )
+
+    def _compute(self, micro_batch: TrainBatch) -> torch.Tensor:
+        temperature = self._settings.config.rollout.temperature
+        return self._model.outputs(self._model.pack(micro_batch), temperature=temperature).logprobs
 
     def offload(self) -> None:
         """Move the weights to the host's memory until they are needed, to free the device's."""

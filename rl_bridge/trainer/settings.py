@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rl_bridge.config import Config
+from rl_bridge.errors import ConfigError
 from rl_bridge.planning import ModelSize, bytes_by_checkpointing, choose_checkpointing, with_checkpointing
 from rl_bridge.types import PolicyVersion
 
@@ -31,19 +32,24 @@ class TrainerSettings:
         return max(self.config.trainer.tokens_per_pass, self.config.rollout.max_length)
 
     def resolve_checkpointing(self, gpu_bytes: int | None) -> tuple[Self, str]:
-        """Resolve `trainer.activation_checkpointing` for a GPU of this size or a CPU (None); returns a message too."""
+        """Resolve `trainer.activation_checkpointing` for a GPU of this size or a CPU (None); returns a message too.
+
+        Raises ConfigError if the trainer needs more memory than the GPU has.
+        """
         kind = self.config.trainer.activation_checkpointing
-        if kind != "auto":
-            return self, kind
-        kind, description = "none", "none"
-        if gpu_bytes is not None:
-            needed = bytes_by_checkpointing(self.config, ModelSize.of_folder(Path(self.model_path)))
+        if gpu_bytes is None:
+            kind = "none" if kind == "auto" else kind
+            return replace(self, config=with_checkpointing(self.config, kind)), kind
+        needed = bytes_by_checkpointing(self.config, ModelSize.of_folder(Path(self.model_path)))
+        if kind == "auto":
             kind = choose_checkpointing(needed, gpu_bytes)
-            size_note = f"{needed[kind] / 1e9:.1f} GB" if kind in needed else "an unknown part"
-            description = (
-                f"{kind}, which takes {size_note} of the {gpu_bytes / 1e9:.1f} GB of a GPU by ropewalk plan"
+        description = f"{kind}, which takes {needed[kind] / 1e9:.1f} of the {gpu_bytes / 1e9:.1f} GB of a GPU"
+        if needed[kind] > gpu_bytes:
+            raise ConfigError(
+                f"expected a trainer that fits on its GPUs, got activation checkpointing {description}, by ropewalk "
+                "plan; give it more ranks (trainer.num_gpus), or lower trainer.tokens_per_pass"
             )
-        return replace(self, config=with_checkpointing(self.config, kind)), description
+        return replace(self, config=with_checkpointing(self.config, kind)), f"{description} by ropewalk plan"
 
 
 @dataclass(kw_only=True, slots=True, frozen=True)

@@ -38,6 +38,7 @@ from rl_bridge.trainer.metrics import LossMetrics, StepMeter
 from rl_bridge.trainer.optimization import Optimization
 from rl_bridge.trainer.passes import RankBatch, rank_batches
 from rl_bridge.trainer.policy import PolicyGradients, loss_settings, with_advantages
+from rl_bridge.trainer.profile import trace_step
 from rl_bridge.trainer.settings import ResumeState, TrainerSettings
 from rl_bridge.trainer.weights import Offload, Readers
 from rl_bridge.types import PolicyVersion
@@ -81,7 +82,7 @@ class Trainer:
                 max_length=settings.config.rollout.max_length,
                 trainable=True,
                 device=device,
-                tensor_parallel=config.tensor_parallel,
+                parallel=config.parallel,
                 chunk=config.tokens_per_chunk,
                 activation_checkpointing=config.activation_checkpointing,
                 compile=config.compile,
@@ -94,7 +95,7 @@ class Trainer:
         self._optimizer = Optimization(self._model, config, learning_rate=config.learning_rate)
         self.version: PolicyVersion = 0
         self._checkpoints = Checkpoints(settings.folder, timeout_s=config.timeout_s)
-        self._parts = PartScatter(config.tensor_parallel, timeout_s=config.timeout_s)
+        self._parts = PartScatter(config.parallel.tp, timeout_s=config.timeout_s)
         self._readers = Readers()
         self._policy = PolicyGradients(self._model, settings)
         self._offload = Offload()
@@ -167,7 +168,8 @@ class Trainer:
         with convert_rank_errors(f"in iteration {self.version}"):
             self._checkpoints.check()
             try:
-                return self._step(self._take_own_part(batch))
+                with trace_step(self._settings, self._rank.index, self.version):
+                    return self._step(self._take_own_part(batch))
             except torch.OutOfMemoryError as error:
                 if self._rank.count > 1:  # all ranks are restarted: other processes may have used the memory
                     raise
@@ -179,7 +181,7 @@ class Trainer:
     def divide(self, batch: TrainBatch) -> list[RankBatch]:
         """Divide an iteration's loss tokens, on the first rank alone: a part for each rank that shares the data."""
         parts = rank_batches(batch, self._settings, version=self.version, ranks=self._rank.count)
-        return parts[:: self._settings.config.trainer.tensor_parallel]
+        return parts[:: self._settings.config.trainer.parallel.tp]
 
     def receive(self, parts: Sequence[RankBatch] | BridgeError | None) -> RankBatch:
         """Return this rank's part of what the first rank has divided; see `PartScatter`."""

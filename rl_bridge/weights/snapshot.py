@@ -64,8 +64,24 @@ class LazySum:
     base: Tensor
     added: Callable[[Box], Tensor]
 
+    def numel(self) -> int:
+        """The number of elements."""
+        return self.base.numel()
 
-State: TypeAlias = Mapping[str, Tensor | LazySum]
+
+@dataclass(kw_only=True, slots=True, frozen=True)
+class StackItem:
+    """One tensor of a stack of them, along the first dimension, that is sharded as a whole: an expert of a layer."""
+
+    stack: Tensor
+    index: int
+
+    def numel(self) -> int:
+        """The number of elements of this one."""
+        return self.stack.numel() // len(self.stack)
+
+
+State: TypeAlias = Mapping[str, Tensor | LazySum | StackItem]
 """A state that can be published: tensors by name."""
 Like: TypeAlias = Mapping[str, Tensor | ShardSpec]
 """The tensors wanted, by name: each in a DTensor's sharding, the part of a `ShardSpec`, or whole (a plain tensor)."""
@@ -102,40 +118,73 @@ def own_shards(state: State, *, rank: int) -> dict[str, Shard]:
     """Return the parts of a state dict that this rank has to publish; other names are omitted.
 
     A replicated value is published by one rank: a plain tensor by rank 0, a DTensor by the first rank along every mesh
-    dimension over which it is replicated. Nothing is gathered. Raises WeightsError for a partial sum that has not been
-    reduced, or a part that is not a box.
+    dimension over which it is replicated. Nothing is gathered. Raises WeightsError as `local_shards` does.
+    """
+    return local_shards({name: value for name, value in state.items() if _publishes(value, rank)})
+
+
+def local_shards(state: State) -> dict[str, Shard]:
+    """Return the parts of a state dict that this rank has; names of which it has none are omitted.
+
+    Nothing is gathered. Raises WeightsError for a partial sum that has not been reduced, or a part that is not a box.
     """
     shards: dict[str, Shard] = {}
+    stack, whole = None, None
     for name, value in state.items():
-        tensor = value.base if isinstance(value, LazySum) else value
-        shard: Shard | None = None
-        if is_dtensor(tensor):
-            shard = _dtensor_shard(name, tensor)
-        elif not rank:
-            shard = Shard(
-                full_shape=tuple(tensor.shape), box=Box.of_shape(tensor.shape), local=tensor.detach()
-            )
+        if isinstance(value, StackItem):
+            if value.stack is not stack:  # of many items, which follow each other
+                stack, whole = value.stack, _shard(name, value.stack)
+            shard = None if whole is None else _select(whole, value.index)
+        elif isinstance(value, LazySum):
+            shard = _shard(name, value.base)
+            shard = None if shard is None else replace(shard, added=value.added)
+        else:
+            shard = _shard(name, value)
         if shard is not None:
-            shards[name] = replace(shard, added=value.added) if isinstance(value, LazySum) else shard
+            shards[name] = shard
     return shards
 
 
-def _dtensor_shard(name: str, tensor: "DTensor") -> Shard | None:
+def _publishes(value: Tensor | LazySum | StackItem, rank: int) -> bool:
+    tensor = (
+        value.base if isinstance(value, LazySum) else value.stack if isinstance(value, StackItem) else value
+    )
+    if not is_dtensor(tensor):
+        return not rank
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
-        return None  # this rank is outside of the tensor's mesh
-    for mesh_index, placement in zip(coordinate, tensor.placements, strict=True):
+        return False  # this rank is outside of the tensor's mesh
+    return not any(
+        index and placement.is_replicate()
+        for index, placement in zip(coordinate, tensor.placements, strict=True)
+    ) and (bool(tensor.numel()) or not any(coordinate))
+
+
+def _shard(name: str, tensor: Tensor) -> Shard | None:
+    full_shape = tuple(tensor.shape)
+    if not is_dtensor(tensor):
+        return Shard(full_shape=full_shape, box=Box.of_shape(full_shape), local=tensor.detach())
+    for placement in tensor.placements:
         if placement.is_partial():
             raise WeightsError(
                 f"expected {name!r} to be sharded or replicated, got {placement}; reduce it first"
             )
-        if placement.is_replicate() and mesh_index:
-            return None
     _require_contiguous(name, tensor)
     box = dtensor_box(tensor)
-    if not box.numel and any(coordinate):
-        return None  # a tensor without elements is published by the first rank only
-    return Shard(full_shape=tuple(tensor.shape), box=box, local=tensor.to_local().detach())
+    if tensor.numel() and not box.numel:
+        return None
+    return Shard(full_shape=full_shape, box=box, local=tensor.to_local().detach())
+
+
+def _select(stack: Shard, index: int) -> Shard | None:
+    first, count = stack.box.start[0], stack.box.shape[0]
+    if not first <= index < first + count:
+        return None
+    return Shard(
+        full_shape=stack.full_shape[1:],
+        box=Box(start=stack.box.start[1:], shape=stack.box.shape[1:]),
+        local=stack.local[index - first],
+    )
 
 
 def _require_contiguous(name: str, tensor: "DTensor") -> None:

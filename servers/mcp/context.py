@@ -202,18 +202,24 @@ class CallContext(ToolContext):
 
     Args:
         ctx: The SDK's context of the request.
+        session: The session that is called.
         origin: The request's caller and session.
         answer_s: Seconds that the client may take to answer a question; None: no limit.
 
     Attributes:
+        session: The session that is called.
         lacking: Capabilities that the tool's questions needed and the client has not declared.
-        spent_s: Seconds that the call spent in the environment.
     """
 
     def __init__(
-        self, ctx: ServerRequestContext[Any, Any], origin: RequestOrigin, answer_s: float | None
+        self,
+        ctx: ServerRequestContext[Any, Any],
+        session: EnvironmentSession,
+        origin: RequestOrigin,
+        answer_s: float | None,
     ) -> None:
         self._ctx = ctx
+        self.session = session
         self._origin = origin
         self._answer_s = answer_s
         self._outbox = Outbox()
@@ -222,7 +228,6 @@ class CallContext(ToolContext):
         self._task: asyncio.Future[Any] | None = None
         self._rounds = _rounds_of(ctx)
         self.lacking: dict[str, dict[str, Any]] = {}
-        self.spent_s = 0.0
 
     @property
     def cancelled(self) -> bool:

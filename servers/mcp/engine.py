@@ -22,7 +22,8 @@ from openenv_core.errors import describe_faults
 from openenv_core.protocol import jsonrpc
 from openenv_core.protocol.errors import RefusalError, short
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentRunner, cancel_task, keep
+from openenv_core.protocol.requests import Reset
+from servers.execution import CLOSE_TIMEOUT_S, FATAL, cancel_task, keep
 from servers.mcp.context import KEY, RequestOrigin
 from servers.mcp.events import RETRY_MS, HeldEvents, RecentEvents
 from servers.mcp.handlers import Handlers, make_server
@@ -35,6 +36,7 @@ from servers.mcp.requests import (
     Exchange,
     McpRequestRefusedError,
 )
+from servers.routes.answer import answer_request
 from servers.routes.http import CLIENT_LEFT, report_error, while_connected
 from servers.sessions import EnvironmentSession, SessionTable
 from servers.settings import ServerSettings
@@ -325,7 +327,7 @@ class McpEngine:
         if not self._tooling.has_tools(session.runner):
             raise _no_tools()
         try:
-            await session.run(EnvironmentRunner.reset, {})
+            await answer_request(session, Reset({}))
         except RefusalError as refusal:
             raise McpRequestRefusedError.of(refusal) from None
         except FATAL as error:

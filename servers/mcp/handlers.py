@@ -3,11 +3,11 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from inspect import isawaitable
 from time import perf_counter
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Any, Final, TypeAlias, cast
 
 import mcp_types as types
 from mcp.server.caching import CACHEABLE_METHODS, CacheableMethod, CacheHint
@@ -21,7 +21,8 @@ from pydantic import BaseModel
 
 from openenv_core.errors import EpisodeOverError
 from openenv_core.protocol import jsonrpc
-from openenv_core.protocol.errors import RefusalError
+from openenv_core.protocol.errors import RefusalError, text_of
+from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.tools import (
     InvalidArgumentsError,
     NoSuchPromptError,
@@ -33,13 +34,15 @@ from servers.execution import FATAL, EnvironmentRunner
 from servers.mcp.context import CallContext, CallEndedError, RequestOrigin, origin_of, replace_surrogates
 from servers.mcp.requests import DISCOVER, INITIALIZE
 from servers.metrics import TOOL
+from servers.routes.answer import MethodRequest, answer_request
 from servers.routes.http import report_error
 from servers.sessions import SessionTable, UnknownSessionError
-from servers.tooling import NoToolsError, Tooling
+from servers.tooling import NoToolsError, Tooling, ToolRefusedError
 
 Ctx: TypeAlias = ServerRequestContext[Any, Any]
 
-T = TypeVar("T")
+_Request: TypeAlias = tuple[Any, Callable[[Any], Any]]
+"""A request, and what makes the reply of its result."""
 
 _RESOURCE_NOT_FOUND: Final = -32002
 """Error code of the handshake versions; the stateless version reports the URI as an invalid parameter."""
@@ -121,7 +124,7 @@ class Handlers:
         _refuse_cursor(params)
         specs = self._tooling.declared_tools()
         if specs is None:
-            specs = await self._run_lookup(ctx, self._tooling.list)
+            specs = await self._look_up(ctx, self._tooling.request_tools)
         return {"tools": [spec.to_mcp() for spec in specs]}
 
     async def list_objects(
@@ -130,14 +133,14 @@ class Handlers:
         """Answer resources/list, resources/templates/list or prompts/list with the environment's method."""
         _refuse_cursor(params)
 
-        async def work(runner: EnvironmentRunner) -> Any:
-            return await runner.call(method) if runner.has_method(method) else []
+        def request(runner: EnvironmentRunner) -> _Request | None:
+            return (MethodRequest(method), lambda specs: specs) if runner.has_method(method) else None
 
         declared = self._tooling.list_declared(method)
         return {
             key: [
                 spec.to_mcp()
-                for spec in (await self._run_lookup(ctx, work) if declared is None else declared)
+                for spec in (await self._look_up(ctx, request) if declared is None else declared)
             ]
         }
 
@@ -145,62 +148,66 @@ class Handlers:
 
     async def call_tool(self, ctx: Ctx, params: types.CallToolRequestParams) -> dict[str, Any]:
         """Answer tools/call."""
-        arguments, started_at = params.arguments or {}, perf_counter()
-        result, context = await self._call(
-            ctx,
-            lambda runner, context: self._tooling.start_call(runner, params.name, arguments, context),
-            _make_ended_result,
-        )
-        if isinstance(result, dict):
-            return result
-        assert isinstance(result, ToolResult)
-        if (size := _size(result.content)) > MAX_RESULT_CHARS:
-            text = f"expected a result of at most {MAX_RESULT_CHARS} characters, got {size}; return a link instead"
-            result = ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
-        error = result.error
-        if error is not None and context.lacking and context.stateless:
-            raise MCPError(
-                types.MISSING_REQUIRED_CLIENT_CAPABILITY,
-                error.message,
-                {"requiredCapabilities": context.lacking},
+        context = self._make_context(ctx)
+
+        def encode(result: ToolResult) -> dict[str, Any]:
+            if (size := _size(result.content)) > MAX_RESULT_CHARS:
+                text = f"expected a result of at most {MAX_RESULT_CHARS} characters, got {size}; return a link instead"
+                result = ToolResult.failed(ToolErrorType.EXECUTION_ERROR, text)
+            error = result.error
+            if error is not None and context.lacking and context.stateless:
+                raise MCPError(
+                    types.MISSING_REQUIRED_CLIENT_CAPABILITY,
+                    error.message,
+                    {"requiredCapabilities": context.lacking},
+                )
+            if error is not None and error.error_type is ToolErrorType.TOOL_NOT_FOUND:
+                raise MCPError(types.INVALID_PARAMS, error.message)
+            answer: dict[str, Any] = {"content": result.content, "isError": result.is_error}
+            return answer if result.structured is None else answer | {"structuredContent": result.structured}
+
+        def request(runner: EnvironmentRunner) -> _Request:
+            call, read = self._tooling.request_call(
+                runner, params.name, params.arguments or {}, context, context.run
             )
-        if error is not None and error.error_type is ToolErrorType.TOOL_NOT_FOUND:
-            raise MCPError(types.INVALID_PARAMS, error.message)
-        if (metrics := self._sessions.metrics).enabled:
-            metrics.counts.calls[TOOL].observe(perf_counter() - started_at, context.spent_s)
-        answer: dict[str, Any] = {"content": result.content, "isError": result.is_error}
-        return answer if result.structured is None else answer | {"structuredContent": result.structured}
+            return call, lambda result: encode(read(result))
+
+        try:
+            return await self._call(context, request, kind=TOOL)  # type: ignore[no-any-return]
+        except EpisodeOverError as error:
+            return encode(ToolResult.failed(ToolErrorType.EXECUTION_ERROR, str(error)))
+        except InvalidResetOptionError as error:
+            return encode(ToolResult.failed(ToolErrorType.INVALID_ARGS, text_of(error)))
+        except ToolRefusedError as refused:
+            return encode(refused.result)
 
     async def read_resource(self, ctx: Ctx, params: types.ReadResourceRequestParams) -> dict[str, Any]:
         """Answer resources/read."""
-        contents, _ = await self._call(
-            ctx, lambda runner, context: runner.start_method("read_resource", str(params.uri), context)
+        return await self._call_method(
+            ctx, "read_resource", (str(params.uri),), lambda contents: {"contents": contents}
         )
-        return contents if isinstance(contents, dict) else {"contents": contents}
 
     async def get_prompt(self, ctx: Ctx, params: types.GetPromptRequestParams) -> dict[str, Any]:
         """Answer prompts/get."""
-        arguments = params.arguments or {}
-        prompt, _ = await self._call(
-            ctx, lambda runner, context: runner.start_method("get_prompt", params.name, arguments, context)
-        )
-        if isinstance(prompt, dict):
-            return prompt
-        answer: dict[str, Any] = {"messages": prompt.messages}
-        return answer if prompt.description is None else answer | {"description": prompt.description}
+
+        def encode(prompt: Any) -> dict[str, Any]:
+            answer: dict[str, Any] = {"messages": prompt.messages}
+            return answer if prompt.description is None else answer | {"description": prompt.description}
+
+        return await self._call_method(ctx, "get_prompt", (params.name, params.arguments or {}), encode)
 
     async def complete(self, ctx: Ctx, params: types.CompleteRequestParams) -> dict[str, Any]:
         """Answer completion/complete."""
+
+        def encode(result: Any) -> dict[str, Any]:
+            completion: dict[str, Any] = {"values": result.values, "hasMore": result.has_more}
+            return {
+                "completion": completion if result.total is None else completion | {"total": result.total}
+            }
+
         ref = params.ref.model_dump(mode="json", by_alias=True, exclude_none=True)
         argument = params.argument.model_dump(mode="json", by_alias=True, exclude_none=True)
-        result, _ = await self._call(
-            ctx, lambda runner, context: runner.start_method("complete", ref, argument, context)
-        )
-        completion: dict[str, Any] = {
-            "values": result.values,
-            "hasMore": result.has_more,
-        }
-        return {"completion": completion if result.total is None else completion | {"total": result.total}}
+        return await self._call_method(ctx, "complete", (ref, argument), encode)
 
     # Listening
 
@@ -239,57 +246,49 @@ class Handlers:
             raise MCPError(types.METHOD_NOT_FOUND, "subscribe with subscriptions/listen instead")
         return peer.subscriptions
 
-    async def _run_lookup(self, ctx: Ctx, work: Callable[[EnvironmentRunner], Awaitable[T]]) -> T:
-        """Run a lookup in the request's session or, if it has none, in one opened for it."""
+    async def _look_up(self, ctx: Ctx, make_request: Callable[[EnvironmentRunner], "_Request | None"]) -> Any:
+        """Answer a lookup in the request's session or, if it has none, in one opened for it; [] if there is none."""
         origin = self.origin(ctx)
-        try:
-            if origin.session is not None:
-                return await origin.session.run(work)
-            async with self._sessions.session(origin.owner) as session:
-                return await session.run(work)
-        except FATAL as error:
-            raise _to_mcp_error(ctx, error) from None
+        own = nullcontext(origin.session) if origin.session else self._sessions.session(origin.owner)
+        async with own as session:
+            request = make_request(session.runner)
+            return [] if request is None else await answer_request(session, *request)
+
+    def _make_context(self, ctx: Ctx) -> CallContext:
+        """Return the context of a call, which may notify and ask the caller; MCPError: the request has no session."""
+        origin = self.origin(ctx)
+        if origin.session is None:
+            raise _no_handle(ctx)
+        return CallContext(ctx, origin.session, origin, self._answer_s)
+
+    async def _call_method(
+        self, ctx: Ctx, name: str, args: tuple[Any, ...], encode: Callable[[Any], dict[str, Any]]
+    ) -> dict[str, Any]:
+        """Call a method of the environment, which takes the context as its last argument."""
+        context = self._make_context(ctx)
+        return await self._call(  # type: ignore[no-any-return]
+            context, lambda _: (MethodRequest(name, (*args, context), context.run), encode)
+        )
 
     async def _call(
         self,
-        ctx: Ctx,
-        begin: Callable[[EnvironmentRunner, CallContext], Awaitable[Any]],
-        over: Callable[[EpisodeOverError], Any] | None = None,
-    ) -> tuple[Any, CallContext]:
-        """Run a call in the request's session; it may notify and ask the caller, who may cancel it."""
-        origin = self.origin(ctx)
-        session = origin.session
-        if session is None:
-            raise _no_handle(ctx)
-        context = CallContext(ctx, origin, self._answer_s)
-
-        async def work(runner: EnvironmentRunner) -> Any:
-            pending = await begin(runner, context)
-            context.spent_s, resumed_at = runner.spent_s, perf_counter()
-            if not isawaitable(pending):
-                return pending
-            try:
-                return await context.run(pending)
-            finally:
-                context.spent_s += perf_counter() - resumed_at
-
+        context: CallContext,
+        make_request: Callable[[EnvironmentRunner], "_Request"],
+        kind: int | None = None,
+    ) -> Any:
+        """Answer a request in its session; its caller may cancel it, and may have to answer questions first."""
+        received_at = perf_counter() if self._sessions.metrics.enabled else 0.0
         try:
-            value = await session.run(work)
+            request, encode = make_request(context.session.runner)
+            return await answer_request(context.session, request, encode, kind=kind, received_at=received_at)
         except asyncio.CancelledError:
             context.cancel()
             raise
         except CallEndedError:
-            value = context.questions
-        except EpisodeOverError as error:
-            if over is None:
-                raise _to_mcp_error(ctx, error) from None
-            value = over(error)
-        except FATAL as error:
-            raise _to_mcp_error(ctx, error) from None
+            return context.questions
         finally:
             if not context.cancelled:
                 await context.flush()
-        return value, context
 
 
 def _refuse_cursor(params: types.PaginatedRequestParams) -> None:
@@ -310,10 +309,6 @@ def _check_subscriptions(uris: Sequence[str]) -> None:
 def _size(content: list[dict[str, Any]]) -> int:
     sources = [source for block in content for source in (block, block.get("resource") or {})]
     return sum(len(source.get(key) or "") for source in sources for key in ("text", "data", "blob"))
-
-
-def _make_ended_result(error: EpisodeOverError) -> ToolResult:
-    return ToolResult.failed(ToolErrorType.EXECUTION_ERROR, str(error))
 
 
 class _McpServer(Server[dict[str, Any]]):
@@ -344,7 +339,10 @@ def make_server(name: str, handlers: Handlers, tooling: Tooling) -> Server[dict[
         handler: Callable[[Ctx, Any], Awaitable[dict[str, Any] | BaseModel]],
     ) -> None:
         async def complete(ctx: Ctx, params: Any) -> dict[str, Any] | BaseModel:
-            answer = await handler(ctx, params)
+            try:
+                answer = await handler(ctx, params)
+            except FATAL as error:
+                raise _to_mcp_error(ctx, error) from None
             if isinstance(answer, dict):
                 answer = replace_surrogates(answer)
             # An empty answer stays empty: clients of the handshake versions reject any key in it.

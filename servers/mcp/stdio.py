@@ -13,12 +13,14 @@ from typing import Any, Final, NamedTuple
 import anyio
 from mcp.server.stdio import stdio_server
 
+from openenv_core.protocol.requests import Reset
 from servers.acting import ActionTooling
 from servers.app import EnvironmentApp
-from servers.execution import EnvironmentRunner, cancel_task
+from servers.execution import cancel_task
 from servers.mcp.context import RequestOrigin
 from servers.mcp.handlers import Handlers, make_server
 from servers.mcp.hub import Hub, Peer
+from servers.routes.answer import answer_request
 from servers.sessions import EnvironmentSession
 from servers.threads import ThreadPool
 from servers.tooling import Tooling
@@ -143,7 +145,7 @@ async def serve_stdio(
             tooling = app.tooling
             if not tooling.has_tools(session.runner):
                 tooling = ActionTooling(app.served.factory, app.served.action)
-            await session.run(EnvironmentRunner.reset, options)
+            await answer_request(session, Reset(dict(options)))
             return await _serve(app, tooling, name, session, wire)
         finally:
             if not session.ended:

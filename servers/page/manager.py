@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
@@ -18,8 +19,9 @@ from openenv_core import EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.jsonio import dumps
 from openenv_core.protocol.replies import encode_model, encode_observation
-from openenv_core.protocol.requests import RequestDecoder, read_json
-from servers.execution import FATAL, EnvironmentRunner
+from openenv_core.protocol.requests import READ_STATE, RequestDecoder, Reset, read_json
+from servers.execution import FATAL, AwaitedCall
+from servers.routes.answer import MethodRequest, answer_request
 from servers.routes.http import (
     json_answer,
     json_body,
@@ -119,8 +121,7 @@ class WebInterfaceManager:
     async def reset_environment(self, reset_kwargs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Reset with the environment's options; return the observation in its wire format."""
         visit = await self._open_visit()
-        reply, state = await visit.session.run(_reset, reset_kwargs or {})
-        visit.state = state
+        reply, state = await _answer_with_state(visit, Reset(dict(reset_kwargs or {})))
         visit.episode = EpisodeState(
             episode_id=state.get("episode_id"), current_observation=reply["observation"]
         )
@@ -135,8 +136,7 @@ class WebInterfaceManager:
         action = self._decoder.action(data, len(dumps(data)))
         sent = action.model_dump(mode="json", exclude={"metadata"})  # the environment may change it
         visit = await self._open_visit()
-        reply, state = await visit.session.run(_step, action)
-        visit.state = state
+        reply, state = await _answer_with_state(visit, action)
         steps = int(state.get("step_count") or 0)
         log = ActionLog(
             timestamp=datetime.now().isoformat(),
@@ -166,11 +166,7 @@ class WebInterfaceManager:
     async def _run_sync_in_thread_pool(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function as a call of the visitor's session; released pages use this name."""
         visit = await self._open_visit()
-
-        async def call(_: EnvironmentRunner) -> Any:
-            return await asyncio.to_thread(func, *args, **kwargs)
-
-        return await visit.session.run(call)
+        return await visit.session.perform(AwaitedCall(partial(func, *args, **kwargs), on_loop=False))
 
     def _notify_watchers(self) -> None:
         """Wake the watchers after a change."""
@@ -238,7 +234,7 @@ class WebInterfaceManager:
         visit = await self._open_visit()
         if not visit.session.runner.has_method("message_to_action"):
             return await self.step_environment({"message": data["message"]})
-        action = await visit.session.run(lambda runner: runner.call("message_to_action", data["message"]))
+        action = await answer_request(visit.session, MethodRequest("message_to_action", (data["message"],)))
         tokens: Any = getattr(action, "tokens", None)
         return await self.step_environment(
             {"tokens": tokens.tolist()}
@@ -248,8 +244,9 @@ class WebInterfaceManager:
 
     async def _serve_state(self, _: Request) -> dict[str, Any]:
         visit = await self._open_visit()
-        visit.state = await visit.session.run(_state)
-        return visit.state
+        state: dict[str, Any] = await answer_request(visit.session, READ_STATE, _state)
+        visit.state = state
+        return state
 
     async def _serve_metadata(self, request: Request) -> dict[str, Any]:
         return (await self._about(owner_of(request.scope))).model_dump(mode="json")
@@ -279,19 +276,20 @@ def _object(body: bytes) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-async def _reset(
-    runner: EnvironmentRunner, options: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    return _envelope(await runner.reset(options)), await _state(runner)
+async def _answer_with_state(visit: _Visit, request: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Have a session answer a reset or step; return the observation in its wire format and the state after it."""
+    # Submitted together: no call of another visitor comes between them.
+    reply, state = await asyncio.gather(
+        answer_request(visit.session, request, _envelope), answer_request(visit.session, READ_STATE, _state)
+    )
+    visit.state = state
+    return reply, state
 
 
-async def _step(runner: EnvironmentRunner, action: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    return _envelope(await runner.step(action)), await _state(runner)
-
-
-async def _state(runner: EnvironmentRunner) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(encode_model(await runner.state()))
-    return state
+def _state(state: Any) -> dict[str, Any]:
+    """Return a state in its wire format."""
+    data: dict[str, Any] = json.loads(encode_model(state))
+    return data
 
 
 def _envelope(observation: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from openenv_core import Environment, EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from servers.execution import FATAL, name_of
+from servers.routes.answer import MethodRequest, answer_request
 from servers.routes.description import answer, describe_own
 from servers.security import owner_of
 from servers.sessions import SessionTable
@@ -115,7 +116,7 @@ class MetadataSource:
             return self._metadata
         try:
             async with self._sessions.session(owner, wait_s=0.0) as session:
-                reported_metadata = await session.run(lambda runner: runner.call("get_metadata"))
+                reported_metadata = await answer_request(session, MethodRequest("get_metadata"))
                 self._metadata = EnvironmentMetadata.model_validate(reported_metadata)
         except RefusalError:
             return self.class_metadata()

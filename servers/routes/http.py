@@ -39,9 +39,9 @@ from openenv_core.protocol.requests import (
     validate,
 )
 from openenv_core.tracebacks import authors_part
-from servers.execution import FATAL, ResultCall, cancel_task
+from servers.execution import FATAL, cancel_task
 from servers.metrics import ServerMetrics
-from servers.routes.answer import RequestCall
+from servers.routes.answer import answer_request
 from servers.security import owner_of
 from servers.sessions import (
     REQUEST_WAIT_S,
@@ -238,39 +238,6 @@ def _is_encrypted(request: Request) -> bool:
     return request.url.scheme == "https" or forwarded == "https"
 
 
-class _HttpCall(RequestCall, ResultCall):
-    """A request over plain HTTP. Its result is the body of the response."""
-
-    __slots__ = ("result",)
-
-    def __init__(
-        self,
-        session: EnvironmentSession,
-        request: Any,
-        metrics: ServerMetrics,
-        received_at: float,
-        options: dict[str, Any],
-        traceparent: str | None,
-    ) -> None:
-        super().__init__(session, request, metrics, received_at, self, options, traceparent)
-        self.result = asyncio.get_running_loop().create_future()
-
-    encode = staticmethod(replies.encode_http_result)
-    encode_state = staticmethod(replies.encode_model)
-
-    def reply(self, reply: bytes) -> None:
-        """Set the result."""
-        self.target = None  # a reference to itself, which would be left to the garbage collector
-        if not self.result.done():  # or else the client has disconnected
-            self.result.set_result(reply)
-
-    def refuse(self, error: Exception) -> None:
-        """Set the error."""
-        self.target = None
-        if not self.result.done():
-            self.result.set_exception(error)
-
-
 class HttpRoutes:
     """The routes of reset, step and state, each run in the session that a request names or in one of its own."""
 
@@ -349,8 +316,11 @@ class HttpRoutes:
     async def _call(
         self, request: Request, session: EnvironmentSession, decoded: Any, options: dict[str, Any]
     ) -> bytes:
-        metrics = self._sessions.metrics
-        received_at = perf_counter() if metrics.enabled else 0.0
-        traceparent = request.headers.get("traceparent")
-        call = _HttpCall(session, decoded, metrics, received_at, options, traceparent)
-        return await session.perform(call)  # type: ignore[no-any-return]
+        return await answer_request(  # type: ignore[no-any-return]
+            session,
+            decoded,
+            replies.encode_model if decoded is READ_STATE else replies.encode_http_result,
+            received_at=perf_counter() if session.metrics.enabled else 0.0,
+            options=options,
+            traceparent=request.headers.get("traceparent"),
+        )

@@ -2,8 +2,8 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from inspect import isawaitable
 from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,6 +16,7 @@ from openenv_core.protocol.jsonrpc import JsonRpcFaultError
 from openenv_core.tools import SILENT, ToolResult
 from servers.execution import FATAL, EnvironmentRunner
 from servers.metrics import TOOL
+from servers.routes.answer import answer_request
 from servers.routes.http import json_answer, report_error, respond, wait_of
 from servers.security import owner_of
 from servers.sessions import REQUEST_WAIT_S, EnvironmentSession, SessionTable, UnknownSessionError
@@ -125,7 +126,7 @@ class JsonRpc:
         session = self._find(caller, params)
         declared = self._tooling.declared_tools()
         if declared is None:
-            declared = await self._run_in_session(caller, session, self._tooling.list)
+            declared = await self._answer_in_session(caller, session, self._tooling.request_tools)
         return {"tools": [spec.wire().model_dump(mode="json") for spec in declared]}
 
     async def _call_tool(self, caller: Caller, params: _Params) -> Any:
@@ -136,49 +137,38 @@ class JsonRpc:
         if arguments is not None and not isinstance(arguments, dict):
             raise JsonRpcFaultError(jsonrpc.INVALID_PARAMS, "arguments must be an object")
 
-        received_at, spent_s = perf_counter(), 0.0
+        def request(runner: EnvironmentRunner) -> tuple[Any, Callable[[Any], Any]]:
+            call, read = self._tooling.request_call(runner, name, arguments or {}, SILENT)
+            return call, lambda result: _encode_result(read(result))
 
-        async def call(runner: EnvironmentRunner) -> ToolResult:
-            nonlocal spent_s
-            result = await self._tooling.start_call(runner, name, arguments or {}, SILENT)
-            spent_s, began = runner.spent_s, perf_counter()
-            if isawaitable(result):
-                result = await result
-                spent_s += perf_counter() - began
-            return result
+        return await self._answer_in_session(caller, session, request, kind=TOOL)
 
-        result = await self._run_in_session(caller, session, call)
-        if result.error is not None:
-            raise JsonRpcFaultError(
-                jsonrpc.INTERNAL_ERROR, result.error.message, {"error_type": result.error.error_type.value}
-            )
-        if (metrics := self._sessions.metrics).enabled:
-            metrics.counts.calls[TOOL].observe(perf_counter() - received_at, spent_s)
-        return {
-            "content": result.content,
-            "structured_content": result.structured,
-            "meta": None,
-            "data": result.value,
-            "is_error": False,
-        }
-
-    async def _run_in_session(
+    async def _answer_in_session(
         self,
         caller: Caller,
         session: EnvironmentSession | None,
-        work: Callable[[EnvironmentRunner], Awaitable[T]],
+        make_request: Callable[[EnvironmentRunner], tuple[Any, Callable[[Any], T]]],
+        kind: int | None = None,
     ) -> T:
-        """Run `work` in a session, or in an environment opened for the request alone if `session` is None."""
+        """Have a session answer a request, or an environment opened for the request alone if `session` is None.
+
+        Args:
+            caller: The caller.
+            session: The session.
+            make_request: Returns the request, and what makes the reply of its result.
+            kind: What the call counts as.
+        """
         if not self._tooling.possible:
             raise _no_tools()
+        received_at = perf_counter() if self._sessions.metrics.enabled else 0.0
+        own = nullcontext(session) if session else self._sessions.session(caller.owner, wait_s=caller.wait_s)
         try:
-            if session is not None:
-                return await session.run(work)
-            async with self._sessions.session(caller.owner, wait_s=caller.wait_s) as own:
-                return await own.run(work)
+            async with own as called:
+                request, read = make_request(called.runner)
+                return await answer_request(called, request, read, kind=kind, received_at=received_at)  # type: ignore[no-any-return]
         except NoToolsError:
             raise _no_tools() from None
-        except RefusalError:
+        except (RefusalError, JsonRpcFaultError):
             raise
         except FATAL as error:
             raise JsonRpcFaultError(jsonrpc.INTERNAL_ERROR, report_error(error)) from error
@@ -188,6 +178,21 @@ class JsonRpc:
         if caller.session is not None or not params.get("session_id"):
             return caller.session
         return self._sessions.find(caller.owner, params["session_id"])
+
+
+def _encode_result(result: ToolResult) -> dict[str, Any]:
+    """Return the result of a tool in the released dialect; JsonRpcFaultError: the tool failed."""
+    if result.error is not None:
+        raise JsonRpcFaultError(
+            jsonrpc.INTERNAL_ERROR, result.error.message, {"error_type": result.error.error_type.value}
+        )
+    return {
+        "content": result.content,
+        "structured_content": result.structured,
+        "meta": None,
+        "data": result.value,
+        "is_error": False,
+    }
 
 
 def fault_of(refusal: RefusalError) -> JsonRpcFaultError:

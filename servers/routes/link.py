@@ -10,6 +10,7 @@ import logging
 import math
 import secrets
 from collections import deque
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,8 +34,6 @@ from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, error_data
 from servers.routes.connection import Message, Receive, Send
 from servers.routes.http import report_error
-from servers.routes.link_request import read_frame, read_request_id
-from servers.routes.sent_frames import SentFrames
 from servers.routes.websocket import NORMAL_CLOSURE, Conversation, FrameCall, FrameDialect
 from servers.security import owner_of
 from servers.sessions import EnvironmentSession, SessionBusyError, SessionTable, UnknownSessionError
@@ -54,6 +53,61 @@ OPEN_TIMEOUT_S: Final = 60.0
 
 MAX_LEASE_S: Final = 600.0
 """Longest lease: seconds that sessions outlive a broken connection."""
+
+MAX_KEPT_FRAMES: Final = 2048
+MAX_KEPT_BYTES: Final = 64 * 1024 * 1024
+MAX_ALL_KEPT_BYTES: Final = 1024 * 1024 * 1024
+"""Limits on the frames kept for one client, and for all together.
+
+Where all together keep more, none keeps more than an equal share. A client's latest frame is always kept.
+"""
+
+
+class SentFrames:
+    """Frames in the order of sending, numbered from 0.
+
+    Args:
+        clients: The clients that share the memory for kept frames.
+
+    Attributes:
+        count: Frames sent so far, including those that are not kept.
+        read: How many of them the client has read, which are dropped when the next one is sent.
+    """
+
+    def __init__(self, clients: Mapping[str, "Link"]) -> None:
+        self.count = self.read = 0
+        self._clients = clients
+        self._kept: deque[str | bytes] = deque()  # the latest ones, without a gap
+        self._kept_bytes = 0
+
+    def keep(self, frame: str | bytes) -> None:
+        """Count a frame and keep it; drop those that the client has read, and the oldest ones beyond the limits."""
+        kept = self._kept
+        if self.read == self.count:  # all of them, as usual
+            kept.clear()
+            self._kept_bytes = 0
+        while kept and self.count - len(kept) < self.read:
+            self._kept_bytes -= len(kept.popleft())
+        self.count += 1
+        kept.append(frame)
+        self._kept_bytes += len(frame)
+        while len(kept) > 1 and (len(kept) > MAX_KEPT_FRAMES or self._exceeds_bytes()):
+            self._kept_bytes -= len(kept.popleft())
+
+    def _exceeds_bytes(self) -> bool:
+        if self._kept_bytes > MAX_KEPT_BYTES:
+            return True
+        if self._kept_bytes * len(self._clients) <= MAX_ALL_KEPT_BYTES:
+            return False
+        return sum(client.frames._kept_bytes for client in self._clients.values()) > MAX_ALL_KEPT_BYTES
+
+    def unread(self) -> list[str | bytes]:
+        """Return the kept frames that the client has not read, in order."""
+        return list(self._kept)[len(self._kept) - (self.count - self.read) :]
+
+    def has_all_after(self, read: int) -> bool:
+        """Whether all frames after the first `read` are kept."""
+        return self.count - len(self._kept) <= read <= self.count
 
 
 @dataclass(eq=False)
@@ -267,15 +321,15 @@ class Link:
         arrays: list[Array] = []
         try:
             try:
-                if type(frame) is str and '"op"' not in frame:  # as `read` does, for speed
+                if type(frame) is str and '"op"' not in frame:  # as `read_frame` finds too, for speed
                     head, parsed = self.links.decoder.numbered_frame(frame)
                 else:
-                    head, parsed, arrays = self.links.read(frame)
+                    head, parsed, arrays = wire.read_frame(frame, self.links.decoder, self.links.operations)
                 if isinstance(head, wire.ResumeRequest):
                     self._resume(head)
                     return
             except FATAL as error:  # the author's validators may raise anything
-                request_id, single = read_request_id(frame)
+                request_id, single = wire.read_request_id(frame)
                 self.last_id = max(self.last_id, -1 if request_id is None else request_id)
                 if not isinstance(error, RefusalError):
                     raise RefusalError(EXECUTION_ERROR, report_error(error)) from None
@@ -288,7 +342,7 @@ class Link:
                 )
             self.last_id = max(self.last_id, head.id)
             if head.read is not None and self.id:
-                self.frames.discard(head.read)
+                self.frames.read = head.read
             if isinstance(head, wire.CancelRequest):
                 self._cancel(head)
                 return
@@ -326,7 +380,7 @@ class Link:
                     return
                 request.session = session = member.session
                 request.call = call = FrameCall(
-                    session, parsed, self.metrics, request.received_at, request, traceparent=head.traceparent
+                    session, parsed, request.received_at, request, traceparent=head.traceparent
                 )
                 session.submit(call)
             elif isinstance(head, wire.BatchRequest):
@@ -502,6 +556,7 @@ class Links:
         decoder: Decodes single requests: frames of the released dialect with an id.
         frame_dialect: Answers single requests.
         batch_dialect: Decodes and encodes batched requests.
+        operations: The operations that are served.
         registered: The links that can be resumed, by id.
     """
 
@@ -519,7 +574,7 @@ class Links:
         self.decoder = decoder
         self.frame_dialect = frame_dialect
         self.batch_dialect = batch_dialect
-        self._operations = wire.PRODUCTION_OPERATIONS if production else wire.OPERATIONS
+        self.operations = wire.PRODUCTION_OPERATIONS if production else wire.OPERATIONS
         self._send_timeout_s = send_timeout_s
         self.registered: dict[str, Link] = {}
 
@@ -529,19 +584,6 @@ class Links:
         """Return the conversation for a new socket, attached to a standing session if `session_id` names one."""
         link = Link(self, owner_of(scope), session_id)
         return LinkConversation(link, scope, receive, send, self, self._send_timeout_s)
-
-    def read(self, frame: str | bytes) -> tuple[RequestHead, Any, list[Array]]:
-        """Decode a request as `read_frame` does.
-
-        Raises:
-            RefusalError: The frame is not a valid request.
-        """
-        try:
-            return read_frame(frame, self.decoder, self._operations)
-        except RefusalError:
-            raise
-        except FATAL as error:  # the author's validators may raise anything
-            raise RefusalError(EXECUTION_ERROR, report_error(error)) from None
 
     def encode_refusal(
         self, refusal: RefusalError, request_id: int | None = None, single: bool = False
@@ -666,9 +708,9 @@ class LinkConversation(Conversation):
         fields = {"taken": dumps(link.last_id), "lease_s": dumps(link.lease_s)}
         self._link = link
         link.attach(self)
-        link.frames.discard(request.read)
+        link.frames.read = request.read
         self.connection.send(wire.encode_reply(request.id, fields))
-        for frame in link.frames.kept():
+        for frame in link.frames.unread():
             self.connection.send(frame)
         self.update()
 

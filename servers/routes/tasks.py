@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from openenv_core.protocol.errors import RefusalError, text_of
 from openenv_core.protocol.jsonio import dumps
-from servers.execution import FATAL, EnvironmentRunner
+from servers.execution import FATAL
+from servers.routes.answer import MethodRequest, answer_request
 from servers.routes.description import answer, body, describe_own, problem
 from servers.routes.http import json_answer, read_model, refusal_response, report_error, respond
 from servers.security import owner_of
@@ -171,14 +172,11 @@ class _Tasks:
     async def _call_method(
         self, owner: str, to_body: Callable[[Any], Any], method: str, arguments: Sequence[Any]
     ) -> Response:
-        async def work(runner: EnvironmentRunner) -> Any:
-            if not runner.has_method(method):
-                raise NotImplementedError
-            return await runner.call(method, *arguments)
-
         try:
             async with self._sessions.session(owner) as session:
-                result = await session.run(work)
+                if not session.runner.has_method(method):
+                    raise NotImplementedError
+                result = await answer_request(session, MethodRequest(method, tuple(arguments)))
         except RefusalError as refusal:
             return refusal_response(refusal, self._sessions.metrics)
         except NotImplementedError:

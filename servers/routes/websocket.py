@@ -354,7 +354,7 @@ class FrameDialect:
         if isinstance(request, Mcp):
             conversation.start(self.answer_mcp(session, request, len(frame)))
         else:
-            conversation.call = call = FrameCall(session, request, self.metrics, received_at, conversation)
+            conversation.call = call = FrameCall(session, request, received_at, conversation)
             session.submit(call)
         return True
 

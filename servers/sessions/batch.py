@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
@@ -144,7 +145,8 @@ class MemberCall(EnvironmentCall):
         if not self._resets_after(observation):
             return encoded
         self.final = encoded
-        return Pending(self.member.session.runner.reset({}), self._take)
+        runner = self.member.session.runner
+        return Pending(runner.run(partial(runner.invoke_reset, {}), runner.plan.reset_on_loop), self._take)
 
     def _take(self, observation: Any) -> Any:
         """Encode an observation, and keep what it says about the episode."""

@@ -2,11 +2,10 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from enum import Enum, auto
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
-from openenv_core.pending import Pending
 from openenv_core.protocol.errors import EXECUTION_ERROR, RefusalError, text_of
 from openenv_core.watchdog import Watchdog
 from servers.execution import (
@@ -19,6 +18,7 @@ from servers.execution import (
     keep,
     pending_or_plain,
 )
+from servers.metrics import ServerMetrics
 from servers.sessions.queue import SlotQueue
 from servers.sessions.slots import SessionBusyError, SessionSlots, UnknownSessionError
 from servers.sessions.snapshots import SessionState
@@ -26,9 +26,6 @@ from servers.threads import Outcome
 
 MAX_WAITING: Final = 32
 """Calls that may wait for one session while another runs."""
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 
 class Phase(Enum):
@@ -94,6 +91,7 @@ class _Table(Protocol):
     """The part of `SessionTable` that a session uses."""
 
     step_timeout_s: float | None
+    metrics: ServerMetrics
 
     def expire(self, session: "EnvironmentSession") -> RefusalError:
         """End a session whose call exceeded its deadline; return the error for the call's caller."""
@@ -104,6 +102,7 @@ class EnvironmentSession:
 
     Attributes:
         runner: The environment and where it runs.
+        metrics: Counts its calls.
         slot: Its slot, which may be released before its environment is closed.
         owner: Fingerprint of the token that opened it; empty if the server has no tokens.
         standing: Whether it lives until it is closed or idle for too long, rather than until the `with` block that
@@ -121,6 +120,7 @@ class EnvironmentSession:
         self, table: _Table, runner: EnvironmentRunner, slot: Slot, owner: str, session_id: str
     ) -> None:
         self.runner = runner
+        self.metrics = table.metrics
         self.slot = slot
         self.owner = owner
         self.id = session_id
@@ -235,25 +235,14 @@ class EnvironmentSession:
             return True
         return False
 
-    async def run(
-        self,
-        work: Callable[Concatenate[EnvironmentRunner, P], Awaitable[T]],
-        *args: P.args,
-        **options: P.kwargs,
-    ) -> T:
-        """Run `work(runner, ...)`, which may call the environment several times, as one call of the session.
+    async def perform(self, call: ResultCall) -> Any:
+        """Submit a call and return its result.
+
+        Where other clients may call the session, a call continues after its caller has disconnected.
 
         Raises:
             RefusalError: As the outcomes of `submit`.
             Exception: Whatever the environment raised.
-        """
-        call = AwaitedCall(lambda: Pending(work(self.runner, *args, **options)), on_loop=True)
-        return await self.perform(call)  # type: ignore[no-any-return]
-
-    async def perform(self, call: ResultCall) -> Any:
-        """Submit a call and return its result, or raise as `run`.
-
-        Where other clients may call the session, a call continues after its caller has disconnected.
         """
         self.submit(call)
         try:
@@ -273,7 +262,7 @@ class EnvironmentSession:
         """Return a snapshot of the environment.
 
         Raises:
-            RefusalError: The environment cannot be forked, or its `snapshot` failed; or as `run`.
+            RefusalError: The environment cannot be forked, or its `snapshot` failed; or as `perform`.
         """
         runner = self.runner
         if not runner.forkable:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from openenv_core.protocol.errors import (
@@ -62,7 +63,8 @@ class SessionState:
             )
         self.users += 1
         try:
-            await runner.call("restore", self.state)
+            restore = partial(runner.invoke_method, "restore", (self.state,))
+            await runner.run(restore, runner.is_on_loop(runner.environment.restore))
             runner.unscored = self.unscored
         except BaseException:
             runner.discard()

@@ -5,10 +5,10 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from simulated_time import simulate
 
 from benchmarks.asynchrony import BENCHMARK, ROLL, STALEST, SYNC, TRAIN, Plan, SyntheticWorker, run_job
 from benchmarks.harness import Measurements
+from benchmarks.simulated_time import simulate
 from rl_bridge.services.handle import LocalService
 
 PLAN = Plan(iterations=12, group_size=4, train_s=0.75)

@@ -47,6 +47,18 @@ def check_controller(found: Found) -> None:
     assert measured["objects/trajectory", "keys", ""] < 16
 
 
+def check_cluster(found: Found) -> None:
+    measured = medians(found)
+    assert {load for _, _, load in measured} == {"even", "1% stragglers, a host lost"}
+    assert {of for _, of, _ in measured} == {"20 GPUs"}
+    assert all(value > 0 for value in measured.values())
+
+
+def check_concurrency(found: Found) -> None:
+    assert all(bar["met"] for bar in found["bars"])
+    assert len(found["bars"]) == 2
+
+
 def check_mcp(found: Found) -> None:
     from benchmarks.mcp.__main__ import CALL_METHODS, FIGURES, IN_PROCESS
 
@@ -105,6 +117,8 @@ WIRE = ["--only", "step,imports,clients"]
     ("name", "argv", "check"),
     [
         pytest.param("asynchrony", [], check_asynchrony, marks=HEAVY),
+        pytest.param("cluster", [], check_cluster),
+        pytest.param("concurrency", [], check_concurrency),
         pytest.param("controller", [], check_controller),
         pytest.param("forks", [], check_forks),
         pytest.param("mcp", [], check_mcp),

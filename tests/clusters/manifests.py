@@ -25,7 +25,7 @@ def pod_templates() -> dict[str, dict[str, Any]]:
     return {
         one["metadata"]["name"]: one["spec"]["template"]
         for one in OBJECTS
-        if one["kind"] in {"StatefulSet", "Job"}
+        if one["kind"] in {"StatefulSet", "Deployment", "Job"}
     }
 
 

@@ -16,6 +16,7 @@ from module_run import ROOT, finished
 
 from rl_bridge.cli.status import COMMAND as STATUS
 from rl_bridge.config import Config, load_config
+from rl_bridge.services.joining import RELEASE_TIMEOUT_S, SECRET_FILE
 from tests.rl_bridge.config.sections import section_of
 
 OLDEST = "1.29"
@@ -84,12 +85,30 @@ def test_the_configuration_fits_the_cluster() -> None:
     assert monarch.master_addr == "10.0.0.7"
     assert str(Path(str(variables("train")["RUN"])).parent) == config.output_dir == "/runs"
     # Every pod of the run sees it there.
-    for name in ("train", "gpus", "cpus"):
+    for name in ("train", "gpus", "cpus", "spot"):
         mounts = {mount["name"]: mount["mountPath"] for mount in container(name)["volumeMounts"]}
         assert mounts["runs"] == "/runs"
         # A library that writes beside itself would not find a place; these are for those that ask for one.
         assert {"/tmp", "/dev/shm"} < set(mounts.values())
     assert find("PersistentVolumeClaim", "runs")["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
+def test_further_pods_find_the_controller_and_know_the_secret() -> None:
+    words = container("spot")["command"]
+    arguments = dict(zip(words[3::2], words[4::2], strict=True))
+    config = load_config(ROOT / "examples/grpo_blackjack/config.yaml", container("train")["args"])
+    service = find("Service", "train")["spec"]
+    (port,), (opened,) = service["ports"], container("train")["ports"]
+    assert pod_templates()["train"]["metadata"]["labels"] == service["selector"]
+    assert port["targetPort"] == opened["name"]
+    assert opened["containerPort"] == port["port"] == config.monarch.join_port
+    assert arguments == {
+        "--join": f"tcp://train:{port['port']}",
+        "--secret-file": f"{variables('train')['RUN']}/{SECRET_FILE}",
+    }
+    assert pod_templates()["spot"]["spec"]["terminationGracePeriodSeconds"] > RELEASE_TIMEOUT_S
+    # The first pods are enough to start.
+    assert config.rollout.min_workers == replicas("cpus")
 
 
 def test_referenced_objects_exist() -> None:
@@ -114,8 +133,8 @@ def test_every_pod_is_hardened_bounded_and_probed(name: str) -> None:
     assert {"hostNetwork", "hostPID", "hostIPC"}.isdisjoint(spec)
     # The controller alone speaks to the API server, and nobody connects to it by a service.
     assert spec["automountServiceAccountToken"] is (name == "train")
-    assert ("readinessProbe" in one) == (name != "train")
-    assert {"startupProbe", "livenessProbe"} <= set(one)
+    assert ("readinessProbe" in one) == (name not in {"train", "spot"})
+    assert ({"startupProbe", "livenessProbe"} <= set(one)) == (name != "spot")  # which ends by itself
     limits = one["resources"]["limits"]
     assert one["resources"]["requests"] == limits
     assert {"cpu", "memory", "ephemeral-storage"} <= set(limits)
@@ -134,9 +153,9 @@ def test_the_controller_may_look_at_pods_and_no_more() -> None:
     ]
 
 
-@pytest.mark.parametrize("source", ["train", "gpus", "cpus"])
+@pytest.mark.parametrize("source", ["train", "gpus", "cpus", "spot"])
 def test_the_processes_of_a_run_reach_each_other_and_the_environment(source: str) -> None:
-    for target in ("train", "gpus", "cpus"):
+    for target in ("train", "gpus", "cpus", "spot"):
         assert may_reach(source, target, 26600)
         assert may_reach(source, target, 45678)
     assert may_reach(source, "environment", 8000)
@@ -153,7 +172,7 @@ def test_nobody_else_reaches_anything() -> None:
     for target in PODS:
         for port in (26600, 8000, 29501):
             assert not may_reach(None, target, port)
-    for target in ("train", "gpus", "cpus", "environment"):
+    for target in ("train", "gpus", "cpus", "spot", "environment"):
         assert not may_reach("environment", target, 26600)
         assert not may_reach("environment", target, 8000)
     assert not may_reach("environment", None, 443)

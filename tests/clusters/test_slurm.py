@@ -109,6 +109,25 @@ def test_a_job_whose_time_is_over_queues_up_again_and_goes_on(slurm: SlurmNode, 
     assert calls(folder).count("told") == 1
 
 
+def test_tasks_of_an_array_join_a_run_again_when_they_are_requeued(slurm: SlurmNode, folder: Path) -> None:
+    script = SCRIPT.with_name("join.sbatch")
+    options = [f"--chdir={folder}", f"--export=ALL,ROPEWALK_VENV={folder}/venv", "--output=join-%a.log"]
+    words = ["tcp://localhost:29502", "runs/seven"]
+    job = slurm.run("sbatch", "--parsable", "--array=1-2", *options, str(script), *words).strip()
+    joined = "worker -m rl_bridge.services.worker --join tcp://localhost:29502 --secret-file runs/seven/join.secret"
+    eventually(lambda: calls(folder) == [joined, joined])
+    # A notice, and a node that is taken away: the one ends, the other joins again.
+    slurm.run("scancel", "--batch", "--signal=TERM", f"{job}_1")
+    eventually(lambda: calls(folder).count("worker gone") == 1)
+    slurm.run("scontrol", "requeue", f"{job}_2")
+    eventually(lambda: calls(folder).count("worker gone") == 2)
+    slurm.wait_idle(timeout_s=120)
+    slurm.run("scontrol", "update", f"JobId={job}_2", "StartTime=now")
+    eventually(lambda: calls(folder).count(joined) == 3)
+    slurm.run("scancel", job)
+    slurm.wait_idle(timeout_s=120)
+
+
 # ---- between a signal and the controller's end, with stand-ins for Slurm's commands
 
 SCONTROL = """#!/bin/bash

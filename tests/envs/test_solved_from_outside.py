@@ -9,8 +9,8 @@ import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp_types import TextResourceContents
+from sqlite_solver import solve
 
-from envs.sqlite_env.solver import solve
 from openenv_core.tools import CallToolObservation
 
 pytestmark = pytest.mark.slow

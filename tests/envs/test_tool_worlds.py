@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from shop_baselines import BASELINES as SHOP_BASELINES
+from shop_solver import solve as solve_shop
+from sqlite_baselines import BASELINES as SQLITE_BASELINES
+from sqlite_solver import solve as solve_sqlite
 
 from envs import shop_env, sqlite_env
-from envs.shop_env.baselines import BASELINES as SHOP_BASELINES
 from envs.shop_env.server.environment import ShopEnvironment
-from envs.shop_env.solver import solve as solve_shop
-from envs.sqlite_env.baselines import BASELINES as SQLITE_BASELINES
 from envs.sqlite_env.server.environment import SqliteEnvironment
-from envs.sqlite_env.solver import solve as solve_sqlite
 from openenv_core.errors import EpisodeOverError
 from openenv_core.tools import SILENT, CallToolObservation, ListToolsAction, ToolErrorType
 from tests.envs.tool_calls import calls_of

@@ -23,8 +23,10 @@ from websockets.typing import Subprotocol
 from openenv_core import ConfigurationError, ConnectionLostError, FactoryError, RequestTimeoutError
 from openenv_core.client import conversation as conversing
 from openenv_core.client.conversation import MAX_PENDING
+from openenv_core.pending import Pending
 from servers import create_app
 from servers.app import EnvironmentApp
+from servers.execution import AwaitedCall
 from servers.routes import link as server_link
 
 pytestmark = pytest.mark.usefixtures("validated_frames")
@@ -358,7 +360,9 @@ async def test_queued_request_is_answered_over_the_next_connection() -> None:
         async with v1_socket(address, "?session_id=own") as first:
             opened_reply = await ask(first, id=1, op="open", lease_s=20)
             release = asyncio.Event()
-            holding = asyncio.create_task(standing.run(lambda _: release.wait()))  # as a caller over HTTP
+            holding = asyncio.create_task(
+                standing.perform(AwaitedCall(lambda: Pending(release.wait()), True))
+            )
             await eventually(lambda: standing.busy)
             await first.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             link = only_link(app)
@@ -379,7 +383,9 @@ async def test_close_that_is_under_way_when_the_connection_breaks_ends_the_sessi
             await ask(connection, id=1, op="open", lease_s=600)
             link = only_link(app)
             release = asyncio.Event()
-            holding = asyncio.create_task(standing.run(lambda _: release.wait()))  # as a caller over HTTP
+            holding = asyncio.create_task(
+                standing.perform(AwaitedCall(lambda: Pending(release.wait()), True))
+            )
             await eventually(lambda: standing.busy)
             await connection.send(json.dumps({"id": 2, "type": "step", "data": {"amount": 1}}))
             await connection.send(json.dumps({"id": 3, "type": "close"}))

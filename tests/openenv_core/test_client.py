@@ -16,7 +16,6 @@ from counter_client import CounterEnv
 from scripted import scripted
 from serve_process import SUPPORT
 from serving import eventually, open_session, serving
-from simulated_time import simulate
 from socket_servers import frame, silent_server
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request
@@ -45,7 +44,6 @@ from openenv_core.client.conversation import MAX_PENDING
 from openenv_core.client.session import Closed
 from openenv_core.compat import NotProvidedError
 from openenv_core.protocol.http import redact_url, websocket_url
-from openenv_core.watchdog import Watchdog
 from servers import create_app
 
 # Episodes
@@ -191,20 +189,6 @@ async def test_reason_of_a_session_end_is_reported_after_a_timeout() -> None:
         with pytest.raises(SessionError, match="took too long"):
             await env.step(Add(amount=1))
         assert not env.connected
-
-
-def test_timer_of_one_request_does_not_end_the_next() -> None:
-    async def run() -> list[float]:
-        loop, expired = asyncio.get_running_loop(), list[float]()
-        watchdog = Watchdog(1.0, lambda: expired.append(loop.time()))
-        watchdog.start()
-        watchdog.stop()
-        await asyncio.sleep(0.6)
-        watchdog.start()
-        await asyncio.sleep(3)
-        return expired
-
-    assert simulate(run()) == [1.6]
 
 
 # Refusals and ends

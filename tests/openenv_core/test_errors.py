@@ -14,6 +14,7 @@ import pytest
 import openenv_core.errors
 from openenv_core.errors import ConnectionLostError, OpenEnvError
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
+from openenv_core.tools import ToolErrorType
 
 ROOT = Path(openenv_core.errors.__file__).parents[1]
 SAMPLES = {
@@ -21,6 +22,7 @@ SAMPLES = {
     "steps": SimpleNamespace(members=[2]),
     "data": {"errors": [{"loc": ["x"], "msg": "wrong"}], "max_sessions": 4, "factory_name": "Table"},
     "extra": {"place": 1},
+    "error_type": ToolErrorType.TIMEOUT,
     "fault": JsonRpcFaultError(-32600, "no method"),
     "last_failure": ValueError("no image"),
     "limit_s": 2.0,

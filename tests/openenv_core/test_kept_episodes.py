@@ -31,6 +31,8 @@ class Rolls(State):
 
 class Dice(Environment[Guess, Face, Rolls]):
     def reset(self, *, sides: int = 6) -> Face:
+        if sides < 2:
+            raise InvalidResetOptionError(f"a die has no {sides} sides")
         self.state.sides = sides
         self.secret = self.rng.randint(1, sides)
         return Face(hint=f"1 to {sides}")
@@ -93,6 +95,7 @@ def test_steps_before_the_first_reset_and_after_the_end_are_refused() -> None:
     ("options", "said"),
     [
         ({"edges": 6}, "no reset options but seed, episode_id and sides, got edges"),
+        ({"sides": 1}, "a die has no 1 sides"),
         ({"sides": "many"}, "sides: Input should be a valid integer"),
         ({"seed": -1}, "integer >= 0 or null for the seed"),
         ({"episode_id": 5}, "text or null for the episode_id"),

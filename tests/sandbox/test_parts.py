@@ -1,6 +1,5 @@
 """Limits, levels, answers, outputs and scratch folders: the parts that need no interpreter."""
 
-import asyncio
 import fcntl
 import json
 import os
@@ -23,7 +22,6 @@ from openenv_core.sandbox import (
     Sandbox,
     SandboxConfig,
     SandboxUnavailableError,
-    SyncSandbox,
     workspace,
 )
 from openenv_core.sandbox.answers import (
@@ -225,19 +223,6 @@ async def test_probe_refuses_a_level_that_does_not_hold() -> None:
     async with Sandbox(UNPROTECTED) as sandbox:
         with pytest.raises(SandboxUnavailableError, match=r"got through: opens a socket, .*, reads outside"):
             await prove(Isolation.LSM, sandbox.open)
-
-
-def test_sync_sandbox_has_the_same_methods() -> None:
-    with SyncSandbox(SandboxConfig(minimum=Isolation.PROCESS)) as sandbox, sandbox.open() as session:
-        assert session.execute("def f(x): return x + 1").status == "ok"
-        assert session.call("f", [1]).value == 2
-        session.put_file("a", b"b")
-        assert session.get_file("a") == b"b"
-        assert [file.path for file in session.list_files()] == ["a"]
-        session.restart()
-        assert session.execute("1").isolation == sandbox.isolation
-    with pytest.raises(RuntimeError):
-        asyncio.get_running_loop()
 
 
 async def test_concurrent_walks_see_all_files(tmp_path: Path) -> None:

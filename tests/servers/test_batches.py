@@ -30,9 +30,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.typing import Subprotocol
 
 from openenv_core.protocol.batch import MAX_MEMBERS, Array, decode_frame, encode_frame
-from servers.routes import link, sent_frames
-from servers.routes.link import MAX_REQUESTS, Link
-from servers.routes.sent_frames import SentFrames
+from servers.routes import link
+from servers.routes.link import MAX_REQUESTS, Link, SentFrames
 
 pytestmark = pytest.mark.usefixtures("validated_frames")
 V1 = Subprotocol("ropewalk.v1")
@@ -650,7 +649,7 @@ async def test_draining_server_answers_running_requests_first(
 def test_clients_share_the_memory_for_kept_frames(
     others_keep: int, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sent_frames, "MAX_ALL_KEPT_BYTES", 3000)
+    monkeypatch.setattr(link, "MAX_ALL_KEPT_BYTES", 3000)
     clients: dict[str, Any] = {}
     clients |= {str(number): SimpleNamespace(frames=SentFrames(clients)) for number in range(3)}
     for number, size in (("1", 1000 * others_keep), ("2", 1000 * others_keep)):
@@ -658,7 +657,7 @@ def test_clients_share_the_memory_for_kept_frames(
     frames = clients["0"].frames
     for _ in range(3):
         frames.keep(bytes(900))
-    assert len(frames.kept()) == kept
+    assert len(frames.unread()) == kept
     assert frames.has_all_after(3 - kept)
     assert frames.has_all_after(0) is (kept == 3)
 
@@ -672,7 +671,7 @@ async def test_batch_does_not_overtake_a_request_that_waits_for_its_member() -> 
         one.receive(json.dumps({"id": 2, **step(1)}))
         one.receive(json.dumps({"id": 3, "op": "step", "actions": add(1)}))
         await eventually(lambda: not one.running)
-        replies = {reply["id"]: reply for reply in (decode_frame(frame)[0] for frame in one.frames.kept())}
+        replies = {reply["id"]: reply for reply in (decode_frame(frame)[0] for frame in one.frames.unread())}
         assert (replies[2]["type"], list(replies[3]["errors"])) == ("observation", ["0"])
         await one.close()
 
@@ -690,5 +689,5 @@ async def test_request_that_waits_for_a_batch_in_turns_comes_after_it(
         one.receive(json.dumps({"id": 2, "op": "reset"}))  # it has many turns to go
         one.receive(json.dumps({"id": 3, "op": "reset"}))
         await eventually(lambda: not one.running)
-        assert [decode_frame(frame)[0]["id"] for frame in one.frames.kept()] == [1, 2, 3]
+        assert [decode_frame(frame)[0]["id"] for frame in one.frames.unread()] == [1, 2, 3]
         await one.close()

@@ -21,7 +21,9 @@ from server_apps import app_of as app_with
 from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
 from toolbox import toolbox_app
 
+from benchmarks.simulated_time import simulate
 from openenv_core import EnvironmentMetadata
+from openenv_core.watchdog import Watchdog
 from servers.app import EnvironmentApp
 
 STEP_TIMEOUT_S = 1.0
@@ -274,3 +276,17 @@ async def test_client_that_reads_late_stays_connected() -> None:
         ws.transport.resume_reading()
         for _ in range(16):
             assert json.loads(await ws.recv())["type"] == "observation"
+
+
+def test_timer_of_one_request_does_not_end_the_next() -> None:
+    async def run() -> list[float]:
+        loop, expired = asyncio.get_running_loop(), list[float]()
+        watchdog = Watchdog(1.0, lambda: expired.append(loop.time()))
+        watchdog.start()
+        watchdog.stop()
+        await asyncio.sleep(0.6)
+        watchdog.start()
+        await asyncio.sleep(3)
+        return expired
+
+    assert simulate(run()) == [1.6]

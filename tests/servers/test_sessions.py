@@ -8,8 +8,8 @@ import pytest
 from counter import BlockingCounter, Counter, SlowBlocking
 from server_apps import EVERY_WAY, HEADER, STATE, action, app_of, step
 from serving import ask, eventually, open_session, request, rpc, serving, socket_to, wait_close_code
-from simulated_time import simulate
 
+from benchmarks.simulated_time import simulate
 from openenv_core.pending import Pending
 from openenv_core.protocol.errors import RefusalError
 from servers.execution import AwaitedCall, Executor

@@ -7,8 +7,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from openenv_core.protocol import batch
 from openenv_core.protocol.batch import decode_frame
-from servers.routes.link import Link, LinkConversation, Links
+from servers.routes.link import Link, LinkConversation
 
 SCHEMA: Any = json.loads((Path(__file__).parents[2] / "docs/protocol.schema.json").read_text())
 
@@ -32,10 +33,10 @@ def validate_frame(validator: Any, frame: str | bytes) -> None:
 def validated_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many frames were held: [requests that the server has taken, answers]."""
     counts = [0, 0]
-    read, send, resume = Links.read, Link.send, LinkConversation.resume
+    read, send, resume = batch.read_frame, Link.send, LinkConversation.resume
 
-    def checked_read(self: Links, frame: str | bytes) -> Any:
-        request = read(self, frame)
+    def checked_read(frame: str | bytes, *rest: Any) -> Any:
+        request = read(frame, *rest)
         validate_frame(REQUEST, frame)
         counts[0] += 1
         return request
@@ -58,7 +59,7 @@ def validated_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             patch.setattr(self.connection, "send", checked_first)
             resume(self, link, request)
 
-    monkeypatch.setattr(Links, "read", checked_read)
+    monkeypatch.setattr(batch, "read_frame", checked_read)
     monkeypatch.setattr(Link, "send", checked_send)
     monkeypatch.setattr(LinkConversation, "resume", checked_resume)
     return counts

@@ -105,9 +105,6 @@ def _power_of_ten(exponent: str | None) -> Fraction:
     return Fraction(10) ** int(exponent or 0)
 
 
-MAX_MATCHED: Final = 200
-"""The maximum number of items that are matched pairwise, which takes quadratic time."""
-
 _MAX_CANONICAL: Final = 64 << 20
 """A size limit that no transferred value exceeds, even with its sets replaced by digests."""
 
@@ -123,18 +120,13 @@ class Comparison(BaseModel):
 
 
 class Exact(Comparison):
-    """Equal values of equal types: 1, 1.0 and True all differ, NaN equals NaN, and -0.0 equals 0.0.
-
-    Attributes:
-        tuples_as_lists: whether lists and tuples are interchangeable, at any depth.
-    """
+    """Equal values of equal types: 1, 1.0 and True all differ, NaN equals NaN, and -0.0 equals 0.0."""
 
     type: Literal["exact"] = "exact"
-    tuples_as_lists: bool = False
 
     def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare types and values."""
-        return _equal(got, expected, _leaves_equal, self.tuples_as_lists)
+        return _equal(got, expected, _leaves_equal)
 
 
 class Numeric(Comparison):
@@ -143,17 +135,15 @@ class Numeric(Comparison):
     Attributes:
         rel_tol: tolerance relative to the expected number.
         abs_tol: absolute tolerance.
-        tuples_as_lists: as in `Exact`.
     """
 
     type: Literal["numeric"] = "numeric"
     rel_tol: float = Field(default=1e-9, ge=0, lt=1)
     abs_tol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    tuples_as_lists: bool = False
 
     def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
         """Compare with tolerance."""
-        return _equal(got, expected, self._equal_leaves, self.tuples_as_lists)
+        return _equal(got, expected, self._equal_leaves)
 
     def _equal_leaves(self, got: Any, expected: Any) -> bool:
         kinds = (type(got), type(expected))
@@ -164,45 +154,16 @@ class Numeric(Comparison):
         return _leaves_equal(got, expected)
 
 
-Inner: TypeAlias = Annotated[Exact | Numeric, Field(discriminator="type")]
-
-
 class Unordered(Comparison):
     """Lists with the same items, each equally often, in any order."""
 
     type: Literal["unordered"] = "unordered"
-    items: Inner = Exact()
 
     def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
-        """Match the items."""
-        if type(got) not in (list, tuple) or len(got) != len(expected):
-            return False
-        if isinstance(self.items, Exact) and not self.items.tuples_as_lists:
-            return Counter(map(_to_digest, got)) == Counter(map(_to_digest, expected))
-        return len(expected) <= MAX_MATCHED and _match_items(list(got), list(expected), self.items.matches)
-
-
-class SetLike(Comparison):
-    """A list, tuple or set with the same distinct items, in any order and any multiplicity."""
-
-    type: Literal["set_like"] = "set_like"
-
-    def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
-        """Compare the distinct items."""
-        if type(got) not in (list, tuple, set, frozenset):
-            return False
-        return set(map(_to_digest, got)) == set(map(_to_digest, expected))
-
-
-class AnyOf(Comparison):
-    """Any one of several answers; the expected value is the list of them."""
-
-    type: Literal["any_of"] = "any_of"
-    each: Inner = Exact()
-
-    def matches(self, got: Any, expected: Any, args: Sequence[Any] = ()) -> bool:
-        """Compare with each of the expected answers."""
-        return any(self.each.matches(got, option) for option in expected)
+        """Compare the items by type and value."""
+        return type(got) in (list, tuple) and Counter(map(_to_digest, got)) == Counter(
+            map(_to_digest, expected)
+        )
 
 
 # Checkers, for tasks with many correct answers. A checker gets the value that the solution returned, the expected
@@ -288,27 +249,24 @@ class Checked(Comparison):
         return CHECKERS[self.name](got, expected, args)
 
 
-Compare: TypeAlias = Annotated[
-    Exact | Numeric | Unordered | SetLike | AnyOf | Checked, Field(discriminator="type")
-]
+Compare: TypeAlias = Annotated[Exact | Numeric | Unordered | Checked, Field(discriminator="type")]
 """How a task compares a function's return values with the expected ones."""
 
 
-def _equal(got: Any, expected: Any, leaves: Callable[[Any, Any], bool], loose: bool) -> bool:
+def _equal(got: Any, expected: Any, leaves: Callable[[Any, Any], bool]) -> bool:
     kind = type(expected)
-    if type(got) is not kind and not (loose and {type(got), kind} == {list, tuple}):
+    if type(got) is not kind:
         return leaves(got, expected)
     if kind in (list, tuple):
         return len(got) == len(expected) and all(
-            _equal(item, expected_item, leaves, loose)
-            for item, expected_item in zip(got, expected, strict=True)
+            _equal(item, expected_item, leaves) for item, expected_item in zip(got, expected, strict=True)
         )
     if kind is dict:
         # Compare keys by digest: by a plain lookup, 1 would match True and NaN would match nothing.
         got_items = {_to_digest(key): value for key, value in got.items()}
         expected_items = {_to_digest(key): value for key, value in expected.items()}
         return got_items.keys() == expected_items.keys() and all(
-            _equal(got_items[key], value, leaves, loose) for key, value in expected_items.items()
+            _equal(got_items[key], value, leaves) for key, value in expected_items.items()
         )
     if kind in (set, frozenset):
         return set(map(_to_digest, got)) == set(map(_to_digest, expected))
@@ -346,23 +304,3 @@ def _to_comparable(value: Any) -> Any:
     if kind is dict:
         return {"dict": sorted((_to_digest(key), _to_digest(item)) for key, item in value.items())}
     return value
-
-
-def _match_items(got: list[Any], expected: list[Any], are_equal: Callable[[Any, Any], bool]) -> bool:
-    """Return whether the items can be paired up.
-
-    Uses augmenting paths, because equality within a tolerance is not transitive.
-    """
-    partners = [[index for index, other in enumerate(expected) if are_equal(item, other)] for item in got]
-    owner: dict[int, int] = {}
-
-    def assign(item: int, visited: set[int]) -> bool:
-        for index in partners[item]:
-            if index not in visited:
-                visited.add(index)
-                if index not in owner or assign(owner[index], visited):
-                    owner[index] = item
-                    return True
-        return False
-
-    return all(assign(item, set()) for item in range(len(got)))

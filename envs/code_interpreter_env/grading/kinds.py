@@ -105,7 +105,6 @@ class FunctionTrial(LoadedTrial[FunctionTask]):
         return [
             CaseInfo(
                 hidden=index >= len(self._task.public),
-                weight=case.weight,
                 shown_input=_format_call(self._task.entry, case),
                 expected=describe_value(case.expected),
             )
@@ -143,7 +142,6 @@ class StdioTrial(Trial[StdioTask]):
         return [
             CaseInfo(
                 hidden=index >= len(self._task.public),
-                weight=case.weight,
                 shown_input=shorten(case.stdin),
                 expected=shorten(case.stdout),
             )

@@ -24,9 +24,9 @@ from pydantic import (
 from openenv_core.sandbox import Limits
 from openenv_core.sandbox.values import decode, encode
 
-from .compare import MAX_MATCHED, Compare, Exact, Unordered, parse_number
+from .compare import Compare, Exact, Unordered, parse_number
 
-Scoring: TypeAlias = Literal["all_or_nothing", "fraction", "weighted"]
+Scoring: TypeAlias = Literal["all_or_nothing", "fraction"]
 Difficulty: TypeAlias = Literal["easy", "medium", "hard"]
 Tagged: TypeAlias = Annotated[Any, BeforeValidator(decode), PlainSerializer(encode)]
 
@@ -72,17 +72,10 @@ class TaskLimits(StrictModel):
         )
 
 
-class Case(StrictModel):
-    """One test. Cases in `public` may be shown to the policy, those in `hidden` never.
-
-    Attributes:
-        weight: its weight if the scoring is "weighted".
-    """
-
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+# Cases in `public` may be shown to the policy, those in `hidden` never.
 
 
-class FunctionCase(Case):
+class FunctionCase(StrictModel):
     """A call and its expected return value.
 
     Attributes:
@@ -96,7 +89,7 @@ class FunctionCase(Case):
     expected: Tagged
 
 
-class StdioCase(Case):
+class StdioCase(StrictModel):
     """A run of the program with its standard input and expected standard output."""
 
     stdin: str = ""
@@ -114,9 +107,8 @@ class BaseTask(StrictModel):
         starter: starter code.
         files: text files of the workspace by path; the policy can read them.
         limits: resource limits of a submission.
-        scoring: "all_or_nothing": 1 if every case passes, else 0. "fraction": the share of cases that pass.
-            "weighted": the share of their weights. If there are hidden cases, only they count towards a share,
-            because the answers of public ones can be copied from the prompt.
+        scoring: "all_or_nothing": 1 if every case passes, else 0. "fraction": the share of cases that pass; of
+            hidden ones if there are any, because the answers of public ones can be copied from the prompt.
         attempts: the number of submissions per episode.
         reference: a reference solution, for checking the task. It is never served and never put into a sandbox
             with a submission. The shipped tasks keep theirs outside the package.
@@ -152,17 +144,8 @@ class FunctionTask(BaseTask):
     def _check_expected(self) -> "FunctionTask":
         _require_cases(self.cases)
         for case in self.cases:
-            lists = self.compare.type in ("unordered", "set_like", "any_of")
-            if lists and type(case.expected) not in (list, tuple):
-                raise ValueError(
-                    f"expected a list as `expected` of {self.compare.type!r}, got {case.expected}"
-                )
-            if (
-                isinstance(self.compare, Unordered)
-                and self.compare.items != Exact()
-                and len(case.expected) > MAX_MATCHED
-            ):
-                raise ValueError(f"expected at most {MAX_MATCHED} items to match, got {len(case.expected)}")
+            if isinstance(self.compare, Unordered) and type(case.expected) not in (list, tuple):
+                raise ValueError(f"expected a list as `expected` of 'unordered', got {case.expected}")
         return self
 
 

@@ -1,7 +1,6 @@
 """Running a submission for grading: its interpreters, calls of its functions, and the results of cases."""
 
 import inspect
-import math
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -206,7 +205,6 @@ class CaseInfo:
     """A case as the grader sees it, whatever the kind of task."""
 
     hidden: bool
-    weight: float = 1.0
     shown_input: str = ""
     expected: str = ""
 
@@ -311,9 +309,6 @@ def reward_of(scoring: Scoring, cases: Sequence[CaseInfo], passed: Sequence[bool
     if scoring == "all_or_nothing":
         return 0.0
     scored_indices = [index for index, case in enumerate(cases) if case.hidden] or list(range(len(cases)))
-    weights = {index: cases[index].weight if scoring == "weighted" else 1.0 for index in scored_indices}
-    share = math.fsum(weight for index, weight in weights.items() if passed[index]) / math.fsum(
-        weights.values()
-    )
+    share = sum(passed[index] for index in scored_indices) / len(scored_indices)
     # Some case failed. If only public ones did, the share is 1, so cap it about one case's share below that.
     return min(share, 1.0 - 1.0 / (len(cases) + 1))

@@ -4,17 +4,18 @@ import asyncio
 import logging
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final
-from uuid import uuid4
+
+from pydantic import StrictInt
 
 from openenv_core import Environment, EnvironmentMetadata
-from openenv_core.errors import ConfigurationError, EpisodeOverError, OpenEnvError
+from openenv_core.errors import ConfigurationError, OpenEnvError
 from openenv_core.protocol.replies import metadata_of
-from openenv_core.tasks import IndexedTasks, InvalidResetOptionError, check_reset, draw_seed
+from openenv_core.tasks import IndexedTasks, InvalidResetOptionError
 from openenv_core.tools import (
     CallToolAction,
     DeclaredTools,
@@ -59,7 +60,6 @@ COMMAND_TIMEOUT_S: Final = 120.0
 _CHUNK_CHARS: Final = 30_000
 """How much text is passed to a shell in one environment variable, which the kernel limits to 128 KiB."""
 
-_OPTIONS: Final = ("seed", "episode_id", "split", "index", "task")
 _FAILURES: Final = (OpenEnvError, OSError)
 
 
@@ -80,7 +80,6 @@ class HarborEnvironment(
     """
 
     BLOCKING = False
-    SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, tasks: HarborTasks | None = None, machines: Machines | None = None) -> None:
         self._tasks = tasks or shared_tasks()
@@ -88,58 +87,35 @@ class HarborEnvironment(
         self._machine: Machine | None = None
         self._task: HarborTask | None = None
         self._deadline: float | None = None
-        self._state = HarborState()
 
     async def reset_async(
-        self,
-        *,
-        seed: int | None = None,
-        episode_id: str | None = None,
-        split: str | None = None,
-        index: int | None = None,
-        task: str | None = None,
-        **unknown: Any,
+        self, *, split: str | None = None, index: StrictInt | None = None, task: str | None = None
     ) -> HarborObservation:
         """Start an episode. The previous one ends without verification.
 
         Args:
-            seed: Chooses a task of the split if neither `index` nor `task` does; None draws a random seed, which
-                `state` reports.
-            episode_id: The caller's name for the episode; None generates a uuid4.
             split: The split; by default the first one.
-            index: The index of the task in the split.
+            index: The index of the task in the split; by default the seed chooses.
             task: The id of the task, instead of split and index.
-            **unknown: Rejected.
 
         Raises:
-            InvalidResetOptionError: An option is unknown or has an invalid value. The previous episode continues.
+            InvalidResetOptionError: There is no such task. The previous episode continues.
         """
-        check_reset(_OPTIONS, unknown, seed, episode_id)
+        state = self.state
         try:
             if task is not None:
                 if split is not None or index is not None:
                     raise KeyError("expected a task, or split and index, got both; leave one of them out")
                 split, index = self._tasks.find(task)
-                seed = None
-            elif index is None:
-                split = self._tasks.splits[0] if split is None else split
-                seed = draw_seed() if seed is None else seed
-                index = seed % self._tasks.num_tasks(split)
-            else:
-                split, seed = self._tasks.splits[0] if split is None else split, None
+            split = self._tasks.splits[0] if split is None else split
+            if index is None:
+                index = (state.seed or 0) % self._tasks.num_tasks(split)
             new_task = self._tasks.task(split, index)
         except (KeyError, IndexError) as error:
             raise InvalidResetOptionError(str(error.args[0])) from None
         await self.close_async()
         self._task = new_task
-        self._state = HarborState(
-            episode_id=str(uuid4()) if episode_id is None else episode_id,
-            task=new_task.id,
-            split=split,
-            index=index,
-            seed=seed,
-            kind=new_task.kind,
-        )
+        state.task, state.split, state.index, state.kind = new_task.id, split, index, new_task.kind
         try:
             self._machine = await self._machines.open(new_task, verifier=False)
             workdir = self._machine.workdir
@@ -163,12 +139,7 @@ class HarborEnvironment(
         if isinstance(action, ListToolsAction | CallToolAction):
             observation = self.tool_step(action)
             return await observation if isawaitable(observation) else observation
-        self._require_episode()
         return await self._act(action)
-
-    def before_call(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Reject tool calls outside of an episode."""
-        self._require_episode()
 
     @tool(annotations={"readOnlyHint": False})
     async def run(self, command: str, timeout_s: Seconds | None = None) -> ToolResult:
@@ -215,11 +186,6 @@ class HarborEnvironment(
         """Return the public description of a task."""
         return self._tasks.get_task(split, index)
 
-    @property
-    def state(self) -> HarborState:
-        """A copy of the episode's state."""
-        return self._state.model_copy()
-
     async def close_async(self) -> None:
         """Close the machine, if any. Idempotent."""
         machine, self._machine = self._machine, None
@@ -235,14 +201,8 @@ class HarborEnvironment(
             name="harbor", description="Tasks in Harbor's format, judged by their tests."
         )
 
-    def _require_episode(self) -> None:
-        if self._task is None:
-            raise EpisodeOverError("expected reset() before the first step, got a step; call reset() first")
-        if self._state.done:
-            raise EpisodeOverError
-
     async def _act(self, action: HarborAction) -> HarborObservation:
-        machine, self._state.step_count = self._machine, self._state.step_count + 1
+        machine = self._machine
         assert machine is not None
         left_s = self._time_left_s()
         try:
@@ -274,7 +234,7 @@ class HarborEnvironment(
     def _end_episode(
         self, verdict: HarborVerdict, *, truncated: bool, result: CommandResult | None = None
     ) -> HarborObservation:
-        self._state.done = True
+        self.state.done = True
         return _to_observation(
             result or CommandResult(reason=verdict.reason),
             done=True,
@@ -289,7 +249,7 @@ class HarborEnvironment(
         """End the episode after an infrastructure failure."""
         logger.warning("the infrastructure of a task failed: %s", error)
         await self.close_async()
-        self._state.done = True
+        self.state.done = True
         reason = str(error) or type(error).__name__
         return HarborObservation(
             status="sandbox_error", reason=reason, done=True, infrastructure_error=reason

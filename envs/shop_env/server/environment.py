@@ -64,7 +64,6 @@ class ShopEnvironment(ToolWorld[ShopTaskSpec, ShopState]):
     NAME = "shop"
     ABOUT = "The customer desk of a shop: requests to be handled by written policies."
     CALLS = CALLS
-    STATE = ShopState
 
     def make_task(self, number: int, *, held_out: bool, level: Level | None = None) -> ShopTaskSpec:
         """Generate the task of a number."""

@@ -33,7 +33,6 @@ class SqliteEnvironment(ToolWorld[SqliteTaskSpec, SqliteState]):
     NAME = "sqlite"
     ABOUT = "A question about an SQLite database, answered with tools that read it."
     CALLS = CALLS
-    STATE = SqliteState
 
     _reader: ReadOnlyDatabase | None = None
     _is_right = False

@@ -32,7 +32,10 @@ class Reading {
     this.turns.classList.toggle("open", view.open);
     this.turns.classList.toggle("beside", view.beside);
     if (view.beside) this.turns.replaceChildren(...this.#beside(record, siblings));
-    else this.turns.replaceChildren(...record.turns.map((_, place) => this.cards.card(record, place)));
+    else {
+      const cards = record.turns.map((_, place) => this.cards.card(record, place));
+      this.turns.replaceChildren(...callTree(record, this.told.at), ...cards);
+    }
     this.mark(words);
   }
 

@@ -1,5 +1,35 @@
 // Turns as cards: what was shown, what was answered.
 
+/** How deep each turn is in the tree of an agent's calls; null where each one continues the turn before it, or none does. */
+function callDepths(turns) {
+  const depths = [], continued = new Set();
+  for (const [place, { parent }] of turns.entries()) {
+    if (parent === undefined) return null; // an older record
+    if (parent === null) depths.push(place ? 1 : 0);
+    else depths.push(depths[parent] + (continued.has(parent) ? 1 : 0));
+    continued.add(parent);
+  }
+  const branches = turns.some(({ parent }, place) => place > 0 && parent !== place - 1);
+  return branches && turns.some(({ parent }) => parent !== null) ? depths : null;
+}
+
+/** The tree of an agent's calls, a line each: whose words it answers, its tokens, whether it is trained. */
+function callTree(record, go) {
+  const depths = callDepths(record.turns);
+  if (!depths) return [];
+  const lines = record.turns.map((turn, place) => {
+    const roles = splitRoles(wholeContext(turn)).map(({ role }) => role).filter(Boolean);
+    const facts = [`turn ${place + 1}`, turn.parent === null ? "begins a chat" : `continues turn ${turn.parent + 1}`];
+    if (roles.length) facts.push(roles.at(-1));
+    if (!turn.plain) facts.push(counted(turn.tokens.length, "token"), turn.trained.some(([on]) => on) ? "trained" : "masked");
+    const line = make("button", { type: "button", textContent: facts.join(" · ") });
+    line.style.marginLeft = `${2 * depths[place]}em`;
+    line.onclick = () => go(place);
+    return line;
+  });
+  return [make("div", { id: "tree", role: "group", ariaLabel: "Calls" }, ...lines)];
+}
+
 /** Tokens that are put on the page at once; of longer trajectories the rest follows as it comes into sight. */
 const AT_ONCE = 15000;
 const LINE_PX = 21;

@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any, get_args
 
 import pytest
+from shop_solver import solve
 
 from envs.shop_env.server.environment import MAX_TRIES, ShopEnvironment
-from envs.shop_env.solver import solve
 from envs.shop_env.tasks import make_task
 from envs.shop_env.world.cases import CASES, Scenario
 from envs.shop_env.world.records import Decision, Ground, Order

@@ -8,11 +8,11 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from sqlite_solver import Schema, read_question, write_query
 
 from envs.sqlite_env.questions import FAMILIES, Kind, Question, draw_family_question, draw_question, phrase
 from envs.sqlite_env.questions.answers import ExpectedAnswer, number, pairs, sequence, text, texts
 from envs.sqlite_env.server.environment import SqliteEnvironment
-from envs.sqlite_env.solver import Schema, read_question, write_query
 from envs.sqlite_env.world.domains import DOMAINS
 from envs.sqlite_env.world.making import make_world
 from envs.sqlite_env.world.reading import ReadOnlyDatabase

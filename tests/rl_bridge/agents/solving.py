@@ -72,7 +72,7 @@ class SolvingEngine(FakeEngine):
         self._said: asyncio.Queue[str] = asyncio.Queue()
         self._solver: asyncio.Task[None] | None = None
 
-    async def __call__(self, prompts: list[Sequence[int]], *arguments: Any) -> list[Completion]:
+    async def generate_many(self, prompts: list[Sequence[int]], *arguments: Any) -> list[Completion]:
         completions = []
         for prompt in prompts:
             text = self.tokenizer.decode(prompt, skip_special_tokens=False)
@@ -80,14 +80,16 @@ class SolvingEngine(FakeEngine):
             offered = find_tools(text) if "Call by" in text else []
             solves = "bash" in offered or any("list_tables" in name for name in offered)
             said = await self._say(text) if solves else "A few words."
-            tokens = self.tokenizer.encode(said + END, add_special_tokens=False)
-            completions.append(
-                Completion(
-                    tokens=tokens, logprobs=[-0.5] * len(tokens), versions=[3] * len(tokens), stopped=True
-                )
-            )
-        self.sampled += completions
+            completions.append(self.complete(said))
         return completions
+
+    def complete(self, said: str) -> Completion:
+        """Return what it says as sampled tokens, and record them."""
+        tokens = self.tokenizer.encode(said + END, add_special_tokens=False)
+        count = len(tokens)
+        completion = Completion(tokens=tokens, logprobs=[-0.5] * count, versions=[3] * count, stopped=True)
+        self.sampled.append(completion)
+        return completion
 
     async def _say(self, prompt: str) -> str:
         if "<tool_response>" not in prompt:

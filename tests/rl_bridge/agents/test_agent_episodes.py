@@ -27,7 +27,7 @@ LOOP = {"function": "agent_fixtures:call_in_a_loop"}
 class SeededEngine(LoggingEngine):
     """Its answers follow from the prompt and the seed, as those of a deterministic run."""
 
-    async def __call__(
+    async def generate_many(
         self,
         prompts: list[Sequence[int]],
         sampling: SamplingSettings,

@@ -103,6 +103,28 @@ async def test_a_confined_program_that_is_killed_is_lost(
     assert "SIGKILL" in str(result.last_failure)
 
 
+def test_only_what_a_program_is_installed_with_is_shown(tmp_path: Path) -> None:
+    from rl_bridge.agents.sandbox import find_installation
+
+    def install(place: str) -> Path:
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o755)
+        return path
+
+    alone = install("home/agent")
+    assert set(find_installation(str(alone))) == {alone}
+    packed, link = install("lib/node_modules/a/cli.js"), tmp_path / "bin/agent"
+    link.parent.mkdir()
+    link.symlink_to(packed)
+    assert set(find_installation(str(link))) == {link, packed, link.parent, tmp_path / "lib/node_modules"}
+    in_venv = install("venv/bin/agent")
+    install("venv/pyvenv.cfg")
+    (in_venv.parent / "python").symlink_to(install("base/bin/python3"))
+    found = find_installation(str(in_venv))
+    assert set(found) == {in_venv, in_venv.parent, tmp_path / "venv", tmp_path / "base"}
+
+
 async def test_a_machine_without_namespaces_is_named(
     desk: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

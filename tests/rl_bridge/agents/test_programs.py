@@ -1,8 +1,10 @@
 """Unmodified agents play episodes of an environment over MCP, with a policy that solves them in its own call format."""
 
 import os
+import re
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ from agent_fixtures import agent_playing
 from missing import missing
 from serving import serving
 from solving import CharacterTokenizer, QuestionTask, SolvingEngine, find_question, find_tools
-from tool_fixtures import calling, chat_tokenizer
+from tool_fixtures import START, calling, chat_tokenizer
 from worker_fixtures import trajectories
 
 from rl_bridge.agents.programs import PRESETS
 from rl_bridge.tokens.conversation import training_rows
-from rl_bridge.types import Ending
+from rl_bridge.types import Completion, Ending
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1300)]
 
@@ -62,14 +64,21 @@ def policy_of(monkeypatch: pytest.MonkeyPatch, kind: type[SolvingEngine]) -> dic
 async def test_agent_plays_episodes_whose_tokens_are_trained_once(
     preset: str, sandbox: bool, episodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from examples.grpo_tools.world import app
-
     agent = {
         "preset": preset,
         "program": find_program(preset),
         "timeout_s": TIMEOUT_S,
         "sandbox": sandbox,
     }
+    await play_and_check(agent, tmp_path, monkeypatch, episodes=episodes)
+
+
+async def play_and_check(
+    agent: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, episodes: int
+) -> None:
+    """Play episodes, and check that all are solved, and that every sampled token is trained once."""
+    from examples.grpo_tools.world import app
+
     options = policy_of(monkeypatch, SolvingEngine)
     engine = options["engine"]
     async with (
@@ -126,3 +135,165 @@ async def test_subagent_is_a_root_of_its_own(tmp_path: Path, monkeypatch: pytest
         len(sampled[0].tokens),
         sum(len(one.tokens) for one in sampled[1:]),
     ]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+async def test_no_other_address_is_contacted(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples.grpo_tools.world import app
+
+    if shutil.which("strace") is None:
+        missing("needs strace")
+    known, trace = PRESETS[preset], tmp_path / "connects"
+    tracing = ("strace", "-f", "-qq", "-e", "trace=connect,sendto,sendmsg,sendmmsg", "-o", str(trace))
+    agent = {
+        "command": [*tracing, find_program(preset), *known.command[1:]],
+        "env": known.env,
+        "files": known.files,
+        "timeout_s": TIMEOUT_S,
+    }
+    options = policy_of(monkeypatch, SolvingEngine)
+    async with (
+        serving(app) as address,
+        agent_playing(f"http://{address}", tmp_path, agent, str, **options) as play,
+    ):
+        (episode,) = trajectories(await play([0], difficulty="easy", max_calls=6))
+    assert (episode.ending, episode.reward) == (Ending.COMPLETED, 1.0)
+    addresses = Counter(re.findall(r'(?:inet_addr\(|AF_INET6, )"([^"]+)"', trace.read_text()))
+    assert set(addresses) == {"127.0.0.1"}, addresses
+
+
+CONTEXT = 60_000
+"""Tokens, which are characters here, after which the agents of the next test compact their chats."""
+
+COMPACTING: dict[str, dict[str, Any]] = {
+    "claude-code": {
+        "env": {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000", "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "50"}
+    },
+    "codex": {
+        "files": {
+            "codex/config.toml": f"model_auto_compact_token_limit = {CONTEXT}\n"
+            + PRESETS["codex"].files["codex/config.toml"]
+        }
+    },
+    "opencode": {
+        "files": {
+            "opencode.json": PRESETS["opencode"]
+            .files["opencode.json"]
+            .replace(
+                '"tool_call": true', f'"tool_call": true, "limit": {{"context": {CONTEXT}, "output": 1000}}'
+            )
+        }
+    },
+}
+
+
+class LongWindedEngine(SolvingEngine):
+    """Says so much before its first call that the agent has the chat compacted, and then begins anew."""
+
+    def __init__(self, tokenizer: CharacterTokenizer) -> None:
+        super().__init__(tokenizer)
+        self.summaries = 0
+
+    async def __call__(self, prompts: list[Sequence[int]], *arguments: Any) -> list[Completion]:
+        (prompt,) = prompts
+        text = self.tokenizer.decode(prompt, skip_special_tokens=False)
+        last = text.split(START)[-2]
+        if len(self.sampled) and not self.summaries and "<tool_response>" not in last:
+            self.summaries += 1
+            self.asked.append(text)
+            return [self.complete(f"<summary>\n{find_question(text)}\n</summary>")]
+        return await super().__call__(prompts, *arguments)
+
+    async def _say(self, prompt: str) -> str:
+        said = await super()._say(prompt)
+        return said if self.sampled else "So much to say. " * (CONTEXT // 16) + said
+
+
+@pytest.mark.parametrize("preset", COMPACTING)
+async def test_compaction_is_a_branch_and_is_trained_once(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from examples.grpo_tools.world import app
+
+    agent = {
+        "preset": preset,
+        "program": find_program(preset),
+        "timeout_s": TIMEOUT_S,
+        **COMPACTING[preset],
+    }
+    options = policy_of(monkeypatch, LongWindedEngine) | {"max_new_tokens": 2 * CONTEXT}
+    engine = options["engine"]
+    async with (
+        serving(app) as address,
+        agent_playing(f"http://{address}", tmp_path, agent, str, **options) as play,
+    ):
+        (episode,) = trajectories(await play([0], difficulty="easy", max_calls=6))
+    assert (episode.ending, episode.reward, engine.summaries) == (Ending.COMPLETED, 1.0, 1)
+    learned = Counter(tuple(turn.completion.tokens) for turn in episode.turns)
+    assert learned == Counter(tuple(one.tokens) for one in engine.sampled)
+    rows = training_rows(episode, advantage=1.0, index=0)
+    assert len(rows) > 1
+    assert sum(sum(row.loss_mask) for row in rows) == sum(len(one.tokens) for one in engine.sampled)
+
+
+OPENAI_AGENTS = """
+import asyncio, os, sys
+from agents import Agent, OpenAIChatCompletionsModel, Runner, set_tracing_disabled
+from agents.mcp import MCPServerStreamableHttp
+from openai import AsyncOpenAI
+
+async def main(url, task):
+    set_tracing_disabled(True)
+    client = AsyncOpenAI(base_url=url + "/v1", api_key=os.environ["KEY"])
+    params = {"url": url + "/mcp", "headers": {"Authorization": "Bearer " + os.environ["KEY"]}}
+    async with MCPServerStreamableHttp(params=params, client_session_timeout_seconds=300) as tools:
+        model = OpenAIChatCompletionsModel(model="policy", openai_client=client)
+        agent = Agent(name="agent", instructions="Answer.", model=model, mcp_servers=[tools])
+        await Runner.run(agent, task)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+LITELLM = """
+import json, os, sys, urllib.request
+import litellm
+
+url, task = sys.argv[1:]
+
+def call_mcp(method, **params):
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["KEY"]}
+    return json.load(urllib.request.urlopen(urllib.request.Request(url + "/mcp", body, headers)))["result"]
+
+tools = [
+    {"type": "function", "function": {
+        "name": tool["name"], "description": tool["description"], "parameters": tool["inputSchema"]}}
+    for tool in call_mcp("tools/list")["tools"]
+]
+chat = [{"role": "user", "content": task}]
+while True:
+    reply = litellm.completion(
+        "openai/policy", chat, tools=tools, api_base=url + "/v1", api_key=os.environ["KEY"], stream=True)
+    message = litellm.stream_chunk_builder(list(reply)).choices[0].message
+    chat.append(message.model_dump(exclude_none=True))
+    if not message.tool_calls:
+        break
+    for call in message.tool_calls:
+        result = call_mcp("tools/call", name=call.function.name, arguments=json.loads(call.function.arguments))
+        chat.append({"role": "tool", "tool_call_id": call.id, "content": result["content"][0]["text"]})
+"""
+
+
+@pytest.mark.parametrize("script", [OPENAI_AGENTS, LITELLM], ids=["openai-agents", "litellm"])
+async def test_libraries_of_agents_play_episodes_too(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = str(Path(find_program("mini-swe-agent")).parent / "python")
+    agent = {
+        "command": [python, "script.py", "{url}", "{task}"],
+        "files": {"script.py": script},
+        "env": {"KEY": "{key}", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        "timeout_s": TIMEOUT_S,
+    }
+    await play_and_check(agent, tmp_path, monkeypatch, episodes=5)

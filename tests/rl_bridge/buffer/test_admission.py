@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from buffer_fixtures import aged_group
-from simulated_time import simulated
 
+from benchmarks.simulated_time import simulated
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import CANCEL_GRACE_PERIOD_S, STALE, STRAGGLER, Admission, ReplayBuffer
 from rl_bridge.config import RolloutConfig

@@ -94,7 +94,37 @@ def test_every_fault_is_listed(file: Path) -> None:
         (["monarch.gpus_per_node=1", "monarch.roles.policy={replicas: 2, gpus: 1}"], "at most the 1 GPUs"),
         (["monarch.workers=[tcp://a:1]", "monarch.transport=cuda_ipc"], "with monarch.transport=cuda_ipc"),
         (["monarch.workers=[tcp://a:1]", "monarch.job=a:b"], "monarch.workers or monarch.job, got both"),
-        (["trainer.tensor_parallel=2"], "expected trainer.tensor_parallel to divide the trainer's ranks"),
+        (["rollout.num_workers={min: 1, max: 2}"], "monarch.join_port with replicas as {min, max}"),
+        (
+            ["monarch.join_port=1", "monarch.roles.policy.replicas={min: 3, max: 2}"],
+            "min of at most max, got 3 and 2",
+        ),
+        (
+            ["monarch.roles.environment.replicas={max: 2}"],
+            "monarch.roles.environment.replicas to be a number",
+        ),
+        (["monarch.roles.trainer.replicas={max: 2}"], "monarch.roles.trainer.replicas of 1"),
+        (["monarch.join_port=1", "monarch.transport=cuda_ipc"], "no monarch.workers, job or join_port with"),
+        (
+            [
+                *("monarch.join_port=1", "monarch.colocate=true", "monarch.gpus_per_node=1"),
+                *("monarch.roles={policy: {gpus: 1}, trainer: {gpus: 1}}",),
+            ],
+            "no monarch.join_port with monarch.colocate",
+        ),
+        (["trainer.tensor_parallel=2"], "to be the trainer's ranks"),
+        (["trainer.parallel={fsdp: 2}"], "got 1 x 2 x 1 and 1; change trainer.parallel, or"),
+        (
+            ["trainer.parallel.ep=2"],
+            "expected trainer.parallel.ep to divide fsdp x tp of the trainer, got 2 and 1",
+        ),
+        (
+            ["trainer.parallel.tp=2", "monarch.roles={trainer: {procs: 4}, reference: {procs: 3}}"],
+            "to be the reference's ranks, got 1 x any x 2 and 3",
+        ),
+        (["trainer.parallel.cp=2"], "a row stays on one rank"),
+        (["trainer.parallel.pp=2"], "there are no pipelines"),
+        (["trainer.parallel.tp=2", "trainer.tensor_parallel=4"], "as trainer.parallel.tp says, 2, got 4"),
         (
             ["reward.function=[a.b, c.d]", "reward.weights=[1]"],
             "reward.weights with one a function, 2, got 1",
@@ -103,6 +133,14 @@ def test_every_fault_is_listed(file: Path) -> None:
 )
 def test_parts_that_do_not_fit_together_are_refused(file: Path, overrides: list[str], message: str) -> None:
     assert message in refusal(file, *overrides)
+
+
+def test_roles_that_grow_start_with_the_least(file: Path) -> None:
+    words = ["monarch.join_port=29502", "rollout.num_workers={min: 2, max: 5}"]
+    config = load_config(file, [*words, "monarch.roles.policy.replicas={max: 3}"])
+    policy = config.monarch.roles.policy
+    assert (config.rollout.min_workers, policy.min_replicas, policy.max_replicas) == (2, 1, 3)
+    assert not config.monarch.is_local, "weights have to reach hosts that join"
 
 
 def test_an_environment_without_a_task_is_a_world_of_tools(file: Path) -> None:

@@ -33,8 +33,8 @@ SETTLED_AT_ONCE = {
     "algorithm.name",
     "env.task",
     "trainer.num_gpus",
-    "trainer.pipeline_parallel",
     "trainer.share_prefixes",
+    "trainer.tensor_parallel",
 }
 
 

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from process_fleet import ProcessFleet
 from serving import eventually as until
 from slow_server import SlowClient, Wait
 
@@ -181,6 +182,18 @@ async def test_stop_waits_for_a_start_that_has_hardly_begun() -> None:
         async with asyncio.timeout(HANG_S):
             await server.stop()
         assert not running.is_set()
+
+
+@pytest.mark.slow
+async def test_servers_of_a_fleet_are_announced_as_they_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised, "FLEET_POLL_INTERVAL_S", 0.05)
+    listener, fleet = Listener(), ProcessFleet("blackjack", 1)
+    async with none_left(), EnvironmentServers(fleet=fleet, on_change=listener) as servers:
+        await until(lambda: listener.lists == [(fleet.urls()[0],)])
+        await asyncio.to_thread(fleet.scale, 2)
+        await until(lambda: set(listener.lists[-1]) == set(fleet.urls()))
+        assert set(servers.urls) == set(fleet.urls())
+        assert len(servers.urls) == 2
 
 
 async def test_external_servers_are_announced_and_never_touched() -> None:

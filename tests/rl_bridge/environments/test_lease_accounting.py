@@ -8,8 +8,8 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
-from simulated_time import simulated
 
+from benchmarks.simulated_time import simulated
 from openenv_core.errors import (
     CapacityError,
     ConnectionFailedError,

@@ -76,7 +76,7 @@ async def test_generator_statistics_count_since_the_last_iteration_and_restart_a
     metrics = await observer.metrics()
     assert metrics["generator/prefix_hit_rate"] == 60 / 200
     # 100 and 10 more prompt tokens; the second has been started again.
-    answers |= {0: EngineTotals(200, 90, 80, 1, 0.75), 1: EngineTotals(10, 5, 5, 2, 0.125)}
+    answers |= {0: EngineTotals(200, 90, 80, 1, 0.75, 9, 4), 1: EngineTotals(10, 5, 5, 2, 0.125, 9, 3)}
     metrics = {
         name: value for name, value in (await observer.metrics()).items() if name.startswith("generator/")
     }
@@ -85,6 +85,7 @@ async def test_generator_statistics_count_since_the_last_iteration_and_restart_a
         "generator/tokens": 35.0,
         "generator/preemptions": 2.0,
         "generator/kv_cache_usage": 0.75,
+        "generator/waiting": 7.0,
     }
     answers.clear()
     assert not any(name.startswith("generator/") for name in await observer.metrics())

@@ -40,6 +40,25 @@ QWEN3_8B = QWEN3 | {
     "num_attention_heads": 32,
     "tie_word_embeddings": False,
 }
+QWEN3_32B = QWEN3_8B | {
+    "hidden_size": 5120,
+    "intermediate_size": 25600,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
+}
+QWEN3_30B_A3B = QWEN3_8B | {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
 LLAMA3_8B: dict[str, Any] = {
     "model_type": "llama",
     "attention_bias": False,

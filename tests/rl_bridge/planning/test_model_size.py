@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from rl_bridge.config import LoraConfig
-from rl_bridge.errors import ModelError
+from rl_bridge.config import LoraConfig, ParallelConfig
+from rl_bridge.errors import ConfigError, ModelError
 from rl_bridge.planning import ModelSize, parse_count
-from tests.rl_bridge.planning.published_models import LLAMA3_8B, QWEN2_5_1_5B, QWEN3_1_7B, QWEN3_8B
+from rl_bridge.titan.architecture import architecture_of, require_layout
+from tests.rl_bridge.planning.published_models import (
+    LLAMA3_8B,
+    QWEN2_5_1_5B,
+    QWEN3_1_7B,
+    QWEN3_8B,
+    QWEN3_30B_A3B,
+    QWEN3_32B,
+)
 
 OTHER = LLAMA3_8B | {"model_type": "another"}
 
@@ -26,6 +34,8 @@ def folder(path: Path, config: object) -> Path:
         # A critic has one row of width in place of the output layer, beside the embedding where that was both.
         (LLAMA3_8B, 8_030_261_248, 128256 * 4096, 8_030_261_248 - 525_336_576 + 4096),
         (QWEN3_8B, 8_190_735_360, 151936 * 4096, 8_190_735_360 - 622_329_856 + 4096),
+        (QWEN3_32B, 32_762_123_264, 151936 * 5120, 32_762_123_264 - 777_912_320 + 5120),
+        (QWEN3_30B_A3B, 30_532_122_624, 151936 * 2048, 30_532_122_624 - 311_164_928 + 2048),
         (QWEN3_1_7B, 1_720_574_976, 151936 * 2048, 1_720_574_976 + 2048),
         (QWEN2_5_1_5B, 1_543_714_304, 151936 * 1536, 1_543_714_304 + 1536),
     ],
@@ -37,6 +47,44 @@ def test_published_models_by_their_configuration_alone(
     assert size.architecture is not None
     assert (size.parameters, size.critic_parameters) == (parameters, critic)
     assert size.architecture.output_parameters == output
+
+
+def test_a_token_meets_few_of_the_experts() -> None:
+    architecture = architecture_of(QWEN3_30B_A3B, where="here")
+    spared = 120 * 3 * 2048 * 768
+    assert architecture.layer_parameters - architecture.active_layer_parameters == spared
+    assert architecture.train_flops([1], 0) < 0.1 * 6 * architecture.parameters
+
+
+@pytest.mark.parametrize(
+    ("config", "parallel", "ranks", "message"),
+    [
+        (QWEN3_8B, {"tp": 3}, 3, "to divide the model's 32 attention heads, got 3"),
+        (QWEN3_8B, {"tp": 16}, 16, "to divide the model's 8 key-value heads, got 16"),
+        (QWEN3_8B, {"ep": 2}, 2, "to divide the model's 0 experts of a layer, got 2"),
+        (QWEN3_30B_A3B, {"ep": 3}, 6, "to divide the model's 128 experts of a layer, got 3"),
+        (
+            QWEN3_30B_A3B,
+            {"ep": 32},
+            160,
+            "5 parts of an expert to divide its hidden size of 768, with 160 ranks",
+        ),
+        (QWEN3_30B_A3B, {"tp": 2}, 4, "expected trainer.parallel.ep above 1 with tp of 2"),
+        (QWEN3_30B_A3B, {"tp": 4}, 6, "got 1 x any x 4 and 6; change trainer.parallel"),
+    ],
+)
+def test_a_model_that_its_ranks_cannot_share_is_refused(
+    config: dict[str, Any], parallel: dict[str, int], ranks: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        require_layout(architecture_of(config, where="here"), ParallelConfig(**parallel), ranks)
+
+
+def test_experts_have_no_adapters() -> None:
+    architecture, parallel = architecture_of(QWEN3_30B_A3B, where="here"), ParallelConfig(hsdp=2, ep=4)
+    require_layout(architecture, parallel, 16, LoraConfig(targets=("q_proj",)))
+    with pytest.raises(ConfigError, match="got down_proj, gate_proj, up_proj: experts have no adapters"):
+        require_layout(architecture, parallel, 16, LoraConfig())
 
 
 def weights(path: Path, name: str, shapes: dict[str, list[int]]) -> None:

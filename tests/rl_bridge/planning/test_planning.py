@@ -99,11 +99,18 @@ def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
     trainer, policy = found["trainer"], found["policy"]
     assert trainer.parts == {"master weights": 4000, "gradients": 4000, "Adam's moments": 8000}
     assert trainer.per_process == {
-        "logits of a chunk": 2 * 16 * 50 * 4,
-        # The output layer with its gradient; two blocks, and one's gradient.
-        "gathered layers": 8 * 250 + 12 * LAYER,
-        # Three blocks: the third is the gradients'. And embedding, last norm, what the output layer is given.
-        "activations": 100 * (3 * KEPT + 12 * 5),
+        # Two blocks, and embedding, last norm, what the output layer is given.
+        "activations": 100 * (2 * KEPT + 12 * 5),
+        # A block, the next, the gradient and what of it is reduced; and the gradients of what the block keeps.
+        "gathered layers": 16 * LAYER,
+        "a block's backward pass": 100 * KEPT,
+    }
+    # With many logits the last layer needs more: its weight with its gradient, and the block before it.
+    found_with_logits = roles(load(tmp_path, "trainer.tokens_per_chunk=160"))["trainer"].per_process
+    assert found_with_logits == {
+        "activations": trainer.per_process["activations"],
+        "logits of a chunk": 2 * 160 * 50 * 4,
+        "gathered layers": 8 * 250 + 4 * LAYER,
     }
     assert trainer.process_bytes == 16_000 + sum(trainer.per_process.values())
     assert trainer.host == {ON_THEIR_WAY: 8000} | CHECKPOINT
@@ -117,7 +124,8 @@ def test_memory_of_the_smallest_run(tmp_path: Path) -> None:
 
 def test_shared_prefixes_take_copies_of_keys_and_values(tmp_path: Path) -> None:
     def activations(*overrides: str) -> int:
-        return roles(load(tmp_path, *overrides))["trainer"].per_process["activations"]
+        memory = roles(load(tmp_path, *overrides))["trainer"].per_process
+        return memory["activations"] + memory["a block's backward pass"]
 
     copies = 4 * 2 * 3 * 4  # of keys and values, each of one head of 3 numbers
     assert activations("trainer.share_prefixes=true") - activations() == 100 * 3 * copies
@@ -147,8 +155,9 @@ def test_on_gpus_a_block_keeps_little_and_rows_that_are_longer_than_a_pass_count
     config = load(tmp_path, *gpus, "rollout.max_length=60", "trainer.tokens_per_pass=50")
     found = roles(config)["trainer"].per_process
     block = 2 * (4 * 7 + 4 * 5 + 3 * 9)
-    assert found["activations"] == 60 * (2 * 5 * 2 + 2 * block + 10 * 5)
-    assert found["gathered layers"] == (2 + 4 + 2) * 250 + (2 * 2 + 4) * LAYER
+    assert found["activations"] == 60 * (2 * 5 * 2 + 10 * 5)
+    assert found["a block's backward pass"] == 60 * 2 * block
+    assert found["gathered layers"] == (3 * 2 + 4) * LAYER
     # Attention's 6, and half of 6 + 2 x 3 + 2 x 7 + 2 x 5.
     more = 60 * 2 * (6 + 18) * 2
     selective = roles(with_checkpointing(config, "selective"))["trainer"].per_process
@@ -179,13 +188,31 @@ def test_as_little_is_computed_anew_as_there_is_room_for(tmp_path: Path) -> None
     assert choose_checkpointing(bytes_by_checkpointing(config, ModelSize(parameters=1000)), 1e15) == "full"
 
 
+def test_every_replica_of_the_weights_has_its_own(tmp_path: Path) -> None:
+    one, two = (
+        roles(load(tmp_path, "monarch.roles.trainer={procs: 4}", f"trainer.parallel.hsdp={replicas}"))
+        for replicas in (1, 2)
+    )
+    held = sum(one["trainer"].parts.values())
+    assert sum(two["trainer"].parts.values()) == 2 * held
+    assert two["trainer"].process_bytes - one["trainer"].process_bytes == held // 4
+
+
+def test_the_ranks_of_a_reference_share_it(tmp_path: Path) -> None:
+    spread = ("monarch.roles={trainer: {procs: 4}, reference: {procs: 2}}", "trainer.parallel.tp=2")
+    one, two = (
+        roles(load(tmp_path, "algorithm.kl_coef=0.1", *overrides))["reference"] for overrides in ((), spread)
+    )
+    assert (two.processes, two.parts) == (2, one.parts)
+    assert two.per_process["activations"] == one.per_process["activations"] // 2
+
+
 def test_tensor_parallel_ranks_share_a_pass(tmp_path: Path) -> None:
     alone = roles(load(tmp_path))["trainer"].per_process
     config = load(tmp_path, "monarch.roles.trainer={procs: 4}", "trainer.tensor_parallel=4")
     found = roles(config)["trainer"].per_process
-    assert found["logits of a chunk"] == 2 * 16 * 13 * 4
     assert found["activations"] == alone["activations"] // 4
-    assert found["gathered layers"] == 8 * 13 * 5 + 12 * LAYER // 4
+    assert found["gathered layers"] == 16 * (LAYER // 4)
 
 
 @pytest.mark.parametrize(("push", "sent"), [("merged", 4000), ("adapter", 4 * 2 * 3 * (5 + 6 + 7 + 5))])

@@ -38,7 +38,24 @@ def test_conversation_that_goes_on_and_one_that_begins_anew() -> None:
         (True, "state 2", 7, "stay"),
     ]
     assert [t.trained for t in made.turns] == [((True, 4),), ((True, 2),), ((True, 4),)]
+    assert [t.parent for t in made.turns] == [None, 0, None]
     assert made.turns[1].tokens == (103, 111)
+
+
+def test_turn_continues_the_longest_turn_that_its_prompt_begins_with() -> None:
+    made = record(
+        trajectory(
+            turn("ask", "call"),
+            turn("askcallresult", "go"),
+            turn("title", "a"),
+            turn("askcallother", "b"),
+            turn("askcallotherbthen", "c"),
+            turn("askcaller", "d"),
+        ),
+        1.0,
+    )
+    assert [t.parent for t in made.turns] == [None, 0, None, 0, 3, 0]
+    assert [t.fresh for t in made.turns] == [True, False, True, True, False, True]
 
 
 def test_random_episodes_show_what_the_trainer_gets() -> None:

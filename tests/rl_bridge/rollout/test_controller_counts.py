@@ -4,10 +4,10 @@ import pickle
 from typing import Any, Self, cast
 
 import pytest
-from simulated_time import simulated
 
 from benchmarks.asynchrony import InstantPolicy, SleepingTask
 from benchmarks.controller import count_objects
+from benchmarks.simulated_time import simulated
 from openenv_core import StepResult
 from rl_bridge.buffer.ledger import Ledger
 from rl_bridge.buffer.replay import Admission, ReplayBuffer

@@ -14,8 +14,8 @@ from dispatcher_stage import (
     play_in_order,
     steps,
 )
-from simulated_time import simulated
 
+from benchmarks.simulated_time import simulated
 from rl_bridge.algorithms.advantages import NO_VARIANCE
 from rl_bridge.errors import RolloutError
 from rl_bridge.rollout.assignment import Absence, Assignment, AssignmentResult, NoTrajectory

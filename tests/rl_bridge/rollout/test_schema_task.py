@@ -1,5 +1,6 @@
 """The task of an environment in one file, made from its docstring and models."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from rl_bridge.config import load_config, load_env_config
 from rl_bridge.errors import ConfigError
 from rl_bridge.rollout import SchemaTask
 from rl_bridge.rollout.preflight import run_preflight
+from tests.rl_bridge.planning.published_models import QWEN3_1_7B
 
 FILE = '''\
 from openenv_core import Action, Environment, Observation
@@ -81,7 +83,7 @@ def test_a_run_on_a_file_needs_a_model_and_no_configuration(folder: Path) -> Non
     assert config.environment.app == f"{folder / 'pips.py'}:Pips"
     with pytest.raises(ConfigError, match=r"model\.path: expected a folder .* set model\.path=FOLDER"):
         run_preflight(config)
-    (folder / "config.json").write_text("{}")  # as far as it is looked at before the heavy stack
+    (folder / "config.json").write_text(json.dumps(QWEN3_1_7B))  # all that is read before the heavy stack
     run_preflight(load_env_config("pips.py", [f"model.path={folder}"]))
     with pytest.raises(ConfigError, match=r"no folder or file at nowhere\.py"):
         load_env_config("nowhere.py")

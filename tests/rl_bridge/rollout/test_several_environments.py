@@ -24,8 +24,8 @@ from dispatcher_stage import (
 )
 from rich.console import Console
 from serving import eventually
-from simulated_time import simulated
 
+from benchmarks.simulated_time import simulated
 from openenv_core.evaluation.records import EpisodeRecord, EvaluationFolder
 from rl_bridge.config import Config
 from rl_bridge.errors import ReplicaLostError, RoleError, RolloutError

@@ -30,7 +30,13 @@ def pieces_of(text: str) -> tuple[str, ...]:
 
 
 def turn(
-    context: str, answer: str, *, fresh: bool = False, trained: bool = True, stopped: bool = True
+    context: str,
+    answer: str,
+    *,
+    fresh: bool = False,
+    trained: bool = True,
+    stopped: bool = True,
+    parent: int | None = None,
 ) -> TurnRecord:
     pieces = pieces_of(answer)
     return TurnRecord(
@@ -43,6 +49,7 @@ def turn(
         versions=((3, len(pieces)),),
         trained=((trained, len(pieces)),),
         stopped=stopped,
+        parent=parent,
     )
 
 

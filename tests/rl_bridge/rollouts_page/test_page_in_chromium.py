@@ -72,6 +72,7 @@ def link(tab: Tab) -> str:
 
 def test_conversation_as_it_was(tab: Tab, file: str) -> None:
     show(tab, file)
+    assert texts(tab, "#tree") == []
     assert where(tab) == "Step 5, group 4, sibling 0"
     assert texts(tab, ".row .last")[:3] == [
         "There are 17 open orders.",
@@ -108,6 +109,26 @@ def test_conversation_as_it_was(tab: Tab, file: str) -> None:
     # Not of one token: no more was asked for.
     assert texts(tab, ".answer footer span").count("cut off by the length limit") == 1
     assert "advantage none: not trained" in " ".join(texts(tab, "#head .facts > *"))
+
+
+def test_calls_of_an_agent_are_a_tree(tab: Tab, tmp_path: Path) -> None:
+    agent = played(
+        turn("<|im_start|>user\nGo.<|im_end|>", "I call.", fresh=True),
+        turn("<|im_start|>user\nA title?<|im_end|>", "Title", fresh=True, trained=False),
+        turn("<|im_start|>user\n<tool_response>\n1\n</tool_response><|im_end|>", "One.", parent=0),
+        turn("<|im_start|>user\nSum up.<|im_end|>", "It was one.", fresh=True, parent=0),
+    )
+    show(tab, written(keep(tmp_path / "agent", [agent])))
+    assert texts(tab, "#tree button") == [
+        "turn 1 · begins a chat · user · 2 tokens · trained",
+        "turn 2 · begins a chat · user · 2 tokens · masked",
+        "turn 3 · continues turn 1 · tool · 1 token · trained",
+        "turn 4 · continues turn 1 · user · 3 tokens · trained",
+    ]
+    depths = "[...document.querySelectorAll('#tree button')].map(e => e.style.marginLeft)"
+    assert tab.evaluate(depths) == ["0em", "2em", "0em", "2em"]
+    tab.evaluate("document.querySelectorAll('#tree button')[3].click()")
+    tab.wait_for("document.querySelector('.turn.here')?.id === 'turn-0-3'")
 
 
 def test_keys_lead_everywhere(tab: Tab, file: str) -> None:

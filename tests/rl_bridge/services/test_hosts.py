@@ -3,10 +3,8 @@
 import ast
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +12,7 @@ import psutil
 import pytest
 from free_ports import free_ports
 from module_run import finished
+from namespaces import CONTROLLER_ADDRESS, inside, namespaces, needs_namespaces
 from service_waits import kill, pids_of, until, until_gone
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(400)]
@@ -25,46 +24,17 @@ WORKER = (
 )
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-@contextlib.contextmanager
-def namespaces() -> Iterator[tuple[str, list[str], list[str]]]:
-    """A namespace for the controller, two for hosts, a link to each: their names, and the controller's ends."""
-    mark = f"{os.getpid() % 100000:x}"
-    controller, hosts = f"rwc{mark}", [f"rwh{number}{mark}" for number in (1, 2)]
-    links = [f"rwl{number}{mark}" for number in (1, 2)]
-    try:
-        for name in (controller, *hosts):
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", controller, "addr", "add", "10.77.0.1/32", "dev", "lo")
-        for number, (host, link) in enumerate(zip(hosts, links, strict=True), 1):
-            ip("-n", controller, "link", "add", link, "type", "veth", "peer", "name", "uplink", "netns", host)
-            ip("-n", controller, "addr", "add", f"10.77.{number}.1/24", "dev", link)
-            ip("-n", controller, "link", "set", link, "up")
-            ip("-n", host, "addr", "add", f"10.77.{number}.2/24", "dev", "uplink")
-            ip("-n", host, "link", "set", "uplink", "up")
-            ip("-n", host, "route", "add", "default", "via", f"10.77.{number}.1")
-        yield controller, hosts, links
-    finally:
-        for name in (controller, *hosts):
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and the ip command"
-)
+@needs_namespaces
 def test_a_cut_link_is_noticed_and_healed(tmp_path: Path) -> None:
-    own, workers = "tcp://10.77.0.1:26700", ["tcp://10.77.1.2:26600", "tcp://10.77.2.2:26600"]
-    with namespaces() as (controller, hosts, links), contextlib.ExitStack() as stack:
+    own = f"tcp://{CONTROLLER_ADDRESS}:26700"
+    with namespaces(2) as (controller, hosts), contextlib.ExitStack() as stack:
+        workers = [f"tcp://{host.address}:26600" for host in hosts]
         for host, worker in zip(hosts, workers, strict=True):
-            process = subprocess.Popen(["ip", "netns", "exec", host, sys.executable, "-c", WORKER, worker])
+            process = subprocess.Popen([*inside(host.namespace), sys.executable, "-c", WORKER, worker])
             stack.callback(process.wait, 20)
             stack.callback(process.terminate)
-        words = [str(HERE / "hosts_controller.py"), str(tmp_path / "logs"), links[0], own, *workers]
-        ran = finished("ip", "netns", "exec", controller, sys.executable, *words, timeout_s=250)
+        words = [str(HERE / "hosts_controller.py"), str(tmp_path / "logs"), hosts[0].link, own, *workers]
+        ran = finished(*inside(controller), sys.executable, *words, timeout_s=250)
     assert ran.returncode == 0, ran.stderr
 
 

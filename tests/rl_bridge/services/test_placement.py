@@ -9,6 +9,7 @@ from rl_bridge.errors import RoleError
 from rl_bridge.services.options import (
     HOST_AVOIDANCE_S,
     START_VARIABLE,
+    NoRoomError,
     Placement,
     ReplicaSlot,
     RestartBudget,
@@ -92,6 +93,25 @@ def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:
     # Where nothing else has room it is still good enough.
     assert [placement.reserve(NEEDY, 1.0).first for _ in range(2)] == [1, 0]
     assert placement.reserve(ONE, HOST_AVOIDANCE_S).first == 0
+
+
+def test_host_that_joins_takes_what_belongs_there_and_otherwise_comes_last() -> None:
+    placement = Placement(hosts=1, gpus=1)
+    joined = placement.add_host(2)
+    assert (joined, placement.room(joined, NEEDY), placement.room(joined, ONE)) == (1, 2, 1)
+    assert placement.room(joined, PAIR) == 0
+    assert [placement.reserve(ONE, 0.0).first for _ in range(3)] == [0, 0, 0]
+    assert placement.reserve(ONE, 0.0, joined).first == joined
+    assert placement.reserve(NEEDY, 0.0, joined).gpus == ((0,),)
+    assert placement.room(joined, NEEDY) == 1
+    with pytest.raises(NoRoomError):  # no replica spans a host that may leave
+        placement.reserve(ServiceOptions(hosts=2), 0.0)
+    assert [placement.reserve(NEEDY, 0.0).first for _ in range(2)] == [0, joined]
+    placement.close_host(joined)
+    with pytest.raises(NoRoomError, match=r"got 1 host\(s\) with \[0\] free"):
+        placement.reserve(NEEDY, 0.0)
+    with pytest.raises(NoRoomError):
+        placement.reserve(ONE, 0.0, joined)
 
 
 def test_replicas_without_gpus_avoid_hosts_with_gpus() -> None:

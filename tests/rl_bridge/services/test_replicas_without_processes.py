@@ -25,6 +25,7 @@ class Processes:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.tells, self.ends, self.ending = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._locate = RankProcess(host, 1)
+        self.host = 0
 
     def spawn(self, actor: type[Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
         async def place() -> RankProcess:
@@ -55,21 +56,38 @@ class Processes:
         return ""
 
 
-def service_of(actor: type[Any], starts: Iterable[Any] = ()) -> Any:
-    """A service that nobody has started, with the processes of each start of a replica."""
+def service_of(
+    actor: type[Any], starts: Iterable[Any] = (), failures: list[Exception] | None = None, **options: Any
+) -> Any:
+    """A service that nobody has started, with the processes of each start of a replica, or the error of making them."""
     from rl_bridge.services.options import ServiceOptions
     from rl_bridge.services.service import Service
 
     coming = iter(starts)
+
+    def start(replica: int, host: int | None) -> Any:
+        if isinstance(made := next(coming), Exception):
+            raise made
+        return made
+
     return Service(
         "policy",
         actor,
         (),
-        ServiceOptions(restarts=RestartPolicy(backoff_s=0.0)),
-        start=lambda replica: next(coming),
+        ServiceOptions(**{"restarts": RestartPolicy(backoff_s=0.0), **options}),
+        start=start,
         record=lambda replica, what, detail="": None,
-        on_failure=lambda failure: None,
+        on_failure=[].append if failures is None else failures.append,
     )
+
+
+def willing(host: int = 0) -> Processes:
+    """Processes that do at once what they are told."""
+    processes = Processes(f"host {host}")
+    processes.host = host
+    processes.tells.set()
+    processes.ends.set()
+    return processes
 
 
 @pytest.mark.parametrize("noticed_by_a_call", [True, False])
@@ -172,6 +190,44 @@ async def test_starting_replica_that_refuses_the_state_is_replaced(roles: Module
     # It would answer from the past.
     assert [target.replica for target in service.roster.targets] == [1]
     assert service.roster.lost == ((0, 1),)
+
+
+async def test_service_goes_on_as_long_as_enough_replicas_are_left() -> None:
+    from rl_bridge.services.actor import ServiceActor
+
+    first, joined = willing(), willing(1)
+    failures: list[Exception] = []
+    never = RestartPolicy(budget=0)
+    service = service_of(ServiceActor, [first, joined], failures, max_replicas=2, restarts=never)
+    async with asyncio.timeout(HANG_S):
+        await service.start()
+        service.grow(1, 1)
+        service.grow(1, 1)  # there is no more than one on a host without GPUs
+        await until(lambda: service.serving == 2)
+        first.lose("it does not answer")
+        await until(lambda: [row.id for row in service.replicas] == [1])
+        assert failures == []
+        joined.lose("it does not answer")
+        await until(lambda: bool(failures))
+        await service.stop()
+    assert "replica 1 of policy is lost, and it is never restarted" in str(failures[0])
+
+
+async def test_replica_that_has_no_room_any_more_waits_for_a_host_to_join() -> None:
+    from rl_bridge.services.actor import ServiceActor
+    from rl_bridge.services.options import NoRoomError
+
+    first, full = willing(), NoRoomError("expected room, got none")
+    service = service_of(ServiceActor, [first, full, willing(1)], max_replicas=2, with_gpus=True)
+    async with asyncio.timeout(HANG_S):
+        await service.start()
+        leaving = asyncio.ensure_future(service.leave_host(0, notice=True))
+        await leaving
+        await until(lambda: service.replicas[0].state == "starting")
+        service.grow(1, 0)
+        await until(lambda: service.serving == 1)
+        assert [row.restarts for row in service.replicas] == [0]
+        await service.stop()
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ import torch
 from tiny_checkpoints import NAMES, every_token, make_checkpoint, rows, titan
 
 from rl_bridge.types import Completion, SamplingSettings
+from rl_bridge.weights.snapshot import local_shards
 
 pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(300)]
 
@@ -46,9 +47,8 @@ def test_engine_and_trainer_agree(name: str, tmp_path: Path) -> None:
         assert difference() <= 1e-4
         generator = torch.Generator().manual_seed(9)
         with torch.no_grad():
-            for tensor in model.sharded_state_dict().values():
-                local = tensor.to_local()  # type: ignore[attr-defined]
-                local.mul_(1.0 + 0.3 * torch.randn(local.shape, generator=generator))
+            for shard in local_shards(model.sharded_state_dict()).values():
+                shard.local.mul_(1.0 + 0.3 * torch.randn(shard.local.shape, generator=generator))
         assert difference() > 0.01, "the new weights are like the old ones"
         engine.load(1, model.hf_state_dict()).result(WAIT_S)
         assert difference() <= 1e-4

@@ -51,7 +51,7 @@ def test_published_configurations_are_understood(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"model_type": "mamba"}, "among llama, qwen2, qwen3, got 'mamba' at 'there'"),
+        ({"model_type": "mamba"}, "among llama, qwen2, qwen3, qwen3_moe, got 'mamba' at 'there'"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "stretched as Llama 3's are, got 'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor .* got None"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "of whole heads"),

@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.errors import ConfigError, ModelError
+from rl_bridge.titan.ranks import gather_state
 
 pytestmark = pytest.mark.heavy
 
@@ -53,11 +54,28 @@ def test_names_log_probabilities_and_gradients_are_those_of_transformers(checkpo
 
     ours.sum().backward()
     expected.sum().backward()
-    gradients = model.adapter.to_hf({name: one.grad for name, one in model.module.named_parameters()})
-    theirs = {name: parameter.grad for name, parameter in reference.named_parameters()}
+    gradients = gather_state(
+        model.adapter.to_hf({name: one.grad for name, one in model.module.named_parameters()})
+    )
+    theirs = expert_by_expert({name: parameter.grad for name, parameter in reference.named_parameters()})
     assert set(gradients) == set(theirs)
     for name, gradient in theirs.items():
-        torch.testing.assert_close(gradients[name].full_tensor(), gradient, atol=1e-4, rtol=1e-4, msg=name)
+        torch.testing.assert_close(gradients[name], gradient, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def expert_by_expert(gradients: dict[str, Any]) -> dict[str, Any]:
+    """The gradients under their names in checkpoints: transformers stacks experts, and gate on up, in memory."""
+    named: dict[str, Any] = {}
+    for name, gradient in gradients.items():
+        stem, _, stacked = name.rpartition(".experts.")
+        if not stem:
+            named[name] = gradient
+            continue
+        parts = {"gate_proj": 0, "up_proj": 1} if stacked == "gate_up_proj" else {"down_proj": 0}
+        for number, of_expert in enumerate(gradient):
+            for part, rows_of_part in zip(parts, of_expert.chunk(len(parts)), strict=True):
+                named[f"{stem}.experts.{number}.{part}.weight"] = rows_of_part
+    return named
 
 
 def test_a_loss_token_that_is_no_word_is_refused(any_checkpoint: Path) -> None:
@@ -265,7 +283,7 @@ def test_further_options_reach_torchtitan_and_what_other_keys_decide_is_refused(
     )
     assert seen["parallelism"].fsdp_reshard_after_forward == "never"
     for options, name in (
-        (TrainerOptions(parallelism={"pipeline_parallel_degree": 2}), "pipeline_parallel_degree"),
+        (TrainerOptions(parallelism={"expert_parallel_degree": 2}), "expert_parallel_degree"),
         (TrainerOptions(parallelism={"tensor_parallel_degree": 2}), "tensor_parallel_degree"),
         (TrainerOptions(training={"no_such_field": 2}), "no_such_field"),
     ):

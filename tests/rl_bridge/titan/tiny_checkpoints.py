@@ -41,6 +41,18 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     # Heads of another size than the width's share, as in Qwen3 0.6B and 4B.
     "qwen3": ("qwen3", {"head_dim": 24, "tie_word_embeddings": False, "rope_parameters": PLAIN}),
     "qwen3-tied": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True, "rope_parameters": PLAIN}),
+    "qwen3-moe": (
+        "qwen3_moe",
+        {
+            "head_dim": 16,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": PLAIN,
+        },
+    ),
     "qwen2": ("qwen2", {"tie_word_embeddings": False, "rms_norm_eps": 1e-5, "rope_parameters": PLAIN}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": PLAIN}),
     "llama": ("llama", {"tie_word_embeddings": False, "rms_norm_eps": 1e-5, "rope_parameters": PLAIN}),

@@ -72,6 +72,7 @@ LOOK = [
 CALLS = {
     CallStyle.HERMES: '<tool_call>\n{"name": "look", "arguments": {"at": "the sea"}}\n</tool_call>',
     CallStyle.LLAMA: '{"name": "look", "parameters": {"at": "the sea"}}',
+    CallStyle.XML: "<tool_call>\n<function=look>\n<parameter=at>\nthe sea\n</parameter>\n</function>\n</tool_call>",
 }
 CALL_MESSAGE = {"type": "function", "function": {"name": "look", "arguments": {"at": "the sea"}}}
 
@@ -110,18 +111,16 @@ EXPECTED = {
             "lfm2_2_5",
             "lfm2_2_5_v2",
             "lfm2_2_5_vl",
-            "nemotron_3_5_lightning",
-            "nemotron_3_nano",
-            "nemotron_3_super",
-            "nemotron_3_ultra",
-            "qwen3_8",
         ],
         THINKING,
     ),
     **dict.fromkeys(
-        ["deepseek_r1_distill", "deepseekv3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6"], OPENING
+        ["nemotron_3_5_lightning", "nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"],
+        (SAME, FORGETS, FORGETS, FORGETS),
     ),
-    "qwen3": (FORGETS, FORGETS, FORGETS, FORGETS),
+    "qwen3_8": (SAME, SAME, FORGETS, FORGETS),
+    **dict.fromkeys(["deepseek_r1_distill", "deepseekv3"], OPENING),
+    **dict.fromkeys(["qwen3", "qwen3_5_nothink", "qwen3_5_think", "qwen3_6"], (FORGETS,) * 4),
     "glm4moe": (REFUSED_END, NO_CALLS, REFUSED_END, NO_CALLS),
     "gptoss": (REFUSED_END, NO_CALLS, NO_THOUGHTS, NO_THOUGHTS),
     **dict.fromkeys(

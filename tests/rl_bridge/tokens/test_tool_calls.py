@@ -16,7 +16,7 @@ from rl_bridge.tokens.tool_calls import (
     style_of_template,
 )
 
-HERMES, LLAMA = CallStyle.HERMES, CallStyle.LLAMA
+HERMES, LLAMA, XML = CallStyle.HERMES, CallStyle.LLAMA, CallStyle.XML
 
 
 def hermes(block: str) -> str:
@@ -116,7 +116,97 @@ def test_almost_valid_calls_are_repaired_on_request(text: str) -> None:
     assert parse_tool_calls(text, style=HERMES, repair=True) == [LOOK]
 
 
-@pytest.mark.parametrize(("style", "call"), [(HERMES, CALL), (LLAMA, LLAMA_CALL)])
+def xml(name: str, **parameters: str) -> str:
+    values = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
+    return hermes(f"<function={name}>\n{values}</function>")
+
+
+XML_CALL = xml("look", at="x")
+SCHEMA = {
+    "properties": {
+        "code": {"type": "string"},
+        "count": {"type": "integer"},
+        "share": {"type": "number"},
+        "deep": {"type": "boolean"},
+        "names": {"type": "array"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "either": {"type": ["integer", "string"]},
+        "place": {"$ref": "#/$defs/Place"},
+        "any": {},
+    },
+    "$defs": {"Place": {"type": "object"}},
+}
+FUNCTIONS = [
+    {"function": {"name": "go", "parameters": {"properties": {"code": {"type": "integer"}}}}},
+    {"function": {"name": "run", "parameters": SCHEMA}},
+    {"function": {"name": "wait"}},
+]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("code", "a = 1\n\n  if a < 2:\n    print('</b>')\n", "a = 1\n\n  if a < 2:\n    print('</b>')\n"),
+        ("code", "12", "12"),
+        ("code", '"12"', '"12"'),
+        ("code", "", ""),
+        ("count", "12", 12),
+        ("count", "1.5", 1.5),  # the environment refuses it
+        ("share", "12", 12),
+        ("deep", "true", True),
+        ("deep", "False", False),
+        ("names", '["a", {"b": null}]', ["a", {"b": None}]),
+        ("note", "null", None),
+        ("note", "None", None),
+        ("note", "12", "12"),
+        ("note", '"so"', '"so"'),
+        ("either", "12", 12),
+        ("either", "[1]", "[1]"),
+        ("place", '{"x": 1}', {"x": 1}),
+        ("any", "12", "12"),
+        ("unknown", "12", "12"),
+    ],
+)
+def test_schemas_say_what_a_parameter_in_xml_means(key: str, text: str, value: Any) -> None:
+    found = parse_tool_calls(f"So: {xml('run', **{key: text})}", style=XML, functions=FUNCTIONS)
+    assert found == [ToolCall("run", {key: value})]
+
+
+def test_calls_in_xml_are_read_in_order() -> None:
+    both = xml("wait") + "\n" + xml("go", code="3", to="3")
+    calls = [ToolCall("wait", {}), ToolCall("go", {"code": 3, "to": "3"})]
+    assert parse_tool_calls(both, style=XML, functions=FUNCTIONS) == calls
+    in_a_line = "<tool_call><function=look><parameter=at>x</parameter></function></tool_call>"
+    assert parse_tool_calls(in_a_line, style=XML) == [LOOK]
+    assert parse_tool_calls("It is 42.", style=XML) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (XML_CALL.removesuffix("</tool_call>"), "expected </tool_call>"),
+        (CALL, "expected <function=NAME>"),
+        (hermes("<function=look>\n<parameter=at>\nx\n</parameter>"), "expected <function=NAME>"),
+        (hermes("<function=look>\n<parameter=at>\nx\n</function>"), "expected <parameter=NAME>"),
+        (hermes("<function=look>\nx\n</function>"), "expected <parameter=NAME>"),
+        (xml("run", count="many"), "expected JSON of type integer, got 'many'"),
+        (xml("run", count="NaN"), "got NaN"),
+        (xml("run", place='{"x": 1, "x": 2}'), "got 'x' twice"),
+        (hermes(2 * "<function=look></function>"), "expected <parameter=NAME>"),
+        (hermes("<function=look>" + 2 * "<parameter=at>x</parameter>" + "</function>"), "got 'at' twice"),
+        (xml("look", at="\ud800"), "surrogates not allowed"),
+        # In one pass, whatever it is that a policy repeats.
+        (hermes("<function=look>" + "<parameter=at>" * 50_000 + "</function>"), "expected <parameter=NAME>"),
+        (hermes(("<function=look>" + " " * 99) * 9_000), "expected <function=NAME>"),
+    ],
+)
+def test_malformed_xml_is_unparsable(text: str, reason: str) -> None:
+    found = parse_tool_calls(text, style=XML, functions=FUNCTIONS)
+    assert isinstance(found, UnparsableCall)
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(("style", "call"), [(HERMES, CALL), (LLAMA, LLAMA_CALL), (XML, XML_CALL)])
 def test_a_thought_that_the_prompt_began_is_no_answer_until_it_ends(style: CallStyle, call: str) -> None:
     assert parse_tool_calls(call, style=style, in_thought=True) == []
     assert parse_tool_calls("", style=style, in_thought=True) == []
@@ -181,7 +271,7 @@ def test_a_template_says_how_calls_are_written() -> None:
     assert style_of_template("... <|python_tag|> ...") is LLAMA
     assert style_of_template('<|start_header_id|> {"name": ..., "parameters": ...}') is LLAMA
     # Where a template tells of tools in another way, nobody knows; what is between the marks may be no JSON.
-    assert style_of_template("<tool_call>\n<function=name>\n<parameter=name>") is None
+    assert style_of_template("<tool_call>\n<function=name>\n<parameter=name>") is XML
     assert style_of_template("<tool_call>{function-name}\n<arg_key>{name}</arg_key>") is None
     assert style_of_template('[AVAILABLE_TOOLS] {"name": ..., "parameters": ...}') is None
     assert style_of_template("{{ messages }}") is None

@@ -16,6 +16,12 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with ranks(tmp_path_factory.mktemp("four"), 4) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     with ranks(tmp_path_factory.mktemp("pair"), 2) as two:
         yield two

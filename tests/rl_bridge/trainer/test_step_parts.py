@@ -16,7 +16,7 @@ from trainer_ranks import batch, branching_batch, settings
 from rl_bridge.buffer.batch import TrainBatch
 from rl_bridge.config import AlgorithmConfig
 from rl_bridge.config.sections import Checkpointing
-from rl_bridge.errors import TrainingError
+from rl_bridge.errors import ConfigError, TrainingError
 from rl_bridge.planning import ModelSize, with_checkpointing
 from rl_bridge.titan.architecture import read_architecture
 from rl_bridge.trainer.metrics import LossMetrics, StepMeter, peak_flops
@@ -355,10 +355,9 @@ def test_a_step_is_measured_by_its_slowest_rank(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("configured", "needed", "gigabytes", "kind", "reason"),
     [
-        ("auto", {"none": 80, "selective": 50, "full": 10}, 100, "selective", "50.0 GB of the 100.0 GB"),
-        ("auto", {}, 100, "full", "an unknown part of the 100.0 GB"),
+        ("auto", {"none": 80, "selective": 50, "full": 10}, 100, "selective", "50.0 of the 100.0 GB"),
         ("auto", {}, None, "none", "none"),
-        ("selective", {"none": 1}, 100, "selective", "selective"),
+        ("selective", {"none": 110, "selective": 90, "full": 10}, 100, "selective", "90.0 of the 100.0 GB"),
     ],
 )
 def test_trainer_computes_as_little_anew_as_its_gpu_has_room_for(
@@ -379,6 +378,9 @@ def test_trainer_computes_as_little_anew_as_its_gpu_has_room_for(
     assert found == replace(made, config=with_checkpointing(made.config, kind))
     assert words.startswith(kind)
     assert reason in words
+    if gigabytes:
+        with pytest.raises(ConfigError, match=r"fits on its GPUs, got .* of the 1\.0 GB of a GPU"):
+            made.resolve_checkpointing(10**9)
 
 
 def test_an_update_waits_for_all_who_read_the_weights() -> None:

@@ -1,5 +1,7 @@
 """A real trainer on a tiny checkpoint: it learns, clips, and resumes to the last bit."""
 
+import gzip
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -265,3 +267,13 @@ def test_an_export_in_several_files_is_loaded_by_transformers(
     # And back to one file: of those before none is left that an engine could take for a part.
     trainer.export(folder)
     assert [path.name for path in folder.glob("*.safetensors*")] == ["model.safetensors"]
+
+
+def test_every_second_step_is_traced(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    trainer = make_trainer(profile_interval=2)
+    for number in range(3):
+        trainer.step(batch(number))
+    (file,) = (tmp_path / "profiles").iterdir()
+    assert file.name == "step-2-rank-0.json.gz"
+    names = {event.get("name") for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]}
+    assert "aten::mm" in names

@@ -1,6 +1,7 @@
 """Real ranks of a trainer, each a process of its own, driven from a test."""
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -40,7 +41,9 @@ def settings(
     **trainer: Any,
 ) -> TrainerSettings:
     """Of a tiny trainer."""
-    procs = trainer.get("tensor_parallel", 1)
+    parallel = trainer.get("parallel", {})
+    procs = math.prod([parallel.get(one, 1) for one in ("hsdp", "fsdp", "tp", "ep")])
+    procs *= trainer.get("tensor_parallel", 1)
     keys = {
         "model": {"dtype": dtype, "lora": lora},
         "rollout": {"max_length": 32, "temperature": temperature},

@@ -100,7 +100,7 @@ async def test_call_whose_session_closes_before_it_awaits_leaves_nothing_behind(
     async with serving(app) as address, host(address) as client:
         (session,) = app.sessions.standing
         call = asyncio.create_task(client.call_tool("long"))
-        await eventually(lambda: session.call)
+        await eventually(lambda: session.busy)
         await app.sessions.close(session)
         with pytest.raises(MCPError):
             await call

@@ -10,12 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 from envs.code_interpreter_env.grading.compare import (
     CHECKERS,
     MAX_BOXES,
-    AnyOf,
     Compare,
-    Comparison,
     Exact,
     Numeric,
-    SetLike,
     Unordered,
     extract_boxed,
     parse_number,
@@ -58,34 +55,13 @@ def test_numeric_tolerance() -> None:
         assert numeric.matches(got, expected) is (at < len(CLOSE)), (str(got)[:9], str(expected)[:9])
 
 
-LOOSE: list[tuple[Comparison, list[tuple[Any, Any]], list[tuple[Any, Any]]]] = [
-    (Exact(tuples_as_lists=True), [([(1, 2), [3]], [[1, 2], (3,)])], [({1}, [1])]),
-    (Numeric(tuples_as_lists=True), [((1.0,), [1])], []),
-    (
-        Unordered(),
-        [([[2], [1], [1]], [[1], [1], [2]]), (([1], 2), [2, [1]])],
-        [([1, 1, 2], [1, 2, 2]), ([1, True], [1, 1]), ([1], [1, 1])]
-        + [(other, ["a", "b"]) for other in (None, 3, "ab", {1: 2}, {1, 2})],
-    ),
-    # The first may go with both, the second with one: taking the first best would leave the second alone.
-    (
-        Unordered(items=Numeric(rel_tol=0.0, abs_tol=1.0)),
-        [([1.0, 0.0], [1.0, 2.0])],
-        [([0.5, 0.0], [0.0, 3.0])],
-    ),
-    (Unordered(items=Exact(tuples_as_lists=True)), [([(1, 2), [0]], [[0], [1, 2]])], []),
-    (SetLike(), [([1, 1, 2], [2, 1]), ({1, 2}, [2, 1])], [([1, True], [1]), ("ab", ["a", "b"]), (None, [])]),
-    (AnyOf(), [("b", ["a", "b"])], [(["a", "b"], ["a", "b"])]),
-    (AnyOf(each=Numeric(abs_tol=0.1)), [(2.05, [1, 2])], []),
-]
-
-
-@pytest.mark.parametrize(("comparison", "same", "other"), LOOSE)
-def test_looser_comparisons(
-    comparison: Comparison, same: list[tuple[Any, Any]], other: list[tuple[Any, Any]]
-) -> None:
-    assert [pair for pair in same if not comparison.matches(*pair)] == []
-    assert [pair for pair in other if comparison.matches(*pair)] == []
+def test_unordered_lists_have_the_same_items_equally_often() -> None:
+    for got, expected in [([[2], [1], [1]], [[1], [1], [2]]), (([1], 2), [2, [1]])]:
+        assert Unordered().matches(got, expected)
+    for got, expected in [([1, 1, 2], [1, 2, 2]), ([1, True], [1, 1]), ([1], [1, 1])]:
+        assert not Unordered().matches(got, expected)
+    for other in (None, 3, "ab", {1: 2}, {1, 2}):
+        assert not Unordered().matches(other, ["a", "b"])
 
 
 EXAMPLES: dict[str, tuple[list[Any], Any, list[Any], list[Any]]] = {

@@ -56,11 +56,8 @@ def test_values_of_cases_are_tagged_json() -> None:
 REFUSED = [
     a_task(extra=1), a_task(kind="puzzle"), a_task(entry="class"), a_task(entry="a b"), a_task(public=[], hidden=[]),
     a_task(prompt=""), a_task(attempts=0), a_task(limits={"timeout_s": 0}), a_task(limits={"cpus": 1}),
-    a_task(hidden=[{"args": [], "expected": 1, "weight": 0}]), a_task(hidden=[{"args": []}]),
+    a_task(hidden=[{"args": []}]),
     a_task(hidden=[{"args": [{"$unknown": 1}], "expected": 1}]), a_task(compare={"type": "unordered"}),
-    a_task(
-        compare={"type": "unordered", "items": {"type": "numeric"}}, public=[{"expected": [0] * 201}], hidden=[],
-    ),
     a_task(scoring="half"), KINDS[2] | {"answer": "many"}, KINDS[2] | {"answer": True},
     KINDS[3] | {"hidden": "def test_(:"}, KINDS[3] | {"hidden": "def tset():\n    pass\n", "public": ""},
 ]  # fmt: skip
@@ -142,7 +139,7 @@ def test_mistake_is_reported_with_file_and_line(tmp_path: Path) -> None:
 
 
 def cases(*hidden: bool) -> list[CaseInfo]:
-    return [CaseInfo(hidden=each, weight=2.0 if at == 1 else 1.0) for at, each in enumerate(hidden)]
+    return [CaseInfo(hidden=each) for each in hidden]
 
 
 @pytest.mark.parametrize(
@@ -152,8 +149,6 @@ def cases(*hidden: bool) -> list[CaseInfo]:
         ("all_or_nothing", (False, True), (False, True), 0.0),
         ("fraction", (False, True, True), (True, True, False), 0.5),
         ("fraction", (False, False), (True, False), 0.5),
-        ("weighted", (True, True, True), (True, False, True), 0.5),
-        ("weighted", (True, True, True), (False, True, False), 0.5),
         ("fraction", (False, True), (False, True), 2 / 3),
     ],
 )

@@ -35,6 +35,7 @@ class SimulatedTime(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     def time(self) -> float:
+        """Return the simulated seconds so far."""
         return self.now
 
 

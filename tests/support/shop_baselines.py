@@ -4,11 +4,11 @@ import random
 from collections.abc import Callable
 from typing import Any, Final, get_args
 
-from openenv_core.worlds import Call, Policy
+from shop_solver import DeskUser, ask_name, parse_requests
+from tool_policies import Call, Policy
 
-from .solver import DeskUser, ask_name, parse_requests
-from .world.cases import Kind
-from .world.records import TOPICS, CustomerTopic, Decision, Ground
+from envs.shop_env.world.cases import Kind
+from envs.shop_env.world.records import TOPICS, CustomerTopic, Decision, Ground
 
 _CALLS: Final = 30
 

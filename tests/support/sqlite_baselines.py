@@ -3,7 +3,7 @@
 import random
 from typing import Any, Final
 
-from openenv_core.worlds import Call, Policy
+from tool_policies import Call, Policy
 
 _GUESSES: Final = ("0", "1", "2", "3", "5", "10")
 

@@ -7,10 +7,10 @@ from datetime import date
 from functools import cache
 from typing import Any, Final
 
-from openenv_core.worlds import Call, SolverError, ToolUser
+from tool_policies import Call, SolverError, ToolUser
 
-from .world.cases import Kind
-from .world.speech import BY_NUMBER, BY_PRODUCT, OF_MINE, PHRASINGS
+from envs.shop_env.world.cases import Kind
+from envs.shop_env.world.speech import BY_NUMBER, BY_PRODUCT, OF_MINE, PHRASINGS
 
 _SLOT: Final = re.compile(r"\{([A-Z]+)\}")
 _OTHER_METHOD: Final = re.compile(r" Please put the money on my \S+, not on what I paid with\.$")

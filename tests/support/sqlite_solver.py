@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from openenv_core.worlds import Call, SolverError, ToolUser
+from tool_policies import Call, SolverError, ToolUser
 
-from .questions import FAMILIES, format_rules, phrase
-from .questions.families import MONTHS, ORDINALS, WEEKDAYS
-from .world.domains import DOMAINS, Amounts, Domain
-from .world.records import draw_naming
+from envs.sqlite_env.questions import FAMILIES, format_rules, phrase
+from envs.sqlite_env.questions.families import MONTHS, ORDINALS, WEEKDAYS
+from envs.sqlite_env.world.domains import DOMAINS, Amounts, Domain
+from envs.sqlite_env.world.records import draw_naming
 
 QUERIES: Final[dict[str, str]] = {
     "count_in_city": "SELECT count(*) FROM v_people WHERE city = :CITY",

@@ -1,0 +1,142 @@
+"""Fleets of environment servers in containers of one Docker engine on this machine."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+from openenv_core.errors import EngineRefusedError, ImageNotFoundError, ProviderError
+from openenv_core.providers.base import LOOPBACK, health_of, listen
+from openenv_core.providers.docker import companion
+from openenv_core.providers.docker.engine import DockerEngine
+from openenv_core.providers.docker.options import ContainerOptions, options_with, spec
+from openenv_core.providers.fleet import READY_TIMEOUT_S, FleetServer, ServerFleet, server_environment
+
+FLEET: Final = "ropewalk.fleet"
+"""Label of a fleet's containers: its name."""
+
+OPTIONS: Final = "ropewalk.fleet.options"
+"""Label with the containers' options and image, from which more are started."""
+
+DRAIN_TIMEOUT_S: Final = 20
+"""Seconds that a server has to end: its own drain, and a margin."""
+
+HEALTH_TIMEOUT_S: Final = 2.0
+
+
+class DockerFleet(ServerFleet):
+    """A fleet in containers, each at a port of this machine's loopback interface. Needs the extra `docker`.
+
+    The engine restarts containers that die. Unless `detached`, they end with this program, however it ends, like those
+    of `LocalDockerProvider`.
+
+    Args:
+        image: Name or id of the image. It is not pulled.
+        servers: Number of containers.
+        name: Name of the fleet; by default a random one.
+        token: Bearer token of the servers; by default a random one.
+        detached: Whether the containers outlive this program; `find` finds them.
+        options: Options of each container.
+        option_fields: Fields of `ContainerOptions`, which override those of `options`.
+
+    Raises:
+        ConfigurationError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        image: str,
+        servers: int,
+        *,
+        name: str | None = None,
+        token: str | None = None,
+        detached: bool = False,
+        options: ContainerOptions | None = None,
+        **option_fields: Any,
+    ) -> None:
+        super().__init__(servers, name, token)
+        given = options_with(options, option_fields)
+        self._image, self._detached = image, detached
+        self._options = options_with(given, {"env_vars": server_environment(self.token, given.env_vars)})
+        self._engine = DockerEngine.find()
+
+    @classmethod
+    def find(cls, name: str) -> Self:
+        """Return a running fleet."""
+        found = DockerEngine.find().list_labelled(f"{FLEET}={name}")
+        if not found:
+            raise ProviderError(f"expected a fleet {name!r} on the Docker engine, got none")
+        image, fields = json.loads(found[0]["Labels"][OPTIONS])
+        options = ContainerOptions(**fields)
+        return cls(image, len(found), name=name, token=options.token, detached=True, options=options)
+
+    def servers(self) -> list[FleetServer]:
+        """Return the servers; one whose container does not run, or is not healthy, is not ready."""
+        found = []
+        for container in self._engine.list_labelled(f"{FLEET}={self.name}"):
+            ports = {each.get("PublicPort") for each in container["Ports"]} - {None}
+            port = ports.pop() if ports else None
+            ready = port is not None and health_of(port, HEALTH_TIMEOUT_S, self.token) is None
+            url = None if port is None else f"http://{LOOPBACK}:{port}"
+            found.append(FleetServer(container["Names"][0].lstrip("/"), url, ready))
+        return sorted(found, key=lambda server: server.number)
+
+    def _end(self) -> None:
+        """Remove the containers."""
+        self._remove(self.servers(), grace_s=0)
+
+    def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Drain a server, and start a container of the current image at the same URL."""
+        server = self._find(name)
+        self._remove([server], grace_s=DRAIN_TIMEOUT_S)
+        self._start_container(name, port=int(str(server.url).rpartition(":")[2]))
+        self._wait(lambda: self._find(name).ready, timeout_s, f"{name} to be healthy; see docker logs {name}")
+
+    def _resize(self, servers: int) -> None:
+        known = self.servers()
+        self._remove([server for server in known if server.number >= servers], grace_s=DRAIN_TIMEOUT_S)
+        for number in {*range(servers)} - {server.number for server in known}:
+            # A port of its own, since the engine would draw another one at every restart.
+            with listen() as free:
+                port = int(free.getsockname()[1])
+            self._start_container(f"{self.name}-{number}", port)
+
+    def _cordon(self, server: FleetServer) -> None:
+        self._engine.call("POST", f"/containers/{server.name}/kill", query={"signal": "SIGUSR1"})
+
+    def _start_container(self, name: str, port: int) -> None:
+        engine, options = self._engine, options_with(self._options, {"host_port": port})
+        if (image := engine.find_image(self._image)) is None:
+            raise ImageNotFoundError(f"expected an image {self._image!r} on the Docker engine, got none")
+        fields = {key: getattr(self._options, key) for key in self._options.model_fields_set}
+        kept = json.dumps([self._image, fields], default=dict)  # some are read-only mappings
+        with self._owned(name) as labels:
+            body = spec(image["Id"], options, {**labels, FLEET: self.name, OPTIONS: kept}, publish=True)
+            body["HostConfig"]["RestartPolicy"] = {"Name": "unless-stopped"}
+            engine.call("POST", "/containers/create", query={"name": name}, body=body)
+        engine.call("POST", f"/containers/{name}/start")
+
+    @contextmanager
+    def _owned(self, name: str) -> Iterator[dict[str, str]]:
+        """Yield the labels of a container that is created in the block, which the companion removes unless detached."""
+        if self._detached:
+            yield {}
+            return
+        process = companion.ensure(self._engine.address)
+        with process.guard_creation(name):
+            yield process.labels
+
+    def _remove(self, servers: list[FleetServer], grace_s: int) -> None:
+        for server in servers:
+            try:
+                if grace_s:
+                    query = {"t": grace_s}
+                    self._engine.call(
+                        "POST", f"/containers/{server.name}/stop", query=query, timeout_s=grace_s + 60
+                    )
+                self._engine.remove(server.name)
+            except EngineRefusedError as error:
+                if error.status != 404:
+                    raise
+            if not self._detached:
+                companion.ensure(self._engine.address).mark_removed(server.name)

@@ -1,0 +1,87 @@
+"""Fleets on a mock of Kubernetes' API, by the official client: which objects there are. No server runs."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from local_http import running
+from mock_cluster import MockCluster
+
+from openenv_core.compat.containers import KubernetesProvider
+from openenv_core.errors import ConfigurationError, ProviderError
+from openenv_core.providers import KubernetesFleet
+from openenv_core.providers.kubernetes import OWNER
+
+pytestmark = pytest.mark.slow  # the client takes seconds to import
+
+IMAGE = "registry.example.org/team/blackjack-env:1.0"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MockCluster]:
+    mock = MockCluster()
+    mock.write_kubeconfig(tmp_path / "config", "play")
+    monkeypatch.setattr(
+        "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config")
+    )
+    monkeypatch.setattr("openenv_core.providers.fleet.POLL_INTERVAL_S", 0.01)
+    with running(mock.server):
+        yield mock
+
+
+def test_a_fleet_is_a_stateful_set_and_what_it_owns(cluster: MockCluster) -> None:
+    with KubernetesFleet(IMAGE, 3, name="games") as fleet:
+        assert fleet.urls() == [f"http://games-{number}.games.play.svc:8000" for number in range(3)]
+        assert (
+            cluster.names("statefulsets")
+            == cluster.names("services")
+            == cluster.names("secrets")
+            == ["games"]
+        )
+        cluster.unready = {"games-1"}
+        assert [server.ready for server in fleet.servers()] == [True, False, True]
+        cluster.unready = set()
+        found = KubernetesFleet.find("games")
+        assert (found.token, found.urls()) == (fleet.token, fleet.urls())
+        found.scale(2)
+        found.scale(4)
+        assert cluster.names("pods") == [f"games-{number}" for number in range(4)]
+        pod = cluster.objects["/api/v1/namespaces/play/pods/games-1"]["metadata"]["uid"]
+        fleet.replace("games-1")
+        assert cluster.objects["/api/v1/namespaces/play/pods/games-1"]["metadata"]["uid"] != pod
+        with pytest.raises(ProviderError, match="games-7"):
+            fleet.replace("games-7")
+        with pytest.raises(ProviderError, match="already"):
+            KubernetesFleet(IMAGE, 1, name="games").start()
+    assert cluster.objects == {}
+    with pytest.raises(ProviderError, match="404"):
+        KubernetesFleet.find("games")
+
+
+def test_fleets_of_programs_that_were_killed_are_swept(cluster: MockCluster, tmp_path: Path) -> None:
+    for name, detached in (("kept", True), ("mine", False), ("orphan", False)):
+        KubernetesFleet(IMAGE, 1, name=name, detached=detached).start()
+    pid = "import os; from openenv_core.providers.docker.sweeper import owner; print(owner())"
+    ended = subprocess.run(
+        [sys.executable, "-c", pid], capture_output=True, text=True, timeout=60, check=True
+    )
+    orphan = cluster.objects["/apis/apps/v1/namespaces/play/statefulsets/orphan"]
+    assert OWNER in orphan["metadata"]["annotations"]
+    orphan["metadata"]["annotations"][OWNER] = ended.stdout.strip()
+    KubernetesFleet(IMAGE, 1, name="next").start()
+    assert cluster.names("statefulsets") == cluster.names("secrets") == ["kept", "mine", "next"]
+
+
+def test_the_released_provider_starts_a_pod(cluster: MockCluster) -> None:
+    provider = KubernetesProvider(name="one", token="of-the-environment-0123456789")
+    url = provider.start_container(IMAGE, env_vars={"ROPEWALK_MAX_SESSIONS": "4"})
+    provider.wait_for_ready(url)
+    assert url == "http://one-0.one.play.svc:8000"
+    (container,) = cluster.objects["/api/v1/namespaces/play/pods/one-0"]["spec"]["containers"]
+    assert {"name": "ROPEWALK_MAX_SESSIONS", "value": "4"} in container["env"]
+    with pytest.raises(ConfigurationError, match="stop_container"):
+        provider.start_container(IMAGE)
+    provider.stop_container()
+    assert cluster.objects == {}
