@@ -191,9 +191,7 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         self._state = state.model_copy(update={"seat": list(player.seats)})
         if state.table is None:
             self._state.seed = table.seed
-        self.FORKABLE = (
-            state.table is None and self.GAME.FORKABLE and self.GAME.snapshot is Environment.snapshot
-        )
+        self.FORKABLE = state.table is None and type(self).FORKABLE
 
     def _give_up(self, name: str, table: GameTable) -> None:
         """End a table that has not got its players in time."""
@@ -271,6 +269,7 @@ def seat_environment(
         "GAME": game,
         "__doc__": game.__doc__,
         "__module__": game.__module__,
+        "FORKABLE": game.FORKABLE and game.snapshot is Environment.snapshot,  # it is copied with its table
         "_gathering": {},
     }
     return new_class(
