@@ -69,6 +69,7 @@ class GameTable:
         players: The sessions at it.
         over: Whether no action may follow.
         seed: Seed of the episode, once it has begun.
+        timer: Ends the wait for players, while they gather.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class GameTable:
         self.players: list[Player] = []
         self.over = False
         self.seed: int | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self._game_type = game_type
         self._shared = game is None
         self._game: Any = game
@@ -114,6 +116,8 @@ class GameTable:
 
     def begin(self, player: Player) -> Observation | Awaitable[Observation]:
         """Begin the episode, and play up to the first turn of a player; returns and raises as `act`."""
+        if self.timer is not None:
+            self.timer.cancel()
         return self._run(self._begin, player)  # type: ignore[no-any-return]
 
     def act(self, player: Player, action: Any) -> Observation | Awaitable[Observation]:
@@ -128,7 +132,8 @@ class GameTable:
         """
         seat = player.asked
         assert seat is not None
-        self._game.check(seat, action)
+        if not self.over:  # it may have ended while the player thought
+            self._game.check(seat, action)
         if player.watchdog is not None:
             player.watchdog.stop()
         player.asked = None
@@ -157,13 +162,14 @@ class GameTable:
         except Exception as error:
             if not self._shared:
                 self._actions = {}
-                for player in self.players:
+                for player in self.players if self._latest else ():
                     player.steps -= 1
                     player.asked = self._seat_to_ask(player)
                 raise
             self._fail(error)
         if self.over and self._shared and self._game is not None:
-            self._game.close()
+            game, self._game = self._game, None
+            game.close()
 
     def _fail(self, error: Exception) -> None:
         """End the episode for all, since the game failed; its error may hold what no seat may see."""
