@@ -127,7 +127,8 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         self._leave()
         if self._game is None:
             return None
-        return asyncio.to_thread(self._game.close) if self.GAME.BLOCKING else self._game.close()
+        close: Any = self._game.close
+        return asyncio.to_thread(close) if self.GAME.BLOCKING else close()
 
     def _sit_alone(
         self, seat: Any, policies: dict[str, SeatPolicy], options: Mapping[str, Any], state: SeatState

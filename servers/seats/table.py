@@ -147,14 +147,20 @@ class GameTable:
             return self._run_in_thread(work, player)
         self._call(work)
         self._wake()
-        return None if player is None else self._reply(player) or self.wait(player)
+        return self._reply_or_wait(player)
 
     async def _run_in_thread(self, work: Callable[[], None], player: Player | None) -> Any:
         async with self._lock:  # nobody looks at a game while it is being called
             await asyncio.to_thread(self._call, work)
             self._wake()
-            reply = None if player is None else self._reply(player) or self.wait(player)
+            reply = self._reply_or_wait(player)
         return await reply if isinstance(reply, asyncio.Future) else reply
+
+    def _reply_or_wait(self, player: Player | None) -> Any:
+        if player is None:
+            return None
+        reply = self._reply(player)
+        return self.wait(player) if reply is None else reply
 
     def _call(self, work: Callable[[], None]) -> None:
         try:
@@ -198,16 +204,16 @@ class GameTable:
             if self._left:
                 self._replace(self._left.pop())
                 continue
-            turn = [seat for seat in self._turn if seat not in self._ended]
-            if not turn:
+            if not self._turn:
                 raise EnvironmentFailureError(
                     f"it is nobody's turn in {self._game_type.__name__}; see its `turn`"
                 )
-            for seat in turn:
-                if seat not in self._actions:
-                    if (policy := self._policies.get(seat)) is None:
-                        return
-                    self._actions[seat] = policy(self._latest[seat], self._rng)
+            if len(self._actions) < len(self._turn):
+                for seat in self._turn:
+                    if seat not in self._actions:
+                        if (policy := self._policies.get(seat)) is None:
+                            return
+                        self._actions[seat] = policy(self._latest[seat], self._rng)
             actions, self._actions = self._actions, {}
             self._take(self._game.step(actions))
         self.over = True
@@ -220,9 +226,9 @@ class GameTable:
                     name = self._game_type.__name__
                     raise EnvironmentFailureError(f"{name} returned no observation for the seat {seat!r}")
                 self._show(seat, observation)
-        ended = self._ended
         turn = self._game.turn
-        self._turn = [seat for seat in turn if seat not in ended] if ended and not self.over else list(turn)
+        # At the end, the seat that would act next is shown first.
+        self._turn = list(turn) if self.over else [seat for seat in turn if seat not in self._ended]
 
     def _show(self, seat: str, observation: Observation) -> None:
         self._latest[seat] = observation
@@ -254,7 +260,7 @@ class GameTable:
         fresh, player.fresh = player.fresh, {}
         reward = rewards.get(seat)
         if len(player.seats) == 1:
-            if reward == observation.reward:  # it is the only one since the last reply
+            if reward == observation.reward:
                 return observation
             return observation.model_copy(update={"reward": reward})
         others = {each: self._describe(each, rewards.get(each)) for each in fresh if each != seat}
