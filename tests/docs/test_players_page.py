@@ -15,6 +15,15 @@ def test_the_first_game_of_the_page_is_played() -> None:
 
 
 @pytest.mark.slow
+def test_the_first_game_of_the_page_is_served_as_a_file(tmp_path: Path) -> None:
+    code, _, _ = blocks(PAGE, "python")[0].partition("\ngame = ")
+    (tmp_path / "rock.py").write_text(f"{code}\n")
+    words = ("play", "rock.py", "--seed", "3", "--action", '{"hand": "rock"}', "--json")
+    done = run_module("openenv_core.cli", *words, cwd=tmp_path, timeout_s=100)
+    assert '"done": true' in done.stdout, done.stderr
+
+
+@pytest.mark.slow
 def test_a_seat_is_played_against_the_server_and_two_meet_at_a_table() -> None:
     _, alone, together = blocks(PAGE, "python")
     assert "You are the second player" in printed(alone)
