@@ -18,7 +18,7 @@ def make(
     *,
     client: type[EnvClient[Any, Any, Any]] | None = None,
     fleet: str | None = None,
-    servers: int = 1,
+    servers: int | None = None,
     **options: Any,
 ) -> SyncEnvClient[Any, Any, Any]:
     """Return a client of an environment. A server, if needed, starts at the first use and stops with the client.
@@ -40,17 +40,19 @@ def make(
             observations are dicts.
         fleet: The engine of the servers: `ray`, whose nodes have the target, or `docker` or `kubernetes`, where it is
             an image.
-        servers: The number of the fleet's servers.
+        servers: The number of the fleet's servers; 1 by default.
         options: Arguments of the client's constructor, and of `from_process`, `from_docker_image` or the fleet's class
             (`openenv_core.providers.RayFleet` etc.) if servers are started.
 
     Raises:
         ConfigurationError: The target is none of these, or an option does not exist.
     """
+    if (fleet is None and servers is not None) or (fleet is not None and not isinstance(target, str)):
+        raise ConfigurationError("expected servers=N with fleet=ENGINE, and one target, not URLs")
     if not isinstance(target, str):
         return (client or GenericEnvClient)(target, **options).sync()
     if fleet is not None and fleet != "ray":
-        return _client_of_fleet(client or GenericEnvClient, fleet, target, servers, options)
+        return _client_of_fleet(client or GenericEnvClient, fleet, target, servers or 1, options)
     resolved = target_of(target)
     if resolved.kind is TargetKind.NAME:
         client = client or client_class(target)
@@ -58,7 +60,7 @@ def make(
         client = client_of_file(resolved.text)
     client = client or GenericEnvClient
     if fleet is not None:
-        return _client_of_fleet(client, fleet, resolved.text, servers, options)
+        return _client_of_fleet(client, fleet, resolved.text, servers or 1, options)
     if resolved.kind is TargetKind.URL:
         return client(resolved.text, **options).sync()
     if resolved.kind is TargetKind.IMAGE:

@@ -16,6 +16,7 @@ from openenv_core.errors import (
     ClientError,
     ConnectionFailedError,
     ConnectionLostError,
+    ProviderError,
 )
 from openenv_core.loop_thread import start_in_thread
 from openenv_core.protocol.http import http_url
@@ -151,12 +152,15 @@ class Servers:
 
         Without any, those that are known are kept.
         """
-        if self.list_urls is None or not (
-            urls := validate_urls(await asyncio.to_thread(self.list_urls) or None)
-        ):
+        if self.list_urls is None:
             return False
-        known, self.urls = self.urls, urls
-        self.url = urls[0]
+        urls: Sequence[str] = ()
+        with suppress(ProviderError):  # the engine does not answer; the servers may
+            urls = await asyncio.to_thread(self.list_urls)
+        if not urls:
+            return False
+        known, self.urls = self.urls, validate_urls(urls)
+        self.url = self.urls[0]
         return not set(urls) <= set(known)
 
     async def _prefer_emptier(self) -> None:

@@ -200,7 +200,8 @@ class ServerFleet(ABC):
             raise ConfigurationError(f"expected at least 1 server, got {servers}; stop() ends a fleet")
         leaving = [server for server in self.servers() if server.number >= servers]
         for server in leaving:
-            self._cordon(server)
+            if server.ready:
+                self._cordon(server)
         for server in leaving:
             self._wait(
                 partial(self._is_idle, server),

@@ -181,17 +181,18 @@ class RayFleet(ServerFleet):
     def find(cls, name: str) -> Self:
         """Return a running fleet."""
         _connect(detached=True)
-        if not (names := _names(name)):
+        if not (actors := _actors(name)):
             raise ProviderError(f"expected a fleet {name!r} on the Ray cluster, got none")
         with _translated_errors():
-            options: RayServerOptions = ray.get(_actor(names[0]).options.remote(), timeout=READY_TIMEOUT_S)
+            first = next(iter(actors.values()))
+            options: RayServerOptions = ray.get(first.options.remote(), timeout=READY_TIMEOUT_S)
         arguments = {each.name: getattr(options, each.name) for each in fields(options)}
-        return cls(servers=len(names), name=name, **arguments)
+        return cls(servers=len(actors), name=name, **arguments)
 
     def servers(self) -> list[FleetServer]:
         """Return the servers; one whose actor is being started or restarted is not ready."""
-        urls = {name: _actor(name).url.remote() for name in _names(self.name)}
         with _translated_errors():
+            urls = {name: actor.url.remote() for name, actor in _actors(self.name).items()}
             ready, _ = ray.wait(list(urls.values()), num_returns=len(urls), timeout=STATUS_TIMEOUT_S)
         found = []
         for name, pending in urls.items():
@@ -215,14 +216,16 @@ class RayFleet(ServerFleet):
         super().wait_ready(servers, timeout_s)
 
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Drain a server, and start it anew at the same URL."""
-        self._find(name)
-        with _translated_errors():
-            ray.get(_actor(name).restart.remote(), timeout=timeout_s)
+        """Drain a server, and start it anew at the same URL; at another if its actor dies meanwhile."""
+        actor = _actors(self.name).get(self._find(name).name)
+        with _translated_errors(), suppress(ray.exceptions.ActorUnavailableError):
+            if actor is not None:
+                ray.get(actor.restart.remote(), timeout=timeout_s)
+        self._wait(lambda: self._find(name).ready, timeout_s, f"{name} to be ready")
 
     def _resize(self, servers: int) -> None:
         self._remove(servers)
-        options, known = self._options, _names(self.name)
+        options, known = self._options, _actors(self.name)
         for number in range(servers):
             if (name := f"{self.name}-{number}") in known:
                 continue
@@ -239,15 +242,16 @@ class RayFleet(ServerFleet):
             self._handles[name] = actor.remote(options)
 
     def _remove(self, first: int) -> None:
-        for name in _names(self.name):
+        for name, actor in _actors(self.name).items():
             if int(name.rpartition("-")[2]) >= first:
                 with _translated_errors():
-                    ray.kill(_actor(name))
+                    ray.kill(actor)
                 self._handles.pop(name, None)
 
     def _cordon(self, server: FleetServer) -> None:
         with _translated_errors():
-            ray.get(_actor(server.name).cordon.remote(), timeout=STATUS_TIMEOUT_S)
+            if (actor := _actors(self.name).get(server.name)) is not None:
+                ray.get(actor.cordon.remote(), timeout=STATUS_TIMEOUT_S)
 
 
 def _connect(*, detached: bool) -> None:
@@ -257,21 +261,16 @@ def _connect(*, detached: bool) -> None:
             ray.init("auto" if detached else None, namespace=NAMESPACE, log_to_driver=False)
 
 
-def _names(fleet: str) -> list[str]:
-    """Return the names of a fleet's actors."""
+def _actors(fleet: str) -> dict[str, Any]:
+    """Return a fleet's actors by name, those that are being restarted included."""
+    found = {}
     with _translated_errors():
-        names = [
-            str(each["name"])
-            for each in list_named_actors(all_namespaces=True)
-            if each["namespace"] == NAMESPACE
-        ]
-    return [name for name in names if re.fullmatch(rf"{re.escape(fleet)}-\d+", name)]
-
-
-def _actor(name: str) -> Any:
-    """Return an actor. Raises ProviderError if it has ended."""
-    with _translated_errors():
-        return ray.get_actor(name, NAMESPACE)
+        for each in list_named_actors(all_namespaces=True):
+            name = str(each["name"])
+            if each["namespace"] == NAMESPACE and re.fullmatch(rf"{re.escape(fleet)}-\d+", name):
+                with suppress(ValueError):  # it has ended meanwhile
+                    found[name] = ray.get_actor(name, NAMESPACE)
+    return found
 
 
 @contextmanager
@@ -279,6 +278,8 @@ def _translated_errors() -> Iterator[None]:
     """Convert Ray's exceptions in the block to ProviderError."""
     try:
         yield
+    except ProviderError:
+        raise
     except (ray.exceptions.RayError, ConnectionError, ValueError, RuntimeError) as error:
         raise ProviderError(
             f"expected the Ray cluster to do it, got {type(error).__name__}: {error}"

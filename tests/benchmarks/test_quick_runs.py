@@ -76,11 +76,23 @@ def check_weights(found: Found) -> None:
     assert [bar["met"] for bar in gathered] == [True, True]
 
 
+def check_connects(found: Found) -> None:
+    assert {row["of"] for row in found["figures"] if row["median"] > 0} == {"fleet", "direct"}
+    assert len(found["bars"]) == 1
+
+
 def check_forks(found: Found) -> None:
     measured = medians(found)
     assert len(measured) == 4
     assert all(value > 0 for value in measured.values())
     assert len(found["bars"]) == 4
+
+
+def check_seats(found: Found) -> None:
+    measured = medians(found)
+    assert len(measured) == 3
+    assert all(value > 0 for value in measured.values())
+    assert len(found["bars"]) == 2
 
 
 def check_vector(found: Found) -> None:
@@ -119,9 +131,11 @@ WIRE = ["--only", "step,imports,clients"]
         pytest.param("asynchrony", [], check_asynchrony, marks=HEAVY),
         pytest.param("cluster", [], check_cluster),
         pytest.param("concurrency", [], check_concurrency),
+        pytest.param("connects", [], check_connects),
         pytest.param("controller", [], check_controller),
         pytest.param("forks", [], check_forks),
         pytest.param("mcp", [], check_mcp),
+        pytest.param("seats", [], check_seats),
         pytest.param("vector", [], check_vector),
         pytest.param("weights", [], check_weights, marks=HEAVY),
         pytest.param("wire", WIRE, check_wire),

@@ -50,6 +50,7 @@ def test_clients_of_a_fleet_notice_nothing_of_an_update(engine: DockerEngine, bl
     assert engine.list_labelled(f"{FLEET}={fleet.name}") == []
 
 
+@pytest.mark.soak
 def test_the_command_scales_a_fleet_that_outlives_it(
     engine: DockerEngine, blackjack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,3 +93,14 @@ def test_broken_environment_is_listed_with_its_error(
     assert re.search("^  broken +cannot be imported: .*no_such_package", printed, re.M)
     assert re.search(r"^  blackjack +BlackjackAction", printed, re.M)
     assert re.search(r"^  shop +CallToolAction", printed, re.M)
+
+
+def test_a_fleet_has_an_engine_and_a_target() -> None:
+    with pytest.raises(ConfigurationError, match="servers=N with fleet=ENGINE"):
+        make("blackjack", servers=2)
+    with pytest.raises(ConfigurationError, match="servers=N with fleet=ENGINE"):
+        make(["http://127.0.0.1:1"], fleet="ray")
+    with pytest.raises(ConfigurationError, match="expected a fleet on ray, docker, kubernetes, got 'nomad'"):
+        make("blackjack", fleet="nomad")
+    with pytest.raises(ConfigurationError, match="did you mean memory"):
+        make("image:latest", fleet="docker", memoy="1g")

@@ -25,6 +25,10 @@ ROOT = Path(__file__).parents[2]
 SERVERS = 8
 SESSIONS = 2000
 EPISODES = 3
+KILLED_ACTORS = 6
+KILLED_RAYLETS = (2, 4)
+"""After which of the killed actors a raylet is killed too, with the actors that it has."""
+PAUSE_S = 3.0
 OBJECT_STORE_BYTES = 100 << 20
 
 ray: Any = require("ray")
@@ -88,13 +92,15 @@ def test_episodes_of_a_deterministic_environment_outlive_actors_and_raylets(
         ended = threading.Event()
 
         def kill() -> None:
-            while not ended.wait(2.0):
+            for number in range(KILLED_ACTORS):
                 name = f"{fleet.name}-{chosen.randrange(SERVERS)}"
                 ray.kill(ray.get_actor(name, "ropewalk"), no_restart=False)
-                if len(cluster.worker_nodes) > 2:
+                if number in KILLED_RAYLETS:
                     cluster.remove_node(
                         chosen.choice(sorted(cluster.worker_nodes, key=id)), allow_graceful=False
                     )
+                if ended.wait(PAUSE_S):
+                    return
 
         killing = asyncio.create_task(asyncio.to_thread(kill))
         try:
@@ -116,14 +122,13 @@ def test_no_error_in_a_rolling_update_under_load(
     async def act(root: BlackjackEnv, envs: list[BlackjackEnv]) -> None:
         fleet = root._session.servers.provider
         expected = await asyncio.gather(*(play(env, number) for number, env in enumerate(envs)))
-        urls = sorted(fleet.urls())
         rolling = asyncio.create_task(asyncio.to_thread(fleet.roll))
         rounds = 0
         while not rolling.done():
             assert await asyncio.gather(*(play(env, number) for number, env in enumerate(envs))) == expected
             rounds += 1
         await rolling
-        assert sorted(fleet.urls()) == urls
+        assert len(fleet.urls()) == SERVERS
         record_testsuite_property("rounds of all sessions during the update", rounds)
 
     asyncio.run(in_fleet(act, 200))

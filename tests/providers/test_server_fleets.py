@@ -13,7 +13,7 @@ from openenv_core.client.tools import MCPToolClient
 from openenv_core.errors import CapacityError, ConfigurationError, EpisodeLostError, ProviderError
 from openenv_core.providers.fleet import read_load
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)
