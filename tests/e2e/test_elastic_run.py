@@ -34,11 +34,13 @@ RUN_S = 900.0
 class ElasticRun:
     """A run on the controller's host, and the hosts that join it."""
 
-    def __init__(self, folder: Path, controller: str, seed: int) -> None:
+    def __init__(self, folder: Path, controller: str, seed: int, *words: str) -> None:
         self.folder = folder / "run"
         self._controller = controller
         self._outputs = folder
         self.events: dict[tuple[Any, ...], None] = {}
+        self.versions: dict[int, int | None] = {}
+        """The weights that each generator serves."""
         self.players: set[str] = set()
         """Workers that were seen at play."""
         token = folder / "token"
@@ -58,6 +60,7 @@ class ElasticRun:
             *(f"monarch.master_addr={CONTROLLER_ADDRESS}", f"monarch.preemption_notice_file={folder}/notice"),
             *("rollout.batch_size=512", "rollout.max_staleness=1", "rollout.spot_eligible=true"),
             *(f"trainer.iterations={ITERATIONS}", "evaluation.interval=0", "evaluation.episodes=64"),
+            *words,
         )
 
     def _start(self, namespace: str, *words: str) -> Watched:
@@ -78,6 +81,12 @@ class ElasticRun:
         if asked.returncode == 0:
             status = json.loads(asked.stdout)
             self.players |= {lease["worker"] for lease in status["leases"]}
+            self.versions = {
+                replica["id"]: replica["version"]
+                for service in status["services"]
+                for replica in service["replicas"]
+                if service["name"] == "policy" and replica["state"] == "serving"
+            }
             for event in status["events"]:
                 self.events[event["at"], event["service"], event["replica"], event["what"]] = None
 
@@ -101,10 +110,10 @@ class ElasticRun:
 
 
 @contextmanager
-def elastic_run(folder: Path, seed: int) -> Iterator[tuple[ElasticRun, list[NamespaceHost]]]:
+def elastic_run(folder: Path, seed: int, *words: str) -> Iterator[tuple[ElasticRun, list[NamespaceHost]]]:
     folder.mkdir()
     with namespaces(HOSTS + LATE_HOSTS) as (controller, hosts):
-        run = ElasticRun(folder, controller, seed)
+        run = ElasticRun(folder, controller, seed, *words)
         try:
             yield run, hosts
         finally:
@@ -175,3 +184,24 @@ def test_run_goes_on_whatever_hosts_come_and_go(tmp_path: Path, seed: int) -> No
     for starts in took.values():
         assert max(starts.values()) <= 3 * starts[0]
     assert abs(rewards[1] - rewards[0]) <= MAX_REWARD_DIFFERENCE
+
+
+def test_generator_that_joins_serves_the_weights_of_the_run(tmp_path: Path) -> None:
+    with elastic_run(tmp_path / "folder", 1, "trainer.iterations=10000") as (elastic, hosts):
+        host = elastic.join(hosts[0])
+
+        def serves() -> bool:
+            elastic.observe()
+            return (elastic.versions.get(1) or 0) > 0
+
+        elastic.run.until(serves, "expected a second generator with trained weights", RUN_S)
+        host.process.send_signal(signal.SIGTERM)
+        assert host.wait(120) == 0, host.output()
+        elastic.until_iteration(len(rows(elastic.folder)) + 3)
+        assert set(elastic.versions) == {0}
+        elastic.run.process.send_signal(signal.SIGTERM)
+        assert elastic.run.wait(200) == 130, elastic.run.output()[-3000:]
+        eventually(lambda: hosts[0].pids() == [])
+        took = elastic.starts("policy")
+        print(took)  # noqa: T201
+        assert took[1] <= 3 * took[0]
