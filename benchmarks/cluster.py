@@ -71,6 +71,8 @@ TRAIN_FLOPS: Final = 8 * 8e9
 """A token's, of 8 billion parameters, with the forward pass recomputed in the backward one."""
 GPU_FLOPS: Final = 0.4 * 989e12
 UPDATE_S: Final = 2.0
+HOST_LOST_AFTER: Final = 2
+"""The iteration after which a host is lost, if one is."""
 HOST_RESTART_S: Final = 120.0
 SAMPLE_INTERVAL_S: Final = 1.0
 
@@ -377,7 +379,7 @@ async def run(cluster: Cluster, folder: Path) -> dict[str, float]:
         async def checkpoint(self, *, now: bool = False) -> None:
             await super().checkpoint(now=now)
             marks.append((clock(), controller_cpu_s(), len(use.busy)))
-            if cluster.uneven and self.version == cluster.plan.iterations // 2:
+            if cluster.uneven and self.version == HOST_LOST_AFTER:
                 background.append(asyncio.create_task(workers.lose_host()))
 
     with MetricsLog([JsonlSink(folder / "metrics.jsonl")]) as metrics:

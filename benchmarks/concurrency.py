@@ -122,6 +122,7 @@ async def play(plan: Plan, latencies: tuple[float, float], groups: int | None) -
         "group_size": plan.group_size,
         "max_num_seqs": plan.prompts,
         "timeout_s": 1e4,
+        "concurrency": "fixed" if groups else "adaptive",
     }
     config = Config.model_validate(
         {"env": {"url": "http://simulated", "sessions": sessions}, "rollout": rollout}
@@ -145,9 +146,7 @@ async def play(plan: Plan, latencies: tuple[float, float], groups: int | None) -
             dispatcher.record_served(version)
 
     service: Any = LocalService(worker)
-    dispatcher = Dispatcher(
-        service, buffer, config, collect=collect, query_engines=None if groups else query_engines
-    )
+    dispatcher = Dispatcher(service, buffer, config, collect=collect, query_engines=query_engines)
     async with dispatcher:
         training = asyncio.create_task(train())
         for latency in latencies:

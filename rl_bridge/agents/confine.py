@@ -9,7 +9,6 @@ the program's network is sent back over it, and whoever gets that decides where 
 import errno
 import json
 import os
-import signal
 import socket
 import struct
 import sys
@@ -26,7 +25,6 @@ FOLDER: Final = namespaces.WORKSPACE
 """The program's folder: in memory, and gone with the program."""
 MAX_DISK_BYTES: Final = 1 << 30
 MAX_FILES: Final = 100_000
-MAX_SPEC_BYTES: Final = 16 << 20
 BACKLOG: Final = 128
 
 _AF_NETLINK: Final = 16
@@ -142,5 +140,4 @@ def _wait_for(child: int) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))

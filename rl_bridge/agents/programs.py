@@ -109,12 +109,12 @@ default_tools_approval_mode = "approve"
 [analytics]
 enabled = false
 
-[tools]
-view_image = false
+[agents]
+enabled = false
 
 [features]
 shell_tool = false
-multi_agent = false
+view_image = false
 goals = false
 plugins = false
 remote_plugin = false

@@ -66,6 +66,9 @@ class Admission:
 CANCEL_GRACE_PERIOD_S = 10.0
 """How long a straggler's worker has to return the siblings that it has finished."""
 
+STRAGGLER_CHECK_INTERVAL_S = 1.0
+"""The longest time between two looks for stragglers, while a step waits for groups to be finished."""
+
 STALE = "older than rollout.max_staleness allows"
 STRAGGLER = "straggler"
 
@@ -197,7 +200,7 @@ class ReplayBuffer:
             self._discard_stale(version)
             now = asyncio.get_running_loop().time()
             deadline = max(began, self._progressed_at) + self._timeout_s
-            # With few groups finished, only stragglers matter: of thousands of groups nothing is computed until then.
+            # While too few are finished only stragglers matter: thousands of groups are not looked at for each of them.
             if len(self._groups) >= batch_size or now >= check_at:
                 blocking_groups = self._find_blocking_groups(version)
                 if len(self._groups) >= batch_size and not blocking_groups:
@@ -268,16 +271,17 @@ class ReplayBuffer:
         return unfinished[: max(overdue, 0)]
 
     def _check_stragglers(self, blocking: Sequence[UnfinishedGroup], *, began: float, now: float) -> float:
-        """Cut the stragglers among the groups that a step waits for; returns when to look at groups again.
+        """Cut the stragglers among the groups that a step waits for; returns when to look again.
 
-        A group that is leased from now on is no straggler before the whole timeout has passed.
+        That is soon, as with every lease a step may have to wait for one more group, however old.
         """
-        timeout_s = math.inf if self._straggler_timeout_s is None else self._straggler_timeout_s
+        if (timeout_s := self._straggler_timeout_s) is None:
+            return math.inf
         leases = [group.lease for group in blocking if group.lease is not None]
         checks = [
             self._check_straggler(lease, max(began, lease.since) + timeout_s, now=now) for lease in leases
         ]
-        return min([now + timeout_s, *checks])
+        return min([now + STRAGGLER_CHECK_INTERVAL_S, *checks])
 
     def _check_straggler(self, lease: GroupLease, deadline: float, *, now: float) -> float:
         """Cut a straggler when its time is up, and drop it if that did not help; returns when to check again."""

@@ -70,7 +70,7 @@ class SampledEpisode(GatewayEpisode):
         if request.functions and self._style is None:
             raise GatewayError(
                 "expected no tools, as the checkpoint's chat template does not define how calls are written; set "
-                "model.tool_calls to hermes or llama, whichever it was trained to"
+                "model.tool_calls to hermes, llama or xml, whichever it was trained to"
             )
         limit = f"{self._policy.max_length} tokens"
         if not self._policy.may_have_room((), [message.for_template() for message in request.messages]):

@@ -339,11 +339,7 @@ async def open_players(
             examples=None if dataset is None else (await dataset.identity.route())["examples"],
             collect=collect,
             explain=(lambda name: servers[name].traceback()) if servers else None,
-            query_engines=(
-                partial(roles["policy"].query_replicas, "statistics", timeout_s=ENGINES_TIMEOUT_S)
-                if config.rollout.concurrency == "adaptive"
-                else None
-            ),
+            query_engines=partial(roles["policy"].query_replicas, "statistics", timeout_s=ENGINES_TIMEOUT_S),
         )
         yield Players(
             config=config, fleet=fleet, roles=roles, chat=chat, dispatcher=dispatcher, servers=servers

@@ -104,8 +104,8 @@ class Dispatcher:
         examples: The number of examples of a run on a dataset.
         collect: Plays groups until it is cancelled: `rl_bridge.loops.grpo.collect`.
         explain: Returns the traceback behind an environment's first failure, if this run started its servers.
-        query_engines: Returns the engines' totals by replica, which the number of groups in flight follows; None keeps
-            it at the highest.
+        query_engines: Returns the engines' totals by replica, which the number of groups in flight follows with
+            `rollout.concurrency` of "adaptive"; with None it never does.
     """
 
     def __init__(
@@ -146,13 +146,14 @@ class Dispatcher:
         prompts = rollouts.max_num_seqs * config.monarch.roles.policy.min_replicas
         # Admission bounds groups and sessions bound episodes. More groups than sessions would only wait at the workers.
         self._max_groups = max(1, sum(env.sessions for env in environments.values()) or prompts)
-        # At first, as many as fill the engines if environments take no time.
-        full = self._max_groups if query_engines is None else -(-prompts // rollouts.group_size)
+        adaptive = rollouts.concurrency == "adaptive" and query_engines is not None
+        # An adaptive number begins with as many as fill the engines if environments take no time.
+        full = -(-prompts // rollouts.group_size) if adaptive else self._max_groups
         self.concurrency = Concurrency(full, max_groups=self._max_groups)
         """How many groups may be in flight."""
         self._in_flight = 0
         self._place_freed = asyncio.Event()
-        self._query_engines = query_engines
+        self._query_engines = query_engines if adaptive else None
         self._adjustment: asyncio.Task[None] | None = None
         self._deadlines: dict[int, asyncio.Timeout] = {}
         """By lease: when a worker's call counts as lost. It is put off as long as the assignment makes progress."""

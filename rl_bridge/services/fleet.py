@@ -222,7 +222,7 @@ class Fleet:
 
     def _start(self, service: str, replica: int, options: ServiceOptions, host: int | None) -> Incarnation:
         slot = self._placement.reserve(options, time.monotonic(), host)
-        local = self._hosts.is_local(slot)
+        local, joined = self._hosts.is_local(slot), slot.first in self._joined
         name = f"{service}-{replica}"
         earlier_starts = self._start_counts[name]
         self._start_counts[name] += 1
@@ -230,7 +230,7 @@ class Fleet:
         def environment(rank: int) -> dict[str, str]:
             return {
                 **({"TMPDIR": str(self._scratch)} if local else {}),
-                **self._hosts.variables_of(slot.gpus_of(rank), joined=slot.first in self._joined),
+                **self._hosts.variables_of(slot.gpus_of(rank), joined=joined),
                 START_VARIABLE: start_of(replica, rank, earlier_starts),
                 RUN_VARIABLE: self._name,
                 **options.environment,

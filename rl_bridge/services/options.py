@@ -223,7 +223,7 @@ class Placement:
         def placement_cost(first: int) -> tuple[int, bool, bool, int]:
             span = fitting[first]
             avoided = sum(each.avoided_until > now for each in span)
-            wastes_gpus = not needed and span[0].gpus > 0
+            wastes_gpus = not needed and (span[0].mesh == 0 or span[0].gpus > 0)
             return avoided, span[0].joined, wastes_gpus, sum(each.processes for each in span)
 
         first = min(fitting, key=placement_cost)

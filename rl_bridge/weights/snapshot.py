@@ -129,26 +129,29 @@ def local_shards(state: State) -> dict[str, Shard]:
     Nothing is gathered. Raises WeightsError for a partial sum that has not been reduced, or a part that is not a box.
     """
     shards: dict[str, Shard] = {}
-    stack, whole = None, None
+    tensor, whole = None, None
     for name, value in state.items():
-        if isinstance(value, StackItem):
-            if value.stack is not stack:  # of many items, which follow each other
-                stack, whole = value.stack, _shard(name, value.stack)
-            shard = None if whole is None else _select(whole, value.index)
-        elif isinstance(value, LazySum):
-            shard = _shard(name, value.base)
-            shard = None if shard is None else replace(shard, added=value.added)
-        else:
-            shard = _shard(name, value)
-        if shard is not None:
-            shards[name] = shard
+        if (stored := _stored(value)) is not tensor:  # a stack is that of many items, which follow each other
+            tensor, whole = stored, _shard(name, stored)
+        if whole is None:
+            continue
+        if isinstance(value, LazySum):
+            shards[name] = replace(whole, added=value.added)
+        elif not isinstance(value, StackItem):
+            shards[name] = whole
+        elif (item := _select(whole, value.index)) is not None:
+            shards[name] = item
     return shards
 
 
+def _stored(value: Tensor | LazySum | StackItem) -> Tensor:
+    if isinstance(value, LazySum):
+        return value.base
+    return value.stack if isinstance(value, StackItem) else value
+
+
 def _publishes(value: Tensor | LazySum | StackItem, rank: int) -> bool:
-    tensor = (
-        value.base if isinstance(value, LazySum) else value.stack if isinstance(value, StackItem) else value
-    )
+    tensor = _stored(value)
     if not is_dtensor(tensor):
         return not rank
     coordinate = tensor.device_mesh.get_coordinate()

@@ -112,13 +112,15 @@ class Connection:
         """Send a frame after those before it."""
         if not self.closing:
             self._outbox.append(frame)
-            self._start_sending()
+            if not (self._is_sending or self._is_reading):
+                self._start_sending()
 
     def close(self, code: int) -> None:
         """Close the WebSocket once all frames are sent, and stop reading."""
         if not self.closing:
             self.closing, self._close_code = True, code
-            self._start_sending()
+            if not self._is_sending:
+                self._start_sending()
 
     async def finish(self, code: int) -> None:
         """Close the WebSocket as `close`, and wait until that is done."""
@@ -153,9 +155,8 @@ class Connection:
             paused.set_result(None)
 
     def _start_sending(self) -> None:
-        if not (self._is_sending or self._is_reading) or (self.closing and not self._is_sending):
-            self._is_sending = True
-            self._sender = keep(asyncio.create_task(self._send_in_task()))
+        self._is_sending = True
+        self._sender = keep(asyncio.create_task(self._send_in_task()))
 
     async def _send_in_task(self) -> None:
         try:

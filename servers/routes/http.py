@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
@@ -248,22 +249,13 @@ class HttpRoutes:
     def routes(self) -> list[Route]:
         """Return the routes; `servers.routes.description` describes them in the OpenAPI document."""
         return [
-            make_route("/reset", self._serve_reset, "POST"),
-            make_route("/step", self._serve_step, "POST"),
-            make_route("/state", self._serve_state, "GET"),
+            make_route("/reset", partial(self._serve, lambda body: (Reset(http_reset(body)), {})), "POST"),
+            make_route("/step", partial(self._serve, self._decoder.http_step), "POST"),
+            make_route("/state", partial(self._serve, None), "GET"),
         ]
 
-    async def _serve_reset(self, request: Request) -> Response:
-        return await self._serve(request, lambda body: (Reset(http_reset(body)), {}))
-
-    async def _serve_step(self, request: Request) -> Response:
-        return await self._serve(request, self._decoder.http_step)
-
-    async def _serve_state(self, request: Request) -> Response:
-        return await self._serve(request, None)
-
     async def _serve(
-        self, request: Request, decode: Callable[[bytes], tuple[Any, dict[str, Any]]] | None
+        self, decode: Callable[[bytes], tuple[Any, dict[str, Any]]] | None, request: Request
     ) -> Response:
         """Decode the body to a request and its options, and answer it until the client disconnects."""
         metrics = self._sessions.metrics

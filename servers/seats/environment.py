@@ -60,7 +60,6 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
     """
 
     BLOCKING = False
-    SUPPORTS_CONCURRENT_SESSIONS = True
     GAME: ClassVar[type[MultiAgentEnvironment[Any, Any, Any]]]
     _gathering: ClassVar[dict[str, GameTable]]
     """The tables that wait for players, by name."""
@@ -123,11 +122,13 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         """Return the game's description."""
         return self.GAME().get_metadata()
 
-    def close(self) -> None:
+    def close(self) -> Awaitable[None] | None:
         """Leave the table."""
         self._leave()
-        if self._game is not None:
-            self._game.close()
+        if self._game is None:
+            return None
+        close: Any = self._game.close
+        return asyncio.to_thread(close) if self.GAME.BLOCKING else close()
 
     def _sit_alone(
         self, seat: Any, policies: dict[str, SeatPolicy], options: Mapping[str, Any], state: SeatState
@@ -182,7 +183,8 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
             return table.begin(player)
         if name not in gathering:
             gathering[name] = table
-            asyncio.get_running_loop().call_later(self.GAME.TURN_TIMEOUT_S, self._give_up, name, table)
+            loop = asyncio.get_running_loop()
+            table.timer = loop.call_later(self.GAME.TURN_TIMEOUT_S, self._give_up, name, table)
         return table.wait(player)
 
     def _sit_down(self, table: GameTable, player: Player, state: SeatState) -> None:
@@ -191,9 +193,7 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         self._state = state.model_copy(update={"seat": list(player.seats)})
         if state.table is None:
             self._state.seed = table.seed
-        self.FORKABLE = (
-            state.table is None and self.GAME.FORKABLE and self.GAME.snapshot is Environment.snapshot
-        )
+        self.FORKABLE = state.table is None and type(self).FORKABLE
 
     def _give_up(self, name: str, table: GameTable) -> None:
         """End a table that has not got its players in time."""
@@ -220,6 +220,8 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         name = self._state.table
         if name is not None and not table.players and self._gathering.get(name) is table:
             del self._gathering[name]
+            assert table.timer is not None
+            table.timer.cancel()
 
     def _read_policies(self, names: Any) -> dict[str, SeatPolicy]:
         """Return policies by seat; InvalidResetOptionError if there is no such seat or policy."""
@@ -227,7 +229,8 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         if names is None:
             return {}
         if isinstance(names, Mapping) and all(
-            seat in self.GAME.seats and name in offered for seat, name in names.items()
+            seat in self.GAME.seats and isinstance(name, str) and name in offered
+            for seat, name in names.items()
         ):
             return {seat: offered[name] for seat, name in names.items()}
         raise InvalidResetOptionError(
@@ -271,6 +274,8 @@ def seat_environment(
         "GAME": game,
         "__doc__": game.__doc__,
         "__module__": game.__module__,
+        "FORKABLE": game.FORKABLE and game.snapshot is Environment.snapshot,  # it is copied with its table
+        "SUPPORTS_CONCURRENT_SESSIONS": game.SUPPORTS_CONCURRENT_SESSIONS,
         "_gathering": {},
     }
     return new_class(

@@ -69,6 +69,7 @@ class GameTable:
         players: The sessions at it.
         over: Whether no action may follow.
         seed: Seed of the episode, once it has begun.
+        timer: Ends the wait for players, while they gather.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class GameTable:
         self.players: list[Player] = []
         self.over = False
         self.seed: int | None = None
+        self.timer: asyncio.TimerHandle | None = None
         self._game_type = game_type
         self._shared = game is None
         self._game: Any = game
@@ -114,6 +116,8 @@ class GameTable:
 
     def begin(self, player: Player) -> Observation | Awaitable[Observation]:
         """Begin the episode, and play up to the first turn of a player; returns and raises as `act`."""
+        if self.timer is not None:
+            self.timer.cancel()
         return self._run(self._begin, player)  # type: ignore[no-any-return]
 
     def act(self, player: Player, action: Any) -> Observation | Awaitable[Observation]:
@@ -128,7 +132,8 @@ class GameTable:
         """
         seat = player.asked
         assert seat is not None
-        self._game.check(seat, action)
+        if not self.over:  # it may have ended while the player thought
+            self._game.check(seat, action)
         if player.watchdog is not None:
             player.watchdog.stop()
         player.asked = None
@@ -142,14 +147,20 @@ class GameTable:
             return self._run_in_thread(work, player)
         self._call(work)
         self._wake()
-        return None if player is None else self._reply(player) or self.wait(player)
+        return self._reply_or_wait(player)
 
     async def _run_in_thread(self, work: Callable[[], None], player: Player | None) -> Any:
         async with self._lock:  # nobody looks at a game while it is being called
             await asyncio.to_thread(self._call, work)
             self._wake()
-            reply = None if player is None else self._reply(player) or self.wait(player)
+            reply = self._reply_or_wait(player)
         return await reply if isinstance(reply, asyncio.Future) else reply
+
+    def _reply_or_wait(self, player: Player | None) -> Any:
+        if player is None:
+            return None
+        reply = self._reply(player)
+        return self.wait(player) if reply is None else reply
 
     def _call(self, work: Callable[[], None]) -> None:
         try:
@@ -157,13 +168,14 @@ class GameTable:
         except Exception as error:
             if not self._shared:
                 self._actions = {}
-                for player in self.players:
+                for player in self.players if self._latest else ():
                     player.steps -= 1
                     player.asked = self._seat_to_ask(player)
                 raise
             self._fail(error)
         if self.over and self._shared and self._game is not None:
-            self._game.close()
+            game, self._game = self._game, None
+            game.close()
 
     def _fail(self, error: Exception) -> None:
         """End the episode for all, since the game failed; its error may hold what no seat may see."""
@@ -192,16 +204,16 @@ class GameTable:
             if self._left:
                 self._replace(self._left.pop())
                 continue
-            turn = [seat for seat in self._turn if seat not in self._ended]
-            if not turn:
+            if not self._turn:
                 raise EnvironmentFailureError(
                     f"it is nobody's turn in {self._game_type.__name__}; see its `turn`"
                 )
-            for seat in turn:
-                if seat not in self._actions:
-                    if (policy := self._policies.get(seat)) is None:
-                        return
-                    self._actions[seat] = policy(self._latest[seat], self._rng)
+            if len(self._actions) < len(self._turn):
+                for seat in self._turn:
+                    if seat not in self._actions:
+                        if (policy := self._policies.get(seat)) is None:
+                            return
+                        self._actions[seat] = policy(self._latest[seat], self._rng)
             actions, self._actions = self._actions, {}
             self._take(self._game.step(actions))
         self.over = True
@@ -214,9 +226,9 @@ class GameTable:
                     name = self._game_type.__name__
                     raise EnvironmentFailureError(f"{name} returned no observation for the seat {seat!r}")
                 self._show(seat, observation)
-        ended = self._ended
         turn = self._game.turn
-        self._turn = [seat for seat in turn if seat not in ended] if ended and not self.over else list(turn)
+        # At the end, the seat that would act next is shown first.
+        self._turn = list(turn) if self.over else [seat for seat in turn if seat not in self._ended]
 
     def _show(self, seat: str, observation: Observation) -> None:
         self._latest[seat] = observation
@@ -248,7 +260,7 @@ class GameTable:
         fresh, player.fresh = player.fresh, {}
         reward = rewards.get(seat)
         if len(player.seats) == 1:
-            if reward == observation.reward:  # it is the only one since the last reply
+            if reward == observation.reward:
                 return observation
             return observation.model_copy(update={"reward": reward})
         others = {each: self._describe(each, rewards.get(each)) for each in fresh if each != seat}

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from games import Rounds, Turns
-from missing import require
 from serving import served
 
 from openenv_core.errors import ConfigurationError, ExecutionError
@@ -18,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]  # of what PettingZoo thinks of its own spaces
 
-pettingzoo = require("pettingzoo")
+pettingzoo = pytest.importorskip("pettingzoo")  # in no environment of CI
 with warnings.catch_warnings(action="ignore"):
     from pettingzoo.test import api_test, parallel_api_test, seed_test
 

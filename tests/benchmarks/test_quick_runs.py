@@ -88,6 +88,13 @@ def check_forks(found: Found) -> None:
     assert len(found["bars"]) == 4
 
 
+def check_seats(found: Found) -> None:
+    measured = medians(found)
+    assert len(measured) == 3
+    assert all(value > 0 for value in measured.values())
+    assert len(found["bars"]) == 2
+
+
 def check_vector(found: Found) -> None:
     measured = medians(found)
     assert len(measured) == 20
@@ -128,6 +135,7 @@ WIRE = ["--only", "step,imports,clients"]
         pytest.param("controller", [], check_controller),
         pytest.param("forks", [], check_forks),
         pytest.param("mcp", [], check_mcp),
+        pytest.param("seats", [], check_seats),
         pytest.param("vector", [], check_vector),
         pytest.param("weights", [], check_weights, marks=HEAVY),
         pytest.param("wire", WIRE, check_wire),

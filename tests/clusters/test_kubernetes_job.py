@@ -146,6 +146,7 @@ def test_a_run_trains_on_the_pods_with_the_words_of_the_manifest(cluster: Cluste
             f"env.token_file={token}",
             f"monarch.master_port={free_port()}",
             "monarch.coord_port=0",
+            "monarch.join_port=0",
             *WITHOUT_GPUS,
             *TOY,
         ]

@@ -16,7 +16,17 @@ from module_run import finished
 ROOT = Path(__file__).resolve().parents[2]
 ENVS = {
     name: ROOT / "envs" / f"{name}_env"
-    for name in ("blackjack", "code_interpreter", "harbor", "mcp_tools", "reasoning", "shop", "sqlite")
+    for name in (
+        "blackjack",
+        "code_interpreter",
+        "harbor",
+        "mcp_tools",
+        "reasoning",
+        "shop",
+        "sqlite",
+        "kuhn",
+        "negotiation",
+    )
 }
 
 

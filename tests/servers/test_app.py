@@ -25,6 +25,7 @@ from openenv_core import ConfigurationError, EnvironmentMetadata, Observation
 from openenv_core.types import ConcurrencyConfig
 from servers import create_app, create_fastapi_app
 from servers.app import EnvironmentApp, building_apps
+from servers.hosting import assemble
 from servers.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -206,6 +207,11 @@ async def test_mode_comes_from_argument_environment_or_settings(
     monkeypatch.delenv("OPENENV_MODE")
     with pytest.raises(ConfigurationError, match="one of simulation, production"):
         create_app(Counter, Add, Count, mode="staging")  # type: ignore[arg-type]
+
+
+def test_app_made_before_the_settings_of_its_server_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="made before, without the settings of this server"):
+        assemble("toolbox:app", ServerSettings(tokens=("correct-horse-battery-staple",)), ())
 
 
 def test_cap_and_idle_timeout_come_from_argument_environment_or_settings(

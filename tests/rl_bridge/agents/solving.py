@@ -135,12 +135,13 @@ def find_tools(prompt: str) -> list[str]:
 
 
 def find_question(prompt: str) -> str:
-    for line in re.split(r"\n|<\|end\|>|: ", prompt):
+    for part in re.split(r'\n|<\|end\|>|: |", "', prompt):  # of a text, or of JSON
+        line = part.strip().strip('"}')
         try:
-            parse_question(line.strip().strip('"'))
+            parse_question(line)
         except ValueError:
             continue
-        return line.strip().strip('"')
+        return line
     raise AssertionError(f"no question in {prompt[-2000:]}")
 
 

@@ -1,8 +1,11 @@
 """Unmodified agents play episodes of an environment over MCP, with a policy that solves them in its own call format."""
 
+import asyncio
+import json
 import os
 import re
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +20,12 @@ from tool_fixtures import START, calling, chat_tokenizer
 from worker_fixtures import trajectories
 
 from rl_bridge.agents.programs import PRESETS
+from rl_bridge.gateway.app import Gateway, GatewayServer
+from rl_bridge.gateway.episode import CallSettings
+from rl_bridge.gateway.sampled import SampledEpisode
+from rl_bridge.generator.client import GeneratorClient
+from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.services.handle import LocalService
 from rl_bridge.tokens.conversation import training_rows
 from rl_bridge.types import Completion, Ending
 
@@ -196,7 +205,7 @@ class LongWindedEngine(SolvingEngine):
         super().__init__(tokenizer)
         self.summaries = 0
 
-    async def __call__(self, prompts: list[Sequence[int]], *arguments: Any) -> list[Completion]:
+    async def generate_many(self, prompts: list[Sequence[int]], *arguments: Any) -> list[Completion]:
         (prompt,) = prompts
         text = self.tokenizer.decode(prompt, skip_special_tokens=False)
         last = text.split(START)[-2]
@@ -204,7 +213,7 @@ class LongWindedEngine(SolvingEngine):
             self.summaries += 1
             self.asked.append(text)
             return [self.complete(f"<summary>\n{find_question(text)}\n</summary>")]
-        return await super().__call__(prompts, *arguments)
+        return await super().generate_many(prompts, *arguments)
 
     async def _say(self, prompt: str) -> str:
         said = await super()._say(prompt)
@@ -297,3 +306,52 @@ async def test_libraries_of_agents_play_episodes_too(
         "timeout_s": TIMEOUT_S,
     }
     await play_and_check(agent, tmp_path, monkeypatch, episodes=5)
+
+
+@pytest.mark.parametrize("preset", ["claude-code", "codex", "opencode"])
+async def test_agent_is_evaluated_with_a_model_on_a_server(
+    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of chat completions is a gateway of ours, and the agent speaks its own protocol to another."""
+    from examples.grpo_tools.world import app
+
+    program = Path(find_program(preset))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / PRESETS[preset].command[0]).symlink_to(program)
+    options = policy_of(monkeypatch, SolvingEngine)
+    client = GeneratorClient(LocalService(options["engine"]), max_batch=1, timeout_s=TIMEOUT_S)
+    policy = ChatPolicy(options["tokenizer"], client, max_new_tokens=4000, max_length=1_000_000)
+    gateway = Gateway()
+    server, episode = GatewayServer(gateway), SampledEpisode(policy, CallSettings())
+    gateway.open(episode)
+    await server.start()
+    words = ["--policy", f"{server.url}/v1", "--model", "policy", "--key-variable", "KEY", "--agent", preset]
+    words += [
+        "--agent-sandbox",
+        "--episodes",
+        "2",
+        "--sessions",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+        "--json",
+    ]
+    words += ["--reset", '{"difficulty": "easy", "max_calls": 6}']
+    try:
+        async with serving(app) as address:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "openenv_core.cli", "eval", f"http://{address}", *words),
+                env={**os.environ, "KEY": episode.key, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+                stdout=asyncio.subprocess.PIPE,
+            )
+            printed, _ = await process.communicate()
+    finally:
+        await server.close()
+        await client.close()
+    assert process.returncode == 0
+    report = json.loads(printed)
+    (figures,) = report["environments"].values()
+    assert (report["agent"], figures["mean_reward"], figures["endings"]) == (preset, 1.0, {"completed": 2})
+    records = map(json.loads, (tmp_path / "out" / "rollouts" / "000001.jsonl").read_text().splitlines())
+    assert [[turn["parent"] for turn in record["turns"]] for record in records] == [[None, 0, 1, 2]] * 2
+    assert len(options["engine"].sampled) == 8

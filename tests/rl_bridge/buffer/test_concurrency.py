@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.concurrency import CHANGES, RATE, Plan, play
 from benchmarks.simulated_time import simulate
-from rl_bridge.buffer.concurrency import GROWTH, SHRINKAGE, Concurrency
+from rl_bridge.buffer.concurrency import SHRINKAGE, Concurrency
 from rl_bridge.generator.vllm_api import EngineTotals
 
 
@@ -24,12 +24,11 @@ def test_it_grows_while_it_holds_groups_back_and_the_engines_could_do_more() -> 
     assert adjusted(EngineTotals(running=3, kv_cache_usage=0.95)) == 100
     assert adjusted(EngineTotals(running=100, waiting=5)) == 100
     few = Concurrency(1, max_groups=110)
-    for expected in (2, 3):
+    for expected in (2, 3):  # by one, where the factor would not move it
         few.adjust({0: idle}, in_flight=few.limit)
         assert few.limit == expected
     few.adjust({}, in_flight=3)  # nobody answers
     assert few.limit == 3
-    assert int(GROWTH * 3) == 3
 
 
 def test_it_shrinks_below_what_is_in_flight_while_requests_queue_or_are_preempted() -> None:

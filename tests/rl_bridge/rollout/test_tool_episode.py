@@ -201,7 +201,7 @@ async def test_control_tokens_in_what_the_world_says_are_broken_up(at_the_desk: 
 async def test_call_style_of_a_silent_template_comes_from_a_setting(at_the_desk: ActiveAssignment) -> None:
     silent = "{% for m in messages %}<|start|>{{ m.content }}<|end|>{% endfor %}{{ tools }}"
     async with at_the_desk(['{"name": "finish", "parameters": {}}'], template=silent) as play:
-        with pytest.raises(ConfigError, match=r"set model.tool_calls to hermes or llama"):
+        with pytest.raises(ConfigError, match=r"set model.tool_calls to hermes, llama or xml"):
             await play([1])
         configure(play, tool_calls="llama")
         assert summary(await only(play)) == (Ending.COMPLETED, 1, 1, 1.0)

@@ -127,6 +127,11 @@ def test_replicas_without_gpus_avoid_hosts_with_gpus() -> None:
     assert placement.reserve(ONE, 1.0).first == 0
 
 
+def test_hosts_of_the_second_mesh_are_preferred_though_the_first_has_no_gpus_either() -> None:
+    placement = Placement(hosts=2, gpus=0, cpu_hosts=1)
+    assert [placement.reserve(ONE, 0.0).first for _ in range(2)] == [2, 2]
+
+
 def test_no_replica_spans_hosts_of_both_kinds() -> None:
     placement = Placement(hosts=1, gpus=1, cpu_hosts=1)
     with pytest.raises(RoleError, match=r"2 host\(s\) in a row"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.util
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from missing import missing
+from module_run import finished
+from namespaces import CONTROLLER_ADDRESS, inside, namespaces, needs_namespaces
 from serving import eventually
 from store_stage import Directory, state_of
 
@@ -60,6 +63,18 @@ async def test_weights_put_by_one_role_are_read_by_another(fleet: "Fleet", trans
     await store.close()
     with pytest.raises(WeightsError, match="closed"):
         await store.get(4)
+
+
+@pytest.mark.soak
+@needs_namespaces
+def test_host_that_joins_reads_the_weights_of_the_run(tmp_path: Path, importable_modules: None) -> None:
+    """Two network namespaces stand for the hosts. In a process of its own, whose transport is that between hosts."""
+    script = str(Path(__file__).with_name("joined_reader.py"))
+    with namespaces(1) as (controller, (host,)):
+        words = [script, str(tmp_path), CONTROLLER_ADDRESS, *inside(host.namespace)]
+        ran = finished(*inside(controller), sys.executable, *words, timeout_s=150)
+        assert ran.returncode == 0, ran.stderr
+        asyncio.run(eventually(lambda: host.pids() == []))
 
 
 @pytest.mark.soak
