@@ -66,7 +66,9 @@ async def play(env: BlackjackEnv, number: int) -> list[Any]:
 
 async def in_fleet(act: Callable[[BlackjackEnv, list[BlackjackEnv]], Awaitable[None]], sessions: int) -> None:
     """Open the sessions on a fleet, some at a time, and act on them."""
-    async with make("blackjack", fleet="ray", servers=SERVERS, message_timeout_s=300.0) as root:
+    async with make(
+        "blackjack", fleet="ray", servers=SERVERS, start_timeout_s=300.0, message_timeout_s=300.0
+    ) as root:
         at_once = asyncio.Semaphore(64)
 
         async def open_one() -> BlackjackEnv:
