@@ -34,19 +34,22 @@ class Table:
         self._rewards = dict.fromkeys(seats, 0.0)  # since the seat's last reply
         self._replies = {seat: _new_reply() for seat in seats}
         self._ended: set[str] = set()
+        self._begun = False
+
+    def seat(self, name: str) -> "SeatSession":
+        """Return a session of one seat, for one episode."""
+        return SeatSession(self, name)
 
     async def begin(self, **options: Any) -> None:
-        """Reset the session with these options.
+        """Reset the session with these options, unless another seat has.
 
         Raises:
             RolloutError: The environment has no such seats.
             Exception: As the session's `reset`, and `require_scored`.
         """
-        self._deliver(await self._session.reset(**{**options, SEAT: list(self._replies)}))
-
-    def seat(self, name: str) -> "SeatSession":
-        """Return a session of one seat, to be played once; its `reset` takes up the episode that has begun."""
-        return SeatSession(self, name)
+        if not self._begun:
+            self._begun = True
+            self._deliver(await self._session.reset(**{**options, SEAT: list(self._replies)}))
 
     async def wait(self, seat: str) -> StepResult[Any]:
         """Return a seat's next reply; EpisodeUnscoredError if another seat was left before."""
@@ -115,7 +118,8 @@ class SeatSession:
         self._seat = seat
 
     async def reset(self, **options: Any) -> StepResult[Any]:
-        """Return what the seat sees when it acts first. The options are the table's, whose episode has begun."""
+        """Return what the seat sees when it acts first; all seats have the same options. Raises as `Table.begin`."""
+        await self._table.begin(**options)
         return await self._table.wait(self._seat)
 
     async def step(self, action: Any, /) -> StepResult[Any]:

@@ -291,8 +291,6 @@ class RolloutWorker(Player[EpisodeSettings]):
         """Play all seats of one table at once, each as an episode; `answers` are those of each, in order."""
         assignment = active.assignment
         table = Table(session, assignment.seats, self._task.client_type.observation_type)
-        with span("reset", waits_for="environment"):
-            await table.begin(seed=assignment.seeds[min(answers)], **settings.reset_options)
 
         async def play(seat: str, index: int) -> Outcome:
             outcome = await self._play(table.seat(seat), index, active, policy, settings, answers[index])

@@ -13,10 +13,11 @@ from envs.kuhn_env.models import KuhnObservation
 from envs.kuhn_env.server.app import app as kuhn_app
 from examples.grpo_kuhn.task import KuhnTask
 from openenv_core import MultiAgentEnvironment, State, StepResult
-from rl_bridge.errors import EpisodeLostError, EpisodeUnscoredError, RolloutError
+from openenv_core.multi_agent import SeatPolicy
+from rl_bridge.errors import EpisodeUnscoredError, RolloutError
 from rl_bridge.rollout.assignment import Absence
 from rl_bridge.rollout.groups import trained_trajectories
-from rl_bridge.rollout.table import Table
+from rl_bridge.rollout.table import SeatSession, Table
 from rl_bridge.types import Ending, Group
 from servers import create_app
 
@@ -80,12 +81,6 @@ async def test_an_answer_that_is_no_action_is_that_seats_alone(kuhn: str) -> Non
         assert len(trajectories(await play([1, 1], seats=SEATS))) == 2
 
 
-async def test_the_server_plays_seats_that_are_not_trained(kuhn: str) -> None:
-    async with playing([kuhn], KuhnTask, check_then_call) as play:
-        (alone,) = trajectories(await play([1], seat="first", policies={"second": "random"}))
-    assert alone.seat == ""
-
-
 async def test_an_environment_without_seats_is_refused(notebook: str) -> None:
     async with playing([notebook], NotebookTask, word) as play:
         with pytest.raises(RolloutError, match="seat"):
@@ -129,80 +124,83 @@ def seen(reward: float | None, *, terminated: bool = False, truncated: bool = Fa
     return {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated}
 
 
-async def sit(*replies: StepResult[Any]) -> Table:
+def sit(*replies: StepResult[Any]) -> tuple[Table, SeatSession, SeatSession]:
     table = Table(Replies(*replies), SEATS, KuhnObservation)
-    await table.begin(seed=4)
-    return table
+    return table, table.seat("first"), table.seat("second")
 
 
 async def test_what_a_seat_earns_while_it_waits_comes_with_its_next_reply() -> None:
-    table = await sit(
+    table, first, second = sit(
         reply("first"),
         reply("first", 0.5, others={"second": seen(0.25)}),
         reply("second", 0.125, others={"first": seen(1.0)}),
         reply("first", 2.0, done=True, others={"second": seen(-2.0, truncated=True)}),
     )
-    first, second = table.seat("first"), table.seat("second")
-    assert (await first.reset()).reward == 0.0
+    assert (await first.reset(seed=4)).reward == 0.0
     assert (await first.step(None)).reward == 0.5
     await table.act(None)
-    assert (await second.reset()).reward == 0.375
+    assert (await second.reset(seed=4)).reward == 0.375
     last = await second.step(None)
     assert (last.reward, last.done, last.truncated, last.observation.card) == (-2.0, True, True, "K")
     last = await table.wait("first")
     assert (last.reward, last.done, last.truncated) == (3.0, True, False)
-    table.leave("first")
-    table.leave("second")
 
 
-async def test_a_seat_that_ended_before_the_others_is_told_once() -> None:
-    table = await sit(
+async def test_a_seat_that_ended_before_the_others_gets_one_last_reply() -> None:
+    table, first, second = sit(
         reply("first"),
         reply("first", others={"second": seen(-1.0, terminated=True)}),
         reply("second", done=True, others={"first": seen(1.0, terminated=True)}),
     )
-    first, second = table.seat("first"), table.seat("second")
-    await first.reset()
+    await first.reset(seed=4)
     assert not (await first.step(None)).done
-    assert (await second.reset()).reward == -1.0
+    assert (await second.reset(seed=4)).reward == -1.0
     table.leave("second")  # whose game is over: the other's goes on
     assert (await first.step(None)).reward == 1.0
 
 
-async def test_failures_are_the_whole_tables() -> None:
-    table = await sit(reply("first"), reply("first", **{"infrastructure_error": GONE["reason"]}))
-    await table.seat("first").reset()
-    with pytest.raises(EpisodeLostError, match="zygote"):
-        await table.act(None)
+@pytest.mark.parametrize("at", [0, 1])
+async def test_a_table_that_is_not_scored_has_no_result_for_any_seat(at: int) -> None:
+    replies = [reply("first"), reply("second", done=True)]
+    replies[at] = reply("first", done=True, unscored="the judge is gone")
+    table, first, second = sit(*replies)
+
+    async def play() -> None:
+        await first.reset(seed=4)
+        await first.step(None)
+
+    with pytest.raises(EpisodeUnscoredError, match="the judge is gone"):
+        await play()
     table.leave("first")
     with pytest.raises(EpisodeUnscoredError, match="seat first was left"):
-        await table.seat("second").reset()
+        await second.reset(seed=4)
 
 
-class Both(MultiAgentEnvironment[Note, Notes, State]):
-    """Both players write at once; the first of its games fails, as only the right one is shown."""
+class Band(MultiAgentEnvironment[Note, Notes, State]):
+    """Three players write at once. The first of its games fails, as only the right one is shown."""
 
-    seats = ("left", "right")
+    seats = ("left", "right", "third")
+    POLICIES: ClassVar[dict[str, SeatPolicy]] = {"quiet": lambda notes, rng: Note(text="quiet")}
     games: ClassVar[Iterator[int]]
 
     def reset(self) -> dict[str, Notes]:
         return {seat: Notes(words=[seat]) for seat in self.seats}
 
     def step(self, actions: Mapping[str, Note]) -> dict[str, Notes]:
-        fails = next(self.games) == 0
+        failing = "right" if next(self.games) == 0 else None
+        assert actions["third"].text == "quiet"
         words = [actions[seat].text for seat in self.seats]
         return {
-            seat: Notes(
-                words=words, reward=len(seat), terminated=True, **(GONE if fails and seat == "right" else {})
-            )
+            seat: Notes(words=words, reward=len(seat), terminated=True, **(GONE if seat == failing else {}))
             for seat in self.seats
         }
 
 
 async def test_a_game_that_fails_is_played_again_by_all_seats_with_the_same_answers(no_backoff: None) -> None:
-    Both.games = itertools.count()
+    """The seats act at once, and the server plays another one."""
+    Band.games = itertools.count()
     async with (
-        serving(create_app(Both, Note, Notes)) as address,
+        serving(create_app(Band, Note, Notes)) as address,
         playing([f"http://{address}"], NotebookTask, lambda prompt: f"I am {prompt}") as play,
     ):
         result = await play([5, 5], seats=("left", "right"))
