@@ -17,6 +17,9 @@ LACKING = {
         "render_web",
         "web_actions",
     },
+    # Validators, which pydantic calls; nobody else does.
+    "openenv.core.harness:TrainingTrace": {"unique_calls"},
+    "openenv.core.harness:TrainingTurn": {"validate_capture"},
     "openenv.core.env_server.mcp_environment:MCPEnvironment": {"reset_async", "render_web", "web_actions"},
     # The server's own sessions: /metrics and `ropewalk top` count them.
     "openenv.core.env_server.http_server:HTTPEnvServer": {
