@@ -159,8 +159,9 @@ class ReplicaSupervisor:
             if incarnation.lost.done():
                 return incarnation.lost.result()
             self._owner.end_start(target, None)
-            if leave.done():
-                await self._owner.drain(target)
+            if leave.done() and not await self._owner.drain(target):
+                self._owner.end_start(target, HOST_LEFT)  # so that others repeat its calls
+                return HOST_LEFT
             await close(target, self._owner.endpoints)
             return None if self._stop_requested.is_set() else HOST_LEFT
         finally:
@@ -482,13 +483,18 @@ class Service(BalancedEndpoints):
         self._balancer.add(target)
         self._notify()
 
-    async def drain(self, target: MeshTarget) -> None:
-        """Have a replica, to which no call goes any more, hand back its work. Bounded in time; raises nothing."""
+    async def drain(self, target: MeshTarget) -> bool:
+        """Have a replica, to which no call goes any more, hand back its work; returns whether it has.
+
+        Bounded in time; raises nothing.
+        """
         with contextlib.suppress(Exception):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 if "drain" in self.endpoints:
                     await target.call("drain", (), {})
                 await self._balancer.wait_idle(target)
+            return True
+        return False
 
     def end_start(self, target: MeshTarget, reason: str | None) -> None:
         """Record that a replica's start is over; `reason` says why if it was lost."""

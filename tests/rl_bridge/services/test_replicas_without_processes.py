@@ -24,6 +24,7 @@ class Processes:
     def __init__(self, host: str) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.tells, self.ends, self.ending = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.answers = asyncio.Event()
         self._locate = RankProcess(host, 1)
         self.host = 0
 
@@ -35,11 +36,12 @@ class Processes:
         async def wait_forever() -> None:
             await asyncio.Event().wait()
 
-        return (
-            SimpleNamespace(
-                _locate=SimpleNamespace(choose=place), _wait_forever=SimpleNamespace(choose=wait_forever)
-            ),
-        )
+        async def answer() -> str:
+            await self.answers.wait()
+            return self._locate.host
+
+        endpoints = {"_locate": place, "_wait_forever": wait_forever, "spans": answer}
+        return (SimpleNamespace(**{name: SimpleNamespace(choose=call) for name, call in endpoints.items()}),)
 
     def lose(self, reason: str) -> None:
         if not self.lost.done():
@@ -227,6 +229,29 @@ async def test_replica_that_has_no_room_any_more_waits_for_a_host_to_join() -> N
         service.grow(1, 0)
         await until(lambda: service.serving == 1)
         assert [row.restarts for row in service.replicas] == [0]
+        await service.stop()
+
+
+async def test_calls_that_a_leaving_replica_does_not_complete_are_made_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rl_bridge.services import service as services
+    from rl_bridge.services.actor import ServiceActor
+
+    class Repeatable(ServiceActor):
+        REPEATABLE = frozenset({"spans"})
+
+    monkeypatch.setattr(services, "DRAIN_TIMEOUT_S", 0.0)
+    first, second = willing(), willing(1)
+    second.answers.set()
+    service = service_of(Repeatable, [first, second])
+    async with asyncio.timeout(HANG_S):
+        await service.start()
+        calling = asyncio.ensure_future(service.spans.route())
+        await until(lambda: service.replicas[0].in_flight == 1)
+        await service.leave_host(0, notice=True)
+        assert await calling == "host 1"
+        assert service.roster.lost == ((0, 1),)
         await service.stop()
 
 
