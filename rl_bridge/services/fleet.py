@@ -148,6 +148,7 @@ class Fleet:
                 FleetEvent(time.time(), name, replica, kind, detail)
             ),
             on_failure=self.fail,
+            on_left=self._grow,
         )
         self._services[name] = service
         try:
@@ -215,7 +216,6 @@ class Fleet:
             *(service.leave_host(number, notice=notice) for service in self._services.values())
         )
         await self._hosts.detach(number, reachable=notice)
-        self._grow()
 
     def _start(self, service: str, replica: int, options: ServiceOptions, host: int | None) -> Incarnation:
         slot = self._placement.reserve(options, time.monotonic(), host)

@@ -318,6 +318,7 @@ class Service(BalancedEndpoints):
         record: Records an event: replica, kind, and reason, if any.
         on_failure: Called when a replica has exhausted its budget and too few others are left, or a task of the service
             ends with an error.
+        on_left: Called when a replica has ended with its host: another host may have room for one.
     """
 
     def __init__(
@@ -330,6 +331,7 @@ class Service(BalancedEndpoints):
         start: Callable[[int, int | None], Incarnation],
         record: Callable[..., None],
         on_failure: Callable[[Exception], None],
+        on_left: Callable[[], None],
     ) -> None:
         balancer = Balancer(
             name,
@@ -346,6 +348,7 @@ class Service(BalancedEndpoints):
         self.make_incarnation = start
         self.record = record
         self._on_failure = on_failure
+        self._on_left = on_left
         self._replays = Replays(actor.REPLAYED)
         self._supervisors: dict[int, ReplicaSupervisor] = {}
         self._supervisor_tasks: set[asyncio.Task[None]] = set()
@@ -423,8 +426,10 @@ class Service(BalancedEndpoints):
         del self._supervisors[supervisor.replica]
         if failure is not None:
             logger.warning("%s goes on with %d replica(s): %s", self.name, others, failure)
-        elif others < self.options.num_replicas:
+            return
+        if others < self.options.num_replicas:
             self._begin()
+        self._on_left()
 
     @property
     def _max_replicas(self) -> int:

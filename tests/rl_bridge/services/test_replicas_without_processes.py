@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -59,7 +59,11 @@ class Processes:
 
 
 def service_of(
-    actor: type[Any], starts: Iterable[Any] = (), failures: list[Exception] | None = None, **options: Any
+    actor: type[Any],
+    starts: Iterable[Any] = (),
+    failures: list[Exception] | None = None,
+    on_left: Callable[[], None] = lambda: None,
+    **options: Any,
 ) -> Any:
     """A service that nobody has started, with the processes of each start of a replica, or the error of making them."""
     from rl_bridge.services.options import ServiceOptions
@@ -80,6 +84,7 @@ def service_of(
         start=start,
         record=lambda replica, what, detail="": None,
         on_failure=[].append if failures is None else failures.append,
+        on_left=on_left,
     )
 
 
@@ -229,6 +234,23 @@ async def test_replica_that_has_no_room_any_more_waits_for_a_host_to_join() -> N
         service.grow(1, 0)
         await until(lambda: service.serving == 1)
         assert [row.restarts for row in service.replicas] == [0]
+        await service.stop()
+
+
+async def test_spare_host_takes_over_for_one_that_is_lost() -> None:
+    from rl_bridge.services.actor import ServiceActor
+
+    joined = willing(1)
+    service = service_of(
+        ServiceActor, [willing(), joined, willing(2)], on_left=lambda: service.grow(2, 1), max_replicas=2
+    )
+    async with asyncio.timeout(HANG_S):
+        await service.start()
+        service.grow(1, 1)
+        await until(lambda: service.serving == 2)
+        service.grow(2, 1)  # which is a spare
+        await service.leave_host(1, notice=False)
+        await until(lambda: [row.id for row in service.replicas] == [0, 2] and service.serving == 2)
         await service.stop()
 
 
