@@ -1,4 +1,4 @@
-"""Kuhn poker by self-play of a tiny policy comes close to an equilibrium, whatever the seed."""
+"""Kuhn poker by self-play of a tiny policy: how close to an equilibrium it comes, by the aim of its example."""
 
 import json
 from collections.abc import Callable
