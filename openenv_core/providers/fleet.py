@@ -102,7 +102,7 @@ class ServerFleet(ABC):
             )
         self.token = token or secrets.token_urlsafe(32)
         self._size = servers
-        self._is_another = False
+        self._is_another = self._is_started = False
 
     @classmethod
     @abstractmethod
@@ -144,14 +144,18 @@ class ServerFleet(ABC):
         self.replace(server.name)
 
     def start(self) -> str:
-        """Start the servers, wait until all are ready, and return the URL of one.
+        """Start the servers, wait until all are ready, and return the URL of one; a second call returns one, too.
 
         Raises:
             ProviderError: They were not ready in time, or there is a fleet of this name.
         """
+        if self._is_started:
+            self.wait_ready(1)
+            return self.urls()[0]
         self._is_another = bool(self.servers())
         if self._is_another:
             raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
+        self._is_started = True
         try:
             self._resize(self._size)
             self.wait_ready(self._size)
@@ -164,6 +168,7 @@ class ServerFleet(ABC):
         """Stop all servers, whatever their sessions do. Idempotent. Leaves another fleet that had the name alone."""
         if not self._is_another:
             self._end()
+            self._is_started = False
 
     def __enter__(self) -> Self:
         self.start()
