@@ -1,6 +1,7 @@
 """The network interface by which this host reaches another one, whether an address is local, and free ports."""
 
 import contextlib
+import os
 import random
 import socket
 from collections.abc import MutableMapping
@@ -41,6 +42,13 @@ def find_interface(host: str) -> str | None:
             ):
                 return name
     return None
+
+
+def own_address() -> str:
+    """Return the address by which other ranks reach this one: that of gloo's interface, or else the host's name."""
+    addresses = psutil.net_if_addrs().get(os.environ.get(INTERFACE_VARIABLES[0], ""), [])
+    usable = [each.address for each in addresses if each.family in (socket.AF_INET, socket.AF_INET6)]
+    return usable[0] if usable else socket.gethostname()
 
 
 def is_own_address(host: str) -> bool:

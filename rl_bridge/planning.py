@@ -372,9 +372,8 @@ def _pass_memory(config: Config, size: ModelSize, *, trains: bool) -> dict[str, 
         "a block's backward pass": tokens * in_use // parallel.tp,
     }
     phases.append(activations | block_pass)
-    if (
-        parallel.hsdp > 1
-    ):  # what the replicas sum up is kept until the end, beside the gradients of earlier passes
+    if parallel.hsdp > 1:
+        # What the replicas sum up is kept until the end, beside the gradients of earlier passes.
         trained = size.parameters if config.model.lora is None else size.adapter_parameters(config.model.lora)
         shards = config.monarch.roles.trainer.ranks // parallel.hsdp
         phases.append(block_pass | {"gradients on their way to other replicas": 4 * trained // shards})

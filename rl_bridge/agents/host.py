@@ -122,13 +122,13 @@ class AgentHost:
         self._sandbox = AgentSandbox(self._program.command[0], self._agent.readable, self._server.address)
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="ropewalk-agent-"))
         try:
-            tried = await run_program(AgentProgram(command=("true",)), folder, self._sandbox)
+            trial = await run_program(AgentProgram(command=("true",)), folder, self._sandbox)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        if tried.code:
+        if trial.code:
             raise ConfigError(
                 "rollout.agent.sandbox: programs cannot be confined here; use a machine on which this user may make "
-                f"namespaces, or set it to false\n{tried.output}"
+                f"namespaces, or set it to false\n{trial.output}"
             )
 
     async def close(self) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 from pathlib import Path
 
 from openenv_core.cli import Command
@@ -23,14 +24,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="the checkpoint, for its tokenizer and chat template; `check` to check the gateway at URL instead",
     )
     parser.add_argument("url", nargs="?", metavar="URL", help="the gateway to check, by requests of agents")
-    parser.add_argument("--key", metavar="KEY", help="with check: the key of its POST /episodes")
     parser.add_argument(
         "--endpoint",
         metavar="URL",
         help="the model's server, such as http://127.0.0.1:8000/v1",
     )
     parser.add_argument("--name", metavar="NAME", help="the model's name on the server; default: FOLDER")
-    parser.add_argument("--api-key-env", metavar="VARIABLE", help="the variable with the server's API key")
+    parser.add_argument(
+        "--api-key-env",
+        metavar="VARIABLE",
+        help="the variable with the server's API key, or, with check, the key of the gateway's POST /episodes",
+    )
     parser.add_argument("--traces", type=Path, metavar="FILE", help="append the trace of each episode")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="default: a free one")
@@ -59,8 +63,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until Ctrl-C, or check; returns 0, 1 after a check that finds a fault, or 2 if something is missing."""
     if arguments.model == CHECK:
-        if arguments.url is None or arguments.key is None:
-            raise ConfigError("expected `ropewalk gateway check URL --key KEY`")
         return asyncio.run(check(arguments))
     if arguments.endpoint is None or arguments.url is not None:
         raise ConfigError(
@@ -80,7 +82,12 @@ async def check(arguments: argparse.Namespace) -> int:
     """Check the gateway at a URL, and print what is wrong with it; returns the exit status."""
     from rl_bridge.gateway.check import Fault, check_gateway
 
-    reports = await check_gateway(arguments.url.rstrip("/"), arguments.key)
+    key = os.environ.get(arguments.api_key_env or "")
+    if arguments.url is None or key is None:
+        raise ConfigError(
+            "expected `ropewalk gateway check URL --api-key-env VARIABLE`, with the gateway's key in that variable"
+        )
+    reports = await check_gateway(arguments.url.rstrip("/"), key)
     rows = [
         [report.name, str(report.requests), *(str(len(report.faults[fault])) for fault in Fault)]
         for report in reports
@@ -136,6 +143,6 @@ COMMAND = Command(
     run=run,
     examples=(
         "ropewalk gateway models/policy --endpoint http://127.0.0.1:8000/v1 --traces traces.jsonl",
-        "ropewalk gateway check http://127.0.0.1:9000 --key KEY",
+        "GATEWAY_KEY=KEY ropewalk gateway check http://127.0.0.1:9000 --api-key-env GATEWAY_KEY",
     ),
 )

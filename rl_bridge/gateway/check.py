@@ -95,9 +95,9 @@ async def _check_sequence(
     replies: list[AgentReply] = []
     try:
         for request in requests:
-            replies.append(await _ask(http, key, request, replies))
+            replies.append(await _send(http, key, request, replies))
         if RETRY_HEADER in requests[-1]["headers"]:
-            retried = await _ask(http, key, requests[-1], replies[:-1], retry=1)
+            retried = await _send(http, key, requests[-1], replies[:-1], retry=1)
             if retried != replies[-1]:
                 report.faults[Fault.DOUBLED].append("a retry, marked as one, has another answer")
     except BrokenStreamError as error:
@@ -116,7 +116,7 @@ async def _manage(http: httpx.AsyncClient, path: str, owner: str, body: Mapping[
         return reply.raise_for_status().json()
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(
-            f"expected a gateway with {path} at {http.base_url} (docs/agents.md), and its key as --key: {error}"
+            f"expected a gateway with {path} at {http.base_url} (docs/agents.md), and its key: {error}"
         ) from error
 
 
@@ -141,7 +141,7 @@ def _compare(trace: Mapping[str, Any], parents: Sequence[int | None]) -> Iterato
             yield fault, f"{more.total()} of {sampled.total()} answers to be trained, in the rows"
 
 
-async def _ask(
+async def _send(
     http: httpx.AsyncClient,
     key: str,
     request: Mapping[str, Any],

@@ -176,7 +176,8 @@ class GeneratorClient:
         completions: list[Completion] = []
         try:
             async with asyncio.timeout(self._timeout_s):
-                while batch := [ask for ask in batch if not ask.future.done()]:  # without cancelled callers'
+                # Without those of cancelled callers.
+                while batch := [pending for pending in batch if not pending.future.done()]:
                     try:
                         # Prompts of sessions whose replica was lost meanwhile follow the first one's, this once.
                         owner = batch[0].session or self._policy

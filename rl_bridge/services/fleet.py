@@ -148,6 +148,7 @@ class Fleet:
                 FleetEvent(time.time(), name, replica, kind, detail)
             ),
             on_failure=self.fail,
+            on_left=self._grow,
         )
         self._services[name] = service
         try:
@@ -191,11 +192,8 @@ class Fleet:
             RoleError: It cannot be reached.
         """
         number = self._placement.add_host(gpus)
-        try:
-            await self._hosts.attach(number, address)
-        except RoleError:
-            self._placement.close_host(number)
-            raise
+        await self._hosts.attach(number, address)
+        self._placement.set_closed(number, False)
         self._joined.append(number)
         self._record_host(number, "joined", address)
         self._grow()
@@ -213,12 +211,11 @@ class Fleet:
         """Take out a host that had joined: in order after a notice, or because it is lost. Bounded in time."""
         self._joined.remove(number)
         self._record_host(number, "leaving" if notice else "lost", "")
-        self._placement.close_host(number)
+        self._placement.set_closed(number, True)
         await asyncio.gather(
             *(service.leave_host(number, notice=notice) for service in self._services.values())
         )
         await self._hosts.detach(number, reachable=notice)
-        self._grow()
 
     def _start(self, service: str, replica: int, options: ServiceOptions, host: int | None) -> Incarnation:
         slot = self._placement.reserve(options, time.monotonic(), host)

@@ -120,7 +120,7 @@ class StickySession(EndpointOwner):
         max_sessions: A replica with this many sessions is no longer preferred.
 
     Attributes:
-        moved: How often the replica has changed since the session began; each time its cached state was lost.
+        moves: How often the replica has changed since the session began; each time its cached state was lost.
     """
 
     def __init__(

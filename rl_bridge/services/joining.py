@@ -30,6 +30,7 @@ from openenv_core.backoff import Backoff
 from openenv_core.guard import guard_command
 from rl_bridge.config.monarch import visible_gpus
 from rl_bridge.errors import ConfigError, RoleError
+from rl_bridge.files import PARTIAL_SUFFIX
 from rl_bridge.interface import find_free_port
 from rl_bridge.metrics.status import format_address, parse_address
 from rl_bridge.services.shutdown import STOP_SIGNALS
@@ -49,10 +50,14 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 5, 2, 5
 def make_secret(folder: Path) -> str:
     """Return the secret of the run in a folder, which only its owner can read; it is made once."""
     file = folder / SECRET_FILE
-    with contextlib.suppress(FileExistsError):
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="ascii") as made:
-            made.write(secrets.token_hex(32))
+    if not file.exists():
+        # Renamed when it is complete: one that is empty, because this process was killed, would admit anybody.
+        partial = file.with_name(file.name + PARTIAL_SUFFIX)
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="ascii") as output:
+            output.write(secrets.token_hex(32))
+        partial.replace(file)
     return file.read_text(encoding="ascii").strip()
 
 
@@ -60,7 +65,7 @@ async def _receive(reader: asyncio.StreamReader) -> dict[str, Any] | None:
     """Return the next message, or None if there is none any more: the connection has ended, or it is no message."""
     try:
         message = json.loads(await reader.readline())
-    except (ValueError, OSError):  # also an overlong line, and an empty one at the end
+    except (ValueError, RecursionError, OSError):  # also an overlong line, and an empty one at the end
         return None
     return message if isinstance(message, dict) else None
 
@@ -153,7 +158,7 @@ class JoinServer:
     def _refusal(self, request: Mapping[str, Any] | None) -> str | None:
         match request:
             case {"secret": str(secret), "gpus": int()}:
-                if not hmac.compare_digest(secret.encode(), self._secret.encode()):
+                if not hmac.compare_digest(secret.encode(errors="replace"), self._secret.encode()):
                     return f"the secret is not that of this run; give its {SECRET_FILE} as --secret-file"
                 if len(self._tasks) > MAX_HOSTS:
                     return f"{MAX_HOSTS} hosts have joined already"

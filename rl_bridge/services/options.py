@@ -178,14 +178,14 @@ class Placement:
         self._hosts = [_Host(0, gpus) for _ in range(hosts)] + [_Host(1, 0) for _ in range(cpu_hosts)]
 
     def add_host(self, gpus: int) -> int:
-        """Add a host that has joined; returns its number."""
+        """Add a host that joins, closed at first: nothing is placed there; returns its number."""
         number = len(self._hosts)
-        self._hosts.append(_Host(2 + number, gpus, joined=True))
+        self._hosts.append(_Host(2 + number, gpus, joined=True, closed=True))
         return number
 
-    def close_host(self, host: int) -> None:
-        """Place nothing on a host any more."""
-        self._hosts[host].closed = True
+    def set_closed(self, host: int, closed: bool) -> None:
+        """Open a host to replicas, or close it."""
+        self._hosts[host].closed = closed
 
     def room(self, host: int, options: ServiceOptions) -> int:
         """Return how many replicas a joined host has room for: as its free GPUs allow; one if they need none."""

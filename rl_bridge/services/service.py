@@ -159,8 +159,9 @@ class ReplicaSupervisor:
             if incarnation.lost.done():
                 return incarnation.lost.result()
             self._owner.end_start(target, None)
-            if leave.done():
-                await self._owner.drain(target)
+            if leave.done() and not await self._owner.drain(target):
+                self._owner.end_start(target, HOST_LEFT)  # so that others repeat its calls
+                return HOST_LEFT
             await close(target, self._owner.endpoints)
             return None if self._stop_requested.is_set() else HOST_LEFT
         finally:
@@ -317,6 +318,7 @@ class Service(BalancedEndpoints):
         record: Records an event: replica, kind, and reason, if any.
         on_failure: Called when a replica has exhausted its budget and too few others are left, or a task of the service
             ends with an error.
+        on_left: Called when a replica has ended with its host: another host may have room for one.
     """
 
     def __init__(
@@ -329,6 +331,7 @@ class Service(BalancedEndpoints):
         start: Callable[[int, int | None], Incarnation],
         record: Callable[..., None],
         on_failure: Callable[[Exception], None],
+        on_left: Callable[[], None],
     ) -> None:
         balancer = Balancer(
             name,
@@ -345,6 +348,7 @@ class Service(BalancedEndpoints):
         self.make_incarnation = start
         self.record = record
         self._on_failure = on_failure
+        self._on_left = on_left
         self._replays = Replays(actor.REPLAYED)
         self._supervisors: dict[int, ReplicaSupervisor] = {}
         self._supervisor_tasks: set[asyncio.Task[None]] = set()
@@ -422,8 +426,10 @@ class Service(BalancedEndpoints):
         del self._supervisors[supervisor.replica]
         if failure is not None:
             logger.warning("%s goes on with %d replica(s): %s", self.name, others, failure)
-        elif others < self.options.num_replicas:
+            return
+        if others < self.options.num_replicas:
             self._begin()
+        self._on_left()
 
     @property
     def _max_replicas(self) -> int:
@@ -482,13 +488,18 @@ class Service(BalancedEndpoints):
         self._balancer.add(target)
         self._notify()
 
-    async def drain(self, target: MeshTarget) -> None:
-        """Have a replica, to which no call goes any more, hand back its work. Bounded in time; raises nothing."""
+    async def drain(self, target: MeshTarget) -> bool:
+        """Have a replica, to which no call goes any more, hand back its work; returns whether it has.
+
+        Bounded in time; raises nothing.
+        """
         with contextlib.suppress(Exception):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 if "drain" in self.endpoints:
                     await target.call("drain", (), {})
                 await self._balancer.wait_idle(target)
+            return True
+        return False
 
     def end_start(self, target: MeshTarget, reason: str | None) -> None:
         """Record that a replica's start is over; `reason` says why if it was lost."""

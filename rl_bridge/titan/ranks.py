@@ -1,7 +1,6 @@
 """The ranks that train one model together: how they meet, and how the death of one ends the waits of others."""
 
 import contextlib
-import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from rl_bridge.errors import BridgeError, RankLostError
 from rl_bridge.files import replace_file
+from rl_bridge.interface import own_address
 from rl_bridge.weights.snapshot import Box, LazySum, StackItem, State, is_dtensor
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ def gather_state(state: State, *, keep: bool = True, dtype: torch.dtype | None =
         elif isinstance(value, StackItem):
             if value.stack is not stack:  # of many items, which follow each other
                 stack = value.stack
-                full_stack = _gather(stack.to(dtype or stack.dtype)).cpu()
+                full_stack = _gather(stack.to(dtype or stack.dtype))
             full = full_stack[value.index]
         else:
             full = _gather(value.to(dtype or value.dtype))
@@ -194,7 +194,7 @@ def _make_store(rank: Rank) -> Any:
     if rank.rendezvous_file is None:
         raise ValueError(f"expected a rendezvous file for {rank.count} ranks, got none")
     tcp_store: Any = dist.TCPStore  # type: ignore[attr-defined]  # documented, but not in __all__
-    own_host, timeout = socket.gethostname(), timedelta(seconds=rank.timeout_s)
+    own_host, timeout = own_address(), timedelta(seconds=rank.timeout_s)
     if rank.index == 0:
         store = tcp_store("localhost", 0, is_master=True, wait_for_workers=False, timeout=timeout)
         replace_file(rank.rendezvous_file, f"{own_host} {store.port}".encode())

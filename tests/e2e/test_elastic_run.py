@@ -75,11 +75,11 @@ class ElasticRun:
     def observe(self) -> None:
         """Take in what the run's status says of its events."""
         command = [sys.executable, "-m", "openenv_core.cli", "status", "--run", str(self.folder), "--json"]
-        asked = subprocess.run(
+        reply = subprocess.run(
             [*inside(self._controller), *command], capture_output=True, text=True, cwd=ROOT, check=False
         )
-        if asked.returncode == 0:
-            status = json.loads(asked.stdout)
+        if reply.returncode == 0:
+            status = json.loads(reply.stdout)
             self.players |= {lease["worker"] for lease in status["leases"]}
             self.versions = {
                 replica["id"]: replica["version"]

@@ -97,7 +97,7 @@ def test_tools_prompts_and_shipped_tasks_are_those_that_policies_were_trained_wi
         "sqlite": "4210b72e396f4473",
         "shop": "f1a2e05e14328dd9",
         "code": "031a98c0a0345c21",
-        "shipped": "008b333062aa14e9",
-        "family": "c59baf6517088da6",
+        "shipped": "b8819232e124cc87",
+        "family": "94d955a88ae86c59",
         "blackjack": "53e51f5834ba95e9",
     }

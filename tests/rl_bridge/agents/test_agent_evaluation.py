@@ -57,8 +57,8 @@ def test_agent_plays_with_a_model_on_a_server(desk_url: str, model: ChatServer, 
     first, second = model.requests
     assert first["temperature"] == second["temperature"] == 0.5
     assert second["seed"] == first["seed"] + 1
-    *_, asked, answered = second["messages"]
-    assert asked["tool_calls"][0]["id"] == answered["tool_call_id"]
+    *_, call_message, result = second["messages"]
+    assert call_message["tool_calls"][0]["id"] == result["tool_call_id"]
     report = json.loads((tmp_path / "evaluation.json").read_text())
     assert report["agent"] == "agent_fixtures:call_in_a_loop"
 

@@ -50,7 +50,9 @@ def test_recordings_are_of_three_agents_in_three_protocols() -> None:
     assert roots == {"claude-code": 2, "claude-code, subagent": 2, "codex": 3, "opencode": 3}
 
 
-async def test_ours_has_no_fault(service: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+async def test_ours_has_no_fault(
+    service: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     reports = await check_gateway(*service)
     assert {report.name: dict(report.faults) for report in reports} == {
         name: {} for name, _ in read_recordings()
@@ -59,7 +61,8 @@ async def test_ours_has_no_fault(service: tuple[str, str], capsys: pytest.Captur
     parser = argparse.ArgumentParser()
     command.COMMAND.configure(parser)
     url, key = service
-    assert await command.check(parser.parse_args(["check", url, "--key", key])) == 0
+    monkeypatch.setenv("GATEWAY_KEY", key)
+    assert await command.check(parser.parse_args(["check", url, "--api-key-env", "GATEWAY_KEY"])) == 0
     assert len(capsys.readouterr().out.splitlines()) == 5
 
 

@@ -1,4 +1,4 @@
-"""A controller on loopback which three hosts join; one leaves after a notice, one is killed, one stays to the end."""
+"""A controller on loopback which four hosts join; one leaves after a notice, one is killed, two stay to the end."""
 
 import asyncio
 import os
@@ -69,21 +69,24 @@ async def main(folder: Path) -> None:
             assert first.returncode == 0
             assert [is_on(pid, third) for pid in pids_of(policy)] == [False, False, True]
 
-            # A loss: calls in flight are repeated by others, and the budget of restarts is left alone.
+            # A loss: others repeat calls in flight, an idle host takes over, and the budget of restarts is left alone.
+            fourth = start_host(server.address, secret)
+            await until(lambda: [event.kind for event in fleet.events].count("joined") == 4)
             wait.touch()
             before = held(folder)
             calls = [asyncio.ensure_future(policy.generate.route(wait)) for _ in range(3)]
             await until(lambda: held(folder) == before + 3)
             lost = pids_of(policy)[1]
             os.kill(second.pid, signal.SIGKILL)
-            await until(lambda: len(policy.replicas) == 2)
+            await until(lambda: policy.serving == 3 and is_on(pids_of(policy)[-1], fourth))
             wait.unlink()
             assert lost not in {pid for pid, _, _ in await asyncio.gather(*calls)}
             await until_gone([lost])
-            assert [row.restarts for row in policy.replicas] == [0, 0]
+            assert [row.restarts for row in policy.replicas] == [0, 0, 0]
         left = {process.pid for process in psutil.Process().children(recursive=True)}
-    await until(lambda: third.poll() is not None)
-    assert third.returncode == 0, third.communicate()[1]
+    for host in (third, fourth):
+        await until(lambda host=host: host.poll() is not None)
+        assert host.returncode == 0, host.communicate()[1]
     await until_gone(left)
 
 

@@ -109,6 +109,7 @@ async def test_host_whose_connection_ends_is_lost(server: JoinServer, fleet: Any
     ("message", "reason"),
     [
         ({"secret": "guessed", "gpus": 0}, "the secret is not that of this run"),
+        ({"secret": "\ud800", "gpus": 0}, "the secret is not that of this run"),
         ({"secret": "s3cret"}, "the request needs a secret and a number of gpus"),
         (["GET / HTTP/1.1"], "the request needs a secret and a number of gpus"),
     ],
@@ -140,7 +141,9 @@ async def test_end_of_the_run_is_announced(fleet: Any) -> None:
 
 
 def test_secret_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "join.secret.partial").touch()  # of a process that was killed meanwhile
     secret = make_secret(tmp_path)
+    assert len(secret) == 64
     assert make_secret(tmp_path) == secret
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600

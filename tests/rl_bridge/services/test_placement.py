@@ -98,6 +98,9 @@ def test_a_host_that_fell_silent_is_the_last_choice_for_a_while() -> None:
 def test_host_that_joins_takes_what_belongs_there_and_otherwise_comes_last() -> None:
     placement = Placement(hosts=1, gpus=1)
     joined = placement.add_host(2)
+    with pytest.raises(NoRoomError):  # it cannot be reached yet
+        placement.reserve(ONE, 0.0, joined)
+    placement.set_closed(joined, False)
     assert (joined, placement.room(joined, NEEDY), placement.room(joined, ONE)) == (1, 2, 1)
     assert placement.room(joined, PAIR) == 0
     assert [placement.reserve(ONE, 0.0).first for _ in range(3)] == [0, 0, 0]
@@ -107,7 +110,7 @@ def test_host_that_joins_takes_what_belongs_there_and_otherwise_comes_last() -> 
     with pytest.raises(NoRoomError):  # no replica spans a host that may leave
         placement.reserve(ServiceOptions(hosts=2), 0.0)
     assert [placement.reserve(NEEDY, 0.0).first for _ in range(2)] == [0, joined]
-    placement.close_host(joined)
+    placement.set_closed(joined, True)
     with pytest.raises(NoRoomError, match=r"got 1 host\(s\) with \[0\] free"):
         placement.reserve(NEEDY, 0.0)
     with pytest.raises(NoRoomError):

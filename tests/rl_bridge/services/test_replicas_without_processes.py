@@ -2,7 +2,7 @@
 
 import asyncio
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ class Processes:
     def __init__(self, host: str) -> None:
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.tells, self.ends, self.ending = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.answers = asyncio.Event()
         self._locate = RankProcess(host, 1)
         self.host = 0
 
@@ -35,11 +36,12 @@ class Processes:
         async def wait_forever() -> None:
             await asyncio.Event().wait()
 
-        return (
-            SimpleNamespace(
-                _locate=SimpleNamespace(choose=place), _wait_forever=SimpleNamespace(choose=wait_forever)
-            ),
-        )
+        async def answer() -> str:
+            await self.answers.wait()
+            return self._locate.host
+
+        endpoints = {"_locate": place, "_wait_forever": wait_forever, "spans": answer}
+        return (SimpleNamespace(**{name: SimpleNamespace(choose=call) for name, call in endpoints.items()}),)
 
     def lose(self, reason: str) -> None:
         if not self.lost.done():
@@ -57,7 +59,11 @@ class Processes:
 
 
 def service_of(
-    actor: type[Any], starts: Iterable[Any] = (), failures: list[Exception] | None = None, **options: Any
+    actor: type[Any],
+    starts: Iterable[Any] = (),
+    failures: list[Exception] | None = None,
+    on_left: Callable[[], None] = lambda: None,
+    **options: Any,
 ) -> Any:
     """A service that nobody has started, with the processes of each start of a replica, or the error of making them."""
     from rl_bridge.services.options import ServiceOptions
@@ -78,6 +84,7 @@ def service_of(
         start=start,
         record=lambda replica, what, detail="": None,
         on_failure=[].append if failures is None else failures.append,
+        on_left=on_left,
     )
 
 
@@ -227,6 +234,46 @@ async def test_replica_that_has_no_room_any_more_waits_for_a_host_to_join() -> N
         service.grow(1, 0)
         await until(lambda: service.serving == 1)
         assert [row.restarts for row in service.replicas] == [0]
+        await service.stop()
+
+
+async def test_spare_host_takes_over_for_one_that_is_lost() -> None:
+    from rl_bridge.services.actor import ServiceActor
+
+    joined = willing(1)
+    service = service_of(
+        ServiceActor, [willing(), joined, willing(2)], on_left=lambda: service.grow(2, 1), max_replicas=2
+    )
+    async with asyncio.timeout(HANG_S):
+        await service.start()
+        service.grow(1, 1)
+        await until(lambda: service.serving == 2)
+        service.grow(2, 1)  # which is a spare
+        await service.leave_host(1, notice=False)
+        await until(lambda: [row.id for row in service.replicas] == [0, 2] and service.serving == 2)
+        await service.stop()
+
+
+async def test_calls_that_a_leaving_replica_does_not_complete_are_made_to_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rl_bridge.services import service as services
+    from rl_bridge.services.actor import ServiceActor
+
+    class Repeatable(ServiceActor):
+        REPEATABLE = frozenset({"spans"})
+
+    monkeypatch.setattr(services, "DRAIN_TIMEOUT_S", 0.0)
+    first, second = willing(), willing(1)
+    second.answers.set()
+    service = service_of(Repeatable, [first, second])
+    async with asyncio.timeout(HANG_S):
+        await service.start()
+        calling = asyncio.ensure_future(service.spans.route())
+        await until(lambda: service.replicas[0].in_flight == 1)
+        await service.leave_host(0, notice=True)
+        assert await calling == "host 1"
+        assert service.roster.lost == ((0, 1),)
         await service.stop()
 
 
