@@ -87,10 +87,10 @@ class _Call:
         self.episode.busy = False
         if isinstance(result, Observation):
             result = self.environment._apply_transform(result)
-        if isinstance(result, Mapping):  # of a `MultiAgentEnvironment`, by seat
+        elif isinstance(result, Mapping):  # of a `MultiAgentEnvironment`, by seat
             self.episode.over = all(each.done for each in result.values())
-        else:
-            self.episode.over = getattr(result, "done", False)
+            return result
+        self.episode.over = getattr(result, "done", False)
         return result
 
 

@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from openenv_core.providers.fleet import fleet_class
 
-    found = fleet_class(arguments.engine).find
-    fleet = _new_fleet(arguments) if arguments.act == "up" else found(arguments.name)
+    find_fleet = fleet_class(arguments.engine).find
+    fleet = _new_fleet(arguments) if arguments.act == "up" else find_fleet(arguments.name)
     _act(fleet, arguments)
     _print_status(fleet, as_json=arguments.json)
     return 0

@@ -172,11 +172,14 @@ class Servers:
         """
         first, second = await asyncio.gather(*(self._measure_load(url) for url in self.urls[:2]))
         if second < first:
-            self.urls[:2] = reversed(self.urls[:2])
+            self.urls = [self.urls[1], self.urls[0], *self.urls[2:]]  # a fork shares the list with its parent
             self.url = self.urls[0]
 
     async def _measure_load(self, url: str) -> float:
-        """Return a server's sessions and waiting clients for each slot."""
+        """Return a server's sessions and waiting clients for each slot.
+
+        Without httpx, whose clients take longer for this than the connect that follows.
+        """
         parts = urlsplit(http_url(url))
         if parts.scheme != "http" or proxy_for(url) is not None:
             return 0.0  # not worth another TLS handshake

@@ -1,6 +1,7 @@
 """Fleets of equal environment servers on an engine: Ray, Docker or Kubernetes."""
 
 import json
+import logging
 import re
 import secrets
 import time
@@ -13,6 +14,8 @@ from typing import Any, Final, Self
 
 from openenv_core.errors import ConfigurationError, ProviderError
 from openenv_core.proxies import client_for
+
+logger = logging.getLogger("openenv_core")
 
 ENGINES: Final[Mapping[str, str]] = {
     "ray": "openenv_core.providers.ray:RayFleet",
@@ -136,6 +139,10 @@ class ServerFleet(ABC):
     def _cordon(self, server: FleetServer) -> None:
         """Have a server refuse new sessions."""
 
+    def _uncordon(self, server: FleetServer) -> None:
+        """Have a server without sessions accept new ones again, by starting it anew."""
+        self.replace(server.name)
+
     def start(self) -> str:
         """Start the servers, wait until all are ready, and return the URL of one.
 
@@ -235,20 +242,28 @@ class ServerFleet(ABC):
         leaving: FleetServer | None = None
         while True:
             pause()
-            servers, load = self.servers(), self.load()
-            count = len(servers)
-            if leaving is not None and self._is_idle(leaving):
-                if leaving.number == count - 1 and not load.waiting:
-                    self._resize(count - 1)
-                else:
-                    self.replace(leaving.name)
-                leaving = None
-            elif load.waiting:
-                if count < most and all(server.ready for server in servers):
-                    self._resize(count + 1)
-            elif leaving is None and count > least and load.in_use < 0.9 * load.slots * (1 - 1 / count):
-                leaving = servers[-1]
-                self._cordon(leaving)
+            try:
+                leaving = self._follow_load(least, most, leaving)
+            except ProviderError as error:  # of this look; the engine may answer at the next one
+                logger.warning("fleet %s was not resized: %s", self.name, error)
+
+    def _follow_load(self, least: int, most: int, leaving: FleetServer | None) -> FleetServer | None:
+        """Add or remove a server if the load says so; return the one that is to leave once it is idle, if any."""
+        servers, load = self.servers(), self.load()
+        count = len(servers)
+        if leaving is not None and self._is_idle(leaving):
+            if leaving.number == count - 1 and not load.waiting:
+                self._resize(count - 1)
+            else:
+                self._uncordon(leaving)
+            return None
+        if load.waiting:
+            if count < most and all(server.ready for server in servers):
+                self._resize(count + 1)
+        elif leaving is None and count > least and load.in_use < 0.9 * load.slots * (1 - 1 / count):
+            leaving = servers[-1]
+            self._cordon(leaving)
+        return leaving
 
     def _find(self, name: str) -> FleetServer:
         for server in self.servers():
@@ -307,7 +322,7 @@ def read_load(url: str, token: str | None) -> Load | None:
     """Return the sessions of a server; None if it does not answer.
 
     Raises:
-        ProviderError: It answers, but is no server that tells.
+        ProviderError: Its answer has no sessions.
     """
     import httpx  # takes longer than the rest of `ropewalk --help`
 
@@ -320,7 +335,8 @@ def read_load(url: str, token: str | None) -> Load | None:
         return None
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ProviderError(
-            f"expected the sessions of {url} on /capacity, got HTTP {response.status_code}; only servers of ours tell"
+            f"expected the sessions of {url} on /capacity, got HTTP {response.status_code}; released "
+            "servers have no such path"
         ) from error
 
 

@@ -168,6 +168,9 @@ class KubernetesFleet(ServerFleet):
     def _cordon(self, server: FleetServer) -> None:
         """Do nothing: the hook that runs before the pod ends does it."""
 
+    def _uncordon(self, server: FleetServer) -> None:
+        """Do nothing, since `_cordon` did nothing."""
+
     def _is_idle(self, server: FleetServer) -> bool:
         """Return True: the hook that runs before the pod ends waits for its sessions."""
         return True

@@ -91,12 +91,12 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
             raise InvalidResetOptionError(
                 f"expected a name of 1 to {MAX_NAME_CHARS} characters for the table"
             )
-        given = {name: value for name, value in {"seed": seed, **options}.items() if value is not None}
-        chosen = self._read_policies(policies)
+        game_options = {name: value for name, value in {"seed": seed, **options}.items() if value is not None}
+        seat_policies = self._read_policies(policies)
         state = SeatState(episode_id=str(uuid4()) if episode_id is None else episode_id, table=table)
         if table is not None:
-            return self._join(table, seat, chosen, given, state)
-        return self._sit_alone(seat, chosen, {**given, "episode_id": episode_id}, state)
+            return self._join(table, seat, seat_policies, game_options, state)
+        return self._sit_alone(seat, seat_policies, {**game_options, "episode_id": episode_id}, state)
 
     def step(self, action: ActT, /) -> Any:
         """Act for the seat whose turn it is; return its next observation, or an awaitable of it.
@@ -106,7 +106,7 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
             Exception: Whatever the game's `check` raised; the player may try again.
         """
         table, player = self._table, self._player
-        if table is None or player.asked is None:
+        if table is None or player.acting_seat is None:
             begun = table is not None and self._state.episode_id
             raise EpisodeOverError(None if begun else "no episode is under way; call reset() first")
         return table.act(player, action)
@@ -115,12 +115,15 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
     def state(self) -> StateT:
         """The session's seats, and whether one of them has to act."""
         player = self._player
-        update = {"turn": [] if player.asked is None else [player.asked], "step_count": player.steps}
+        update = {
+            "turn": [] if player.acting_seat is None else [player.acting_seat],
+            "step_count": player.steps,
+        }
         return self._state.model_copy(update=update)  # type: ignore[return-value]
 
     def get_metadata(self) -> EnvironmentMetadata | Awaitable[EnvironmentMetadata]:
         """Return the game's description."""
-        return self.GAME().get_metadata()
+        return self._own_game().get_metadata()
 
     def close(self) -> Awaitable[None] | None:
         """Leave the table."""
@@ -145,15 +148,20 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
                 raise InvalidResetOptionError(text)
             else:
                 policies.setdefault(each, offered[0])
-        if self._game is None:
-            self._game = self.GAME()
-        table, player = GameTable(self.GAME, policies, options, self._game), Player(held, self._lose_seat)
+        table = GameTable(self.GAME, policies, options, self._own_game())
+        player = Player(held, self._lose_seat)
         table.add(player)
         reply = table.begin(player)  # if the game refuses the options, the episode before goes on
         if isinstance(reply, Observation):
             self._sit_down(table, player, state)
             return reply
         return self._sit_down_later(reply, table, player, state)
+
+    def _own_game(self) -> MultiAgentEnvironment[Any, Any, Any]:
+        """Return the game of tables for this session alone, which `close` closes."""
+        if self._game is None:
+            self._game = self.GAME()
+        return self._game
 
     async def _sit_down_later(
         self, reply: Awaitable[Observation], table: GameTable, player: Player, state: SeatState
@@ -169,8 +177,9 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         gathering = self._gathering
         table = gathering.get(name) or GameTable(self.GAME, policies, options)
         free = table.free_seats
-        if table.players and ((options and options != table.options) or policies):
-            text = "the table has other options, of its first session; give the same, or none"
+        options_differ = options and options != table.options
+        if table.players and (options_differ or (policies and policies != table.policies)):
+            text = "the table has other options or policies, of its first session; give the same, or none"
             raise InvalidResetOptionError(text)
         held = self._read_seats(seat or free[:1])
         if taken := [each for each in held if each not in free]:
@@ -184,7 +193,7 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         if name not in gathering:
             gathering[name] = table
             loop = asyncio.get_running_loop()
-            table.timer = loop.call_later(self.GAME.TURN_TIMEOUT_S, self._give_up, name, table)
+            table.timer = loop.call_later(self.GAME.TURN_TIMEOUT_S, self._end_gathering, name, table)
         return table.wait(player)
 
     def _sit_down(self, table: GameTable, player: Player, state: SeatState) -> None:
@@ -195,7 +204,7 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
             self._state.seed = table.seed
         self.FORKABLE = state.table is None and type(self).FORKABLE
 
-    def _give_up(self, name: str, table: GameTable) -> None:
+    def _end_gathering(self, name: str, table: GameTable) -> None:
         """End a table that has not got its players in time."""
         if self._gathering.get(name) is table:
             del self._gathering[name]
@@ -213,7 +222,7 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         table, self._table = self._table, None
         if table is None:
             return
-        self._player.asked = None
+        self._player.acting_seat = None
         running = table.leave(self._player)
         if running is not None:
             keep(asyncio.ensure_future(running))

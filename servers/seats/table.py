@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from random import Random
 from typing import Any, Final, TypeAlias
 
@@ -11,6 +12,7 @@ from openenv_core.errors import EnvironmentFailureError
 from openenv_core.multi_agent import FORFEIT, MultiAgentEnvironment, SeatPolicy
 from openenv_core.tasks import InvalidResetOptionError
 from openenv_core.watchdog import Watchdog
+from servers.execution import keep
 
 logger = logging.getLogger("servers")
 
@@ -33,7 +35,7 @@ class Player:
         on_absence: Called if the player has not acted in time.
 
     Attributes:
-        asked: The seat that has to act, by the last reply; None while it waits.
+        acting_seat: The seat that has to act, by the last reply; None while it waits.
         rewards: The rewards of each seat since the last reply.
         fresh: Seats with an observation that no reply has shown, in order.
         waiter: The reply that it waits for, if any.
@@ -41,12 +43,12 @@ class Player:
         watchdog: Limits the time that it has to act; None where nobody waits for it.
     """
 
-    __slots__ = ("asked", "fresh", "on_absence", "rewards", "seats", "steps", "waiter", "watchdog")
+    __slots__ = ("acting_seat", "fresh", "on_absence", "rewards", "seats", "steps", "waiter", "watchdog")
 
     def __init__(self, seats: tuple[str, ...], on_absence: Callable[[], None]) -> None:
         self.seats = seats
         self.on_absence = on_absence
-        self.asked: str | None = None
+        self.acting_seat: str | None = None
         self.steps = 0
         self.rewards: dict[str, Any] = {}
         self.fresh: dict[str, None] = {}
@@ -55,7 +57,10 @@ class Player:
 
 
 class GameTable:
-    """One episode of a game, on the event loop. A game that may block is called in a thread, one call at a time.
+    """One episode of a game, on the event loop.
+
+    A game that may block is called in a thread, one call at a time. A call goes on to its end if its caller is
+    cancelled.
 
     Args:
         game_type: The class of the game.
@@ -66,6 +71,7 @@ class GameTable:
 
     Attributes:
         options: Options of the game's `reset`.
+        policies: The policies of the seats that no session plays.
         players: The sessions at it.
         over: Whether no action may follow.
         seed: Seed of the episode, once it has begun.
@@ -87,7 +93,7 @@ class GameTable:
         self._game_type = game_type
         self._shared = game is None
         self._game: Any = game
-        self._policies = dict(policies)
+        self.policies = dict(policies)
         self._rng = Random(0)
         self._player_of: dict[str, Player] = {}
         self._turn: list[str] = []  # without those that have ended
@@ -95,14 +101,15 @@ class GameTable:
         self._latest: dict[str, Observation] = {}
         self._actions: dict[str, Any] = {}
         self._ended: set[str] = set()
-        self._left: list[str] = []  # seats whose players have left
+        self._vacant: list[str] = []  # seats whose players have left
+        self._begun = False
         self._failure: str | None = None
         self._lock = asyncio.Lock()
 
     @property
     def free_seats(self) -> list[str]:
         """The seats that nobody plays."""
-        taken = {seat for player in self.players for seat in player.seats} | self._policies.keys()
+        taken = {seat for player in self.players for seat in player.seats} | self.policies.keys()
         return [seat for seat in self._game_type.seats if seat not in taken]
 
     def add(self, player: Player) -> None:
@@ -118,6 +125,7 @@ class GameTable:
         """Begin the episode, and play up to the first turn of a player; returns and raises as `act`."""
         if self.timer is not None:
             self.timer.cancel()
+        self._begun = True
         return self._run(self._begin, player)  # type: ignore[no-any-return]
 
     def act(self, player: Player, action: Any) -> Observation | Awaitable[Observation]:
@@ -130,34 +138,56 @@ class GameTable:
             EnvironmentFailureError: The game failed at a table of several players.
             Exception: Whatever the game raised; the player may try again.
         """
-        seat = player.asked
-        assert seat is not None
+        if self._game_type.BLOCKING:
+            return self._act_in_thread(player, action)
+        self._check(player, action)
+        return self._accept(player, action)  # type: ignore[no-any-return]
+
+    async def _act_in_thread(self, player: Player, action: Any) -> Observation:
+        await asyncio.shield(self._start_in_thread(partial(self._check, player, action)))
+        reply: Observation = await self._accept(player, action)
+        return reply
+
+    def _check(self, player: Player, action: Any) -> None:
+        """Raise what the game raises of the action."""
         if not self.over:  # it may have ended while the player thought
-            self._game.check(seat, action)
+            self._game.check(player.acting_seat, action)
+
+    def _accept(self, player: Player, action: Any) -> Any:
+        seat = player.acting_seat
+        assert seat is not None
         if player.watchdog is not None:
             player.watchdog.stop()
-        player.asked = None
+        player.acting_seat = None
         player.steps += 1
-        self._actions[seat] = action
-        return self._run(self._advance, player)  # type: ignore[no-any-return]
+        return self._run(partial(self._take_action, seat, action), player)
 
     def _run(self, work: Callable[[], None], player: Player | None = None) -> Any:
         """Call the game, and wake players for whom there is something; return what `player` is shown, or will be."""
+        wake = partial(self._wake_and_reply, player)
         if self._game_type.BLOCKING:
-            return self._run_in_thread(work, player)
+            return _await_reply(self._start_in_thread(partial(self._call, work), wake))
         self._call(work)
+        return wake()
+
+    def _start_in_thread(
+        self, function: Callable[[], None], then: Callable[[], Any] = lambda: None
+    ) -> asyncio.Task[Any]:
+        """Call a function in a thread, and then another one here, before the next such call begins."""
+
+        async def call() -> Any:
+            async with self._lock:
+                await asyncio.to_thread(function)
+                return then()
+
+        return keep(asyncio.create_task(call()))
+
+    def _wake_and_reply(self, player: Player | None) -> Any:
         self._wake()
         return self._reply_or_wait(player)
 
-    async def _run_in_thread(self, work: Callable[[], None], player: Player | None) -> Any:
-        async with self._lock:  # nobody looks at a game while it is being called
-            await asyncio.to_thread(self._call, work)
-            self._wake()
-            reply = self._reply_or_wait(player)
-        return await reply if isinstance(reply, asyncio.Future) else reply
-
     def _reply_or_wait(self, player: Player | None) -> Any:
-        if player is None:
+        if player is None or player not in self.players:
             return None
         reply = self._reply(player)
         return self.wait(player) if reply is None else reply
@@ -170,7 +200,7 @@ class GameTable:
                 self._actions = {}
                 for player in self.players if self._latest else ():
                     player.steps -= 1
-                    player.asked = self._seat_to_ask(player)
+                    player.acting_seat = self._find_acting_seat(player)
                 raise
             self._fail(error)
         if self.over and self._shared and self._game is not None:
@@ -199,10 +229,14 @@ class GameTable:
         self._take(observations)
         self._advance()
 
+    def _take_action(self, seat: str, action: Any) -> None:
+        self._actions[seat] = action
+        self._advance()
+
     def _advance(self) -> None:
         while not self.over and self.players:
-            if self._left:
-                self._replace(self._left.pop())
+            if self._vacant:
+                self._replace(self._vacant.pop())
                 continue
             if not self._turn:
                 raise EnvironmentFailureError(
@@ -211,7 +245,7 @@ class GameTable:
             if len(self._actions) < len(self._turn):
                 for seat in self._turn:
                     if seat not in self._actions:
-                        if (policy := self._policies.get(seat)) is None:
+                        if (policy := self.policies.get(seat)) is None:
                             return
                         self._actions[seat] = policy(self._latest[seat], self._rng)
             actions, self._actions = self._actions, {}
@@ -247,7 +281,7 @@ class GameTable:
         """Return what a player is shown next; None if it has to wait. EnvironmentFailureError: The game failed."""
         if self._failure is not None:
             raise EnvironmentFailureError(self._failure)
-        player.asked = seat = self._seat_to_ask(player)
+        player.acting_seat = seat = self._find_acting_seat(player)
         done = seat is None and self._ended.issuperset(player.seats)
         if seat is None:
             if not done:
@@ -267,7 +301,7 @@ class GameTable:
         metadata = {**observation.metadata, SEAT: seat, OTHERS: others}
         return observation.model_copy(update={"reward": reward, "done": done, "metadata": metadata})
 
-    def _seat_to_ask(self, player: Player) -> str | None:
+    def _find_acting_seat(self, player: Player) -> str | None:
         if self.over:
             return None
         for seat in self._turn:
@@ -309,14 +343,17 @@ class GameTable:
         self.players = [each for each in self.players if each is not player]
         if player.watchdog is not None:
             player.watchdog.close()
-        if self.over or self._game is None or not self._shared:
+        if self.over or not self._begun or not self._shared:
             return None
+        return self._run(partial(self._vacate, player))  # type: ignore[no-any-return]
+
+    def _vacate(self, player: Player) -> None:
         for seat in player.seats:
             del self._player_of[seat]
             self._actions.pop(seat, None)
             if seat not in self._ended:
-                self._left.append(seat)
-        return self._run(self._advance)  # type: ignore[no-any-return]
+                self._vacant.append(seat)
+        self._advance()
 
     def cancel(self, reason: str) -> None:
         """End a table whose episode has not begun."""
@@ -327,7 +364,7 @@ class GameTable:
         """Do what the class declares where the player of a seat has left."""
         declared = self._game_type.ABSENT
         if (policy := self._game_type.POLICIES.get(declared)) is not None:
-            self._policies[seat] = policy
+            self.policies[seat] = policy
         elif declared == FORFEIT:
             self._take(self._game.forfeit(seat))
             self.over = True
@@ -335,3 +372,8 @@ class GameTable:
             for each in [each for each in self._game_type.seats if each not in self._ended]:
                 cut = {"done": True, "truncated": True, "terminated": False, "reward": None}
                 self._show(each, self._latest[each].model_copy(update=cut))
+
+
+async def _await_reply(running: asyncio.Task[Any]) -> Any:
+    reply = await asyncio.shield(running)
+    return await reply if isinstance(reply, asyncio.Future) else reply

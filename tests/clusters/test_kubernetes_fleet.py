@@ -12,6 +12,7 @@ from mock_cluster import MockCluster
 from openenv_core.compat.containers import KubernetesProvider
 from openenv_core.errors import ConfigurationError, ProviderError
 from openenv_core.providers import KubernetesFleet
+from openenv_core.providers.fleet import Load
 from openenv_core.providers.kubernetes import OWNER
 
 pytestmark = pytest.mark.slow  # the client takes seconds to import
@@ -58,6 +59,19 @@ def test_a_fleet_is_a_stateful_set_and_what_it_owns(cluster: MockCluster) -> Non
     assert cluster.objects == {}
     with pytest.raises(ProviderError, match="404"):
         KubernetesFleet.find("games")
+
+
+def test_a_pod_stays_if_clients_wait_before_it_leaves(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with KubernetesFleet(IMAGE, 2, name="games") as fleet:
+        pods = {path: each for path, each in cluster.objects.items() if "/pods/" in path}
+        loads = iter([Load(slots=8, in_use=1, waiting=0), Load(slots=8, in_use=8, waiting=3)])
+        monkeypatch.setattr(fleet, "load", lambda: next(loads))
+        looks = iter(range(2))
+        with pytest.raises(StopIteration):
+            fleet.autoscale(1, 2, lambda: next(looks))
+        assert {path: each for path, each in cluster.objects.items() if "/pods/" in path} == pods
 
 
 def test_fleets_of_programs_that_were_killed_are_swept(cluster: MockCluster, tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ LACKING = {
         "render_web",
         "web_actions",
     },
+    # Validators, which pydantic calls; nobody else does.
+    "openenv.core.harness:TrainingTrace": {"unique_calls"},
+    "openenv.core.harness:TrainingTurn": {"validate_capture"},
     "openenv.core.env_server.mcp_environment:MCPEnvironment": {"reset_async", "render_web", "web_actions"},
     # The server's own sessions: /metrics and `ropewalk top` count them.
     "openenv.core.env_server.http_server:HTTPEnvServer": {
@@ -41,6 +44,7 @@ OTHERWISE = {
         "__init__",
     ),  # image and env_vars: at the start
     ("openenv.core.env_server.interfaces:Environment", "step"),  # timeout_s is the server's
+    ("openenv.core.harness:HarnessRolloutResult", "__init__"),  # events: no trainer reads them
     ("openenv.core.env_server.web_interface:WebInterfaceManager", "__init__"),  # made by the server only
     ("openenv.core.sync_client:SyncEnvClient", "__init__"),  # made by sync() only
     ("openenv:SyncEnvClient", "__init__"),

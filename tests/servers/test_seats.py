@@ -1,6 +1,7 @@
 """Games of several seats: sessions that meet at a table, sessions with several seats, and players that are gone."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import new_class
@@ -148,6 +149,27 @@ async def test_a_player_that_leaves_is_replaced_as_the_class_declares(game: Any,
         assert (await asyncio.gather(turns[2], return_exceptions=True))[0] is not None
 
 
+async def test_a_player_that_leaves_while_a_slow_game_begins_is_missed_by_nobody() -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    class SlowRounds(BlockingRounds):
+        def __init__(self) -> None:
+            begun.set()
+            assert may_go_on.wait(60)
+
+    async with players(SlowRounds, 3) as (app, clients):
+        turns = sit(clients)
+        try:
+            await eventually(begun.is_set)
+            await clients[0].close()
+            await eventually(lambda: app.sessions.active == 2)
+        finally:
+            may_go_on.set()
+        assert not any(result.done for result in await asyncio.gather(*turns[1:]))
+        assert [(await say(client, 1)).truncated for client in clients[1:]] == [True, True]
+        assert (await asyncio.gather(turns[0], return_exceptions=True))[0] is not None
+
+
 async def test_a_player_that_stalls_loses_its_seat_and_its_slot() -> None:
     async with players(Hasty, 3) as (app, clients):
         await asyncio.gather(*(client.reset() for client in clients))  # they are connected before time counts
@@ -175,6 +197,7 @@ async def test_a_seat_that_is_taken_and_other_options_are_refused() -> None:
             ({"seat": "b"}, "seat b of the table is taken"),
             ({"seed": 2}, "the table has other options"),
             ({"seat": "x"}, 'to be "all", or one or several of a, b, c'),
+            ({"policies": {"a": "seven"}}, "other options or policies"),
             ({"policies": {"a": "no"}}, "expected the name of a policy"),
             ({"policies": {"a": ["guess"]}}, "expected the name of a policy"),
         ]:

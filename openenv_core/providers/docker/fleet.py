@@ -86,20 +86,18 @@ class DockerFleet(ServerFleet):
         self._remove(self.servers(), grace_s=0)
 
     def replace(self, name: str, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Drain a server, and start a container of the current image at the same URL."""
+        """Drain a server, and start a container of the current image at the same URL, if the container runs."""
         server = self._find(name)
         self._remove([server], grace_s=DRAIN_TIMEOUT_S)
-        self._start_container(name, port=int(str(server.url).rpartition(":")[2]))
+        port = _free_port() if server.url is None else int(server.url.rpartition(":")[2])
+        self._start_container(name, port)
         self._wait(lambda: self._find(name).ready, timeout_s, f"{name} to be healthy; see docker logs {name}")
 
     def _resize(self, servers: int) -> None:
         known = self.servers()
         self._remove([server for server in known if server.number >= servers], grace_s=DRAIN_TIMEOUT_S)
         for number in {*range(servers)} - {server.number for server in known}:
-            # A port of its own, since the engine would draw another one at every restart.
-            with listen() as free:
-                port = int(free.getsockname()[1])
-            self._start_container(f"{self.name}-{number}", port)
+            self._start_container(f"{self.name}-{number}", _free_port())
 
     def _cordon(self, server: FleetServer) -> None:
         self._engine.call("POST", f"/containers/{server.name}/kill", query={"signal": "SIGUSR1"})
@@ -140,3 +138,9 @@ class DockerFleet(ServerFleet):
                     raise
             if not self._detached:
                 companion.ensure(self._engine.address).mark_removed(server.name)
+
+
+def _free_port() -> int:
+    """Return a port for a container to keep; the engine would draw another one at every restart."""
+    with listen() as listener:
+        return int(listener.getsockname()[1])
