@@ -81,6 +81,7 @@ class TrajectoryRecord(RecordPart):
         sibling: Its index in the group.
         seed: The environment's seed.
         environment: The environment's name; empty in a run with a single environment.
+        seat: The seat that it was played in, in self-play.
         ending: Why it ended; a value of `rl_bridge.types.Ending`.
         reward: The episode's reward, without any length penalty, which only the advantage includes.
         advantage: The advantage of its tokens; None if none of them was trained.
@@ -95,6 +96,7 @@ class TrajectoryRecord(RecordPart):
     sibling: int
     seed: int
     environment: str = ""
+    seat: str = ""
     ending: str
     reward: float
     advantage: float | None
@@ -180,6 +182,7 @@ def make_group_records(
             sibling=sibling,
             seed=trajectory.seed,
             environment=group.environment,
+            seat=trajectory.seat,
             ending=trajectory.ending.value,
             reward=trajectory.reward,
             advantage=advantage,

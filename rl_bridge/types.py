@@ -151,6 +151,8 @@ class Trajectory:
         tool_calls: Number of tool calls sent to the environment.
         refusal: Why the environment refused the last action; None if it did not.
         scores: Scores of the parts of the environment's rubric, by path, summed over the steps.
+        seat: The seat that it was played in, if the policy plays several seats of a game; siblings are then compared
+            with those of their seat.
     """
 
     seed: int
@@ -160,6 +162,7 @@ class Trajectory:
     tool_calls: int = 0
     refusal: str | None = None
     scores: dict[str, float] = field(default_factory=dict)
+    seat: str = ""
     summary: TurnSummary | None = None
 
     def summarize(self) -> TurnSummary:
@@ -202,6 +205,13 @@ class Group:
     def rewards(self) -> list[float]:
         """The siblings' own rewards, without what the algorithm adds to them for training, shape [G]."""
         return [trajectory.reward for trajectory in self.trajectories]
+
+    def indices_by_seat(self) -> list[list[int]]:
+        """Return the indices of the siblings of each seat, which share a baseline; of all, if seats play no part."""
+        indices: dict[str, list[int]] = {}
+        for index, trajectory in enumerate(self.trajectories):
+            indices.setdefault(trajectory.seat, []).append(index)
+        return list(indices.values())
 
     @property
     def version(self) -> PolicyVersion:

@@ -40,19 +40,26 @@ def group_advantages(rewards: Sequence[float], *, normalize_std: bool) -> list[f
 
 
 def has_variance(rewards: Sequence[float]) -> bool:
-    """Whether the rewards of a group differ, so that the group has a gradient."""
+    """Whether the rewards of siblings differ, so that they have a gradient."""
     return len(rewards) > 0 and max(rewards) > min(rewards)
+
+
+def group_has_variance(group: Group, rewards: Sequence[float]) -> bool:
+    """Whether the rewards of a group's siblings differ, in self-play those of any seat, so that it has a gradient."""
+    return any(has_variance([rewards[index] for index in indices]) for indices in group.indices_by_seat())
 
 
 NO_VARIANCE = "rewards without variance"
 
 
 def without_variance(group: Group, rewards: Sequence[float]) -> str | None:
-    """Reject a group whose rewards are all equal, as its advantages are 0: dynamic sampling, DAPO, arXiv 2503.14476.
+    """Reject a group whose rewards, in self-play those of each seat, are all equal, as its advantages are 0.
+
+    Dynamic sampling, DAPO, arXiv 2503.14476.
 
     See `rl_bridge.algorithms.functions.FilterFunction`.
     """
-    return None if has_variance(rewards) else NO_VARIANCE
+    return None if group_has_variance(group, rewards) else NO_VARIANCE
 
 
 def overlong_penalty(length: int, *, max_length: int, buffer: int) -> float:

@@ -103,6 +103,9 @@ class EnvConfig(Section):
     among the environments if there are several."""
     reset: dict[str, Any] = Field(default_factory=dict)
     """Options sent with every reset, apart from the seed."""
+    seats: tuple[str, ...] = ()
+    """Self-play in training: the seats of a game that the policy plays at once and is trained in, each with a baseline
+    of its own. Others are played by the server, as `reset` says; so are all but one in held-out episodes."""
     connect_timeout_s: Seconds = 30.0
     """How long opening a session may take."""
     reset_timeout_s: Seconds = 30.0
@@ -130,6 +133,11 @@ class EnvConfig(Section):
     def _check(self) -> Self:
         if "seed" in self.reset:
             raise ValueError("expected env.reset without a seed: every episode has its own; use seed=N")
+        if len(set(self.seats)) != len(self.seats) or len(self.seats) == 1:
+            raise ValueError(
+                f"expected the names of two seats or more in env.seats, got {list(self.seats)}; one seat is trained by "
+                "env.reset.seat"
+            )
         if sum(source is not None for source in (self.app, self.image, self.url)) != 1:
             raise ValueError(
                 "expected exactly one of env.app (serve it from local processes), env.image (from containers) "
@@ -415,6 +423,19 @@ class Config(Section):
             raise ValueError(
                 "expected no rollout.agent with data: an agent plays an environment of tools (env.*)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_seats(self) -> Self:
+        for env in self.environments.values():
+            if env.seats and self.rollout.agent is not None:
+                raise ValueError("expected no rollout.agent with env.seats: an agent plays one seat")
+            tables, rest = divmod(self.rollout.group_size, max(1, len(env.seats)))
+            if env.seats and (rest or tables < 2):
+                raise ValueError(
+                    f"expected rollout.group_size to be a multiple of the number of env.seats, {len(env.seats)}, and "
+                    f"at least twice it, got {self.rollout.group_size}: a group has several siblings of each seat"
+                )
         return self
 
     @model_validator(mode="after")

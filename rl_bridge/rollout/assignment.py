@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, Final, Literal, Self, TypeAlias
 
 import numpy as np
@@ -97,6 +97,8 @@ class Assignment:
         task: The number of the group's task, in a dataset the example's; None for held-out episodes.
         sampling_key: The run's seed and the group's number, if every completion is sampled with a seed of its own; None
             to use the engine's own generator.
+        seats: In self-play the seats that the policy plays at one table. Siblings are numbered table by table, in the
+            order of the seats; the episodes of a table are assigned together.
     """
 
     lease: int
@@ -107,6 +109,14 @@ class Assignment:
     group: int = 0
     task: int | None = None
     sampling_key: tuple[int, int] | None = None
+    seats: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> list[list[int]]:
+        """The indices of the episodes that are played together: those of each table, in self-play, otherwise each."""
+        size = max(1, len(self.seats))
+        indices = range(len(self.siblings))
+        return [list(table) for _, table in groupby(indices, lambda index: self.siblings[index] // size)]
 
 
 class Absence(StrEnum):

@@ -452,6 +452,7 @@ class Dispatcher:
             group=lease.group,
             task=task,
             sampling_key=(config.seed, lease.group) if config.deterministic else None,
+            seats=() if (env := config.environments.get(environment)) is None else env.seats,
         )
         try:
             result = await self._call_worker(assignment)

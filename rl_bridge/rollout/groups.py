@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 
-from rl_bridge.algorithms.advantages import NO_VARIANCE, group_advantages, has_variance, overlong_penalty
+from rl_bridge.algorithms.advantages import (
+    NO_VARIANCE,
+    group_advantages,
+    group_has_variance,
+    overlong_penalty,
+)
 from rl_bridge.buffer.stored import LeasesInUse, StoredBatch, token_key
 from rl_bridge.config import Config
 from rl_bridge.config.algorithm import WITHOUT_VARIANCE
@@ -282,12 +287,16 @@ class GroupFilter:
         return self.function(group, group.rewards)
 
     def signal(self, group: Group) -> float | None:
-        """Return the share of siblings that earned less than the best: 0 means no variance and so no gradient.
+        """Return the share of siblings that earned less than the best of their seat: 0 means no variance, no gradient.
 
         None if fewer than two siblings are left.
         """
-        rewards = group.rewards
-        return sum(reward < max(rewards) for reward in rewards) / len(rewards) if len(rewards) > 1 else None
+        below = 0
+        for indices in group.indices_by_seat():
+            rewards = [group.trajectories[index].reward for index in indices]
+            below += sum(reward < max(rewards) for reward in rewards)
+        count = len(group.trajectories)
+        return below / count if count > 1 else None
 
 
 def make_group_filter(config: Config) -> GroupFilter:
@@ -309,7 +318,7 @@ class TrainedTrajectory:
 
     Attributes:
         index: Its number among all trajectories of the step.
-        group: The index of its group in the step.
+        group: The number, in the step, of the siblings that it is compared with: a group, or a seat of one.
         advantage: Its advantage.
         reward: The reward that it is trained with, credited to its last token.
     """
@@ -328,21 +337,33 @@ def trained_trajectories(
     overlong: OverlongHandling = TRAIN_ALL,
     advantage_function: "AdvantageFunction" = group_advantages,
 ) -> list[TrainedTrajectory]:
-    """Return the trajectories of a step's groups that the loss sees; advantages are computed within each group."""
+    """Return the trajectories of a step's groups that the loss sees, in order.
+
+    Advantages are computed within each group, in self-play within each seat of a group.
+    """
     trained: list[TrainedTrajectory] = []
-    index = 0
-    for number, group in enumerate(groups):
-        rewards = [overlong.shaped_reward(trajectory) for trajectory in group.trajectories]
-        advantages = advantage_function(rewards, normalize_std=normalize_std)
-        for trajectory, advantage, reward in zip(group.trajectories, advantages, rewards, strict=True):
-            if not overlong.masks(trajectory):
-                trained.append(
-                    TrainedTrajectory(
-                        trajectory=trajectory, index=index, group=number, advantage=advantage, reward=reward
-                    )
+    first = number = 0
+    for group in groups:
+        for indices in group.indices_by_seat():
+            siblings = [group.trajectories[index] for index in indices]
+            rewards = [overlong.shaped_reward(trajectory) for trajectory in siblings]
+            advantages = advantage_function(rewards, normalize_std=normalize_std)
+            trained += [
+                TrainedTrajectory(
+                    trajectory=trajectory,
+                    index=first + index,
+                    group=number,
+                    advantage=advantage,
+                    reward=reward,
                 )
-            index += 1
-    return trained
+                for index, trajectory, advantage, reward in zip(
+                    indices, siblings, advantages, rewards, strict=True
+                )
+                if not overlong.masks(trajectory)
+            ]
+            number += 1
+        first += len(group.trajectories)
+    return sorted(trained, key=lambda item: item.index)
 
 
 def stored_batch(trained: Sequence[TrainedTrajectory], *, in_use: LeasesInUse) -> StoredBatch:
@@ -375,9 +396,10 @@ def rollout_metrics(
 ) -> Mapping[str, float]:
     """Return the metrics of one iteration's rollouts, by their names in the log.
 
-    `reward/mean` covers the trajectories trained. `rollout/reward_mean` also covers refused groups: dynamic sampling
-    keeps the groups in the middle, whose mean says little about how good a policy is. `rollout/zero_variance_share`
-    also covers groups that dynamic sampling refused. All rewards are the trajectories' own, without a length penalty.
+    `reward/mean` covers the trajectories trained, and `reward/seat/*_mean` in self-play those of each seat.
+    `rollout/reward_mean` also covers refused groups: dynamic sampling keeps the groups in the middle, whose mean says
+    little about how good a policy is. `rollout/zero_variance_share` also covers groups that dynamic sampling refused.
+    All rewards are the trajectories' own, without a length penalty.
     `rollout/ending/*` also covers failed episodes and those of refused groups; `rollout/truncated_share` the same
     without the failed ones. A share or a mean of nothing is omitted.
 
@@ -396,16 +418,21 @@ def rollout_metrics(
     staleness = dict.fromkeys(range(max_staleness + 1), 0)
     for group in groups:
         staleness[version - group.version] = staleness.get(version - group.version, 0) + 1
-    without_variance = sum(not has_variance(group.rewards) for group in groups)
+    without_variance = sum(not group_has_variance(group, group.rewards) for group in groups)
     refused, without_variance_refused = tally.filtered, tally.refused[NO_VARIANCE]
     reward_sum = sum(t.reward for t in trajectories)
     summaries = [trajectory.summarize() for trajectory in trajectories]
+    seats: defaultdict[str, list[float]] = defaultdict(list)
+    for trajectory in trajectories:
+        if trajectory.seat:
+            seats[trajectory.seat].append(trajectory.reward)
     scores: defaultdict[str, list[float]] = defaultdict(list)
     for path, score in (item for trajectory in trajectories for item in trajectory.scores.items()):
         scores[path].append(score)
     shares: dict[str, tuple[float, int]] = {
         "reward/mean": (reward_sum, count),
         "rollout/reward_mean": (reward_sum + sum(tally.rewards), count + len(tally.rewards)),
+        **{f"reward/seat/{seat}_mean": (math.fsum(item), len(item)) for seat, item in seats.items()},
         "rollout/turns_mean": (sum(summary.turns for summary in summaries), count),
         "rollout/tool_calls_mean": (sum(t.tool_calls for t in trajectories), count),
         "rollout/tokens_mean": (sum(summary.tokens for summary in summaries), count),

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -110,3 +111,28 @@ class ChatPolicy:
         prompts = [self._tokenizer.prompt(chat) for chat in chats]
         answers = await asyncio.gather(*(self.answer(prompt, temperature=0.0) for prompt in prompts))
         return [text for _, text in answers]
+
+    async def answer_probabilities(
+        self, chats: Sequence[Sequence[ChatMessage]], *, samples: int
+    ) -> list[dict[str, float]]:
+        """Return the probabilities, at temperature 1, of the answers to each chat that were met in so many samples.
+
+        They are exact for the answers met, as the engine returns them, and others are missing. The samples have seeds
+        of their own, so that the same weights give the same result.
+        """
+        prompts = [self._tokenizer.prompt(chat) for chat in chats]
+        asked = [(prompt, seed) for prompt in prompts for seed in range(samples)]
+        answers = await asyncio.gather(
+            *(self.answer(prompt, temperature=1.0, seed=seed) for prompt, seed in asked)
+        )
+        results: list[dict[str, float]] = []
+        for first in range(0, len(answers), samples):
+            # Several sequences of tokens may have one text.
+            met = {
+                tuple(turn.completion.tokens): (turn, text) for turn, text in answers[first : first + samples]
+            }
+            found: dict[str, float] = {}
+            for turn, text in met.values():
+                found[text] = found.get(text, 0.0) + math.exp(math.fsum(turn.completion.logprobs))
+            results.append(found)
+        return results

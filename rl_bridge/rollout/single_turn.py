@@ -41,6 +41,13 @@ class SingleTurn(Player[Example]):
         return await self._get_example(active.assignment.task)
 
     async def attempt(
+        self, indices: Sequence[int], active: ActiveAssignment, policy: ChatPolicy, example: Example
+    ) -> list[Outcome]:
+        """Answer once; raises as `answer_once`."""
+        (index,) = indices
+        return [await self.answer_once(index, active, policy, example)]
+
+    async def answer_once(
         self, index: int, active: ActiveAssignment, policy: ChatPolicy, example: Example
     ) -> Outcome:
         """Generate and evaluate one answer. The dispatcher makes a group of an assignment's answers.

@@ -29,6 +29,12 @@ class Policy(Protocol):
         """Return the most likely answer to each chat, as text, under the newest weights."""
         ...
 
+    async def answer_probabilities(
+        self, chats: Sequence[Sequence[ChatMessage]], *, samples: int
+    ) -> list[dict[str, float]]:
+        """Return the probabilities, at temperature 1, of the answers to each chat that were met in so many samples."""
+        ...
+
 
 class Session(Protocol):
     """A session of an environment: an `EnvClient`, or a leased session."""

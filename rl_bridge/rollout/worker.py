@@ -3,9 +3,9 @@
 import asyncio
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -32,6 +32,7 @@ from rl_bridge.rollout.assignment import (
 )
 from rl_bridge.rollout.episode import Judge, back_off, play_episode, shorten_reason
 from rl_bridge.rollout.policy import ChatPolicy
+from rl_bridge.rollout.table import Table
 from rl_bridge.rollout.task import Session, Task
 from rl_bridge.services import main_loop
 from rl_bridge.tokens.arrays import TokenKey, TrajectoryTokens
@@ -88,9 +89,9 @@ class Player(ABC, Generic[StartT]):
 
     @abstractmethod
     async def attempt(
-        self, index: int, active: ActiveAssignment, policy: ChatPolicy, start: StartT
-    ) -> Outcome:
-        """Play the episode at index `index` of an assignment."""
+        self, indices: Sequence[int], active: ActiveAssignment, policy: ChatPolicy, start: StartT
+    ) -> list[Outcome]:
+        """Play the episodes at these indices of an assignment, one or those of a table; return their outcomes."""
 
     async def play(self, assignment: Assignment) -> AssignmentResult:
         """Play episodes until all are done, or `cancel` or `preempt` stops them.
@@ -107,16 +108,19 @@ class Player(ABC, Generic[StartT]):
             await asyncio.get_running_loop().create_future()
         now = asyncio.get_running_loop().time()
         active = self._active[assignment.lease] = ActiveAssignment(assignment, now)
-        outcomes: Sequence[Outcome | None] = [None] * len(assignment.seeds)
+        outcomes: list[Outcome | None] = [None] * len(assignment.seeds)
         self._idle.clear()
         try:
             async with AsyncExitStack() as stack:
                 policy = stack.enter_context(self.policy.pin_replica())
                 (start,) = await run_until_stopped([self.begin(active, policy, stack)], active.stop)
                 if start is not None:
-                    indices = range(len(outcomes))
-                    attempts = [self.attempt(index, active, policy, start) for index in indices]
-                    outcomes = await run_until_stopped(attempts, active.stop)
+                    tables = assignment.tables
+                    attempts = [self.attempt(indices, active, policy, start) for indices in tables]
+                    played = await run_until_stopped(attempts, active.stop)
+                    for indices, table_outcomes in zip(tables, played, strict=True):
+                        for index, outcome in zip(indices, table_outcomes or (), strict=False):
+                            outcomes[index] = outcome
             if self._keep_tokens is not None:
                 outcomes = await self._hand_over(assignment, outcomes, self._keep_tokens)
         finally:
@@ -220,6 +224,9 @@ class RolloutWorker(Player[EpisodeSettings]):
     with the answers that the policy has given. An episode that keeps failing is dropped and counted: infrastructure
     failures are never scored as play. An episode that the environment cannot score is left out and counted separately.
 
+    In self-play one session has all seats of a table, each of which is an episode. An episode whose table another seat
+    left before its end, for example by an answer that is no action, has no result and counts as unscored.
+
     The sessions bound the episodes in flight. The judge, if any, returns a reward that is added to the environment's.
     With `agents`, an agent plays in place of our own dialogue, and a retried episode is sampled anew.
     """
@@ -248,26 +255,51 @@ class RolloutWorker(Player[EpisodeSettings]):
         return active.assignment.settings
 
     async def attempt(
-        self, index: int, active: ActiveAssignment, policy: ChatPolicy, settings: EpisodeSettings
-    ) -> Outcome:
-        """Play one episode, in a fresh session after each failure that is not the policy's."""
-        answers: list[tuple[Turn, str]] = []
+        self, indices: Sequence[int], active: ActiveAssignment, policy: ChatPolicy, settings: EpisodeSettings
+    ) -> list[Outcome]:
+        """Play one episode, or one table, in a fresh session after each failure that is not the policy's."""
+        answers: dict[int, list[tuple[Turn, str]]] = {index: [] for index in indices}
 
-        async def play(number: int, pinned_policy: ChatPolicy) -> Outcome:
+        async def play(number: int, pinned_policy: ChatPolicy) -> list[Outcome]:
             assignment = active.assignment
             async with AsyncExitStack() as stack:
                 with self.wait_for_turn(active):
                     session = await stack.enter_async_context(self._sessions.lease(order=assignment.group))
-                attributes = {"seed": assignment.seeds[index], "sibling": assignment.siblings[index]}
+                first = indices[0]
+                attributes = {"seed": assignment.seeds[first], "sibling": assignment.siblings[first]}
                 with traced("rollout", **attributes, lease=assignment.lease, attempt=number):
-                    return await self._play(session, index, active, pinned_policy, settings, answers)
+                    if assignment.seats:
+                        return await self._play_table(session, active, pinned_policy, settings, answers)
+                    return [await self._play(session, first, active, pinned_policy, settings, answers[first])]
 
-        return await self.retry(active, policy, play)
+        outcome = await self.retry(active, policy, play)
+        return [outcome] * len(indices) if isinstance(outcome, NoTrajectory) else outcome
 
     def record_progress(self, active: ActiveAssignment) -> None:
         """See `Player.record_progress`."""
         super().record_progress(active)
         self._sessions.record_progress()
+
+    async def _play_table(
+        self,
+        session: Session,
+        active: ActiveAssignment,
+        policy: ChatPolicy,
+        settings: EpisodeSettings,
+        answers: Mapping[int, list[tuple[Turn, str]]],
+    ) -> list[Outcome]:
+        """Play all seats of one table at once, each as an episode; `answers` are those of each, in order."""
+        assignment = active.assignment
+        table = Table(session, assignment.seats, self._task.client_type.observation_type)
+
+        async def play(seat: str, index: int) -> Outcome:
+            outcome = await self._play(table.seat(seat), index, active, policy, settings, answers[index])
+            table.leave(seat)
+            return replace(outcome, seat=seat) if isinstance(outcome, Trajectory) else outcome
+
+        seats = [play(seat, index) for seat, index in zip(assignment.seats, answers, strict=True)]
+        outcomes = await run_until_stopped(seats, asyncio.Event())
+        return [outcome for outcome in outcomes if outcome is not None]
 
     async def _play(
         self,

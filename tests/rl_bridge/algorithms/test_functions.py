@@ -14,7 +14,7 @@ from rl_bridge.algorithms.policy_loss import LossInputs, policy_loss
 from rl_bridge.config import AlgorithmConfig, Config
 from rl_bridge.errors import ConfigError, TrainingError
 from rl_bridge.rollout.groups import make_group_filter
-from rl_bridge.types import Group
+from rl_bridge.types import Ending, Group, Trajectory
 
 PAGE = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 EXAMPLE = PAGE.split("## Functions of your own\n")[1].split("```python\n")[1].split("```")[0]
@@ -61,7 +61,7 @@ def test_the_documented_advantage_and_filter() -> None:
     chosen = make_group_filter(config)
     assert chosen.refills == 12
     assert chosen.function is not None
-    group = Group(seed=0)
+    group = Group(seed=0, trajectories=[Trajectory(seed=0, ending=Ending.COMPLETED, reward=0.0)] * 2)
     assert chosen.function(group, [0.0, -1.0]) == "nobody solved it"
     assert chosen.function(group, [1.0, 1.0]) == "rewards without variance"
     assert chosen.function(group, [1.0, 0.0]) is None

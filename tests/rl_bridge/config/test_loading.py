@@ -297,3 +297,11 @@ def test_several_environments_are_keys_by_name(file: Path, tmp_path: Path) -> No
 )
 def test_faults_of_one_of_several_environments_name_it(file: Path, override: str, message: str) -> None:
     assert message in refusal(file, SEVERAL, override)
+
+
+def test_seats_of_self_play_and_siblings_of_each(file: Path) -> None:
+    assert load_config(file, ["env.seats=[a,b]"]).environment.seats == ("a", "b")
+    assert "the names of two seats or more" in refusal(file, "env.seats=[a]")
+    assert "the names of two seats or more" in refusal(file, "env.seats=[a,a]")
+    assert "a multiple of the number of env.seats, 3" in refusal(file, "env.seats=[a,b,c]")
+    assert "at least twice it, got 2" in refusal(file, "env.seats=[a,b]", "rollout.group_size=2")

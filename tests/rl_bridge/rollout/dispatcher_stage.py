@@ -1,7 +1,7 @@
 """A dispatcher over workers that are simulated."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -86,12 +86,15 @@ class Bridge:
         explain: Callable[[str], Awaitable[str]] | None = None,
         weights: Mapping[str, float] = MappingProxyType({"": 1.0}),
         tasks: int | None = None,
+        seats: Sequence[str] = (),
         **keys: Any,
     ) -> None:
         sessions = slots // len(weights)  # a group needs one session at least
-        task_keys = {} if tasks is None else {"tasks": tasks, "sampling": "signal"}
+        more_keys: dict[str, Any] = {"seats": seats}
+        if tasks is not None:
+            more_keys |= {"tasks": tasks, "sampling": "signal"}
         worlds = {
-            name: {"app": "a:b", "weight": weight, "sessions": sessions, "reset": {"of": name}, **task_keys}
+            name: {"app": "a:b", "weight": weight, "sessions": sessions, "reset": {"of": name}, **more_keys}
             for name, weight in weights.items()
         }
         rollout = {

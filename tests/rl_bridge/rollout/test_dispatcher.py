@@ -5,6 +5,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from dispatcher_stage import (
@@ -178,6 +179,20 @@ async def test_late_results_are_not_counted() -> None:
     assert group.id == 1
     assert bridge.buffer.ledger.late == 1
     assert (bridge.dispatcher.counts.played, bridge.dispatcher.counts.retried) == (SIBLINGS, 1)
+
+
+@simulated
+async def test_self_play_is_for_training_alone_and_a_table_is_assigned_as_a_whole() -> None:
+    bridge = Bridge(play_at_once, slots=1, iterations=1, groups=1, seats=("white", "black"))
+    async with bridge.dispatcher as dispatcher:
+        await bridge.sample()
+        (training,) = bridge.workers.assignments
+        await dispatcher.play_held_out(range(100, 103), lambda *_: None)
+    assert (training.seats, training.tables) == (("white", "black"), [[0, 1], [2, 3]])
+    rest = replace(training, seeds=training.seeds[2:], siblings=training.siblings[2:])
+    assert rest.tables == [[0, 1]]  # of what is left of a group
+    held_out = bridge.workers.assignments[-1]
+    assert (held_out.seats, held_out.tables) == ((), [[0], [1], [2]])
 
 
 @simulated

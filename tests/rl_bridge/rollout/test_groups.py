@@ -175,6 +175,19 @@ def test_dynamic_sampling_refuses_groups_whose_rewards_agree() -> None:
     assert DYNAMIC.refusal(group(one, other), first=0) is None
 
 
+def test_rewards_are_compared_within_a_seat() -> None:
+    def table(first: float) -> list[Trajectory]:
+        return [replace(trajectory(0, first), seat="first"), replace(trajectory(0, -first), seat="second")]
+
+    # What one seat wins the other loses, always: rewards differ, and nothing is to be learnt.
+    decided, open_game = group(*table(1.0), *table(1.0)), group(*table(1.0), *table(-2.0))
+    assert [DYNAMIC.refusal(each, first=0) for each in (decided, open_game)] == [NO_VARIANCE, None]
+    assert [DYNAMIC.signal(each) for each in (decided, open_game)] == [0.0, 0.5]
+    metrics = rollout_metrics([decided, open_game], version=0)
+    assert metrics["rollout/zero_variance_share"] == 0.5
+    assert (metrics["reward/seat/first_mean"], metrics["reward/seat/second_mean"]) == (0.25, -0.25)
+
+
 def test_a_length_penalty_does_not_make_equal_answers_differ() -> None:
     """Eight wrong answers, one of them long: dropped, and without a signal."""
     wrong = group(*[trajectory(0)] * 7, trajectory(0, length=20))

@@ -83,6 +83,7 @@ class Play:
         num_turns: int = 32,
         timeout_s: float | None = None,
         sampling_key: tuple[int, int] | None = None,
+        seats: tuple[str, ...] = (),
         **reset_options: Any,
     ) -> AssignmentResult:
         self._lease += 1
@@ -98,6 +99,7 @@ class Play:
                 timeout_s=timeout_s,
             ),
             sampling_key=sampling_key,
+            seats=seats,
         )
         return await self.worker.play(assignment)
 
