@@ -226,10 +226,11 @@ class Worker(Player[EpisodeSettings]):
         return active.assignment.settings
 
     async def attempt(
-        self, index: int, active: ActiveAssignment, policy: ChatPolicy, start: EpisodeSettings
-    ) -> Outcome:
+        self, indices: Sequence[int], active: ActiveAssignment, policy: ChatPolicy, start: EpisodeSettings
+    ) -> list[Outcome]:
         """Hold a session for an episode's time; every second sibling is rewarded."""
-        return await leave_out(self._attempt(index, active))
+        (index,) = indices
+        return [await leave_out(self._attempt(index, active))]
 
     async def _attempt(self, index: int, active: ActiveAssignment) -> Outcome:
         assignment, sibling = active.assignment, active.assignment.siblings[index]

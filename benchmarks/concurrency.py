@@ -10,7 +10,7 @@ the best fixed number of groups in flight:
 
 import asyncio
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -99,9 +99,10 @@ class Worker(Player[EpisodeSettings]):
         return active.assignment.settings
 
     async def attempt(
-        self, index: int, active: ActiveAssignment, policy: ChatPolicy, start: EpisodeSettings
-    ) -> Outcome:
+        self, indices: Sequence[int], active: ActiveAssignment, policy: ChatPolicy, start: EpisodeSettings
+    ) -> list[Outcome]:
         """Play an episode."""
+        (index,) = indices
         self._episodes += 1
         for _ in range(self._plan.turns):
             await self._engine.answer(self._episodes)
@@ -110,7 +111,7 @@ class Worker(Player[EpisodeSettings]):
         self._episodes -= 1
         summary = TurnSummary(turns=self._plan.turns, tokens=1, version=0, stopped=True)
         reward = float(active.assignment.siblings[index] % 2)
-        return Trajectory(seed=0, ending=Ending.COMPLETED, reward=reward, summary=summary)
+        return [Trajectory(seed=0, ending=Ending.COMPLETED, reward=reward, summary=summary)]
 
 
 async def play(plan: Plan, latencies: tuple[float, float], groups: int | None) -> dict[str, float]:

@@ -49,8 +49,8 @@ class _Table:
     """
 
     def __init__(self, target: str, token: str | None, options: Mapping[str, Any]) -> None:
-        given = dict(options) if token is None else {**options, "token": token}
-        self._client = make(target, client=GenericEnvClient, **given)
+        client_options = dict(options) if token is None else {**options, "token": token}
+        self._client = make(target, client=GenericEnvClient, **client_options)
         try:
             schema = schema_of(self._client)
             self.agents = _read_seats(schema["state"])
@@ -64,8 +64,8 @@ class _Table:
 
     def reset(self, seed: int | None, options: Mapping[str, Any] | None) -> dict[str, _Seen]:
         """Begin an episode; return what each agent sees."""
-        given = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
-        return self._read(self._client.reset(seat="all", **given))
+        reset_options = dict(options or {}) if seed is None else {"seed": seed, **(options or {})}
+        return self._read(self._client.reset(seat="all", **reset_options))
 
     def step(self, action: Any) -> dict[str, _Seen]:
         """Act for the agent whose turn it is; return what agents have seen since."""

@@ -102,7 +102,7 @@ class ServerFleet(ABC):
             )
         self.token = token or secrets.token_urlsafe(32)
         self._size = servers
-        self._is_another = False
+        self._is_another = self._is_started = False
 
     @classmethod
     @abstractmethod
@@ -144,14 +144,18 @@ class ServerFleet(ABC):
         self.replace(server.name)
 
     def start(self) -> str:
-        """Start the servers, wait until all are ready, and return the URL of one.
+        """Start the servers, wait until all are ready, and return the URL of one; a second call returns one, too.
 
         Raises:
             ProviderError: They were not ready in time, or there is a fleet of this name.
         """
+        if self._is_started:
+            self.wait_ready(1)
+            return self.urls()[0]
         self._is_another = bool(self.servers())
         if self._is_another:
             raise ProviderError(f"there is a fleet {self.name!r} already; scale it, or end it first")
+        self._is_started = True
         try:
             self._resize(self._size)
             self.wait_ready(self._size)
@@ -164,6 +168,7 @@ class ServerFleet(ABC):
         """Stop all servers, whatever their sessions do. Idempotent. Leaves another fleet that had the name alone."""
         if not self._is_another:
             self._end()
+            self._is_started = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -205,11 +210,11 @@ class ServerFleet(ABC):
         """
         if servers < 1:
             raise ConfigurationError(f"expected at least 1 server, got {servers}; stop() ends a fleet")
-        leaving = [server for server in self.servers() if server.number >= servers]
-        for server in leaving:
+        draining = [server for server in self.servers() if server.number >= servers]
+        for server in draining:
             if server.ready:
                 self._cordon(server)
-        for server in leaving:
+        for server in draining:
             self._wait(
                 partial(self._is_idle, server),
                 idle_timeout_s,
@@ -239,31 +244,31 @@ class ServerFleet(ABC):
             most: The most servers.
             pause: Called before each look; sleeps.
         """
-        leaving: FleetServer | None = None
+        draining: FleetServer | None = None
         while True:
             pause()
             try:
-                leaving = self._follow_load(least, most, leaving)
+                draining = self._follow_load(least, most, draining)
             except ProviderError as error:  # of this look; the engine may answer at the next one
                 logger.warning("fleet %s was not resized: %s", self.name, error)
 
-    def _follow_load(self, least: int, most: int, leaving: FleetServer | None) -> FleetServer | None:
+    def _follow_load(self, least: int, most: int, draining: FleetServer | None) -> FleetServer | None:
         """Add or remove a server if the load says so; return the one that is to leave once it is idle, if any."""
         servers, load = self.servers(), self.load()
         count = len(servers)
-        if leaving is not None and self._is_idle(leaving):
-            if leaving.number == count - 1 and not load.waiting:
+        if draining is not None and self._is_idle(draining):
+            if draining.number == count - 1 and not load.waiting:
                 self._resize(count - 1)
             else:
-                self._uncordon(leaving)
+                self._uncordon(draining)
             return None
         if load.waiting:
             if count < most and all(server.ready for server in servers):
                 self._resize(count + 1)
-        elif leaving is None and count > least and load.in_use < 0.9 * load.slots * (1 - 1 / count):
-            leaving = servers[-1]
-            self._cordon(leaving)
-        return leaving
+        elif draining is None and count > least and load.in_use < 0.9 * load.slots * (1 - 1 / count):
+            draining = servers[-1]
+            self._cordon(draining)
+        return draining
 
     def _find(self, name: str) -> FleetServer:
         for server in self.servers():
@@ -277,11 +282,11 @@ class ServerFleet(ABC):
             return load.in_use == 0
         return not any(known.ready for known in self.servers() if known.name == server.name)
 
-    def _wait(self, condition: Callable[[], bool], timeout_s: float, wanted: str) -> None:
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, goal: str) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             if time.monotonic() > deadline:
-                raise ProviderError(f"fleet {self.name}: expected within {timeout_s:g} s {wanted}")
+                raise ProviderError(f"fleet {self.name}: expected within {timeout_s:g} s {goal}")
             time.sleep(POLL_INTERVAL_S)
 
 

@@ -143,6 +143,6 @@ COMMAND = Command(
     run=run,
     examples=(
         "ropewalk gateway models/policy --endpoint http://127.0.0.1:8000/v1 --traces traces.jsonl",
-        "GATEWAY_KEY=KEY ropewalk gateway check http://127.0.0.1:9000 --api-key-env GATEWAY_KEY",
+        "ropewalk gateway check http://127.0.0.1:9000 --api-key-env GATEWAY_KEY",
     ),
 )

@@ -329,14 +329,14 @@ class EnvironmentServers:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        results = await asyncio.gather(*(server.stop() for server in self._servers), return_exceptions=True)
-        for failure in results:
+        stops: list[Awaitable[None]] = [server.stop() for server in self._servers]
+        if self._fleet is not None:
+            stops.append(self._call(self._fleet.stop))
+        for failure in await asyncio.gather(*stops, return_exceptions=True):
             if isinstance(failure, BaseException):
                 logger.warning("a server could not be stopped: %s", failure)
         if self._pool is not None:
             await self._call(self._pool.close)
-        if self._fleet is not None:
-            await self._call(self._fleet.stop)
         self._threads.shutdown(wait=False)
 
 

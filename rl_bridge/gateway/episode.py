@@ -145,6 +145,8 @@ class GatewayEpisode(ABC):
         if record is None:
             record = self._begin(request)
             self._by_digest[request.digest].append(record)
+        else:
+            self.tree.repeat(record.node)
         if marks.key is not None:
             self._by_key[marks.key] = record
         return record.join()

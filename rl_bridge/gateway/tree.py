@@ -30,7 +30,7 @@ class CallNode:
         logprobs: Their log-probabilities, shape [T].
         versions: The versions of the weights that they were sampled from, shape [T].
         begun: When it was begun, in the order of all beginnings and ends.
-        ended: When it was ended; None while it is sampled, and if it never was.
+        ended: When it was ended, or its answer was given once more; None while it is sampled, and if it never was.
         delivered: Whether the reply was sent to the end, as far as can be seen here.
         unclear: Whether a chat continues this answer or another one that is written in the same words.
         excluded: Whether a rule of the user's leaves it out of training.
@@ -123,6 +123,11 @@ class CallTree:
         node.versions = np.asarray(completion.versions, np.int32)
         node.stopped, node.reply, node.ended = completion.stopped, reply, self._tick()
         self._by_chat[extend_key(node.request_key, reply.as_message())].append(node)
+
+    def repeat(self, node: CallNode) -> None:
+        """Record that a call's answer is given once more, to a retry: its agent waits for no later one."""
+        if node.ended is not None:
+            node.ended = self._tick()
 
     def is_trained(self, node: CallNode) -> bool:
         """Whether a call's answer is to be learned from.

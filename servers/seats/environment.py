@@ -139,9 +139,9 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         """Begin an episode at which no other session plays."""
         seats, offered = self.GAME.seats, list(self.GAME.POLICIES.values())
         default = [each for each in seats if each not in policies][: 1 if offered else None]
-        held = self._read_seats(seat or default)
+        own_seats = self._read_seats(seat or default)
         for each in seats:
-            if each in held:
+            if each in own_seats:
                 policies.pop(each, None)
             elif each not in policies and not offered:
                 text = f'nobody plays the seat {each}; take seat="{ALL}", or name a table that others join'
@@ -149,7 +149,7 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
             else:
                 policies.setdefault(each, offered[0])
         table = GameTable(self.GAME, policies, options, self._own_game())
-        player = Player(held, self._lose_seat)
+        player = Player(own_seats, self._lose_seat)
         table.add(player)
         reply = table.begin(player)  # if the game refuses the options, the episode before goes on
         if isinstance(reply, Observation):
@@ -181,13 +181,13 @@ class SeatEnvironment(Environment[ActT, ObsT, StateT]):
         if table.players and (options_differ or (policies and policies != table.policies)):
             text = "the table has other options or policies, of its first session; give the same, or none"
             raise InvalidResetOptionError(text)
-        held = self._read_seats(seat or free[:1])
-        if taken := [each for each in held if each not in free]:
+        own_seats = self._read_seats(seat or free[:1])
+        if taken := [each for each in own_seats if each not in free]:
             raise InvalidResetOptionError(f"seat {taken[0]} of the table is taken")
-        player = Player(held, self._lose_seat)
+        player = Player(own_seats, self._lose_seat)
         self._sit_down(table, player, state)
         table.add(player)
-        if len(held) == len(free):
+        if len(own_seats) == len(free):
             gathering.pop(name, None)
             return table.begin(player)
         if name not in gathering:

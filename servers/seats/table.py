@@ -164,11 +164,11 @@ class GameTable:
 
     def _run(self, work: Callable[[], None], player: Player | None = None) -> Any:
         """Call the game, and wake players for whom there is something; return what `player` is shown, or will be."""
-        wake = partial(self._wake_and_reply, player)
         if self._game_type.BLOCKING:
-            return _await_reply(self._start_in_thread(partial(self._call, work), wake))
+            then = partial(self._wake_and_reply, player)
+            return _await_reply(self._start_in_thread(partial(self._call, work), then))
         self._call(work)
-        return wake()
+        return self._wake_and_reply(player)
 
     def _start_in_thread(
         self, function: Callable[[], None], then: Callable[[], Any] = lambda: None

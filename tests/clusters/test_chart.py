@@ -1,9 +1,14 @@
-"""The Helm chart of environment servers, by helm itself, which needs no cluster for this; and the pods' hook."""
+"""The Helm chart of environment servers, and the hook of its pods.
+
+What helm makes of the chart is checked by hand, since CI has no helm: `pytest -m soak tests/clusters/test_chart.py`
+with helm on the PATH. It needs no cluster.
+"""
 
 import json
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +16,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from manifests import ROOT
+from missing import missing
 from module_run import finished
 from serve_process import eventually, serve
 
@@ -25,7 +31,11 @@ VALUES = sorted(CHART.glob("values*.yaml"))
 OLDEST = "1.29"
 TOKEN = "of-the-environment-0123456789"
 
-needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="needs helm")
+
+@pytest.fixture
+def helm() -> None:
+    if shutil.which("helm") is None:
+        missing("needs helm; see https://helm.sh/docs/intro/install")
 
 
 def template(values: Path, *options: str) -> list[dict[str, Any]]:
@@ -35,7 +45,8 @@ def template(values: Path, *options: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-@needs_helm
+@pytest.mark.soak
+@pytest.mark.usefixtures("helm")
 @pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
 def test_the_chart_makes_what_the_api_takes(values: Path) -> None:
     linted = finished("helm", "lint", "--strict", CHART, "--values", values, timeout_s=60)
@@ -50,7 +61,8 @@ def test_the_chart_makes_what_the_api_takes(values: Path) -> None:
             kubernetes_validate.validate(one, version, strict=True)
 
 
-@needs_helm
+@pytest.mark.soak
+@pytest.mark.usefixtures("helm")
 def test_pods_of_the_chart_are_those_of_the_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from local_http import running
     from mock_cluster import MockCluster
@@ -74,6 +86,11 @@ def test_pods_of_the_chart_are_those_of_the_provider(tmp_path: Path, monkeypatch
     (provided,) = made["template"]["spec"]["containers"]
     provided["resources"] = {key: {**each, "cpu": "1"} for key, each in provided["resources"].items()}
     assert found == json.loads(json.dumps(made))
+
+
+def test_the_chart_has_the_hook_of_the_provider() -> None:
+    chart = (CHART / "templates/statefulset.yaml").read_text()
+    assert textwrap.indent(WAIT_FOR_SESSIONS, " " * 20) in chart
 
 
 def refuses(url: str) -> bool:

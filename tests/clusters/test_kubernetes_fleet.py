@@ -35,6 +35,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MockClu
 def test_a_fleet_is_a_stateful_set_and_what_it_owns(cluster: MockCluster) -> None:
     with KubernetesFleet(IMAGE, 3, name="games") as fleet:
         assert fleet.urls() == [f"http://games-{number}.games.play.svc:8000" for number in range(3)]
+        assert fleet.start() in fleet.urls()  # a client that gets a running fleet starts it again
         assert (
             cluster.names("statefulsets")
             == cluster.names("services")

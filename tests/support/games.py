@@ -99,7 +99,7 @@ class Forfeited(Turns):
 class Hasty(Turns):
     """Seats whose players are soon gone."""
 
-    TURN_TIMEOUT_S = 1.0
+    TURN_TIMEOUT_S = 3.0
 
 
 def secret_of(result: Any) -> str:

@@ -55,9 +55,11 @@ class DockerFleet(ServerFleet):
         **option_fields: Any,
     ) -> None:
         super().__init__(servers, name, token)
-        given = options_with(options, option_fields)
+        container_options = options_with(options, option_fields)
         self._image, self._detached = image, detached
-        self._options = options_with(given, {"env_vars": server_environment(self.token, given.env_vars)})
+        self._options = options_with(
+            container_options, {"env_vars": server_environment(self.token, container_options.env_vars)}
+        )
         self._engine = DockerEngine.find()
 
     @classmethod

@@ -21,6 +21,7 @@ from slow_server import SlowClient, Wait
 
 from openenv_core import ServerStartError
 from openenv_core.errors import ExecutionError, ProviderError
+from openenv_core.providers.fleet import FleetServer
 from rl_bridge.environments import servers as supervised
 from rl_bridge.environments.servers import EnvironmentServers, SupervisedServer, run_servers
 from rl_bridge.errors import RoleError
@@ -194,6 +195,19 @@ async def test_servers_of_a_fleet_are_announced_as_they_come_and_go(monkeypatch:
         await until(lambda: set(listener.lists[-1]) == set(fleet.urls()))
         assert set(servers.urls) == set(fleet.urls())
         assert len(servers.urls) == 2
+
+
+async def test_fleet_that_cannot_be_stopped_hides_no_error() -> None:
+    class Unreachable(ProcessFleet):
+        def servers(self) -> list[FleetServer]:
+            raise ProviderError("the engine does not answer")
+
+        def _end(self) -> None:
+            raise ProviderError("it cannot be stopped")
+
+    with pytest.raises(ProviderError, match="the engine does not answer"):
+        async with EnvironmentServers(fleet=Unreachable("blackjack", 1)):
+            pass
 
 
 async def test_external_servers_are_announced_and_never_touched() -> None:

@@ -106,6 +106,31 @@ async def test_client_that_leaves_aborts_its_answer(stage: Make, stream: bool) -
     assert (episode.calls, next(node.ended for node in episode.tree.nodes)) == (2, None)
 
 
+async def test_retry_of_an_aborted_request_gets_the_answer_to_an_equal_one_which_is_then_learned(
+    stage: Make,
+) -> None:
+    play = stage(["one"])
+    await play.serve()
+    episode = play.open()
+    first = await said(play, episode)
+    started = asyncio.Event()
+
+    async def hang() -> None:
+        started.set()
+        await asyncio.sleep(3600)
+
+    play.generator.before = hang
+    call = asyncio.create_task(said(play, episode))
+    await started.wait()
+    call.cancel()
+    async with asyncio.timeout(30):
+        while not play.generator.aborted:  # noqa: ASYNC110 - it is the server's
+            await asyncio.sleep(0.01)
+    assert learned(episode) == []  # the agent may have come again since it never got the first answer
+    assert await said(play, episode, **{"x-stainless-retry-count": "1"}) == first
+    assert learned(episode) == answers(play, 0)
+
+
 async def test_retry_joins_the_answer_that_is_being_sampled(stage: Make) -> None:
     play = stage(["one"])
     await play.serve()
