@@ -72,6 +72,7 @@ def run(folder: Path, *command: str, status: int = 0, timeout_s: float = 120) ->
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_mypy_takes_the_file_strictly(folder: Path) -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(folder), "--config-file", ""]

@@ -79,6 +79,7 @@ def test_the_prompt_shows_worked_examples_in_the_words_of_the_question(
     assert reverse(EXAMPLES[0]) == "apple, green"
 
 
+@pytest.mark.slow
 async def test_probe_and_report_count_exact_answers_to_held_out_questions(
     config: Config, tmp_path: Path
 ) -> None:
@@ -105,6 +106,7 @@ def share_of_mistakes(verdicts: Sequence[float], truth: float) -> float:
     return sum(verdict != truth for verdict in verdicts) / len(verdicts)
 
 
+@pytest.mark.slow
 def test_three_verifiers_err_independently_in_training_and_held_out_rewards_are_true(config: Config) -> None:
     noisy, exact = NoisyEnvironment(), SplitEnvironment()
     reset = config.environment.reset
