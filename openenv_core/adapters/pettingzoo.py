@@ -110,7 +110,30 @@ def _read_seats(schema: Mapping[str, Any]) -> list[str]:
         raise ConfigurationError("the server's environment has one player; use ServedEnv for it") from None
 
 
-class ServedAECEnv(AECEnv[str, Any, Any]):
+class _ServedAgents:
+    """The constructor, spaces and end of a served environment in either of PettingZoo's interfaces."""
+
+    def __init__(self, target: str, *, token: str | None = None, **options: Any) -> None:
+        self.metadata: dict[str, Any] = {"name": target, "render_modes": []}
+        self.render_mode = None
+        self._table = _Table(target, token, options)
+        self.possible_agents = list(self._table.agents)
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's observations."""
+        return self._table.observation_fields[agent].space
+
+    def action_space(self, agent: str) -> Space[Any]:
+        """Return the space of an agent's actions."""
+        return self._table.action_fields[agent].space
+
+    def close(self) -> None:
+        """End the session, and the server if this object started it."""
+        self._table.close()
+
+
+class ServedAECEnv(_ServedAgents, AECEnv[str, Any, Any]):
     """A served environment of several players as a PettingZoo `AECEnv`.
 
     Args:
@@ -124,19 +147,8 @@ class ServedAECEnv(AECEnv[str, Any, Any]):
     """
 
     def __init__(self, target: str, *, token: str | None = None, **options: Any) -> None:
-        self.metadata = {"name": target, "render_modes": [], "is_parallelizable": False}
-        self.render_mode = None
-        self._table = _Table(target, token, options)
-        self.possible_agents = list(self._table.agents)
-        self.agents: list[str] = []
-
-    def observation_space(self, agent: str) -> Space[Any]:
-        """Return the space of an agent's observations."""
-        return self._table.observation_fields[agent].space
-
-    def action_space(self, agent: str) -> Space[Any]:
-        """Return the space of an agent's actions."""
-        return self._table.action_fields[agent].space
+        super().__init__(target, token=token, **options)
+        self.metadata["is_parallelizable"] = False
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Begin an episode; see `AECEnv.reset`.
@@ -178,10 +190,6 @@ class ServedAECEnv(AECEnv[str, Any, Any]):
         """Return what an agent has seen last."""
         return self._observations[agent]
 
-    def close(self) -> None:
-        """End the session, and the server if this object started it."""
-        self._table.close()
-
     def _take(self, seen: Mapping[str, _Seen]) -> None:
         self.agent_selection = self._table.turn
         for agent in self.agents:
@@ -192,26 +200,11 @@ class ServedAECEnv(AECEnv[str, Any, Any]):
         self._accumulate_rewards()
 
 
-class ServedParallelEnv(ParallelEnv[str, Any, Any]):
+class ServedParallelEnv(_ServedAgents, ParallelEnv[str, Any, Any]):
     """A served environment whose players all act in each step as a PettingZoo `ParallelEnv`.
 
     Arguments and errors are those of `ServedAECEnv`.
     """
-
-    def __init__(self, target: str, *, token: str | None = None, **options: Any) -> None:
-        self.metadata = {"name": target, "render_modes": []}
-        self.render_mode = None
-        self._table = _Table(target, token, options)
-        self.possible_agents = list(self._table.agents)
-        self.agents: list[str] = []
-
-    def observation_space(self, agent: str) -> Space[Any]:
-        """Return the space of an agent's observations."""
-        return self._table.observation_fields[agent].space
-
-    def action_space(self, agent: str) -> Space[Any]:
-        """Return the space of an agent's actions."""
-        return self._table.action_fields[agent].space
 
     def reset(
         self, seed: int | None = None, options: dict[str, Any] | None = None
@@ -253,7 +246,3 @@ class ServedParallelEnv(ParallelEnv[str, Any, Any]):
             {agent: latest[agent].truncated for agent in before},
             {agent: latest[agent].info for agent in before},
         )
-
-    def close(self) -> None:
-        """End the session, and the server if this object started it."""
-        self._table.close()

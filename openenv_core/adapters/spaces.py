@@ -9,11 +9,13 @@ import base64
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, Self
 
 import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from pydantic import JsonValue
 
 from openenv_core.adapters.episode import resolve
 from openenv_core.errors import ConfigurationError
@@ -332,6 +334,17 @@ def read_value(space: Space[Any], value: Any) -> Any:
     except (KeyError, TypeError, IndexError, OverflowError) as error:
         raise ValueError(f"{value!r:.200} is no value of {space} ({error})") from error
     raise ValueError(f"values of {space} cannot cross the wire")
+
+
+def encodable_info(info: Mapping[Any, Any]) -> dict[str, JsonValue]:
+    """Return the entries of an environment's `info` that JSON can hold; arrays as lists."""
+    kept: dict[str, JsonValue] = {}
+    for key, value in info.items():
+        plain = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+        with suppress(TypeError, ValueError):
+            json.dumps(plain)
+            kept[str(key)] = plain
+    return kept
 
 
 def has_bytes(space: Space[Any]) -> bool:

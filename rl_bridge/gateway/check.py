@@ -18,6 +18,7 @@ from typing import Any, Final
 import httpx
 
 from rl_bridge.errors import BridgeError, ConfigError
+from rl_bridge.gateway.messages import FunctionCall
 
 TIMEOUT_S: Final = 600.0
 RESULT: Final = "It is done."
@@ -39,20 +40,11 @@ class BrokenStreamError(BridgeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AgentCall:
-    """A call of a tool in an answer; its arguments are an object."""
-
-    id: str
-    name: str
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentReply:
     """An answer as an agent has read it: its messages, items or blocks, and the calls in them."""
 
     parts: Sequence[Mapping[str, Any]]
-    calls: Sequence[AgentCall]
+    calls: Sequence[FunctionCall]
 
 
 @dataclass(slots=True)
@@ -199,7 +191,7 @@ class _Client:
 
     chat_key: str
     read: Callable[[Sequence[Any]], AgentReply]
-    write_results: Callable[[Sequence[AgentCall], Sequence[Any]], Sequence[Mapping[str, Any]]]
+    write_results: Callable[[Sequence[FunctionCall], Sequence[Any]], Sequence[Mapping[str, Any]]]
 
     def expand(self, entry: Mapping[str, Any], replies: Sequence[AgentReply]) -> Sequence[Mapping[str, Any]]:
         """Return the messages that an entry of a recorded chat stands for."""
@@ -228,7 +220,7 @@ def _read_chat(events: Sequence[Any]) -> AgentReply:
         finishes == ["tool_calls" if written else finishes[0]], f"one fitting finish_reason, got {finishes}"
     )
     calls = [
-        AgentCall(id=call["id"], name=call["name"], arguments=json.loads(call["arguments"]))
+        FunctionCall(id=call["id"], name=call["name"], arguments=json.loads(call["arguments"]))
         for call in written.values()
     ]
     message: dict[str, Any] = {"role": "assistant", "content": text}
@@ -247,7 +239,7 @@ def _read_chat(events: Sequence[Any]) -> AgentReply:
     return AgentReply(parts=[message], calls=calls)
 
 
-def _write_chat_results(calls: Sequence[AgentCall], more: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+def _write_chat_results(calls: Sequence[FunctionCall], more: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
     if not calls:
         return [{"role": "user", "content": RESULT}]
     return [{"role": "tool", "tool_call_id": call.id, "content": RESULT} for call in calls]
@@ -278,7 +270,7 @@ def _read_messages(events: Sequence[Any]) -> AgentReply:
                 blocks[-1]["input"] = json.loads(written)
         _require(event["index"] == len(blocks) - 1, "blocks in their order")
     calls = [
-        AgentCall(id=block["id"], name=block["name"], arguments=block["input"])
+        FunctionCall(id=block["id"], name=block["name"], arguments=block["input"])
         for block in blocks
         if block["type"] == "tool_use"
     ]
@@ -287,7 +279,9 @@ def _read_messages(events: Sequence[Any]) -> AgentReply:
     return AgentReply(parts=[{"role": "assistant", "content": blocks}], calls=calls)
 
 
-def _write_messages_results(calls: Sequence[AgentCall], more: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+def _write_messages_results(
+    calls: Sequence[FunctionCall], more: Sequence[Any]
+) -> Sequence[Mapping[str, Any]]:
     text = {"type": "text", "text": RESULT}
     blocks: list[Mapping[str, Any]] = [
         {"type": "tool_result", "tool_use_id": call.id, "content": [text]} for call in calls
@@ -305,14 +299,16 @@ def _read_responses(events: Sequence[Any]) -> AgentReply:
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     _require(items == done, "the items of the whole response to be those before")
     calls = [
-        AgentCall(id=item["call_id"], name=item["name"], arguments=json.loads(item["arguments"]))
+        FunctionCall(id=item["call_id"], name=item["name"], arguments=json.loads(item["arguments"]))
         for item in items
         if item["type"] == "function_call"
     ]
     return AgentReply(parts=[item for item in items if item["type"] != "reasoning"], calls=calls)
 
 
-def _write_responses_results(calls: Sequence[AgentCall], more: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+def _write_responses_results(
+    calls: Sequence[FunctionCall], more: Sequence[Any]
+) -> Sequence[Mapping[str, Any]]:
     text: dict[str, Any] = {"type": "input_text", "text": RESULT}
     results = [{"type": "function_call_output", "call_id": call.id, "output": [text, text]} for call in calls]
     return results or [{"type": "message", "role": "user", "content": [text]}]

@@ -34,7 +34,7 @@ RUN_S = 900.0
 class ElasticRun:
     """A run on the controller's host, and the hosts that join it."""
 
-    def __init__(self, folder: Path, controller: str, seed: int, *words: str) -> None:
+    def __init__(self, folder: Path, controller: str, seed: int, *arguments: str) -> None:
         self.folder = folder / "run"
         self._controller = controller
         self._outputs = folder
@@ -60,17 +60,17 @@ class ElasticRun:
             *(f"monarch.master_addr={CONTROLLER_ADDRESS}", f"monarch.preemption_notice_file={folder}/notice"),
             *("rollout.batch_size=512", "rollout.max_staleness=1", "rollout.spot_eligible=true"),
             *(f"trainer.iterations={ITERATIONS}", "evaluation.interval=0", "evaluation.episodes=64"),
-            *words,
+            *arguments,
         )
 
-    def _start(self, namespace: str, *words: str) -> Watched:
+    def _start(self, namespace: str, *arguments: str) -> Watched:
         output = self._outputs / f"output-{len(list(self._outputs.glob('output-*')))}.txt"
-        return Watched([*inside(namespace), sys.executable, "-m", *words], output)
+        return Watched([*inside(namespace), sys.executable, "-m", *arguments], output)
 
     def join(self, host: NamespaceHost) -> Watched:
         secret = str(self.folder / "join.secret")
-        words = ("rl_bridge.services.worker", "--join", CONTROLLER, "--secret-file", secret)
-        return self._start(host.namespace, *words)
+        arguments = ("rl_bridge.services.worker", "--join", CONTROLLER, "--secret-file", secret)
+        return self._start(host.namespace, *arguments)
 
     def observe(self) -> None:
         """Take in what the run's status says of its events."""
@@ -110,10 +110,10 @@ class ElasticRun:
 
 
 @contextmanager
-def elastic_run(folder: Path, seed: int, *words: str) -> Iterator[tuple[ElasticRun, list[NamespaceHost]]]:
+def elastic_run(folder: Path, seed: int, *arguments: str) -> Iterator[tuple[ElasticRun, list[NamespaceHost]]]:
     folder.mkdir()
     with namespaces(HOSTS + LATE_HOSTS) as (controller, hosts):
-        run = ElasticRun(folder, controller, seed, *words)
+        run = ElasticRun(folder, controller, seed, *arguments)
         try:
             yield run, hosts
         finally:

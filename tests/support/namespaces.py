@@ -36,8 +36,8 @@ def inside(namespace: str) -> list[str]:
     return ["ip", "netns", "exec", namespace]
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """A Gymnasium environment, with optional wrappers, as an OpenEnv environment."""
 
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final
@@ -14,7 +13,7 @@ from gymnasium.wrappers import OrderEnforcing
 from pydantic import BaseModel, JsonValue
 
 from openenv_core import Environment
-from openenv_core.adapters.spaces import read_value
+from openenv_core.adapters.spaces import encodable_info, read_value
 from openenv_core.errors import EnvironmentFailureError, EpisodeOverError
 
 from ..models import GymnasiumAction, GymnasiumObservation, GymnasiumState, models_for
@@ -165,9 +164,7 @@ class GymnasiumEnvironment(Environment[GymnasiumAction, GymnasiumObservation, Gy
         self, inner_observation: Any, info: Mapping[str, Any], fields: dict[str, Any]
     ) -> GymnasiumObservation:
         fields["observation"] = inner_observation
-        fields["info"] = (
-            {str(key): _to_json(value) for key, value in info.items() if _is_json(value)} if info else {}
-        )
+        fields["info"] = encodable_info(info) if info else {}
         # The fields need no validation, and even `model_construct` takes longer than a step.
         observation: GymnasiumObservation = object.__new__(self._model)
         _set_fields_set(observation, set(fields))
@@ -232,18 +229,6 @@ def _is_copyable(env: gymnasium.Env[Any, Any]) -> bool:
         if not isinstance(env, gymnasium.Wrapper):
             return True
         env = env.env
-
-
-def _to_json(value: Any) -> JsonValue:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value  # type: ignore[no-any-return]
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(_to_json(value))
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _encode_png(frame: Any) -> bytes:

@@ -1,6 +1,5 @@
 """A PettingZoo environment as a game whose agents are seats."""
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -12,10 +11,9 @@ import numpy as np
 import pettingzoo
 from gymnasium import Space
 from pettingzoo.utils import parallel_to_aec
-from pydantic import JsonValue
 
 from openenv_core import MultiAgentEnvironment
-from openenv_core.adapters.spaces import read_value, write_value
+from openenv_core.adapters.spaces import encodable_info, read_value, write_value
 from openenv_core.errors import EnvironmentFailureError
 
 from ..models import PettingZooAction, PettingZooObservation, models_for
@@ -88,9 +86,7 @@ class PettingZooEnvironment(MultiAgentEnvironment[PettingZooAction, PettingZooOb
             agent: self.MODEL(
                 seat=agent,
                 observation=env.observe(agent),
-                info={
-                    str(key): _to_json(value) for key, value in env.infos[agent].items() if _is_json(value)
-                },
+                info=encodable_info(env.infos[agent]),
                 reward=None if first else float(env.rewards[agent]),
                 terminated=bool(env.terminations[agent]),
                 truncated=bool(env.truncations[agent]),
@@ -148,15 +144,3 @@ def _act_at_random(
     space.seed(rng.getrandbits(32))
     action = space.sample() if mask is None else space.sample(np.asarray(mask, np.int8))
     return PettingZooAction(action=write_value(space, action))
-
-
-def _to_json(value: Any) -> JsonValue:
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value  # type: ignore[no-any-return]
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(_to_json(value))
-    except (TypeError, ValueError):
-        return False
-    return True

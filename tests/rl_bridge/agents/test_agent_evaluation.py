@@ -26,11 +26,11 @@ def model() -> Iterator[ChatServer]:
         yield server
 
 
-def evaluate(model: ChatServer, desk_url: str, agent: str, out: Path, *words: str) -> int:
+def evaluate(model: ChatServer, desk_url: str, agent: str, out: Path, *arguments: str) -> int:
     policy = f"http://127.0.0.1:{model.port}/v1"
     return run(
         COMMAND,
-        [desk_url, "--agent", agent, "--policy", policy, "--episodes", "1", "--out", str(out), *words],
+        [desk_url, "--agent", agent, "--policy", policy, "--episodes", "1", "--out", str(out), *arguments],
     )
 
 
@@ -46,8 +46,8 @@ def call(name: str, arguments: str) -> dict[str, Any]:
 
 def test_agent_plays_with_a_model_on_a_server(desk_url: str, model: ChatServer, tmp_path: Path) -> None:
     model.answers += [call("add", '{"a": 1, "b": 2}'), call("finish", "{}")]
-    words = ("--temperature", "0.5", "--system", "Be brief.")
-    assert evaluate(model, desk_url, "agent_fixtures:call_in_a_loop", tmp_path, *words) == 0
+    arguments = ("--temperature", "0.5", "--system", "Be brief.")
+    assert evaluate(model, desk_url, "agent_fixtures:call_in_a_loop", tmp_path, *arguments) == 0
     played = record(tmp_path)
     assert (played["ending"], played["reward"], played["tool_calls"]) == ("completed", 1.25, 2)
     assert [(turn["parent"], turn["fresh"]) for turn in played["turns"]] == [(None, True), (0, False)]
@@ -77,7 +77,7 @@ def test_branches_and_cut_calls_are_recorded(desk_url: str, model: ChatServer, t
 
 
 @pytest.mark.parametrize(
-    ("answers", "words", "ending"),
+    ("answers", "arguments", "ending"),
     [
         ([call("add", '{"a": 1, "b": 2}')], ("--max-turns", "2"), "truncated_turns"),
         ([call("add", '{"a": 1, "b": 2}'), 400], (), "truncated_length"),
@@ -85,10 +85,15 @@ def test_branches_and_cut_calls_are_recorded(desk_url: str, model: ChatServer, t
     ],
 )
 def test_limits_end_an_episode_with_what_it_has_earned(
-    desk_url: str, model: ChatServer, tmp_path: Path, answers: list[Any], words: tuple[str, ...], ending: str
+    desk_url: str,
+    model: ChatServer,
+    tmp_path: Path,
+    answers: list[Any],
+    arguments: tuple[str, ...],
+    ending: str,
 ) -> None:
     model.answers += answers
-    assert evaluate(model, desk_url, "agent_fixtures:call_in_a_loop", tmp_path, *words) == 0
+    assert evaluate(model, desk_url, "agent_fixtures:call_in_a_loop", tmp_path, *arguments) == 0
     played = record(tmp_path)
     earned = 0.25 * played["tool_calls"]
     assert (played["ending"], played["reward"]) == (ending, earned)

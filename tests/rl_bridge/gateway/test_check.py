@@ -67,12 +67,12 @@ async def test_ours_has_no_fault(
 
 
 @pytest.mark.parametrize(
-    "words", [["check", "http://127.0.0.1:9"], ["folder"], ["folder", "http://127.0.0.1:9"]]
+    "arguments", [["check", "http://127.0.0.1:9"], ["folder"], ["folder", "http://127.0.0.1:9"]]
 )
-def test_usage_is_said(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     command.COMMAND.configure(parser)
-    assert command.COMMAND.run(parser.parse_args(words)) == 2
+    assert command.COMMAND.run(parser.parse_args(arguments)) == 2
     assert "expected" in capsys.readouterr().err
 
 
