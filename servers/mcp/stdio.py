@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 from mcp.server.stdio import stdio_server
 
-from openenv_core.protocol.requests import Reset
+from openenv_core.protocol.frames import Reset
 from servers.acting import ActionTooling
 from servers.app import EnvironmentApp
 from servers.execution import cancel_task

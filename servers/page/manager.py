@@ -17,9 +17,15 @@ from starlette.websockets import WebSocket
 
 from openenv_core import EnvironmentMetadata
 from openenv_core.protocol.errors import RefusalError
+from openenv_core.protocol.frames import (
+    READ_STATE,
+    RequestDecoder,
+    Reset,
+    encode_model,
+    encode_observation,
+    read_json,
+)
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import encode_model, encode_observation
-from openenv_core.protocol.requests import READ_STATE, RequestDecoder, Reset, read_json
 from servers.execution import FATAL, AwaitedCall
 from servers.routes.answer import MethodRequest, answer_request
 from servers.routes.http import (

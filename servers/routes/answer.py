@@ -10,7 +10,7 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from openenv_core.protocol.requests import ReadState, Reset
+from openenv_core.protocol.frames import ReadState, Reset
 from openenv_core.tracing import served_span
 from servers.execution import FATAL, EnvironmentCall, ResultCall
 from servers.metrics import BUCKETS_S, RESET, STEP, CallCounts

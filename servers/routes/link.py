@@ -26,9 +26,8 @@ from openenv_core.protocol.errors import (
     VALIDATION_ERROR,
     RefusalError,
 )
+from openenv_core.protocol.frames import Close, Mcp, NumberedFrame, RequestDecoder, RequestHead, encode_error
 from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.replies import encode_error
-from openenv_core.protocol.requests import Close, Mcp, NumberedFrame, RequestDecoder, RequestHead
 from servers.execution import CLOSE_TIMEOUT_S, FATAL, EnvironmentCall, keep
 from servers.metrics import size_of
 from servers.routes.batch import BatchDialect, error_data

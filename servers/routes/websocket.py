@@ -10,12 +10,12 @@ from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import parse_qs
 
-from openenv_core.protocol import jsonrpc, replies
+from openenv_core.protocol import frames, jsonrpc
 from openenv_core.protocol.batch import SUBPROTOCOL
 from openenv_core.protocol.errors import EXECUTION_ERROR, INVALID_JSON, SESSION_ERROR, RefusalError
+from openenv_core.protocol.frames import Close, Mcp, RequestDecoder
 from openenv_core.protocol.http import DETERMINISTIC, DETERMINISTIC_HEADER
 from openenv_core.protocol.jsonrpc import JsonRpcFaultError
-from openenv_core.protocol.requests import Close, Mcp, RequestDecoder
 from servers.execution import FATAL, EnvironmentCall, cancel_task, keep
 from servers.metrics import ServerMetrics, size_of
 from servers.routes.answer import RequestCall
@@ -325,8 +325,8 @@ class FrameCall(RequestCall):
 
     __slots__ = ()
 
-    encode = staticmethod(replies.encode_observation)
-    encode_state = staticmethod(replies.encode_state)
+    encode = staticmethod(frames.encode_observation)
+    encode_state = staticmethod(frames.encode_state)
 
 
 class FrameDialect:
@@ -360,7 +360,7 @@ class FrameDialect:
 
     async def answer_mcp(self, session: EnvironmentSession, request: Mcp, size: int) -> str:
         """Return the reply to a JSON-RPC request."""
-        return replies.encode_mcp(
+        return frames.encode_mcp(
             await self._rpc.answer(request.request, Caller(session.owner, session), size)
         )
 
@@ -369,7 +369,7 @@ class FrameDialect:
         if not isinstance(error, RefusalError):
             error = RefusalError(EXECUTION_ERROR, report_error(error))
         self.metrics.count_error(error.code)
-        return replies.encode_error(error.code, error.message, error.extra)
+        return frames.encode_error(error.code, error.message, error.extra)
 
 
 class RpcDialect:
