@@ -124,11 +124,6 @@ def encode_reply(
     return encode_frame({"id": dumps(request_id), **fields, "last": dumps(last)}, arrays)
 
 
-def encode_single_reply(request_id: int, reply: str) -> str:
-    """Encode a reply to a request for one session: a frame of the released dialect with the request's id."""
-    return f'{{"id":{request_id},{reply[1:]}'
-
-
 def read_frame(
     frame: str | bytes, decoder: RequestDecoder[Any], operations: Sequence[str]
 ) -> tuple[RequestHead, Any, list[Array]]:

@@ -478,8 +478,8 @@ def _scalar(value: Any) -> bytes:
     return dumps(value)
 
 
-def encode_observation(observation: Observation) -> str:
-    """Encode the reply to a reset or step. The reward keeps its JSON type.
+def encode_observation(observation: Observation, request_id: int | None = None) -> str:
+    """Encode the reply to a reset or step, with the request's id if it has one. The reward keeps its JSON type.
 
     Raises:
         TypeError: The environment returned something other than an Observation.
@@ -493,8 +493,9 @@ def encode_observation(observation: Observation) -> str:
     )
     done_text = "false" if done is False else _scalar(done).decode()
     lifted = f',"metadata":{dumps(metadata).decode()}' if metadata else ""
+    head = "" if request_id is None else f'"id":{request_id},'
     return (
-        f'{{"type":"observation","data":{{"observation":{body.decode()},"reward":{reward_text},'
+        f'{{{head}"type":"observation","data":{{"observation":{body.decode()},"reward":{reward_text},'
         f'"done":{done_text}{lifted}}}}}'
     )
 
@@ -516,16 +517,16 @@ def encode_http_result(observation: Observation) -> bytes:
     )
 
 
-def encode_fields(observation: object, exclude: set[str] = _LIFTED) -> tuple[bytes, dict[str, Any]]:
+def encode_fields(observation: Any, exclude: set[str] = _LIFTED) -> tuple[bytes, dict[str, Any]]:
     """Encode an observation's fields without those in `exclude`; also return its metadata.
 
     Raises:
         TypeError: It is not an Observation.
         ValueError: JSON cannot hold it.
     """
-    if not isinstance(observation, Observation):
-        observation = require_observation(observation)  # raises
-    metadata = observation.metadata
+    if Observation not in type(observation).__mro__:  # `isinstance` of a model takes as long as a short step
+        require_observation(observation)  # raises
+    metadata: dict[str, Any] = observation.metadata
     if observation.truncated or observation.infrastructure_error or observation.unscored:
         metadata = metadata_of(observation)
         observation = observation.model_copy(update={"metadata": metadata})
@@ -560,9 +561,9 @@ def require_observation(value: object) -> Observation:
     return value
 
 
-def encode_state(state: BaseModel) -> str:
-    """Encode the reply to a state request."""
-    return (b'{"type":"state","data":%b}' % encode_model(state)).decode()
+def encode_state(state: BaseModel, request_id: int | None = None) -> str:
+    """Encode the reply to a state request, with the request's id if it has one."""
+    return _numbered((b'{"type":"state","data":%b}' % encode_model(state)).decode(), request_id)
 
 
 def encode_model(model: BaseModel) -> bytes:
@@ -574,16 +575,23 @@ def encode_model(model: BaseModel) -> bytes:
     return model.__pydantic_serializer__.to_json(model, fallback=to_plain, warnings=False)
 
 
-def encode_error(code: str, message: str, extra: Mapping[str, Any] | None = None) -> str:
-    """Encode an error frame."""
+def encode_error(
+    code: str, message: str, extra: Mapping[str, Any] | None = None, request_id: int | None = None
+) -> str:
+    """Encode an error frame, with the request's id if it has one."""
     # Text of exceptions may contain lone surrogates, which UTF-8 cannot encode.
     clean = message.encode("utf-8", "replace").decode("utf-8")
-    return (b'{"type":"error","data":%b}' % dumps({"message": clean, "code": code, **(extra or {})})).decode()
+    data = dumps({"message": clean, "code": code, **(extra or {})})
+    return _numbered((b'{"type":"error","data":%b}' % data).decode(), request_id)
 
 
-def encode_mcp(response: bytes) -> str:
-    """Encode a frame with a JSON-RPC response."""
-    return (b'{"type":"mcp","data":%b}' % response).decode()
+def encode_mcp(response: bytes, request_id: int | None = None) -> str:
+    """Encode a frame with a JSON-RPC response, with the request's id if it has one."""
+    return _numbered((b'{"type":"mcp","data":%b}' % response).decode(), request_id)
+
+
+def _numbered(frame: str, request_id: int | None) -> str:
+    return frame if request_id is None else f'{{"id":{request_id},{frame[1:]}'
 
 
 def reply_frame(request_kind: str, body: bytes) -> bytes:

@@ -324,7 +324,7 @@ class McpEngine:
         return session
 
     async def _reset(self, session: EnvironmentSession) -> None:
-        if not self._tooling.has_tools(session.runner):
+        if not self._tooling.has_tools(session):
             raise _no_tools()
         try:
             await answer_request(session, Reset({}))

@@ -143,7 +143,7 @@ async def serve_stdio(
         session.listeners += 1  # the session never counts as idle
         try:
             tooling = app.tooling
-            if not tooling.has_tools(session.runner):
+            if not tooling.has_tools(session):
                 tooling = ActionTooling(app.served.factory, app.served.action)
             await answer_request(session, Reset(dict(options)))
             return await _serve(app, tooling, name, session, wire)

@@ -26,8 +26,8 @@ from openenv_core.protocol.frames import (
     read_json,
 )
 from openenv_core.protocol.jsonio import dumps
-from servers.execution import FATAL, AwaitedCall
-from servers.routes.answer import MethodRequest, answer_request
+from servers.execution import FATAL
+from servers.routes.answer import answer_request
 from servers.routes.http import (
     json_answer,
     json_body,
@@ -38,7 +38,7 @@ from servers.routes.http import (
     while_connected,
 )
 from servers.security import owner_of
-from servers.sessions import EnvironmentSession, SessionTable
+from servers.sessions import AwaitedCall, EnvironmentSession, MethodRequest, SessionTable
 
 WEB_SESSION: Final = "web"
 """Id of the session of callers that name none: the released server has one session for all visitors."""
@@ -116,7 +116,7 @@ class WebInterfaceManager:
     @property
     def env(self) -> Any:
         """The environment of the visitor's session; RuntimeError if there is no session yet."""
-        return self._require_visit().session.runner.environment
+        return self._require_visit().session.environment
 
     @property
     def episode_state(self) -> EpisodeState:
@@ -238,7 +238,7 @@ class WebInterfaceManager:
             action = data.get("action", {})
             return await self.step_environment(action if isinstance(action, dict) else {})
         visit = await self._open_visit()
-        if not visit.session.runner.has_method("message_to_action"):
+        if not visit.session.has_method("message_to_action"):
             return await self.step_environment({"message": data["message"]})
         action = await answer_request(visit.session, MethodRequest("message_to_action", (data["message"],)))
         tokens: Any = getattr(action, "tokens", None)
