@@ -14,6 +14,8 @@ _NO_OPTIONS: Final[Options] = MappingProxyType({})
 class _AnsweredCall(RequestCall, ResultCall):
     """A request whose caller awaits the reply, `result`."""
 
+    __slots__ = ("_encode", "result")
+
     def __init__(
         self,
         session: EnvironmentSession,
@@ -25,6 +27,7 @@ class _AnsweredCall(RequestCall, ResultCall):
         traceparent: str | None,
     ) -> None:
         self.received_at = received_at
+        self.request_id = None
         self.bind(session, request, options, traceparent)
         if kind is not None:
             self.counts = session.metrics.counts.calls[kind]
