@@ -42,7 +42,7 @@ MAX_WAITING: Final = 32
 
 Options: TypeAlias = Mapping[str, Any]
 
-_NO_OPTIONS: Final[Options] = MappingProxyType({})
+NO_OPTIONS: Final[Options] = MappingProxyType({})
 _PLAIN_NUMBERS: Final = frozenset({float, int, bool})
 _MAX: Final = float_info.max
 
@@ -171,7 +171,7 @@ class RequestCall(EnvironmentCall):
         self,
         session: "EnvironmentSession",
         request: Any,
-        options: Options = _NO_OPTIONS,
+        options: Options = NO_OPTIONS,
         traceparent: str | None = None,
     ) -> None:
         """Make it the call of a session for what the dialect has decoded: an action, or a request of another kind.
@@ -615,7 +615,7 @@ class EnvironmentSession:
             self.spent_s = perf_counter() - started_at
         return self._then(result, self._begin_episode)
 
-    def invoke_step(self, action: Action, options: Options = _NO_OPTIONS) -> Any:
+    def invoke_step(self, action: Action, options: Options = NO_OPTIONS) -> Any:
         """Apply an action, with those options that the environment accepts; as `invoke_reset`."""
         started_at = perf_counter()
         try:
