@@ -44,6 +44,8 @@ CLOSE_TIMEOUT_S: Final = 5.0
 _PLAIN_NUMBERS: Final = frozenset({float, int, bool})
 _MAX: Final = float_info.max
 
+_AWAITED: Final = (Pending, CoroutineType)
+
 FATAL: Final = (Exception, SystemExit)
 """What an environment may raise without stopping the server."""
 
@@ -380,7 +382,7 @@ class EnvironmentRunner:
         if self._abandoned and call in self._abandoned:
             self._executor.abandoned -= 1
             self._end_abandoned(call, outcome)
-        elif succeeded and isinstance(value, Pending | CoroutineType):
+        elif succeeded and isinstance(value, _AWAITED):
             call.was_awaited = True
             if isinstance(value, Pending) and isinstance(future := value.awaited, asyncio.Future):
                 call.task = future  # a task for it would take longer than many a step
@@ -434,7 +436,7 @@ class EnvironmentRunner:
 
     def _end_abandoned(self, call: EnvironmentCall, outcome: Outcome) -> None:
         succeeded, value = outcome
-        if succeeded and isinstance(value, Pending | CoroutineType):
+        if succeeded and isinstance(value, _AWAITED):
             value.close()
         elif succeeded:
             call.discard(value)
