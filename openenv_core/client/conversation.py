@@ -30,10 +30,9 @@ from openenv_core.protocol.batch import (
     decode_frame,
     encode_frame,
 )
+from openenv_core.protocol.frames import data_of, encode_request, server_error
 from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import dumps, from_json
-from openenv_core.protocol.replies import data_of, server_error
-from openenv_core.protocol.requests import encode_request
 from openenv_core.tracing import current_traceparent, tracer
 
 MAX_PENDING: Final = 64

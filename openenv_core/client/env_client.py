@@ -22,9 +22,9 @@ from openenv_core.client.settings import (
 )
 from openenv_core.errors import ConfigurationError, OpenEnvError, ProtocolError
 from openenv_core.loop_thread import LoopThread, shared_loop
+from openenv_core.protocol.frames import encode_request
 from openenv_core.protocol.http import redact_url
 from openenv_core.protocol.jsonio import reader
-from openenv_core.protocol.requests import encode_request
 from openenv_core.providers.base import adapt_provider
 from openenv_core.types import Action, ActT, ObsT, ResetResult, State, StateT, StepResult
 

@@ -22,8 +22,8 @@ from openenv_core.errors import (
     ProtocolError,
     ServerError,
 )
+from openenv_core.protocol.frames import encode_request
 from openenv_core.protocol.http import http_url, websocket_url
-from openenv_core.protocol.requests import encode_request
 from openenv_core.tracing import EpisodeSpans, tracer
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ FORMER: Final = "openenv_core"
 """Its import name until 0.2, now that of our package: the same modules are found below it."""
 
 _PROVIDERS = (
-    "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider and "
-    "RemoteSandboxProvider, and a client takes any object of their shape as provider"
+    "hosts of containers that have no adapter here; openenv_core.providers has LocalDockerProvider, and a "
+    "client takes any object of its shape as provider"
 )
 _SERVER = (
     "a server's own classes: create_app builds the server, openenv_core.protocol reads and writes its frames"

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from openenv_core.providers.pool import DockerPool
     from openenv_core.providers.process import LocalProcessProvider
     from openenv_core.providers.ray import RayFleet
-    from openenv_core.providers.remote import RemoteSandboxProvider
 
 __all__ = [
     "AnyProvider",
@@ -25,7 +24,6 @@ __all__ = [
     "LocalProcessProvider",
     "Provider",
     "RayFleet",
-    "RemoteSandboxProvider",
     "ServerFleet",
 ]
 
@@ -39,7 +37,6 @@ __getattr__ = make_lazy_getattr(
         "LocalDockerProvider": "openenv_core.providers.docker",
         "LocalProcessProvider": "openenv_core.providers.process",
         "RayFleet": "openenv_core.providers.ray",
-        "RemoteSandboxProvider": "openenv_core.providers.remote",
         "ServerFleet": "openenv_core.providers.fleet",
     },
 )
