@@ -37,6 +37,8 @@ from servers.threads import Outcome, ThreadCall, ThreadPool, containable, outcom
 
 logger = logging.getLogger("servers")
 
+_AWAITED: Final = (Pending, CoroutineType)
+
 MAX_WAITING: Final = 32
 """Calls that may wait for one session while another runs."""
 
@@ -425,7 +427,7 @@ class EnvironmentSession:
         if call in self._abandoned:
             self._executor.abandoned -= 1
             self._end_abandoned(call, outcome)
-        elif succeeded and isinstance(value, Pending | CoroutineType):
+        elif succeeded and isinstance(value, _AWAITED):
             if isinstance(value, Pending) and isinstance(future := value.awaited, asyncio.Future):
                 call.task = future  # a task for it would take longer than many a step
                 future.add_done_callback(partial(self._end_future, call, value))
@@ -569,7 +571,7 @@ class EnvironmentSession:
 
     def _end_abandoned(self, call: EnvironmentCall, outcome: Outcome) -> None:
         succeeded, value = outcome
-        if succeeded and isinstance(value, Pending | CoroutineType):
+        if succeeded and isinstance(value, _AWAITED):
             value.close()
         elif succeeded:
             call.discard(value)
