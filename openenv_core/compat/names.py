@@ -176,6 +176,9 @@ MODULES: Final[Mapping[str, Module]] = {
         ),
         default_reason=_PROVIDERS,
     ),
+    "openenv.core.containers.runtime.daytona_provider": Module(
+        _names_in("openenv_core.compat.daytona", "DaytonaProvider"), replacement="openenv_core.compat.daytona"
+    ),
     "openenv.core.rubrics": Module(
         includes=_submodules("openenv.core.rubrics", "base containers trajectory llm_judge"), package=True
     ),
@@ -226,8 +229,11 @@ MODULES: Final[Mapping[str, Module]] = {
         default_reason="capture of agents' calls",
     ),
     "openenv.core.evals": Module(
-        default_reason="harnesses of other evaluations; `ropewalk eval` is ours", package=True
+        includes=_submodules("openenv.core.evals", "base types inspect_harness"), package=True
     ),
+    "openenv.core.evals.base": Module(_names_in("openenv_core.compat.evals", "EvalHarness")),
+    "openenv.core.evals.types": Module(_names_in("openenv_core.compat.evals", "EvalConfig EvalResult")),
+    "openenv.core.evals.inspect_harness": Module(_names_in("openenv_core.compat.evals", "InspectAIHarness")),
     "openenv.auto": Module(
         includes=("openenv.auto.auto_action", "openenv.auto.auto_env"),
         default_reason="the released package's own ways of finding environments; openenv_core.make takes a name",

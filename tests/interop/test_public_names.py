@@ -39,6 +39,10 @@ LACKING = {
 """Members that ours do not have."""
 
 OTHERWISE = {
+    (
+        "openenv.core.containers.runtime.daytona_provider:DaytonaProvider",
+        "__init__",
+    ),  # image and env_vars: at the start
     ("openenv.core.env_server.interfaces:Environment", "step"),  # timeout_s is the server's
     ("openenv.core.harness:HarnessRolloutResult", "__init__"),  # events: no trainer reads them
     ("openenv.core.env_server.web_interface:WebInterfaceManager", "__init__"),  # made by the server only
