@@ -230,7 +230,7 @@ class RequestCall(EnvironmentCall):
         """Send the reply."""
 
     @abstractmethod
-    def refuse(self, error: Exception, /) -> None:
+    def refuse(self, error: BaseException, /) -> None:
         """Answer with a refusal, or with what the environment raised."""
 
 

@@ -120,7 +120,9 @@ def test_bad_image_is_reported(bad: str) -> None:
     done = ropewalk("validate", bad, *arguments)
     assert done.returncode == 1, done.stderr
     results = {one["check"]: one for one in json.loads(done.stdout)["results"]}
-    (failed,) = (one for one in results.values() if one["status"] in ("failed", "crashed"))  # once for all checks
+    (failed,) = (
+        one for one in results.values() if one["status"] in ("failed", "crashed")
+    )  # once for all checks
     assert "a server that starts" in failed["message"]
     assert failed["change"]
     assert not containers(bad)

@@ -273,7 +273,11 @@ def test_two_people_in_two_browsers_play_at_a_table(browser: Browser) -> None:
             steps(tab, 1)
         shown = [text(tab, ".lead") for tab in (first, second)]
         assert [part in shown[0] for part in ("You are the first", "The other player holds")] == [True, True]
-        assert text(first, "#total").lstrip("+-−") == text(second, "#total").lstrip("+-−") == "2"
+        assert (
+            text(first, "#total").lstrip("+-\N{MINUS SIGN}")
+            == text(second, "#total").lstrip("+-\N{MINUS SIGN}")
+            == "2"
+        )
         assert text(first, "#total") != text(second, "#total")
 
 
