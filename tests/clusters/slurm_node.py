@@ -1,4 +1,7 @@
-"""A Slurm of one node, of a test's own: Debian's daemons, unpacked and run from folders, with nothing installed."""
+"""A Slurm of a test's own: Debian's daemons, unpacked and run from folders, with nothing installed.
+
+It has one node, or one in each of several network namespaces.
+"""
 
 import contextlib
 import os
@@ -8,12 +11,14 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 from free_ports import free_ports
 from missing import missing
 from module_run import end, finished
+from namespaces import CONTROLLER_ADDRESS, NamespaceHost, inside
 
 PACKAGES = (
     "libhwloc15",
@@ -26,13 +31,14 @@ PACKAGES = (
     "slurmd",
 )
 CACHE = Path("/var/tmp/ropewalk-slurm")
+NAMESPACE_FILES = Path("/etc/netns")
 START_S = 60
 DOWNLOAD_S = 300
 
-# One machine is the whole cluster; who uses it is who runs the test.
+# Who uses it is who runs the test.
 CONFIG = """
 ClusterName=test
-SlurmctldHost=localhost
+SlurmctldHost={controller}
 SlurmctldPort={ctld}
 SlurmdPort={slurmd}
 SlurmUser={user}
@@ -42,11 +48,12 @@ AuthInfo=socket={home}/munge.socket
 CredType=cred/munge
 PluginDir={plugins}
 StateSaveLocation={home}/state
-SlurmdSpoolDir={home}/spool
+SlurmdSpoolDir={home}/spool-%n
 SlurmctldPidFile={home}/slurmctld.pid
-SlurmdPidFile={home}/slurmd.pid
+SlurmdPidFile={home}/slurmd-%n.pid
 SlurmctldLogFile={home}/slurmctld.log
-SlurmdLogFile={home}/slurmd.log
+SlurmdLogFile={home}/slurmd-%n.log
+SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
@@ -56,7 +63,7 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 KillWait=60
-NodeName=localhost CPUs={cpus} State=UNKNOWN
+{nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -90,9 +97,22 @@ def _apt(folder: str, *words: str) -> "subprocess.CompletedProcess[str]":
 
 
 class SlurmNode:
-    """munged, slurmctld and slurmd, with keys, ports and spools of their own."""
+    """munged, slurmctld and slurmd, with keys, ports and spools of their own.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: The folder of `require_slurm`.
+        hosts: The namespaces of the nodes `node1` and so on, each with two CPUs, real or not; none for this machine as
+            the only node.
+        controller: The namespace of slurmctld, in which commands run.
+    """
+
+    def __init__(
+        self, root: Path, hosts: Sequence[NamespaceHost] = (), controller: str | None = None
+    ) -> None:
+        self._inside = {f"node{number}": inside(host.namespace) for number, host in enumerate(hosts, 1)}
+        self._addresses = {f"node{number}": host.address for number, host in enumerate(hosts, 1)}
+        self._controller = [] if controller is None else inside(controller)
+        self._namespaces = [host.namespace for host in hosts] + ([] if controller is None else [controller])
         self.home = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._root = root
         (library,) = root.glob("usr/lib/*/slurm-wlm")
@@ -107,6 +127,7 @@ class SlurmNode:
 
     def __enter__(self) -> "SlurmNode":
         try:
+            self._write_hosts()
             self._start()
         except BaseException:
             self.__exit__()
@@ -122,10 +143,12 @@ class SlurmNode:
         for daemon in reversed(self._daemons):
             end(daemon)
         shutil.rmtree(self.home, ignore_errors=True)
+        for namespace in self._namespaces:
+            shutil.rmtree(NAMESPACE_FILES / namespace, ignore_errors=True)
 
     def run(self, *words: str, timeout_s: float = 30, check: bool = True) -> str:
         """What one of Slurm's commands prints."""
-        done = finished(*words, env=self.environment, timeout_s=timeout_s)
+        done = finished(*self._controller, *words, env=self.environment, timeout_s=timeout_s)
         if check:
             assert done.returncode == 0, (words, done.stdout, done.stderr, self.logs())
         return done.stdout
@@ -172,7 +195,8 @@ class SlurmNode:
 
     def _start(self) -> None:
         home, ports = self.home, free_ports(2)
-        for name in ("state", "spool"):
+        nodes = [f"NodeName={name} NodeAddr={self._addresses[name]} CPUs=2" for name in self._inside]
+        for name in ("state", *(f"spool-{node}" for node in self._inside or ("localhost",))):
             (home / name).mkdir()
         (home / "munge.key").write_bytes(secrets.token_bytes(1024))
         (home / "munge.key").chmod(0o400)
@@ -182,7 +206,8 @@ class SlurmNode:
                 home=home,
                 plugins=self._plugins,
                 user=user,
-                cpus=os.cpu_count(),
+                controller=f"head({CONTROLLER_ADDRESS})" if nodes else "localhost",
+                nodes="\n".join(nodes or [f"NodeName=localhost CPUs={os.cpu_count()} State=UNKNOWN"]),
                 ctld=ports[0],
                 slurmd=ports[1],
             )
@@ -190,16 +215,26 @@ class SlurmNode:
         files = ("key-file", "socket", "pid-file", "log-file", "seed-file")
         places = [f"--{option}={home}/munge.{option.removesuffix('-file')}" for option in files]
         self._daemon("munged", "--foreground", "--force", *places)
-        self._daemon("slurmctld-wlm", "-D", "-i", "-f", f"{home}/slurm.conf")
+        self._daemon("slurmctld-wlm", "-D", "-i", "-f", f"{home}/slurm.conf", prefix=self._controller)
         step = f"{self._root}/usr/sbin/slurmstepd-wlm"
-        self._daemon("slurmd-wlm", "-D", "-N", "localhost", "-f", f"{home}/slurm.conf", "-d", step)
+        for node, prefix in (self._inside or {"localhost": []}).items():
+            words = ("-D", "-N", node, "-f", f"{home}/slurm.conf", "-d", step)
+            self._daemon("slurmd-wlm", *words, prefix=prefix)
         self.wait_idle(timeout_s=START_S)
 
-    def _daemon(self, name: str, *words: str) -> None:
-        with (self.home / f"{name}.out.log").open("wb") as log:
+    def _write_hosts(self) -> None:
+        """Give the nodes names: `ip netns exec` puts these files in place of those in /etc."""
+        lines = ["127.0.0.1 localhost", f"{CONTROLLER_ADDRESS} head"]
+        lines += [f"{address} {name}" for name, address in self._addresses.items()]
+        for namespace in self._namespaces:
+            (NAMESPACE_FILES / namespace).mkdir(parents=True)
+            (NAMESPACE_FILES / namespace / "hosts").write_text("\n".join([*lines, ""]))
+
+    def _daemon(self, name: str, *words: str, prefix: Sequence[str] = ()) -> None:
+        with (self.home / f"{name}-{len(self._daemons)}.out.log").open("wb") as log:
             self._daemons.append(
                 subprocess.Popen(
-                    [f"{self._root}/usr/sbin/{name}", *words],
+                    [*prefix, f"{self._root}/usr/sbin/{name}", *words],
                     env=self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
