@@ -8,6 +8,7 @@ import os
 import pwd
 import secrets
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -18,7 +19,7 @@ import psutil
 from free_ports import free_ports
 from missing import missing
 from module_run import end, finished
-from namespaces import CONTROLLER_ADDRESS, NamespaceHost, inside
+from namespaces import CONTROLLER_ADDRESS, NamespaceHost
 
 PACKAGES = (
     "libhwloc15",
@@ -31,7 +32,6 @@ PACKAGES = (
     "slurmd",
 )
 CACHE = Path("/var/tmp/ropewalk-slurm")
-NAMESPACE_FILES = Path("/etc/netns")
 START_S = 60
 DOWNLOAD_S = 300
 
@@ -109,12 +109,10 @@ class SlurmNode:
     def __init__(
         self, root: Path, hosts: Sequence[NamespaceHost] = (), controller: str | None = None
     ) -> None:
-        self._inside = {f"node{number}": inside(host.namespace) for number, host in enumerate(hosts, 1)}
-        self._addresses = {f"node{number}": host.address for number, host in enumerate(hosts, 1)}
-        self._controller = [] if controller is None else inside(controller)
-        self._namespaces = [host.namespace for host in hosts] + ([] if controller is None else [controller])
+        self._hosts = {f"node{number}": host for number, host in enumerate(hosts, 1)}
         self.home = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._root = root
+        self._controller = [] if controller is None else self._inside(controller)
         (library,) = root.glob("usr/lib/*/slurm-wlm")
         self._plugins = library
         self.environment = {
@@ -127,7 +125,6 @@ class SlurmNode:
 
     def __enter__(self) -> "SlurmNode":
         try:
-            self._write_hosts()
             self._start()
         except BaseException:
             self.__exit__()
@@ -143,8 +140,6 @@ class SlurmNode:
         for daemon in reversed(self._daemons):
             end(daemon)
         shutil.rmtree(self.home, ignore_errors=True)
-        for namespace in self._namespaces:
-            shutil.rmtree(NAMESPACE_FILES / namespace, ignore_errors=True)
 
     def run(self, *words: str, timeout_s: float = 30, check: bool = True) -> str:
         """What one of Slurm's commands prints."""
@@ -195,9 +190,11 @@ class SlurmNode:
 
     def _start(self) -> None:
         home, ports = self.home, free_ports(2)
-        nodes = [f"NodeName={name} NodeAddr={self._addresses[name]} CPUs=2" for name in self._inside]
-        for name in ("state", *(f"spool-{node}" for node in self._inside or ("localhost",))):
+        nodes = [f"NodeName={name} NodeAddr={host.address} CPUs=2" for name, host in self._hosts.items()]
+        for name in ("state", *(f"spool-{node}" for node in self._hosts or ("localhost",))):
             (home / name).mkdir()
+        names = ["127.0.0.1 localhost", *(f"{host.address} {name}" for name, host in self._hosts.items())]
+        (home / "hosts").write_text("\n".join([*names, ""]))
         (home / "munge.key").write_bytes(secrets.token_bytes(1024))
         (home / "munge.key").chmod(0o400)
         user = pwd.getpwuid(os.geteuid()).pw_name
@@ -206,7 +203,7 @@ class SlurmNode:
                 home=home,
                 plugins=self._plugins,
                 user=user,
-                controller=f"head({CONTROLLER_ADDRESS})" if nodes else "localhost",
+                controller=f"{socket.gethostname()}({CONTROLLER_ADDRESS})" if nodes else "localhost",
                 nodes="\n".join(nodes or [f"NodeName=localhost CPUs={os.cpu_count()} State=UNKNOWN"]),
                 ctld=ports[0],
                 slurmd=ports[1],
@@ -217,18 +214,20 @@ class SlurmNode:
         self._daemon("munged", "--foreground", "--force", *places)
         self._daemon("slurmctld-wlm", "-D", "-i", "-f", f"{home}/slurm.conf", prefix=self._controller)
         step = f"{self._root}/usr/sbin/slurmstepd-wlm"
-        for node, prefix in (self._inside or {"localhost": []}).items():
+        for node in self._hosts or ("localhost",):
             words = ("-D", "-N", node, "-f", f"{home}/slurm.conf", "-d", step)
+            prefix = self._inside(self._hosts[node].namespace) if self._hosts else ()
             self._daemon("slurmd-wlm", *words, prefix=prefix)
         self.wait_idle(timeout_s=START_S)
 
-    def _write_hosts(self) -> None:
-        """Give the nodes names: `ip netns exec` puts these files in place of those in /etc."""
-        lines = ["127.0.0.1 localhost", f"{CONTROLLER_ADDRESS} head"]
-        lines += [f"{address} {name}" for name, address in self._addresses.items()]
-        for namespace in self._namespaces:
-            (NAMESPACE_FILES / namespace).mkdir(parents=True)
-            (NAMESPACE_FILES / namespace / "hosts").write_text("\n".join([*lines, ""]))
+    def _inside(self, namespace: str) -> list[str]:
+        """Return the words before a command in a namespace, where the nodes have names.
+
+        Not `ip netns exec`: that replaces /sys, whose control groups slurmd needs.
+        """
+        enter = 'mount --bind "$0" /etc/hosts && namespace=$1 && shift && exec nsenter --net="$namespace" "$@"'
+        words = ["unshare", "--mount", "--propagation=private", "sh", "-c", enter]
+        return [*words, f"{self.home}/hosts", f"/run/netns/{namespace}"]
 
     def _daemon(self, name: str, *words: str, prefix: Sequence[str] = ()) -> None:
         with (self.home / f"{name}-{len(self._daemons)}.out.log").open("wb") as log:
