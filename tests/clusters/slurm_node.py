@@ -225,7 +225,9 @@ class SlurmNode:
 
         Not `ip netns exec`: that replaces /sys, whose control groups slurmd needs.
         """
-        enter = 'mount --bind "$0" /etc/hosts && namespace=$1 && shift && exec nsenter --net="$namespace" "$@"'
+        enter = (
+            'mount --bind "$0" /etc/hosts && namespace=$1 && shift && exec nsenter --net="$namespace" "$@"'
+        )
         words = ["unshare", "--mount", "--propagation=private", "sh", "-c", enter]
         return [*words, f"{self.home}/hosts", f"/run/netns/{namespace}"]
 
