@@ -14,7 +14,7 @@ from module_run import finished
 from namespaces import inside, namespaces, needs_namespaces
 from slurm_node import SlurmNode, require_slurm
 
-pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.heavy, pytest.mark.soak, pytest.mark.timeout(2400)]
 
 ROOT = Path(__file__).parents[2]
 ITERATIONS = 20
@@ -26,7 +26,7 @@ TOY = (
     "evaluation.episodes=64",
     "trainer.checkpoint_interval=1",
 )
-START_S = 300
+START_S = 900
 SCRIPTS = ROOT / "examples/grpo_blackjack/slurm"
 NODES = 4
 TASKS = 4
@@ -62,9 +62,9 @@ def test_a_job_trains_and_goes_on_where_its_time_was_over(tmp_path: Path) -> Non
             assert time.monotonic() < deadline, log_tail
             time.sleep(0.2)
         slurm.run("scancel", "--batch", "--signal=USR1", job)
-        slurm.wait(job, "PENDING", timeout_s=120)
+        slurm.wait(job, "PENDING", timeout_s=300)
         # Slurm itself would wait for two minutes: the end of what is requeued is not to be taken for the next one's.
-        slurm.wait_idle(timeout_s=120)
+        slurm.wait_idle(timeout_s=300)
         before = iterations(tmp_path)
         slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
         ended = slurm.wait(job, "COMPLETED", "FAILED", timeout_s=START_S)
@@ -123,7 +123,7 @@ def test_tasks_of_an_array_join_a_job_and_join_again_when_half_of_them_are_reque
             slurm.run("scontrol", "requeue", f"{array}_{task}")
         go_on()
         for task in REQUEUED:
-            slurm.wait(f"{array}_{task}", "PENDING", timeout_s=120)
+            slurm.wait(f"{array}_{task}", "PENDING", timeout_s=300)
             slurm.run("scontrol", "update", f"JobId={array}_{task}", "StartTime=now")
         wait(lambda: events("joined") == TASKS + len(REQUEUED))
         go_on()
@@ -131,10 +131,10 @@ def test_tasks_of_an_array_join_a_job_and_join_again_when_half_of_them_are_reque
         assert slurm.wait(job, "COMPLETED", "FAILED", timeout_s=START_S) == "FAILED"  # with status 130
         for task in range(1, TASKS + 1):
             log = tmp_path / f"join-{task}.log"
-            state = slurm.wait(f"{array}_{task}", "COMPLETED", "FAILED", timeout_s=120)
+            state = slurm.wait(f"{array}_{task}", "COMPLETED", "FAILED", timeout_s=300)
             assert state == "COMPLETED", log.read_text()
             assert log.read_text().count("joining the run") == 1 + (task in REQUEUED)
-        slurm.wait_idle(timeout_s=120)
+        slurm.wait_idle(timeout_s=300)
     numbers = iterations(tmp_path)
     assert numbers == list(range(1, len(numbers) + 1))
     groups = [json.loads(line) for line in (tmp_path / "runs/toy/groups.jsonl").read_text().splitlines()]
