@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 from e2e.conftest import CONFIG, ROOT, Watched, rows
-from namespaces import CONTROLLER_ADDRESS, NamespaceHost, inside, namespaces, needs_namespaces
+from namespaces import CONTROLLER_ADDRESS, NamespaceHost, inside, namespaces
 from serve_process import eventually
 
-pytestmark = [pytest.mark.soak, pytest.mark.heavy, pytest.mark.timeout(3000), needs_namespaces]
+pytestmark = [pytest.mark.soak, pytest.mark.heavy, pytest.mark.timeout(3000)]
 
 SEEDS = (1, 2, 3, 4, 5)
 ITERATIONS = 30
