@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from envs.negotiation_env import NegotiationAction, NegotiationEnv, NegotiationObservation
+from envs.negotiation_env.division import worth
 from envs.negotiation_env.models import ITEMS
 from rl_bridge.rollout import Task
 from rl_bridge.rollout.policy import ChatPolicy
@@ -11,40 +12,38 @@ from rl_bridge.rollout.task import Session
 from rl_bridge.tokens.chat import ChatMessage
 from rl_bridge.types import Completion, Ending
 
-SYSTEM: Final = "Take some, or accept."
+LETTERS: Final = dict(zip("ABC", ITEMS, strict=True))
+"""What a player says to take all items of a kind."""
+ACCEPT: Final = "yes"
+SYSTEM: Final = "A, B, C or yes?"
 EXAMPLES: Final = (
-    ("2 books 1 hats 3 balls", "2 0 1"),
-    ("1 books 3 hats 2 balls; offered 0 books 2 hats 2 balls", "accept"),
-    ("3 books 2 hats 1 balls", "0 2 1"),
-    ("4 books 1 hats 1 balls; offered 3 books 0 hats 1 balls", "accept"),
+    ("A 2 B 2 C 6", "C"),
+    ("A 1 B 6 C 3 offer 8", ACCEPT),
+    ("A 7 B 3 C 0", "A"),
+    ("A 2 B 8 C 0", "B"),
 )
-"""What a player reads, and what it may say: without them a small model answers in sentences."""
-ACCEPT: Final = "accept"
+"""What a player reads, and what it may say, each one token: without them a small model answers in sentences."""
 
 
 def describe(observation: NegotiationObservation) -> str:
-    """Return what there is, and what the player is offered."""
-    text = " ".join(f"{observation.items[item]} {item}" for item in ITEMS)
-    if observation.offer is None:
-        return text
-    return f"{text}; offered {' '.join(f'{observation.offer[item]} {item}' for item in ITEMS)}"
+    """Return what all items of each kind are worth to the player, of 10, and what it is offered, if anything."""
+    items, values = observation.items, observation.values
+    text = " ".join(f"{letter} {items[item] * values[item]}" for letter, item in LETTERS.items())
+    return text if observation.offer is None else f"{text} offer {worth(observation.offer, values)}"
 
 
 def read_message(text: str, observation: NegotiationObservation) -> NegotiationAction | None:
-    """Return the action of a message: `accept`, or three numbers to take; None if it is not legal here."""
-    words = text.strip().removesuffix(".").lower().split()
-    if words == [ACCEPT]:
-        return None if observation.offer is None else NegotiationAction(message=ACCEPT, accept=True)
-    if len(words) != len(ITEMS) or not all(word.isdecimal() and len(word) == 1 for word in words):
+    """Return the action of a message, to take all of one kind or to accept; None if it is not legal here."""
+    word = text.strip()
+    if word == ACCEPT:
+        return None if observation.offer is None else NegotiationAction(message="I accept.", accept=True)
+    if (item := LETTERS.get(word)) is None:
         return None
-    take = dict(zip(ITEMS, map(int, words), strict=True))
-    if any(count > observation.items[item] for item, count in take.items()):
-        return None
-    return NegotiationAction(message=" ".join(words), take=take)
+    return NegotiationAction(message=f"I take the {item}.", take={item: observation.items[item]})
 
 
 class NegotiationTask(Task):
-    """A task whose messages are `accept` or what the player takes. A chat shows the newest observation alone."""
+    """A task whose messages are what the player takes, or `yes`. A chat shows the newest observation alone."""
 
     client_type = NegotiationEnv
 
