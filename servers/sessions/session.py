@@ -22,7 +22,7 @@ from types import CoroutineType, MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
 
 from openenv_core import Action, Environment, Observation, unscored_reason
-from openenv_core.outcomes import SCORES, UNSCORED
+from openenv_core.outcomes import SCORES, UNSCORED, is_plain
 from openenv_core.pending import Pending
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.frames import ReadState, Reset
@@ -649,7 +649,7 @@ class EnvironmentSession:
         wait: Callable[[Any], Awaitable[Any]] | None = None,
     ) -> Any:
         """Go on with what a method has returned that is no observation; an awaitable is awaited first."""
-        if not inspect.isawaitable(result):
+        if not isinstance(result, asyncio.Future) and not inspect.isawaitable(result):
             return then(result)
         spent_s, awaited_at = self.spent_s, perf_counter()
 
@@ -675,6 +675,8 @@ class EnvironmentSession:
         to a wrong number.
         """
         if self.unscored is None:
+            if is_plain(observation):
+                return observation
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:
             return observation
