@@ -34,7 +34,6 @@ SETTLED_AT_ONCE = {
     "env.task",
     "trainer.num_gpus",
     "trainer.share_prefixes",
-    "trainer.tensor_parallel",
 }
 
 
