@@ -20,6 +20,16 @@ from openenv_core.errors import (
     ConnectionLostError,
     ProtocolError,
 )
+from openenv_core.protocol.frames import (
+    HttpRequest,
+    detail_text,
+    encode_error,
+    encode_request,
+    error_frame,
+    http_request,
+    is_from_server,
+    reply_frame,
+)
 from openenv_core.protocol.http import (
     DETERMINISTIC,
     DETERMINISTIC_HEADER,
@@ -27,8 +37,6 @@ from openenv_core.protocol.http import (
     redact_url,
     retry_after,
 )
-from openenv_core.protocol.replies import detail_text, encode_error, error_frame, is_from_server, reply_frame
-from openenv_core.protocol.requests import HttpRequest, encode_request, http_request
 from openenv_core.proxies import proxy_for, tls_context
 from openenv_core.tracing import current_traceparent
 

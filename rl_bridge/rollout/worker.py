@@ -217,7 +217,17 @@ class Player(ABC, Generic[StartT]):
         return NoTrajectory(absence=Absence.DROPPED, reason=failure, ending=ending)
 
 
-class RolloutWorker(Player[EpisodeSettings]):
+class EpisodePlayer(Player[EpisodeSettings]):
+    """A player whose episodes have nothing in common but how they are played; each begins with a reset of its own."""
+
+    async def begin(
+        self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack
+    ) -> EpisodeSettings:
+        """See `Player.begin`."""
+        return active.assignment.settings
+
+
+class RolloutWorker(EpisodePlayer):
     """Plays assignments, each episode in a leased session of its own.
 
     If a session fails or reports an infrastructure failure, it is replaced by a fresh one and its episode is retried
@@ -247,12 +257,6 @@ class RolloutWorker(Player[EpisodeSettings]):
         self._sessions = sessions
         self._task = task
         self._judge = judge
-
-    async def begin(
-        self, active: ActiveAssignment, policy: ChatPolicy, stack: AsyncExitStack
-    ) -> EpisodeSettings:
-        """Return how the episodes are played; each begins with a reset of its own."""
-        return active.assignment.settings
 
     async def attempt(
         self, indices: Sequence[int], active: ActiveAssignment, policy: ChatPolicy, settings: EpisodeSettings

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import Receive
 
 from openenv_core.errors import EnvironmentFailureError
-from openenv_core.protocol import replies
+from openenv_core.protocol import frames
 from openenv_core.protocol.errors import (
     CAPACITY_REACHED,
     EXECUTION_ERROR,
@@ -28,9 +28,7 @@ from openenv_core.protocol.errors import (
     RefusalError,
     text_of,
 )
-from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
-from openenv_core.protocol.jsonio import dumps
-from openenv_core.protocol.requests import (
+from openenv_core.protocol.frames import (
     READ_STATE,
     RequestDecoder,
     Reset,
@@ -39,6 +37,8 @@ from openenv_core.protocol.requests import (
     read_json,
     validate,
 )
+from openenv_core.protocol.http import SESSION_COOKIE, SESSION_HEADER, SESSION_ID
+from openenv_core.protocol.jsonio import dumps
 from openenv_core.tracebacks import authors_part
 from servers.execution import FATAL, cancel_task
 from servers.metrics import ServerMetrics
@@ -311,7 +311,7 @@ class HttpRoutes:
         return await answer_request(  # type: ignore[no-any-return]
             session,
             decoded,
-            replies.encode_model if decoded is READ_STATE else replies.encode_http_result,
+            frames.encode_model if decoded is READ_STATE else frames.encode_http_result,
             received_at=perf_counter() if session.metrics.enabled else 0.0,
             options=options,
             traceparent=request.headers.get("traceparent"),

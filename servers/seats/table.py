@@ -26,6 +26,9 @@ OTHERS: Final = "others"
 
 _NOT_SENT: Final = {"done", "reward", "metadata"}
 
+_MAX_MOVES: Final = 100
+"""Moves of the server's policies in one call on the event loop; the loop serves others before the next ones."""
+
 
 class Player:
     """A session at a table, with one seat or several.
@@ -91,12 +94,15 @@ class GameTable:
         self.seed: int | None = None
         self.timer: asyncio.TimerHandle | None = None
         self._game_type = game_type
+        self._has_check = game_type.check is not MultiAgentEnvironment.check
         self._shared = game is None
         self._game: Any = game
         self.policies = dict(policies)
         self._rng = Random(0)
         self._player_of: dict[str, Player] = {}
         self._turn: list[str] = []  # without those that have ended
+        self._expected = 0  # actions of players that the game waits for
+        self._continuing: asyncio.Handle | None = None  # the policies' next moves
         self._changed = False  # since players were woken
         self._latest: dict[str, Observation] = {}
         self._actions: dict[str, Any] = {}
@@ -141,26 +147,30 @@ class GameTable:
         if self._game_type.BLOCKING:
             return self._act_in_thread(player, action)
         self._check(player, action)
-        return self._accept(player, action)  # type: ignore[no-any-return]
+        self._actions[self._accept(player)] = action
+        if len(self._actions) < self._expected and not self.over:
+            return self._reply_or_wait(player)  # type: ignore[no-any-return]
+        return self._run(self._advance, player)  # type: ignore[no-any-return]
 
     async def _act_in_thread(self, player: Player, action: Any) -> Observation:
         await asyncio.shield(self._start_in_thread(partial(self._check, player, action)))
-        reply: Observation = await self._accept(player, action)
+        reply: Observation = await self._run(partial(self._take_action, self._accept(player), action), player)
         return reply
 
     def _check(self, player: Player, action: Any) -> None:
         """Raise what the game raises of the action."""
-        if not self.over:  # it may have ended while the player thought
+        if self._has_check and not self.over:  # it may have ended while the player thought
             self._game.check(player.acting_seat, action)
 
-    def _accept(self, player: Player, action: Any) -> Any:
+    def _accept(self, player: Player) -> str:
+        """Stop the time of a player that acts; return the seat that it acts for."""
         seat = player.acting_seat
         assert seat is not None
         if player.watchdog is not None:
             player.watchdog.stop()
         player.acting_seat = None
         player.steps += 1
-        return self._run(partial(self._take_action, seat, action), player)
+        return seat
 
     def _run(self, work: Callable[[], None], player: Player | None = None) -> Any:
         """Call the game, and wake players for whom there is something; return what `player` is shown, or will be."""
@@ -234,7 +244,9 @@ class GameTable:
         self._advance()
 
     def _advance(self) -> None:
-        while not self.over and self.players:
+        """Play until a player has to act, or all that sit here have ended."""
+        moves = 0
+        while not self.over and not self._have_all_ended():
             if self._vacant:
                 self._replace(self._vacant.pop())
                 continue
@@ -242,15 +254,38 @@ class GameTable:
                 raise EnvironmentFailureError(
                     f"it is nobody's turn in {self._game_type.__name__}; see its `turn`"
                 )
-            if len(self._actions) < len(self._turn):
-                for seat in self._turn:
-                    if seat not in self._actions:
-                        if (policy := self.policies.get(seat)) is None:
-                            return
-                        self._actions[seat] = policy(self._latest[seat], self._rng)
+            if len(self._actions) < self._expected:
+                return
+            if not self._expected:
+                moves += 1
+                if moves > _MAX_MOVES and not self._game_type.BLOCKING:
+                    self._continue_later()
+                    return
+            for seat in self._turn:
+                if seat not in self._actions:
+                    self._actions[seat] = self.policies[seat](self._latest[seat], self._rng)
             actions, self._actions = self._actions, {}
             self._take(self._game.step(actions))
         self.over = True
+
+    def _have_all_ended(self) -> bool:
+        """Whether no player is left that can be shown anything."""
+        ended = self._ended
+        return not self.players or bool(ended and all(ended.issuperset(each.seats) for each in self.players))
+
+    def _continue_later(self) -> None:
+        """Have the policies play on once the event loop has served others."""
+        if self._continuing is None:
+            self._continuing = asyncio.get_running_loop().call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self._continuing = None
+        try:
+            self._run(self._advance)
+        except Exception as error:  # of a game for one session, which waits
+            for player in self.players:
+                if player.waiter is not None and not player.waiter.done():
+                    player.waiter.set_exception(error)
 
     def _take(self, observations: Mapping[str, Observation]) -> None:
         """Keep what each seat sees."""
@@ -263,6 +298,10 @@ class GameTable:
         turn = self._game.turn
         # At the end, the seat that would act next is shown first.
         self._turn = list(turn) if self.over else [seat for seat in turn if seat not in self._ended]
+        self._count_expected()
+
+    def _count_expected(self) -> None:
+        self._expected = len({seat for seat in self._turn if seat not in self.policies})
 
     def _show(self, seat: str, observation: Observation) -> None:
         self._latest[seat] = observation
@@ -272,8 +311,8 @@ class GameTable:
         self._changed = True
         if (player := self._player_of.get(seat)) is not None:
             player.fresh[seat] = None
-            if observation.reward is not None:
-                player.rewards[seat] = player.rewards.get(seat, 0) + observation.reward
+            if (reward := observation.reward) is not None:
+                player.rewards[seat] = player.rewards.get(seat, 0) + reward
 
     # Replies
 
@@ -290,16 +329,17 @@ class GameTable:
         elif player.watchdog is not None:
             player.watchdog.start()
         observation = self._latest[seat]
-        rewards, player.rewards = player.rewards, {}
-        fresh, player.fresh = player.fresh, {}
-        reward = rewards.get(seat)
         if len(player.seats) == 1:
+            reward = player.rewards.pop(seat, None)
             if reward == observation.reward:
                 return observation
             return observation.model_copy(update={"reward": reward})
+        rewards, player.rewards = player.rewards, {}
+        fresh, player.fresh = player.fresh, {}
         others = {each: self._describe(each, rewards.get(each)) for each in fresh if each != seat}
         metadata = {**observation.metadata, SEAT: seat, OTHERS: others}
-        return observation.model_copy(update={"reward": reward, "done": done, "metadata": metadata})
+        update = {"reward": rewards.get(seat), "done": done, "metadata": metadata}
+        return observation.model_copy(update=update)
 
     def _find_acting_seat(self, player: Player) -> str | None:
         if self.over:
@@ -365,6 +405,7 @@ class GameTable:
         declared = self._game_type.ABSENT
         if (policy := self._game_type.POLICIES.get(declared)) is not None:
             self.policies[seat] = policy
+            self._count_expected()
         elif declared == FORFEIT:
             self._take(self._game.forfeit(seat))
             self.over = True
