@@ -18,7 +18,6 @@ from rl_bridge.config.monarch import (
 from rl_bridge.config.sections import (
     Count,
     GeneratorConfig,
-    MetricsConfig,
     ParallelConfig,
     Positive,
     RecordsConfig,
@@ -84,8 +83,6 @@ class ModelConfig(Section):
     """Whether chat templates with `enable_thinking` (such as Qwen3's) let the policy think before it answers."""
     tool_calls: Literal["auto", "hermes", "llama", "xml"] = "auto"
     """How the policy writes tool calls; auto detects it from the chat template."""
-    repair_tool_calls: bool = False
-    """Whether a call in almost valid JSON is repaired. Otherwise it ends its episode and is penalised."""
 
 
 class EnvConfig(Section):
@@ -135,8 +132,7 @@ class EnvConfig(Section):
     tasks: Count | None = None
     """The number of training tasks, each a seed, that groups come back to; None gives every group a seed of its own."""
     sampling: Sampling = "uniform"
-    """How groups choose among `tasks`: in passes over all of them, shuffled (uniform) or in order (sequential), or
-    preferring tasks whose recent groups had siblings below the best of their group (signal)."""
+    """How groups choose among `tasks`: in passes over all of them, shuffled (uniform) or in order (sequential)."""
     weight: Positive = 1.0
     """With several environments: the number of groups in this one for each group in one of weight 1."""
 
@@ -229,8 +225,8 @@ class DataConfig(Section):
     source: str
     """A file of JSON lines (`prompt`, optionally `target` and `id`), or the dotted path of an iterable."""
     sampling: Sampling = "uniform"
-    """How groups choose examples: in passes over all of them, shuffled (uniform) or in the source's order (sequential),
-    or preferring examples whose recent groups had siblings below the best of their group (signal)."""
+    """How groups choose examples: in passes over all of them, shuffled (uniform) or in the source's order
+    (sequential)."""
 
 
 class RolloutConfig(Section):
@@ -270,7 +266,7 @@ class RolloutConfig(Section):
     weight_update: Literal["drain", "continue", "keep_cache"] = "drain"
     """How generators take new weights: after finishing their requests (drain), or by continuing them under the new
     weights, with keys and values recomputed (continue) or those of the old weights (keep_cache). With `max_staleness`
-    above 0 the default is continue, unless adapters are sent (`model.lora.push`)."""
+    above 0 the default is continue; then answers finish with the adapters (`model.lora.push`) that they began with."""
     min_group_size: Annotated[int, Field(ge=2)] = 2
     """The least siblings with which a group is trained if others were lost or late. With fewer it is dropped."""
     straggler_timeout_s: Seconds | None = None
@@ -452,14 +448,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fill_weight_update(self) -> Self:
-        adapters = self.pushed_adapter is not None
-        if self.rollout.max_staleness and not adapters:
+        if self.rollout.max_staleness:
             self._set_derived(rollout=self.rollout.with_defaults(weight_update="continue"))
-        if adapters and (update := self.rollout.weight_update) != "drain":
+        if self.pushed_adapter is not None and self.rollout.weight_update == "keep_cache":
             raise ValueError(
-                f'expected rollout.weight_update "drain" with model.lora.push=adapter, got "{update}": vLLM finishes '
-                "an answer with the adapter that it was begun with; leave it out, or set model.lora.push=merged, which "
-                "in bfloat16 drops what is smaller than the last bit of a weight"
+                'expected rollout.weight_update of "drain" or "continue" with model.lora.push=adapter, got '
+                '"keep_cache": answers in progress keep their adapters, and each adapter has keys and values of its own'
             )
         return self
 
@@ -575,7 +569,7 @@ class Config(Section):
                 'expected rollout.weight_update of "drain" or "continue" with monarch.colocate, got "keep_cache": keys '
                 "and values are dropped for the trainer's turn"
             )
-        if rollout.max_staleness and rollout.weight_update == "drain" and self.pushed_adapter is None:
+        if rollout.max_staleness and rollout.weight_update == "drain":
             raise ValueError(
                 f"expected rollout.weight_update=continue with monarch.colocate and rollout.max_staleness of "
                 f"{rollout.max_staleness}, got drain: no episode is played while the trainer works, so a step would "

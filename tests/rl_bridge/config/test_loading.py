@@ -124,7 +124,6 @@ def test_every_fault_is_listed(file: Path) -> None:
         ),
         (["trainer.parallel.cp=2"], "a row stays on one rank"),
         (["trainer.parallel.pp=2"], "there are no pipelines"),
-        (["trainer.parallel.tp=2", "trainer.tensor_parallel=4"], "as trainer.parallel.tp says, 2, got 4"),
         (
             ["reward.function=[a.b, c.d]", "reward.weights=[1]"],
             "reward.weights with one a function, 2, got 1",
@@ -133,6 +132,15 @@ def test_every_fault_is_listed(file: Path) -> None:
 )
 def test_parts_that_do_not_fit_together_are_refused(file: Path, overrides: list[str], message: str) -> None:
     assert message in refusal(file, *overrides)
+
+
+def test_tensor_parallel_is_short_for_a_key_of_parallel(file: Path) -> None:
+    words = ["trainer.num_gpus=4", "trainer.parallel={tp: 4, hsdp: 1}"]
+    assert load_config(file, [*words, "trainer.tensor_parallel=2"]).trainer.parallel.tp == 2
+    data = {**yaml.safe_load(file.read_text()), "trainer": {"num_gpus": 2, "tensor_parallel": 2}}
+    file.write_text(yaml.safe_dump(data))
+    assert load_config(file).trainer.parallel.tp == 2
+    assert load_config(file, ["trainer.parallel.tp=1"]).trainer.parallel.tp == 1
 
 
 def test_roles_that_grow_start_with_the_least(file: Path) -> None:

@@ -36,7 +36,6 @@ SETTLED_AT_ONCE = {
     "env.trained_seats",
     "trainer.num_gpus",
     "trainer.share_prefixes",
-    "trainer.tensor_parallel",
 }
 
 
