@@ -288,7 +288,7 @@ class _AnsweredCall(RequestCall, ResultCall):
         if not self.result.done():  # or else the caller has gone
             self.result.set_result(reply)
 
-    def refuse(self, error: Exception, /) -> None:
+    def refuse(self, error: BaseException, /) -> None:
         """Set the error."""
         if not self.result.done():
             self.result.set_exception(error)

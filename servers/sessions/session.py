@@ -22,7 +22,7 @@ from types import CoroutineType, MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
 
 from openenv_core import Action, Environment, Observation, unscored_reason
-from openenv_core.outcomes import SCORES, UNSCORED
+from openenv_core.outcomes import SCORES, UNSCORED, is_plain
 from openenv_core.pending import Pending
 from openenv_core.protocol.errors import RefusalError
 from openenv_core.protocol.frames import ReadState, Reset
@@ -36,6 +36,8 @@ from servers.sessions.slots import SessionBusyError, UnknownSessionError
 from servers.threads import Outcome, ThreadCall, ThreadPool, containable, outcome_of
 
 logger = logging.getLogger("servers")
+
+_AWAITED: Final = (Pending, CoroutineType)
 
 MAX_WAITING: Final = 32
 """Calls that may wait for one session while another runs."""
@@ -242,7 +244,7 @@ class RequestCall(EnvironmentCall):
         """Send the reply."""
 
     @abstractmethod
-    def refuse(self, error: Exception, /) -> None:
+    def refuse(self, error: BaseException, /) -> None:
         """Answer with a refusal, or with what the environment raised."""
 
 
@@ -440,7 +442,7 @@ class EnvironmentSession:
         if call in self._abandoned:
             self._executor.abandoned -= 1
             self._end_abandoned(call, outcome)
-        elif succeeded and isinstance(value, Pending | CoroutineType):
+        elif succeeded and isinstance(value, _AWAITED):
             if isinstance(value, Pending) and isinstance(future := value.awaited, asyncio.Future):
                 call.task = future  # a task for it would take longer than many a step
                 future.add_done_callback(partial(self._end_future, call, value))
@@ -584,7 +586,7 @@ class EnvironmentSession:
 
     def _end_abandoned(self, call: EnvironmentCall, outcome: Outcome) -> None:
         succeeded, value = outcome
-        if succeeded and isinstance(value, Pending | CoroutineType):
+        if succeeded and isinstance(value, _AWAITED):
             value.close()
         elif succeeded:
             call.discard(value)
@@ -647,7 +649,7 @@ class EnvironmentSession:
         wait: Callable[[Any], Awaitable[Any]] | None = None,
     ) -> Any:
         """Go on with what a method has returned that is no observation; an awaitable is awaited first."""
-        if not inspect.isawaitable(result):
+        if not isinstance(result, asyncio.Future) and not inspect.isawaitable(result):
             return then(result)
         spent_s, awaited_at = self.spent_s, perf_counter()
 
@@ -673,6 +675,8 @@ class EnvironmentSession:
         to a wrong number.
         """
         if self.unscored is None:
+            if is_plain(observation):
+                return observation
             self.unscored = unscored_reason(observation)
         if (reason := self.unscored) is None:
             return observation
