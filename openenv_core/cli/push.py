@@ -97,7 +97,7 @@ def _image_of(target: str) -> str:
 def _push_space(arguments: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
-    from openenv_core.images.errors import PushError
+    from openenv_core.images.engine import PushError
     from openenv_core.images.one_file import staged_folder
     from openenv_core.images.space import check_name, stage, upload
     from openenv_core.targets import target_of

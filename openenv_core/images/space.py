@@ -10,7 +10,7 @@ from typing import Any, Final
 from openenv_core.errors import ConfigurationError, installed_with
 from openenv_core.images import base
 from openenv_core.images.build import BASE_ARG, PLACES, name_of, read_base, read_dockerfile, variant_for
-from openenv_core.images.errors import NotAllowedError, NotReachedError, PushError
+from openenv_core.images.engine import PushError
 from openenv_core.images.ignore_rules import secret_in, walk
 from openenv_core.manifest import MANIFEST, read_keys
 from openenv_core.targets import PORT
@@ -204,12 +204,6 @@ def _write_readme(folder: Path, destination: Path, port: int) -> None:
     path.write_text(f"---\n{header}---\n\n{text.lstrip()}", encoding="utf-8")
 
 
-_FORBIDDEN: Final = (401, 403)
-_LOGIN: Final = (
-    "log in with `hf auth login`, or set HF_TOKEN, with a token that may write to that owner's Spaces"
-)
-
-
 def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = None) -> str:
     """Create the Space if it does not exist, replace its files by a folder's, and return its URL.
 
@@ -221,13 +215,11 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
 
     Raises:
         ConfigurationError: The hub's library is not installed, or the hub does not allow the name.
-        NotAllowedError: There is no token, or it has no write access.
-        NotReachedError: The hub does not answer.
-        PushError: Any other failure of the upload.
+        PushError: There is no token, or it has no write access; or the hub does not answer.
     """
     with installed_with("author", "the hub's library"):
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     api = HfApi(endpoint=endpoint)
     try:
         space_url: Any = api.create_repo(
@@ -242,17 +234,11 @@ def upload(folder: Path, space: str, *, private: bool, endpoint: str | None = No
         )
     except HFValidationError as error:
         raise ConfigurationError(f"expected a name that the hub allows, got {space!r}: {error}") from error
-    except LocalTokenNotFoundError as error:
-        raise NotAllowedError(f"there is no token of the hub; {_LOGIN}") from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        text = f"expected the hub to take {space}, got {status}: {error.server_message or error}"
-        if status in _FORBIDDEN:
-            raise NotAllowedError(f"{text}; {_LOGIN}") from error
-        raise PushError(text) from error
-    except _connection_errors() as error:
-        raise NotReachedError(
-            f"expected the hub at {api.endpoint} to answer, got {type(error).__name__}: {error}; see the network"
+    except (HfHubHTTPError, *_connection_errors()) as error:  # a missing token is an OSError
+        reason = getattr(error, "server_message", None) or error
+        raise PushError(
+            f"expected the hub at {api.endpoint} to take {space}, got {type(error).__name__}: {reason}; log in with "
+            "`hf auth login`, or set HF_TOKEN, with a token that may write to that owner's Spaces"
         ) from error
     return str(space_url)
 
