@@ -41,17 +41,15 @@ def check_name(space: str) -> None:
         raise ConfigurationError(f"expected --space OWNER/NAME, got {space!r}")
 
 
-def stage(folder: Path, destination: Path, *, base_image: str | None = None) -> StagedSpace:
+def stage(folder: Path, destination: Path) -> StagedSpace:
     """Put the files of an environment's Space into an empty folder.
 
     The Dockerfile is at the root, and the README begins with the hub's metadata. The hub builds the image and does not
-    have our base: the Dockerfile builds that first, from files in the Space, unless `base_image` is an image that the
-    hub can pull.
+    have our base: the Dockerfile builds that first, from files in the Space. Another base is named in the Dockerfile.
 
     Args:
         folder: The environment's folder.
         destination: An empty folder.
-        base_image: A public image for ARG BASE_IMAGE.
 
     Raises:
         ConfigurationError: The folder is not an environment, or a file contains what looks like a secret.
@@ -70,17 +68,9 @@ def stage(folder: Path, destination: Path, *, base_image: str | None = None) -> 
         ) from error
     port = _port(folder)
     notes: list[str] = []
-    if base_image is not None:
-        if default is None:
-            raise ConfigurationError(
-                f"{folder / path} is not based on an ARG {BASE_ARG}, which --base-image gives a value"
-            )
-        text = with_default(text, BASE_ARG, base_image)
-    elif (variant := variant_for(default)) is not None:
+    if (variant := variant_for(default)) is not None:
         text = _with_base(text, variant, destination)
-        notes.append(
-            f"the Space builds the base itself, from {PARTS}/; --base-image names a public one instead"
-        )
+        notes.append(f"the Space builds the base itself, from {PARTS}/")
     (destination / path).unlink(missing_ok=True)
     text = (
         f"{text.rstrip()}\n\n# Clients send the Space's name in Host; its visitors see the page to play on.\n"
